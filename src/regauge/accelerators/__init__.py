@@ -1,0 +1,162 @@
+"""What a run may ask of a device, and how one is chosen.
+
+An accelerator states only its differences from `torch.accelerator`. No other room of the house
+says a device's name. Files here import torch inside of their methods: `available` must answer on
+a machine where nothing is installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from regauge import registry
+from regauge.config import Choice
+from regauge.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    import torch
+
+Precision = Literal["bf16", "fp32", "tf32", "fp16"]
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a run can use an accelerator here: the fittest is chosen, 0 is unusable."""
+
+    fitness: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One device's limits; what is not known is absent, never guessed."""
+
+    name: str
+    flops_per_second: Mapping[str, float] = field(default_factory=dict)
+    """Dense peak by precision."""
+    source: str = "unknown"
+    """Where the peak comes from."""
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """Where compiled graphs persist between runs."""
+
+    location: Path | str | None
+    """Folder or object store address; None where graphs are not kept."""
+    flags: tuple[str, ...] = ()
+    """Compiler flags that are part of a graph's key."""
+
+
+class Accelerator(Choice):
+    """A kind of device."""
+
+    @classmethod
+    def available(cls) -> Availability:
+        """Return how fit the device is here and why; never raises."""
+        raise NotImplementedError
+
+    def claim(self, local_rank: int, threads: int) -> torch.device:
+        """Take this process's device and its CPU threads, and return the device."""
+        raise NotImplementedError
+
+    def count(self) -> int:
+        """Return how many processes this machine can give a device each."""
+        return 1
+
+    def collectives(self) -> str:
+        """Return the name of torch.distributed's backend for this device."""
+        raise NotImplementedError
+
+    def precisions(self) -> tuple[Precision, ...]:
+        """Return what the device computes in, the fastest that trains safely first."""
+        raise NotImplementedError
+
+    def use(self, precision: Precision) -> None:
+        """Set what the process must know of a precision before the first operation."""
+
+    def end_microbatch(self) -> None:
+        """Mark the end of a microbatch's forward and backward; lazy devices cut the graph here."""
+
+    def end_step(self) -> None:
+        """Mark the end of an optimizer step; lazy devices cut the graph here."""
+
+    def wrap_loader(
+        self, batches: Iterable[dict[str, torch.Tensor]], device: torch.device
+    ) -> Iterable[dict[str, torch.Tensor]]:
+        """Yield host batches on the device; copies overlap with compute where they can."""
+        for batch in batches:
+            yield {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+
+    def graphs_compiled(self) -> int:
+        """Return how many graphs this process has compiled so far."""
+        from torch._dynamo.utils import counters
+
+        return int(counters["stats"]["unique_graphs"])
+
+    def obstacle_to_compiling(self) -> str | None:
+        """Return why torch.compile cannot work here, or None."""
+        return None
+
+    def compile_cache(self) -> CacheSettings:
+        """Return where compiled graphs persist."""
+        return CacheSettings(location=None)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the largest memory in use since the start, or None where it is not known."""
+        return None
+
+    def chip(self, precision: Precision) -> Chip:
+        """Return the device's name and its peak for a precision."""
+        raise NotImplementedError
+
+
+def survey() -> dict[str, Availability]:
+    """Return every accelerator's availability on this machine."""
+    kinds = registry.names("accelerators")
+    return {kind: registry.load("accelerators", kind).available() for kind in kinds}
+
+
+def choose() -> tuple[Accelerator, str]:
+    """Return the fittest accelerator of this machine and the reason for it."""
+    found = survey()
+    kind = max(found, key=lambda name: found[name].fitness)
+    return registry.load("accelerators", kind)(), f"{kind}: {found[kind].reason}"
+
+
+def require(accelerator: Accelerator) -> None:
+    """Raise SettingsError with the nearest choice when an accelerator is not usable here."""
+    availability = accelerator.available()
+    if availability.fitness == 0:
+        usable = [kind for kind, other in survey().items() if other.fitness > 0]
+        raise SettingsError(
+            f"accelerator '{accelerator.kind}' is not usable here: {availability.reason}",
+            f"usable here: {', '.join(usable)}",
+        )
+
+
+def settle_precision(accelerator: Accelerator, wanted: str) -> Precision:
+    """Return the precision to compute in; raises SettingsError for one the device lacks."""
+    offered = accelerator.precisions()
+    if wanted == "auto":
+        return offered[0]
+    for precision in offered:
+        if precision == wanted:
+            return precision
+    raise SettingsError(
+        f"accelerator '{accelerator.kind}' does not train in {wanted} here",
+        f"set execution.precision to one of: {', '.join(offered)}",
+    )
+
+
+def cpp_compiler() -> str | None:
+    """Return the C++ compiler that torch.compile would call for host code, or None."""
+    return next((path for name in ("g++", "clang++") if (path := shutil.which(name))), None)

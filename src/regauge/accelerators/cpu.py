@@ -1,0 +1,80 @@
+"""The processor itself: threads, and a precision chosen by its instruction set."""
+
+from __future__ import annotations
+
+import resource
+import time
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.accelerators import Accelerator, Availability, Chip, Precision, cpp_compiler
+
+if TYPE_CHECKING:
+    import torch
+
+BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
+MATMUL_SIZE = 1536
+
+
+class Cpu(Accelerator):
+    """A CPU process; several of them meet over gloo."""
+
+    @classmethod
+    def available(cls) -> Availability:
+        return Availability(1, "always there")
+
+    def claim(self, local_rank: int, threads: int) -> torch.device:
+        import torch
+
+        torch.set_num_threads(threads)
+        return torch.device("cpu")
+
+    def collectives(self) -> str:
+        return "gloo"
+
+    def precisions(self) -> tuple[Precision, ...]:
+        """Return bf16 first where the processor multiplies it natively; fp16 is emulated."""
+        return ("bf16", "fp32") if instructions() & BF16_INSTRUCTIONS else ("fp32", "bf16")
+
+    def obstacle_to_compiling(self) -> str | None:
+        return None if cpp_compiler() else "no C++ compiler is installed (g++ or clang++)"
+
+    def peak_memory_bytes(self) -> int | None:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def chip(self, precision: Precision) -> Chip:
+        rate = _matmul_flops_per_second("bfloat16" if precision == "bf16" else "float32")
+        size = MATMUL_SIZE
+        source = f"measured here: {size} x {size} x {size} matmul on this process's threads"
+        return Chip(_model_name(), {precision: rate}, source)
+
+
+@cache
+def instructions() -> frozenset[str]:
+    """Return the instruction-set flags that the kernel reports."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def _model_name() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "CPU")
+
+
+@cache
+def _matmul_flops_per_second(dtype: str) -> float:
+    """Return the best of five timed matmuls, as floating-point operations a second."""
+    import torch
+
+    square = torch.ones(MATMUL_SIZE, MATMUL_SIZE, dtype=getattr(torch, dtype))
+    seconds = []
+    for _ in range(6):
+        began = time.perf_counter()
+        square @ square
+        seconds.append(time.perf_counter() - began)
+    return 2 * MATMUL_SIZE**3 / min(seconds[1:])

@@ -1,0 +1,87 @@
+"""NVIDIA GPUs (and AMD's, through the same torch interface)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regauge.accelerators import Accelerator, Availability, Chip, Precision, cpp_compiler
+
+if TYPE_CHECKING:
+    import torch
+
+TERA = 1e12
+PEAKS: dict[str, dict[str, float]] = {
+    "V100": {"fp16": 125 * TERA, "fp32": 15.7 * TERA},
+    "T4": {"fp16": 65 * TERA, "fp32": 8.1 * TERA},
+    "A10": {"bf16": 125 * TERA, "fp16": 125 * TERA, "tf32": 62.5 * TERA, "fp32": 31.2 * TERA},
+    "L4": {"bf16": 121 * TERA, "fp16": 121 * TERA, "tf32": 60 * TERA, "fp32": 30.3 * TERA},
+    "A100": {"bf16": 312 * TERA, "fp16": 312 * TERA, "tf32": 156 * TERA, "fp32": 19.5 * TERA},
+    "H100": {"bf16": 989.5 * TERA, "fp16": 989.5 * TERA, "tf32": 494.7 * TERA, "fp32": 67 * TERA},
+    "H200": {"bf16": 989.5 * TERA, "fp16": 989.5 * TERA, "tf32": 494.7 * TERA, "fp32": 67 * TERA},
+}
+"""Dense peaks of the SXM (or only) form, by the word that the driver's name for it contains."""
+AMPERE = (8, 0)
+
+
+class Cuda(Accelerator):
+    """One GPU per process; several of them meet over NCCL."""
+
+    @classmethod
+    def available(cls) -> Availability:
+        import torch
+
+        if torch.version.cuda is None and torch.version.hip is None:
+            return Availability(0, "this torch was built without CUDA")
+        if not torch.cuda.is_available():
+            return Availability(0, "torch finds no usable GPU or driver")
+        return Availability(100, torch.cuda.get_device_name(0))
+
+    def claim(self, local_rank: int, threads: int) -> torch.device:
+        import torch
+
+        torch.set_num_threads(threads)
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+
+    def count(self) -> int:
+        import torch
+
+        return torch.cuda.device_count()
+
+    def collectives(self) -> str:
+        return "nccl"
+
+    def precisions(self) -> tuple[Precision, ...]:
+        """Return bf16 first; fp16 alone is offered where the chip has no bf16."""
+        import torch
+
+        if torch.cuda.get_device_capability() >= AMPERE:
+            return ("bf16", "tf32", "fp32")
+        return ("fp16", "fp32")
+
+    def use(self, precision: Precision) -> None:
+        import torch
+
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+    def obstacle_to_compiling(self) -> str | None:
+        return None if cpp_compiler() else "no C++ compiler is installed (g++ or clang++)"
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+    def peak_memory_bytes(self) -> int | None:
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+
+    def chip(self, precision: Precision) -> Chip:
+        import torch
+
+        name = torch.cuda.get_device_name()
+        words = name.replace("-", " ").split()
+        peaks = next((peaks for word, peaks in PEAKS.items() if word in words), {})
+        source = "the vendor's data sheet, dense" if precision in peaks else "unknown"
+        return Chip(name, peaks, source)

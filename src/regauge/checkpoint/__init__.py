@@ -1,0 +1,1 @@
+"""Checkpoints that belong to no device and no world size, and that are whole or not there."""

@@ -1,0 +1,138 @@
+"""Checkpoint folders on disk: written aside, hashed, and committed by one rename.
+
+    checkpoints/step-00000100/         manifest.json, state.json, *.safetensors
+    checkpoints/.step-00000100.part/   one that is being written, or never was finished
+    checkpoints/LATEST                 the name of the newest
+    checkpoints/BEST                   the name and value of the best, where one is kept
+
+No torch here. A folder is a checkpoint only when its manifest is there and every file in it has
+the hash and the size that the manifest says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from regauge.config import FORMAT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+LATEST = "LATEST"
+BEST = "BEST"
+
+
+def name_of(step: int) -> str:
+    """Return the folder name of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
+def part_of(root: Path, step: int) -> Path:
+    """Return the folder in which a checkpoint is written before it counts."""
+    return root / f".{name_of(step)}.part"
+
+
+def digest(path: Path) -> dict[str, Any]:
+    """Return the hash and size of a file."""
+    with path.open("rb") as file:
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write a JSON document beside its place, flush it to the disk, and rename it there."""
+    aside = path.with_name(f".{path.name}.part")
+    with aside.open("w") as file:
+        json.dump(document, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
+def flush(paths: Iterable[Path]) -> None:
+    """Flush files or folders to the disk."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def commit(root: Path, step: int, files: dict[str, dict[str, Any]]) -> Path:
+    """Turn a part folder into the checkpoint of its step; the rename is the commit."""
+    part, final = part_of(root, step), root / name_of(step)
+    write_json(part / MANIFEST, {"format": FORMAT, "step": step, "files": files})
+    flush([part])
+    if final.exists():
+        old = root / f".{name_of(step)}.old"
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+        part.rename(final)
+        shutil.rmtree(old)
+    else:
+        part.rename(final)
+    flush([root])
+    write_text(root / LATEST, final.name)
+    return final
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a small file as a whole."""
+    aside = path.with_name(f".{path.name}.part")
+    aside.write_text(text + "\n")
+    aside.replace(path)
+
+
+def steps(root: Path) -> list[int]:
+    """Return the steps that have a committed checkpoint, newest first."""
+    found = [path for path in root.glob("step-*") if (path / MANIFEST).exists()]
+    return sorted((int(path.name.removeprefix("step-")) for path in found), reverse=True)
+
+
+def damage(path: Path, *, rank: int = 0, size: int = 1) -> str | None:
+    """Return what is wrong with a checkpoint, or None; each of `size` processes hashes a share."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        files: dict[str, dict[str, Any]] = manifest["files"]
+    except (OSError, ValueError, KeyError) as error:
+        return f"{path / MANIFEST} cannot be read: {error}"
+    if manifest.get("format", 0) > FORMAT:
+        return f"{path} was written by a later Regauge"
+    for name in sorted(files)[rank::size]:
+        if "/" in name or not (path / name).is_file() or (path / name).is_symlink():
+            return f"{path / name} is missing"
+        if digest(path / name) != files[name]:
+            return f"{path / name} is not what it was when it was saved"
+    return None
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return a checkpoint's state document."""
+    document: dict[str, Any] = json.loads((path / STATE).read_text())
+    return document
+
+
+def best(root: Path) -> dict[str, Any] | None:
+    """Return the name and value of the best checkpoint, where one is kept."""
+    try:
+        document: dict[str, Any] = json.loads((root / BEST).read_text())
+    except (OSError, ValueError):
+        return None
+    return document if (root / document["name"]).is_dir() else None
+
+
+def retain(root: Path, keep: int) -> None:
+    """Remove all but the newest checkpoints and the best; then what was never finished."""
+    kept = best(root)
+    for step in steps(root)[keep:]:
+        if kept is None or kept["name"] != name_of(step):
+            shutil.rmtree(root / name_of(step))
+    for leftover in [*root.glob(".step-*.part"), *root.glob(".step-*.old")]:
+        shutil.rmtree(leftover, ignore_errors=True)

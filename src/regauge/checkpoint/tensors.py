@@ -1,0 +1,67 @@
+"""Tensors of all processes in safetensors files, through torch's distributed checkpoint.
+
+Only tensors pass here: given a scalar, that writer would pickle it under a name that ends in
+`.safetensors`, so every header is read again before a checkpoint counts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError, safe_open
+
+from regauge.errors import TransientError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+Tensors = dict[str, "Tensor"]
+
+
+def write(folder: Path, tensors: Tensors, group: dist.ProcessGroup | None) -> None:
+    """Write the tensors of all processes into a folder; replicas are written once."""
+    scalars = [name for name, value in tensors.items() if value.ndim == 0]
+    if scalars:
+        raise TypeError(f"scalars do not belong in a tensor file: {scalars[:3]}")
+    writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            dcp.save(
+                dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None
+            )
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
+            raise TransientError(
+                f"a checkpoint could not be written to {folder}: {reason}",
+                "make room on that disk, or point output.folder elsewhere, and start again",
+            ) from error
+
+
+def read_into(folder: Path, tensors: Tensors) -> None:
+    """Fill tensors, whole or sharded, from a folder that any world wrote."""
+    reader = dcp.HuggingFaceStorageReader(str(folder))
+    alone = not (dist.is_initialized() and dist.get_world_size() > 1)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        dcp.load(dict(tensors), storage_reader=reader, no_dist=alone)
+
+
+def check_headers(folder: Path) -> None:
+    """Read the header of every tensor file; raises TransientError for one that is none."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                file.keys()
+        except (SafetensorError, OSError) as error:
+            raise TransientError(
+                f"{path} was not written whole: {error}", "start the run again"
+            ) from error

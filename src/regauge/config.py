@@ -1,0 +1,223 @@
+"""Strict text in, frozen settings out.
+
+A run file is TOML. Every verb has one settings root; a run file may hold the tables of several
+verbs, and each verb reads its own, but every name in the file is checked. This module knows no
+verb and no choice: roots and folders are handed to it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import tomllib
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
+
+from regauge import registry
+from regauge.errors import SettingsError
+
+FORMAT = 1
+"""The version of every JSON document that Regauge writes; a reader refuses a later one."""
+
+FACTS = "run"
+"""The table of a saved `run.json` that is no setting: who the run is."""
+
+Tables = dict[str, Any]
+
+
+class Settings(BaseModel):
+    """A frozen table of settings; a field's docstring is its help."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
+
+
+class Choice(Settings):
+    """Settings whose class is chosen by `kind`, which is the name of the file that defines it."""
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        stem = cls.__module__.rsplit(".", maxsplit=1)[-1]
+        if not stem.startswith("_") and "kind" not in vars(cls):
+            cls.kind = stem.rstrip("_").replace("_", "-")
+
+    @model_serializer(mode="wrap")
+    def _with_kind(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"kind": type(self).kind, **handler(self)}
+
+
+def chosen(folder: str) -> BeforeValidator:
+    """Mark a field that a choice of a folder fills.
+
+    The field reads `task: Annotated[SerializeAsAny[Task], chosen("tasks")]`.
+    """
+    return BeforeValidator(partial(choose, folder))
+
+
+def choose(folder: str, value: Any) -> Any:
+    """Turn a table with a `kind`, or a bare name, into the settings of that choice."""
+    if isinstance(value, str):
+        value = {"kind": value}
+    if not isinstance(value, dict):
+        return value
+    if "kind" not in value:
+        remedy = f"set kind to one of: {', '.join(registry.names(folder))}"
+        raise SettingsError(f"a choice of '{folder}' has no kind", remedy)
+    choice = registry.load(folder, value["kind"])
+    rest = {key: item for key, item in value.items() if key != "kind"}
+    try:
+        return choice.model_validate(rest)
+    except ValidationError as error:
+        raise _first_problem(error, choice, f"{folder} '{value['kind']}'") from None
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def read(path: Path | str) -> Tables:
+    """Read a run file (TOML), or the `run.json` that an earlier run saved, as nested tables."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise SettingsError(
+            f"no run file {path}", "name an existing one, or write one with 'regauge init'"
+        ) from None
+    except IsADirectoryError:
+        raise SettingsError(f"{path} is a folder", "name a run file (.toml or run.json)") from None
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}", "correct it there") from None
+    if not isinstance(tables, dict):
+        raise SettingsError(f"{path} holds no tables", "name a run file (.toml or run.json)")
+    return {name: _tuples(table) for name, table in tables.items() if name != FACTS}
+
+
+def override(tables: Tables, assignments: tuple[str, ...]) -> Tables:
+    """Return the tables with `key.path=value` assignments applied; a value is TOML, else text."""
+    result = copy.deepcopy(tables)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise SettingsError(f"'{assignment}' is no assignment", "write key.path=value")
+        place = result
+        *parents, last = key.strip().split(".")
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise SettingsError(f"'{parent}' in '{key}' is no table", "assign to a table's key")
+        place[last] = _value(text.strip())
+    return {name: _tuples(table) for name, table in result.items()}
+
+
+def merge(below: Tables, above: Tables) -> Tables:
+    """Return `below` with every leaf of `above` laid over it; a table of another kind replaces."""
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            same = "kind" not in value or value["kind"] == old.get("kind")
+            result[key] = merge(old, value) if same else value
+        else:
+            result[key] = value
+    return result
+
+
+def build(root: type[S], tables: Tables, known: tuple[str, ...] = (), where: str = "") -> S:
+    """Return the settings of a verb out of a run file's tables.
+
+    `known` names the tables of the other verbs, which are passed over; any other name is refused.
+    Raises SettingsError in one line with the nearest name.
+    """
+    fields = tuple(root.model_fields)
+    for name in tables:
+        if name not in fields and name not in known:
+            remedy = registry.did_you_mean(name, tuple({*fields, *known}))
+            raise SettingsError(f"{_prefix(where)}unknown key '{name}'", remedy)
+    own = {name: value for name, value in tables.items() if name in fields}
+    try:
+        return root.model_validate(_tuples(own))
+    except SettingsError as error:
+        raise (error.within(where) if where else error) from None
+    except ValidationError as error:
+        raise _first_problem(error, root, where) from None
+
+
+def dump(settings: Settings) -> Tables:
+    """Return settings as JSON-ready tables; `build` of the same root takes them back."""
+    return settings.model_dump(mode="json", exclude_none=True)
+
+
+def save(path: Path, document: Tables) -> None:
+    """Write a JSON document with its format version; a reader sees all of it or none."""
+    text = json.dumps({"format": FORMAT, **document}, indent=2, sort_keys=True, default=str)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
+def _prefix(where: str) -> str:
+    return f"{where}: " if where else ""
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_tuples(item) for item in value)
+    return value
+
+
+def _first_problem(error: ValidationError, root: type[Settings], where: str) -> SettingsError:
+    first = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in first["loc"]) or error.title
+    if first["type"] == "extra_forbidden":
+        word = str(first["loc"][-1])
+        remedy = registry.did_you_mean(word, _siblings(root, first["loc"]))
+        return SettingsError(f"{_prefix(where)}unknown key '{path}'", remedy)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return SettingsError(f"{_prefix(where)}'{path}' is missing", f"set {path}")
+    got = first.get("input")
+    shown = "" if isinstance(got, dict | BaseModel) else f", got {got!r}"
+    return SettingsError(f"{_prefix(where)}'{path}': {message}{shown}", f"correct {path}")
+
+
+def _siblings(root: type[Settings], loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    """Return the keys that a misspelt one at `loc` could have been."""
+    model = root
+    for part in loc[:-1]:
+        if isinstance(part, str) and part in model.model_fields:
+            model = settings_in(model.model_fields[part].annotation) or model
+    return tuple(model.model_fields)
+
+
+def settings_in(annotation: Any) -> type[Settings] | None:
+    """Return the settings class inside of `X | None`, `tuple[X, ...]` or `X` itself."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := settings_in(part))), None)

@@ -1,0 +1,1 @@
+"""From text to the rows of a step: sources, tokenizer, packing, shards, order, loader, shapes."""

@@ -1,0 +1,151 @@
+"""Near-duplicates: which records say almost the same, so that no such pair straddles a split.
+
+MinHash signatures of word shingles; locality-sensitive bands propose pairs, the signatures verify
+them, and what is linked is one cluster (Broder 1997; Leskovec, Rajaraman and Ullman, chapter 3).
+Everything is arithmetic on 64-bit integers: the same on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+HASHES = 128
+"""Values in a signature: the standard error of a similarity is at most 0.044."""
+BANDS = 32
+"""Bands of 4 values: two records of similarity 0.7 meet in one with probability 0.9998."""
+SHINGLE = 3
+"""Words in a shingle."""
+HASH_BYTES = 16
+SIGNATURE_BYTES = HASHES * 4
+_WORD = re.compile(r"\w+")
+_PAIRS_AT_A_TIME = 2**16
+_MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64)
+_RANDOM = np.frombuffer(hashlib.shake_128(b"regauge minhash").digest(HASHES * 16), dtype="<u8")
+_FACTORS, _OFFSETS = _RANDOM[:HASHES] | np.uint64(1), _RANDOM[HASHES:]
+
+
+def whole_text(fields: Mapping[str, str | int]) -> str:
+    """Return every text of a record once: one that is part of a longer one adds nothing."""
+    texts = sorted((value for value in fields.values() if isinstance(value, str)), key=len)
+    whole = ""
+    for text in reversed(texts):
+        if text not in whole:
+            whole += f"\n\n{text}" if whole else text
+    return whole
+
+
+def content_hash(fields: Mapping[str, str | int]) -> bytes:
+    """Return 16 bytes that are equal for equal fields; raises UnicodeEncodeError for no text."""
+    content = json.dumps(fields, ensure_ascii=False, sort_keys=True).encode()
+    return hashlib.blake2b(content, digest_size=HASH_BYTES).digest()
+
+
+def signatures(texts: Sequence[str]) -> np.ndarray:  # [texts, HASHES] uint32
+    """Return the MinHash signature of every text."""
+    shingles = [_shingles(text) for text in texts]
+    starts = np.cumsum([0] + [len(found) for found in shingles[:-1]])
+    every = np.concatenate(shingles)
+    result = np.empty((len(texts), HASHES), dtype=np.uint32)
+    for number, (factor, offset) in enumerate(zip(_FACTORS, _OFFSETS, strict=True)):
+        hashed = (every * factor + offset) >> np.uint64(32)
+        result[:, number] = np.minimum.reduceat(hashed, starts)
+    return result
+
+
+def clusters(
+    signed: np.ndarray,  # [records, HASHES] uint32
+    similarity: float,
+) -> np.ndarray:  # [records] int64
+    """Return for every record the lowest number of a record in its cluster."""
+    labels = np.arange(len(signed))
+    for first, second in _proposed(signed):
+        apart = labels[first] != labels[second]
+        alike = _verified(signed, first[apart], second[apart], similarity)
+        labels = _linked(labels, *alike)
+    return labels
+
+
+def representatives(
+    labels: np.ndarray,  # [records] int64
+    hashes: Sequence[bytes],
+) -> list[bytes]:
+    """Return for every record the smallest content hash in its cluster."""
+    smallest: dict[int, bytes] = {}
+    for label, content in zip(labels.tolist(), hashes, strict=True):
+        known = smallest.get(label)
+        if known is None or content < known:
+            smallest[label] = content
+    return [smallest[label] for label in labels.tolist()]
+
+
+def keyed_share(content: bytes, seed: int, purpose: str) -> float:
+    """Return a number in [0, 1) that depends on nothing but these three."""
+    key = f"{purpose} {seed}".encode()
+    digest = hashlib.blake2b(content, digest_size=8, key=key).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
+
+
+def _shingles(text: str) -> np.ndarray:
+    """Return the hashes of runs of words; a text with fewer words is a single one."""
+    words = [zlib.crc32(word.encode()) for word in _WORD.findall(text.lower())]
+    if len(words) < SHINGLE:
+        words += [0] * (SHINGLE - len(words))
+    hashed = np.array(words, dtype=np.uint64)
+    count = len(words) - SHINGLE + 1
+    total = np.zeros(count, dtype=np.uint64)
+    for place, factor in enumerate(_MIX):
+        total = (total ^ hashed[place : place + count]) * factor
+        total ^= total >> np.uint64(29)
+    return total
+
+
+def _proposed(signed: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield pairs that agree in a band: each record with its neighbour and its bucket's first."""
+    keys = _band_keys(signed)
+    for band in range(BANDS):
+        key, next_key = keys[band], keys[(band + 1) % BANDS]
+        order = np.lexsort((next_key, key))
+        same = np.concatenate([[False], key[order[1:]] == key[order[:-1]]])
+        heads = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
+        members = np.flatnonzero(same)
+        yield order[members], order[members - 1]
+        yield order[members], order[heads[members]]
+
+
+def _band_keys(signed: np.ndarray) -> np.ndarray:  # [BANDS, records] uint64
+    width = HASHES // BANDS
+    keys = np.zeros((BANDS, len(signed)), dtype=np.uint64)
+    for place in range(width):
+        keys = (keys ^ signed[:, place::width].T.astype(np.uint64)) * _MIX[place % len(_MIX)]
+        keys ^= keys >> np.uint64(31)
+    return keys
+
+
+def _verified(
+    signed: np.ndarray, first: np.ndarray, second: np.ndarray, similarity: float
+) -> tuple[np.ndarray, np.ndarray]:
+    chosen = np.zeros(len(first), dtype=bool)
+    for at in range(0, len(first), _PAIRS_AT_A_TIME):
+        some = slice(at, at + _PAIRS_AT_A_TIME)
+        chosen[some] = (signed[first[some]] == signed[second[some]]).mean(axis=1) >= similarity
+    return first[chosen], second[chosen]
+
+
+def _linked(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the labels with linked records in one cluster: hook to the lower, then shorten."""
+    while (labels[first] != labels[second]).any():
+        lower = np.minimum(labels[first], labels[second])
+        np.minimum.at(labels, labels[first], lower)
+        np.minimum.at(labels, labels[second], lower)
+        while (labels != labels[labels]).any():
+            labels = labels[labels]
+    return labels

@@ -1,0 +1,168 @@
+"""Phase one of `prepare`: a piece becomes a file of records, each with its hash and signature.
+
+    read/000007.arrow           records: file, place, fields (JSON), hash, signature
+    read/000007.rejected.jsonl  what could not be used
+    read/000007.json            counts; its presence says that the piece is done
+
+A file is written aside and renamed, so that what bears a piece's name is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import pyarrow as pa
+
+from regauge.data import duplicates
+from regauge.data.sources import Record, Rejected
+from regauge.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from regauge.data.sources import Piece, Source
+
+SCHEMA = pa.schema(
+    [
+        ("file", pa.string()),
+        ("place", pa.string()),
+        ("fields", pa.large_string()),
+        ("hash", pa.binary(duplicates.HASH_BYTES)),
+        ("signature", pa.binary(duplicates.SIGNATURE_BYTES)),
+    ]
+)
+RECORDS_AT_A_TIME = 1024
+TEXT_AT_A_TIME = 2**22
+"""Characters that are held before they are written."""
+Counts = dict[str, Any]
+
+
+class Numbered(NamedTuple):
+    """A piece, its place in the source's order, and the number of its first record."""
+
+    number: int
+    piece: Piece
+    first: int = 0
+
+
+def read_piece(source: Source, folder: Path, item: Numbered) -> tuple[int, Counts]:
+    """Read a piece into `folder` and return its number and counts."""
+    batch: list[Record] = []
+    counts: Counts = {"records": 0, "rejected": Counter(), "names": Counter(), "text_bytes": 0}
+    size = 0
+    with Output(folder, item.number, SCHEMA) as output:
+        for found in _checked(source, item.piece):
+            if isinstance(found, Rejected):
+                output.reject(found)
+                counts["rejected"][found.reason] += 1
+                continue
+            batch.append(found)
+            size += sum(len(value) for value in found.fields.values() if isinstance(value, str))
+            if len(batch) == RECORDS_AT_A_TIME or size > TEXT_AT_A_TIME:
+                _count(counts, batch)
+                output.write(_table(batch))
+                batch, size = [], 0
+        if batch:
+            _count(counts, batch)
+            output.write(_table(batch))
+    return item.number, commit_counts(folder, item.number, counts)
+
+
+def records(folder: Path, number: int) -> Iterator[pa.RecordBatch]:
+    """Yield what `read_piece` wrote, mapped and not copied."""
+    with pa.memory_map(str(folder / f"{number:06d}.arrow")) as file:
+        reader = pa.ipc.open_file(file)
+        for place in range(reader.num_record_batches):
+            yield reader.get_batch(place)
+
+
+def committed(folder: Path, number: int) -> Counts | None:
+    """Return the counts of a piece that is done."""
+    path = folder / f"{number:06d}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def commit_counts(folder: Path, number: int, counts: Counts) -> Counts:
+    """Say that a piece is done."""
+    path = folder / f"{number:06d}.json"
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(counts))
+    temporary.replace(path)
+    return counts
+
+
+class Output:
+    """The two files of a piece, written aside and renamed when both are whole."""
+
+    def __init__(self, folder: Path, number: int, schema: pa.Schema) -> None:
+        self._table = folder / f"{number:06d}.arrow"
+        self._rejected = folder / f"{number:06d}.rejected.jsonl"
+        both = (self._table, self._rejected)
+        self._aside = [path.with_name(f"{path.name}.{os.getpid()}") for path in both]
+        self._schema = schema
+
+    def __enter__(self) -> Self:
+        self._sink = pa.OSFile(str(self._aside[0]), "wb")
+        self._writer = pa.ipc.new_file(self._sink, self._schema)
+        self._lines = self._aside[1].open("w", encoding="utf-8")
+        return self
+
+    def write(self, table: pa.RecordBatch) -> None:
+        self._writer.write(table)
+
+    def reject(self, found: Rejected) -> None:
+        line = json.dumps(found._asdict(), ensure_ascii=True)
+        self._lines.write(line + "\n")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._writer.close()
+        self._sink.close()
+        self._lines.close()
+        if kind is None:
+            self._aside[0].replace(self._table)
+            self._aside[1].replace(self._rejected)
+
+
+def _checked(source: Source, piece: Piece) -> Iterator[Record | Rejected]:
+    """Yield what a source yields, with texts that are no Unicode rejected."""
+    try:
+        for found in source.read(piece):
+            if isinstance(found, Record) and not all(map(_is_unicode, found.fields.values())):
+                yield Rejected(found.file, found.place, "undecodable bytes", "lone surrogate")
+            else:
+                yield found
+    except OSError as error:
+        remedy = "make it readable and run again: it continues where it was"
+        raise DataError(f"{piece.name} cannot be read: {error}", remedy) from None
+
+
+def _is_unicode(value: str | int) -> bool:
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _table(batch: list[Record]) -> pa.RecordBatch:
+    signed = duplicates.signatures([duplicates.whole_text(record.fields) for record in batch])
+    columns = [
+        [record.file for record in batch],
+        [record.place for record in batch],
+        [json.dumps(record.fields, ensure_ascii=False) for record in batch],
+        [duplicates.content_hash(record.fields) for record in batch],
+        [row.tobytes() for row in signed.astype("<u4")],
+    ]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _count(counts: Counts, batch: list[Record]) -> None:
+    counts["records"] += len(batch)
+    for record in batch:
+        counts["names"].update(record.fields.keys())
+        counts["text_bytes"] += len(duplicates.whole_text(record.fields).encode())

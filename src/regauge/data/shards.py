@@ -1,0 +1,214 @@
+"""A prepared dataset on disk: memory-mapped Arrow shards and one `manifest.json` over them.
+
+    <path>/manifest.json            what is there: hashes, counts, lengths, settings
+    <path>/tokenizer/               the tokenizer, loadable by transformers
+    <path>/train-00000.arrow …      rows; a column is a list of integers, or one number
+    <path>/heldout-00000.arrow …
+    <path>/rejected.jsonl           records that could not be used, each with its reason
+
+This module reads it. It knows nothing of tasks, and holds no row in memory.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from regauge.config import FORMAT, Settings
+from regauge.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+MANIFEST = "manifest.json"
+
+
+class Shard(Settings):
+    """One file of rows."""
+
+    file: str
+    """Its name in the dataset's folder."""
+    rows: int
+    """Rows in the file."""
+    tokens: int
+    """Real tokens in the file; padding does not count."""
+    sha256: str
+    """Hash of the file."""
+
+
+class Field(Settings):
+    """One column of a row."""
+
+    limit: int
+    """Largest length in tokens; 1 for a number."""
+    kind: Literal["tokens", "segments", "number"] = "tokens"
+    """Token ids, the document that each packed token belongs to, or one integer."""
+    lengths: dict[str, tuple[int, ...]] = {}
+    """Histogram by split: entry i counts the rows with i tokens, up to `limit`."""
+
+
+class Split(Settings):
+    """The rows of one side of the held-out line."""
+
+    rows: int
+    """Rows in all shards."""
+    tokens: int
+    """Real tokens in all shards."""
+    shards: tuple[Shard, ...]
+    """The files, in the order of the rows."""
+
+
+class TokenizerFacts(Settings):
+    """What a task must know of the tokenizer without loading it."""
+
+    sha256: str
+    """Hash of `tokenizer.json`."""
+    vocabulary: int
+    """One more than the largest id."""
+    pad: int
+    """Id that fills rows up."""
+    mask: int | None
+    """Id that stands for a hidden token; None where the tokenizer has none."""
+    separator: int | None
+    """Id that ends a text; None where the tokenizer has none."""
+    special: tuple[int, ...]
+    """Ids that are no text: never masked."""
+
+
+class Manifest(Settings):
+    """Everything about a prepared dataset that a run depends on."""
+
+    format: int = FORMAT
+    """Version of this document."""
+    layout: Literal["packed", "fields"]
+    """Whether rows are packed documents, or named fields side by side."""
+    fields: dict[str, Field]
+    """The columns of a row."""
+    splits: dict[str, Split]
+    """The rows to train on, and the held-out ones."""
+    tokenizer: TokenizerFacts
+    skipped: dict[str, int] = {}
+    """Records that became no row, counted by reason."""
+    truncated: dict[str, int] = {}
+    """Texts that were cut at their limit, counted by field."""
+    settings: dict[str, Any]
+    """The tables of the run file that decided the rows."""
+
+    @property
+    def identity(self) -> str:
+        """The content hash: equal for equal rows and tokenizer, wherever they lie."""
+        parts = [shard.sha256 for split in self.splits.values() for shard in split.shards]
+        return hashlib.sha256("\n".join([self.tokenizer.sha256, *parts]).encode()).hexdigest()
+
+    @property
+    def real_token_share(self) -> float:
+        """Real tokens over the slots of packed rows; 1.0 where rows are not padded on disk."""
+        if self.layout != "packed":
+            return 1.0
+        slots = sum(split.rows for split in self.splits.values()) * self.fields["tokens"].limit
+        return sum(split.tokens for split in self.splits.values()) / max(slots, 1)
+
+
+class Rows:
+    """The rows of one split, by number; every look-up reads only the pages it needs."""
+
+    def __init__(self, folder: Path, split: Split) -> None:
+        self._shards = [_columns(folder / shard.file) for shard in split.shards]
+        self._ends = np.cumsum([shard.rows for shard in split.shards]).tolist()
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def take(self, ids: Iterable[int]) -> list[dict[str, Any]]:
+        """Return rows by number, each a dictionary of int32 arrays and plain numbers."""
+        return [self._row(int(number)) for number in ids]
+
+    def _row(self, number: int) -> dict[str, Any]:
+        place = bisect.bisect_right(self._ends, number)
+        if number < 0 or place == len(self._ends):
+            raise IndexError(f"row {number} of {len(self)}")
+        first = self._ends[place - 1] if place else 0
+        columns = self._shards[place]
+        return {name: column.cell(number - first) for name, column in columns.items()}
+
+
+class _Column(NamedTuple):
+    """Views into a mapped file: `values[offsets[i]:offsets[i + 1]]` is a list, else a number."""
+
+    values: np.ndarray
+    offsets: np.ndarray | None
+
+    def cell(self, index: int) -> Any:
+        if self.offsets is None:
+            return self.values[index].item()
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
+
+class Dataset:
+    """A prepared dataset, opened; raises DataError for what is no dataset or was changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_manifest(folder)
+
+    def split(self, name: str) -> Rows:
+        """Return the rows of "train" or "heldout"."""
+        if name not in self.manifest.splits:
+            known = ", ".join(self.manifest.splits)
+            raise DataError(f"{self.folder} has no split '{name}'", f"name one of: {known}")
+        return Rows(self.folder, self.manifest.splits[name])
+
+    def verify(self) -> None:
+        """Hash every shard; raises DataError that names the first one that differs."""
+        for split in self.manifest.splits.values():
+            for shard in split.shards:
+                if file_sha256(self.folder / shard.file) != shard.sha256:
+                    raise DataError(
+                        f"{self.folder / shard.file} is not what its manifest says",
+                        "run 'regauge prepare' into a new folder",
+                    )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a dataset's manifest; raises DataError with the way out."""
+    path = folder / MANIFEST
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder} holds no prepared dataset", "make it with 'regauge prepare'"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path} is damaged: {error}", "run 'regauge prepare' again") from None
+    if document.get("format", 0) > FORMAT:
+        raise DataError(f"{path} is of a later Regauge", "update Regauge to read it")
+    return Manifest.model_validate_json(json.dumps(document))
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _columns(path: Path) -> dict[str, _Column]:
+    try:
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_file(source).read_all()
+    except (FileNotFoundError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path} cannot be read: {error}", "run 'regauge prepare' again") from None
+    return {name: _column(table.column(name)) for name in table.column_names}
+
+
+def _column(chunked: Any) -> _Column:
+    """Return views into the map; `combine_chunks` would copy even the one chunk of a shard."""
+    array = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
+    if pa.types.is_list(array.type):
+        return _Column(array.values.to_numpy(), array.offsets.to_numpy())
+    return _Column(array.to_numpy(), None)

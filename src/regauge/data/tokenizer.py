@@ -1,0 +1,181 @@
+"""A tokenizer as a folder: trained here or brought along, used without torch and transformers.
+
+A trained one is a byte-level BPE, which is deterministic (WordPiece training is not). The folder is
+what `transformers.AutoTokenizer.from_pretrained` loads. Text never turns into special tokens:
+a document that speaks of "[MASK]" holds no mask.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
+from tokenizers import pre_tokenizers as cutting
+
+from regauge.data.shards import TokenizerFacts, file_sha256
+from regauge.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from regauge.data import settings
+
+FILE = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+ROLES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+_PARTS = ("*.json", "*.txt", "*.model", "*.jinja")
+_UNBOUNDED = int(1e30)
+"""What transformers writes for a tokenizer without a longest length."""
+
+
+class Encoder:
+    """A tokenizer's folder, opened: texts in, token ids out."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = _open(folder)
+        self._config = _config(folder)
+        self.prefix, self.suffix = self._wrapping()
+        self.facts = self._facts(folder)
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of every text as int32, without special tokens."""
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(item.ids, dtype=np.int32) for item in encoded]
+
+    def wrap(self, ids: np.ndarray) -> np.ndarray:
+        """Return the ids between the special tokens that open and close a text."""
+        return np.concatenate([self.prefix, ids, self.suffix]).astype(np.int32)
+
+    @property
+    def overhead(self) -> int:
+        """Special tokens around a text."""
+        return len(self.prefix) + len(self.suffix)
+
+    def _id(self, *roles: str) -> int | None:
+        """Return the id of the first of these roles that the tokenizer fills."""
+        for role in roles:
+            token = self._config.get(f"{role}_token")
+            text = token.get("content") if isinstance(token, dict) else token
+            found = self._tokenizer.token_to_id(text) if text else None
+            if found is not None:
+                return int(found)
+        return None
+
+    def _wrapping(self) -> tuple[np.ndarray, np.ndarray]:
+        bare = self._tokenizer.encode("a", add_special_tokens=False).ids
+        full = self._tokenizer.encode("a", add_special_tokens=True).ids
+        at = next((n for n in range(len(full)) if full[n : n + len(bare)] == bare), 0)
+        prefix, suffix = full[:at], full[at + len(bare) :]
+        if not suffix and (end := self._id("sep", "eos")) is not None:
+            suffix = [end]
+        return np.array(prefix, dtype=np.int32), np.array(suffix, dtype=np.int32)
+
+    def _facts(self, folder: Path) -> TokenizerFacts:
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {number for number, token in added.items() if token.special}
+        roles = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+        special |= {found for role in roles if (found := self._id(role)) is not None}
+        pad = self._id("pad", "eos", "unk")
+        return TokenizerFacts(
+            sha256=file_sha256(folder / FILE),
+            vocabulary=max(self._tokenizer.get_vocab().values()) + 1,
+            pad=0 if pad is None else pad,
+            mask=self._id("mask"),
+            separator=self._id("sep", "eos"),
+            special=tuple(sorted(special)),
+        )
+
+
+def train(texts: Iterator[list[str]], wanted: settings.Tokenizer, folder: Path) -> None:
+    """Train a byte-level BPE on batches of texts and save it as a folder."""
+    tokenizer = Tokenizer(models.BPE(unk_token=ROLES["unk"]))
+    tokenizer.normalizer = _normalizer(wanted.normalize)
+    tokenizer.pre_tokenizer = cutting.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=wanted.vocabulary,
+        min_frequency=wanted.minimum_count,
+        special_tokens=list(ROLES.values()),
+        initial_alphabet=sorted(cutting.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    ends = [(ROLES[role], tokenizer.token_to_id(ROLES[role])) for role in ("cls", "sep")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / FILE))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": _UNBOUNDED,
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,
+        **{f"{role}_token": token for role, token in ROLES.items()},
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def copy(source: Path, folder: Path) -> None:
+    """Copy a tokenizer's files, converted by transformers where it has no `tokenizer.json`."""
+    check(source)
+    folder.mkdir(parents=True)
+    if (source / FILE).exists():
+        for pattern in _PARTS:
+            for path in source.glob(pattern):
+                if _belongs(path):
+                    shutil.copyfile(path, folder / path.name)
+        return
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(str(source)).save_pretrained(str(folder))
+
+
+def check(source: Path) -> None:
+    """Raise DataError for a folder that holds no tokenizer."""
+    if not source.is_dir():
+        raise DataError(f"no tokenizer folder {source}", "correct tokenizer.path")
+    if not any((source / name).exists() for name in (FILE, CONFIG, "vocab.txt", "tokenizer.model")):
+        raise DataError(f"{source} holds no tokenizer", "name a folder with a tokenizer.json")
+
+
+def fingerprint(source: Path) -> str:
+    """Return a hash of what defines a tokenizer's folder; raises DataError for none."""
+    check(source)
+    found = sorted(path for pattern in _PARTS for path in source.glob(pattern))
+    facts = "".join(f"{path.name} {file_sha256(path)}\n" for path in found if _belongs(path))
+    return hashlib.sha256(facts.encode()).hexdigest()
+
+
+def _belongs(path: Path) -> bool:
+    return path.name.startswith(("tokenizer", "special", "added", "vocab", "merges", "chat"))
+
+
+def _open(folder: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / FILE))
+    except Exception as error:  # noqa: BLE001 (the library raises Exception itself)
+        raise DataError(f"{folder / FILE} cannot be read: {error}", "replace it") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", CONFIG):
+        if (folder / name).exists():
+            merged |= json.loads((folder / name).read_text())
+    return merged or {f"{role}_token": token for role, token in ROLES.items()}
+
+
+def _normalizer(kind: str) -> normalizers.Normalizer | None:
+    if kind == "lowercase":
+        return normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    return normalizers.NFC() if kind == "nfc" else None

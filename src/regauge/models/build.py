@@ -1,0 +1,156 @@
+"""Models of transformers, made from a run file's table; in and out as their own folders."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from regauge import registry
+from regauge.errors import SettingsError
+from regauge.models.dropout import DropoutKeys, install
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from regauge.models.settings import Model
+
+Head = Literal["none", "masked", "causal"]
+
+AUTO_CLASSES: dict[Head, str] = {
+    "none": "AutoModel",
+    "masked": "AutoModelForMaskedLM",
+    "causal": "AutoModelForCausalLM",
+}
+
+
+def build(
+    settings: Model, head: Head, vocabulary: int, seed: int
+) -> tuple[PreTrainedModel, DropoutKeys]:
+    """Return a transformers model in fp32 on the CPU, and the keys of its dropout.
+
+    Equal settings, vocabulary and seed give equal weights. Raises SettingsError where the
+    architecture, a field of its configuration or the vocabulary does not fit.
+    """
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    config = _configuration(settings, vocabulary)
+    config._attn_implementation = settings.attention  # noqa: SLF001 - the documented argument of from_config sets it
+    _set_dropout(config, settings.dropout)
+    auto = getattr(transformers, AUTO_CLASSES[head])
+    torch.manual_seed(seed)
+    extra = _without_pooler(auto, config) if head == "none" else {}
+    if settings.path is None:
+        model = auto.from_config(config, **extra)
+    else:
+        model = auto.from_pretrained(settings.path, config=config, dtype=torch.float32, **extra)
+    _fit_vocabulary(model, vocabulary, settings)
+    keys = DropoutKeys()
+    if settings.dropout and settings.dropout_kind == "counter":
+        _install(model, settings, keys)
+    return model.float(), keys
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the repeated layers of a model: the module list that holds the most weights."""
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    if not lists:
+        return []
+    largest = max(lists, key=lambda part: sum(value.numel() for value in part.parameters()))
+    return list(largest)
+
+
+def matmul_parameters(model: nn.Module) -> int:
+    """Return the weights of the repeated layers that enter a matrix product."""
+    return sum(
+        value.numel() for block in blocks(model) for value in block.parameters() if value.ndim > 1
+    )
+
+
+def _configuration(settings: Model, vocabulary: int) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    if settings.path is not None:
+        try:
+            return AutoConfig.from_pretrained(settings.path)
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            remedy = "set model.path to a folder with config.json and model.safetensors"
+            raise SettingsError(f"no model at '{settings.path}': {reason}", remedy) from None
+    known = _configuration_class(str(settings.architecture))()
+    fields = tuple({*known.to_dict(), *known.attribute_map})
+    for name in settings.config:
+        if name not in fields:
+            remedy = registry.did_you_mean(name, fields)
+            raise SettingsError(f"unknown key 'model.config.{name}'", remedy)
+    own = {"vocab_size": vocabulary, **settings.config}
+    return type(known)(**own)
+
+
+def _configuration_class(architecture: str) -> type[PretrainedConfig]:
+    from transformers import CONFIG_MAPPING
+
+    if architecture not in CONFIG_MAPPING:
+        remedy = registry.did_you_mean(architecture, tuple(CONFIG_MAPPING.keys()))
+        raise SettingsError(f"transformers has no architecture '{architecture}'", remedy[:200])
+    return CONFIG_MAPPING[architecture]
+
+
+def _without_pooler(auto: Any, config: PretrainedConfig) -> dict[str, Any]:
+    """Return the argument that leaves a pooling layer out, which no task here uses."""
+    kind = auto._model_mapping[type(config)]  # noqa: SLF001 - the only way to ask for the class
+    wanted = "add_pooling_layer"
+    return {wanted: False} if wanted in inspect.signature(kind.__init__).parameters else {}
+
+
+def _set_dropout(config: PretrainedConfig, rate: float) -> None:
+    """Set every hidden dropout of a configuration to the rate, and those of attention to 0."""
+    for name, value in config.to_dict().items():
+        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float | int):
+            setattr(config, name, 0.0 if name.startswith(("att", "classifier")) else rate)
+
+
+def _install(model: nn.Module, settings: Model, keys: DropoutKeys) -> None:
+    if not install(model, settings.dropout, keys):
+        raise SettingsError(
+            f"architecture '{settings.architecture or settings.path}' has no hidden dropout",
+            "set model.dropout = 0",
+        )
+
+
+def _fit_vocabulary(model: PreTrainedModel, vocabulary: int, settings: Model) -> None:
+    size = model.get_input_embeddings().weight.shape[0]
+    if vocabulary > size:
+        raise SettingsError(
+            f"the tokenizer has {vocabulary} entries, the model's vocabulary {size}",
+            "prepare the data with the model's own tokenizer"
+            if settings.path
+            else "leave model.config.vocab_size out, or make it larger",
+        )
+
+
+def save(
+    folder: Path, config: PretrainedConfig, weights: dict[str, torch.Tensor], tokenizer: Path
+) -> None:
+    """Write a folder that transformers loads: configuration, weights, tokenizer."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(folder)
+    contiguous = {name: value.contiguous() for name, value in weights.items()}
+    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
+    for file in sorted(tokenizer.glob("*.json")):
+        (folder / file.name).write_bytes(file.read_bytes())
+
+
+def class_name(model: nn.Module) -> str:
+    """Return the name of a model's transformers class, under any wrapper that subclasses it."""
+    return next(
+        kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("transformers.")
+    )

@@ -1,0 +1,135 @@
+"""The processes of a run: who this one is, and starting the others on this machine.
+
+No torch here: the parent of local processes only starts them, waits, and stops what is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from regauge.errors import SettingsError
+
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What a launcher sets for each process, in torchrun's names."""
+
+PR_SET_PDEATHSIG = 1
+GRACE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all processes of a run."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process speaks for the run."""
+        return self.rank == 0
+
+
+def launched() -> bool:
+    """Return whether a launcher (torchrun, srun, ours) started this process as one of several."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def world() -> World:
+    """Return this process's place as its launcher set it; alone where no launcher did."""
+    if not launched():
+        return World()
+    missing = [name for name in ENVIRONMENT if name not in os.environ]
+    if missing:
+        raise SettingsError(
+            f"the launcher set RANK but not {', '.join(missing)}", "start it with torchrun"
+        )
+    size = int(os.environ["WORLD_SIZE"])
+    return World(
+        rank=int(os.environ["RANK"]),
+        size=size,
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
+    )
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(command: list[str], size: int, logs: Path) -> int:
+    """Run a command as `size` local processes; return 0, or the code of the first that failed.
+
+    Rank 0 keeps this terminal; the others write `<logs>/<rank>.log`. When one fails, the others
+    are told to stop and killed after ten seconds. They die with this process.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    children = [_spawn(command, rank, size, port, logs) for rank in range(size)]
+    try:
+        return _wait(children)
+    except KeyboardInterrupt:
+        return _wait(children)
+    finally:
+        _stop(children)
+
+
+def _spawn(
+    command: list[str], rank: int, size: int, port: int, logs: Path
+) -> subprocess.Popen[bytes]:
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
+    if rank == 0:
+        return subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent)
+    with (logs / f"{rank}.log").open("ab") as log:
+        return subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, preexec_fn=_die_with_parent
+        )
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _wait(children: list[subprocess.Popen[bytes]]) -> int:
+    while True:
+        codes = [child.poll() for child in children]
+        failed = [code for code in codes if code]
+        if failed:
+            return failed[0] if failed[0] > 0 else 128 - failed[0]
+        if all(code == 0 for code in codes):
+            return 0
+        time.sleep(0.05)
+
+
+def _stop(children: list[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

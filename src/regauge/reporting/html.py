@@ -1,0 +1,27 @@
+"""One self-contained page: no script, no font, no image, and no request leaves the file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from regauge import __version__
+from regauge.reporting.curves import charts
+from regauge.reporting.templates import FOLDER, environment
+
+if TYPE_CHECKING:
+    from regauge.reporting.story import Story
+
+
+def page(story: Story) -> str:
+    """Return the report as HTML."""
+    drawn = [charts(chapter.run, f"chart-{place}") for place, chapter in enumerate(story.trained)]
+    template = environment().get_template("report.html.j2")
+    return template.render(
+        story=story,
+        # What is marked as safe is ours: matplotlib escapes the names that it draws.
+        charts=[[(chart, Markup(chart.svg)) for chart in each] for each in drawn],  # noqa: S704
+        style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),  # noqa: S704
+        version=__version__,
+    )

@@ -1,0 +1,251 @@
+"""What a report says about runs: results first, then what they cost. No markup, no charts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from regauge.reporting import words
+from regauge.reporting.evaluation import Table, table
+from regauge.reporting.runs import Run
+
+PARTS = {
+    "init": "starting processes, reading the model and the data",
+    "compile": "building graphs",
+    "data_wait": "the device waited for rows",
+    "step": "forward, backward, optimizer",
+    "evaluate": "measuring on held-out rows",
+    "checkpoint": "training stood still for a save",
+    "lost": "work of ended attempts that was done again",
+}
+"""Where time goes, in the ledger's words."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of importance, in words."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a run's time."""
+
+    name: str
+    meaning: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One run, as it is told."""
+
+    run: Run
+    what: str
+    state: str
+    figures: tuple[Figure, ...]
+    """Real tokens, speed, padding, MFU and dollars, each with its formula or source."""
+    parts: tuple[Part, ...]
+    settings: tuple[str, ...]
+    """One `key.path=value` each, as the command line takes them."""
+    environment: tuple[tuple[str, str], ...]
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall-clock of the run over all attempts."""
+        return sum(part.seconds for part in self.parts) if self.parts else self.run.seconds
+
+
+@dataclass(frozen=True)
+class Story:
+    """Everything a report says."""
+
+    title: str
+    verdict: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    tables: tuple[Table, ...]
+    chapters: tuple[Chapter, ...]
+
+    @property
+    def trained(self) -> tuple[Chapter, ...]:
+        """The chapters with a ledger or metrics."""
+        return tuple(
+            chapter for chapter in self.chapters if chapter.run.ledger or chapter.run.series
+        )
+
+    @property
+    def environments(self) -> list[tuple[tuple[tuple[str, str], ...], str]]:
+        """Each environment once, with the names of the runs that it was the environment of."""
+        names: dict[tuple[tuple[str, str], ...], list[str]] = {}
+        for chapter in self.chapters:
+            if chapter.environment:
+                names.setdefault(chapter.environment, []).append(chapter.run.name)
+        return [(environment, ", ".join(runs)) for environment, runs in names.items()]
+
+
+def tell(runs: tuple[Run, ...], title: str | None = None) -> Story:
+    """Return the story of runs in their order."""
+    tables = tuple(table(run.evaluation) for run in runs if run.evaluation)
+    chapters = tuple(_chapter(run) for run in runs)
+    return Story(
+        title=title or _title(runs),
+        verdict=_verdict(tables, chapters),
+        figures=_headline(tables, chapters),
+        tables=tables,
+        chapters=chapters,
+    )
+
+
+def _title(runs: tuple[Run, ...]) -> str:
+    if len(runs) == 1:
+        return runs[0].name
+    parents = {run.folder.resolve().parent.name for run in runs}
+    return parents.pop() if len(parents) == 1 else ", ".join(run.name for run in runs)
+
+
+def _verdict(tables: tuple[Table, ...], chapters: tuple[Chapter, ...]) -> tuple[str, ...]:
+    """Return what came out, one sentence each; a run without a result says how far it is."""
+    sentences = [sentence for found in tables for sentence in found.sentences()]
+    going_on = [found for found in chapters if found.run.step is not None and not found.run.end]
+    if not sentences:
+        sentences = [line for chapter in chapters for line in _heldout(chapter.run)]
+    sentences += [f"{chapter.run.name}: {chapter.state}." for chapter in going_on]
+    return tuple(sentences)
+
+
+def _heldout(run: Run) -> list[str]:
+    return [
+        f"{run.name}: {name} went {words.change(series[0][1], series[-1][1])} "
+        f"between steps {series[0][0]} and {series[-1][0]}."
+        for name, series in run.series.items()
+        if not name.startswith("train/") and len(series) > 1
+    ]
+
+
+def _headline(tables: tuple[Table, ...], chapters: tuple[Chapter, ...]) -> tuple[Figure, ...]:
+    """Return the figures at the top: the best of each metric, then time, tokens and dollars."""
+    best = [
+        Figure(f"best {metric}", words.number(value), name)
+        for found in tables[-1:]
+        for metric, name, value in found.bests()[:2]
+    ]
+    seconds = [chapter.seconds for chapter in chapters if chapter.seconds is not None]
+    ledgers = [chapter.run.ledger for chapter in chapters if chapter.run.ledger]
+    totals = [Figure("wall-clock", words.duration(sum(seconds)))] if seconds else []
+    if ledgers:
+        tokens = sum(ledger.get("tokens") or 0 for ledger in ledgers)
+        totals.append(Figure("real tokens trained on", words.count(tokens), "padding not counted"))
+        totals.append(_spent(chapters))
+    return (*best, *totals)
+
+
+def _spent(chapters: tuple[Chapter, ...]) -> Figure:
+    priced: list[tuple[str, float | None]] = [
+        (found.run.name, found.run.ledger.get("usd")) for found in chapters if found.run.ledger
+    ]
+    unpriced = [name for name, usd in priced if usd is None]
+    if unpriced:
+        return Figure("dollars", words.UNKNOWN, f"no price was given for {', '.join(unpriced)}")
+    total = sum(usd for _, usd in priced if usd is not None)
+    return Figure("dollars", words.dollars(total), "over all attempts")
+
+
+def _chapter(run: Run) -> Chapter:
+    return Chapter(
+        run=run,
+        what=_what(run),
+        state=_state(run),
+        figures=_throughput(run.ledger) if run.ledger else (),
+        parts=_parts(run.ledger.get("seconds") or {}),
+        settings=tuple(f"{key}={json.dumps(value)}" for key, value in flat(run.settings)),
+        environment=tuple((key, _plain(value)) for key, value in flat(run.environment)),
+    )
+
+
+def _what(run: Run) -> str:
+    """Return the verb with what it worked on, as far as the folder tells."""
+    kind = {"evaluation": run.evaluation, "prepare": run.dataset, "train": run.series or run.ledger}
+    verb = run.verb or next((name for name, found in kind.items() if found), "run")
+    task = run.settings.get("task")
+    named = task.get("kind") if isinstance(task, dict) else task
+    rows = {name: split.get("rows", 0) for name, split in run.dataset.get("splits", {}).items()}
+    told = ", ".join(f"{count:,} {name}" for name, count in rows.items())
+    return " ".join(filter(None, [verb, named, f"({told} rows)" if told else ""]))
+
+
+def _state(run: Run) -> str:
+    if run.step is None:
+        made = run.end or run.evaluation or run.dataset
+        return "finished" if made else "not finished: no step yet"
+    length = run.settings.get("stop", {}).get("steps")
+    of = f" of {length:,}" if isinstance(length, int) and not run.end else ""
+    return f"{run.end or 'not finished: last seen'} at step {run.step:,}{of}"
+
+
+def _parts(seconds: dict[str, float]) -> tuple[Part, ...]:
+    total = sum(seconds.values())
+    names = [*(name for name in PARTS if name in seconds), *(n for n in seconds if n not in PARTS)]
+    return tuple(
+        Part(
+            name.replace("_", " "),
+            PARTS.get(name, ""),
+            seconds[name],
+            seconds[name] / total if total else 0.0,
+        )
+        for name in names
+    )
+
+
+def _throughput(ledger: dict[str, Any]) -> tuple[Figure, ...]:
+    seconds: dict[str, float] = ledger.get("seconds") or {}
+    tokens = ledger.get("tokens")
+    training = sum(seconds.get(name, 0.0) for name in ("step", "data_wait"))
+    usd = ledger.get("usd")
+    per_million = usd / tokens * 1e6 if usd is not None and tokens else None
+    peak = ledger.get("peak_source") or words.UNKNOWN
+    formula = ledger.get("mfu_formula") or "formula unknown"
+    return (
+        Figure("real tokens", _tokens(tokens), "padding not counted"),
+        Figure(
+            "real tokens/s in training",
+            words.count(tokens / training if tokens and training else None),
+            "real tokens / (step + data wait seconds)",
+        ),
+        Figure(
+            "real tokens/s over all",
+            words.count(
+                tokens / sum(seconds.values()) if tokens and any(seconds.values()) else None
+            ),
+            "real tokens / all seconds of all attempts",
+        ),
+        Figure("padding", words.share(ledger.get("padding_share")), "slots without a real token"),
+        Figure("MFU", words.share(ledger.get("mfu")), f"{formula}; peak: {peak}"),
+        Figure(
+            "dollars",
+            words.dollars(usd),
+            "over all attempts" if usd is not None else "no price was given",
+        ),
+        Figure("dollars per million tokens", words.dollars(per_million), "dollars / real tokens"),
+    )
+
+
+def _tokens(tokens: int | None) -> str:
+    return words.UNKNOWN if tokens is None else f"{tokens:,}"
+
+
+def flat(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    """Return the leaves of nested tables by their dotted keys; a list is a leaf."""
+    leaves: list[tuple[str, Any]] = []
+    for name, value in tree.items():
+        key = f"{path}.{name}" if path else name
+        leaves += flat(value, key) if isinstance(value, dict) and value else [(key, value)]
+    return leaves
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

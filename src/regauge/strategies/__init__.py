@@ -1,0 +1,86 @@
+"""How a model lies on the processes of a run, and what they tell each other.
+
+A strategy is a frozen table of settings; `prepare` turns a module into a `Prepared` one, which the
+loop drives without knowing which strategy it is. Gradients are sums over the global batch: the
+loop divides once, by the weight of all of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from regauge.config import Choice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+    from torch import Tensor, nn
+
+    from regauge.processes import World
+
+    BuildOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a module is prepared."""
+
+    world: World
+    device: torch.device
+    compute_dtype: torch.dtype
+    blocks: tuple[nn.Module, ...]
+    """The model's repeated layers, outermost first."""
+
+
+class Prepared(Protocol):
+    """A module on its processes; every method is called by all of them together."""
+
+    module: nn.Module
+    """What computes: call it with a batch."""
+
+    recomputes: bool
+    """Whether a coupled loss must compute outputs twice, since only one graph may be alive."""
+
+    def masters(self) -> dict[str, nn.Parameter]:
+        """Return the fp32 weights that this process updates, by their unsharded names."""
+        ...
+
+    def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
+        """Surround a backward pass; gradients are summed over processes after the last one."""
+        ...
+
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of the summed gradients of all processes, a scalar."""
+        ...
+
+    def scale_gradients(self, factor: Tensor) -> None:
+        """Multiply all gradients by a scalar."""
+        ...
+
+    def publish(self) -> None:
+        """Make what computes equal to the master weights, after a step or a load."""
+        ...
+
+    def clear_gradients(self) -> None:
+        """Set all gradients to zero."""
+        ...
+
+    def whole(self, name: str) -> Tensor:
+        """Return one weight, whole, in fp32, on the CPU of every process."""
+        ...
+
+
+class Strategy(Choice):
+    """One way to spread a model."""
+
+    def obstacle(self, world: World, optimizer: str) -> str | None:
+        """Return why this world or optimizer cannot use the strategy, or None."""
+        del world, optimizer
+        return None
+
+    def prepare(self, module: nn.Module, site: Site) -> Prepared:
+        """Place a module, fp32 and equal on all processes, and return it prepared."""
+        raise NotImplementedError

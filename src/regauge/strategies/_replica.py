@@ -1,0 +1,204 @@
+"""A whole model on every process: fp32 masters, and gradients summed in flat fp32 buckets.
+
+Serves `single`, `ddp` and `zero1`. The layout of the buckets depends on the order of the
+parameters alone and is fixed before the first step, so that a resumed run sums in the same order
+(torch's DDP rebuilds its buckets after the first backward, which changes the last bits from three
+processes on). A bucket's reduction starts as soon as its last gradient is there, always in the
+same order, and overlaps with the rest of the backward pass.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from regauge.strategies import Site
+
+    Owner = Callable[[str], int]
+
+BYTES_PER_MIB = 1 << 20
+GRADIENT_BYTES = 4
+
+
+class Bucket:
+    """Some parameters' gradients in one flat fp32 buffer."""
+
+    def __init__(self, names: list[str], sizes: list[int], device: torch.device, owner: int | None):
+        self.names = names
+        self.flat = torch.zeros(sum(sizes), device=device)
+        self.owner = owner
+        self.views = dict(zip(names, self.flat.split(sizes), strict=True))
+        self.missing = len(names)
+
+
+class Replica:
+    """The model, its masters and its buckets."""
+
+    recomputes = False
+
+    def __init__(
+        self, module: nn.Module, site: Site, *, bucket_mib: int, owner: Owner | None = None
+    ) -> None:
+        self.module = module.to(site.device)
+        self._world = site.world
+        self._owner = owner
+        named = dict(module.named_parameters())
+        self._working = named
+        self._masters = self._split_masters(named, site.compute_dtype)
+        limit = bucket_mib * BYTES_PER_MIB // GRADIENT_BYTES
+        self._buckets = self._lay_out(named, limit, site.device)
+        self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.names}
+        self._last = True
+        self._next = 0
+        self._pending: list[dist.Work] = []
+        self._connect(named)
+
+    def masters(self) -> dict[str, nn.Parameter]:
+        return dict(self._masters)
+
+    @contextmanager
+    def accumulating(self, *, last: bool) -> Iterator[None]:
+        self._last = last
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.names)
+        yield
+        if last:
+            self._reduce_ready(force=True)
+            for work in self._pending:
+                work.wait()
+            self._pending.clear()
+
+    def gradient_norm(self) -> Tensor:
+        own = [bucket.flat for bucket in self._buckets if self._owns(bucket)]
+        squares = [flat.square().sum(dtype=torch.float32) for flat in own]
+        total = torch.stack(squares).sum() if squares else torch.zeros((), device=self._device())
+        if self._owner is not None and self._world.size > 1:
+            dist.all_reduce(total)
+        return total.sqrt()
+
+    def scale_gradients(self, factor: Tensor) -> None:
+        for bucket in self._buckets:
+            if self._owns(bucket):
+                bucket.flat.mul_(factor)
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        own = [name for name, master in self._masters.items() if master is not self._working[name]]
+        if own:
+            torch._foreach_copy_(
+                [self._working[name].data for name in own], [self._masters[name] for name in own]
+            )
+        if self._owner is not None and self._world.size > 1:
+            for bucket in self._buckets:
+                self._broadcast(bucket)
+
+    def clear_gradients(self) -> None:
+        for bucket in self._buckets:
+            bucket.flat.zero_()
+
+    def whole(self, name: str) -> Tensor:
+        """Return a master; where another process owns it, its owner sends it."""
+        weight = self._working[name]
+        if self._owner is None or self._world.size == 1:
+            return self._masters[name].detach().cpu()
+        owner = self._owner(name)
+        mine = self._masters.get(name)
+        buffer = torch.empty(weight.shape, device=weight.device) if mine is None else mine.detach()
+        dist.broadcast(buffer, src=owner)
+        return buffer.cpu()
+
+    def _split_masters(
+        self, named: dict[str, nn.Parameter], dtype: torch.dtype
+    ) -> dict[str, nn.Parameter]:
+        """Keep the fp32 weights that this process owns, and turn the working ones into dtype."""
+        owned = [name for name in named if self._owned(name)]
+        if dtype == torch.float32:
+            return {name: named[name] for name in owned}
+        masters = {name: nn.Parameter(named[name].detach().clone()) for name in owned}
+        for parameter in named.values():
+            parameter.data = parameter.data.to(dtype)
+        return masters
+
+    def _lay_out(
+        self, named: dict[str, nn.Parameter], limit: int, device: torch.device
+    ) -> list[Bucket]:
+        """Fill buckets in reverse order of the parameters, roughly the order of the backward."""
+        groups: dict[int | None, list[list[str]]] = {}
+        for name in reversed(list(named)):
+            if not named[name].requires_grad:
+                continue
+            owner = self._owner(name) if self._owner else None
+            group = groups.setdefault(owner, [[]])
+            filled = sum(named[other].numel() for other in group[-1])
+            if group[-1] and filled + named[name].numel() > limit:
+                group.append([])
+            group[-1].append(name)
+        return [
+            Bucket(names, [named[name].numel() for name in names], device, owner)
+            for owner, lists in groups.items()
+            for names in lists
+        ]
+
+    def _connect(self, named: dict[str, nn.Parameter]) -> None:
+        for name, bucket in self._bucket_of.items():
+            parameter = named[name]
+            view = bucket.views[name].view_as(parameter)
+            if name in self._masters:
+                self._masters[name].grad = view
+            if parameter.dtype == torch.float32:
+                parameter.grad = view
+            hook = self._counted(bucket, view)
+            parameter.register_post_accumulate_grad_hook(hook)
+
+    def _counted(self, bucket: Bucket, view: Tensor) -> Callable[[Tensor], None]:
+        def arrived(parameter: Tensor) -> None:
+            if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
+                view.add_(parameter.grad)
+                parameter.grad = None
+            bucket.missing -= 1
+            if self._last and bucket.missing == 0:
+                self._reduce_ready(force=False)
+
+        return arrived
+
+    def _reduce_ready(self, *, force: bool) -> None:
+        """Start the reductions that may start, in the order of the buckets on every process."""
+        while self._next < len(self._buckets):
+            bucket = self._buckets[self._next]
+            if bucket.missing > 0 and not force:
+                return
+            self._next += 1
+            if self._world.size == 1:
+                continue
+            if bucket.owner is None:
+                work = dist.all_reduce(bucket.flat, async_op=True)
+            else:
+                work = dist.reduce(bucket.flat, dst=bucket.owner, async_op=True)
+            self._pending.append(work)
+
+    def _broadcast(self, bucket: Bucket) -> None:
+        """Send the owner's updated weights of a bucket to every process."""
+        working = [self._working[name] for name in bucket.names]
+        flat = torch.cat([weight.detach().reshape(-1) for weight in working])
+        dist.broadcast(flat, src=bucket.owner)
+        if bucket.owner != self._world.rank:
+            sizes = [weight.numel() for weight in working]
+            for weight, part in zip(working, flat.split(sizes), strict=True):
+                weight.data.copy_(part.view_as(weight))
+
+    def _owned(self, name: str) -> bool:
+        return self._owner is None or self._owner(name) == self._world.rank
+
+    def _owns(self, bucket: Bucket) -> bool:
+        return bucket.owner is None or bucket.owner == self._world.rank
+
+    def _device(self) -> torch.device:
+        return next(iter(self._working.values())).device

@@ -1,0 +1,32 @@
+"""Fully sharded data parallel: weights, gradients and moments are spread over all processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from regauge.strategies import Prepared, Site, Strategy
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from regauge.processes import World
+
+
+class Fsdp(Strategy):
+    """FSDP2, wrapped by the model's own blocks."""
+
+    sharding: Literal["full-shard", "shard-grad-op"] = "full-shard"
+    """Whether weights are freed after the forward pass (ZeRO-3), or kept until the backward."""
+
+    def obstacle(self, world: World, optimizer: str) -> str | None:
+        del world
+        return "torch's Adafactor refuses sharded tensors" if optimizer == "adafactor" else None
+
+    def prepare(self, module: nn.Module, site: Site) -> Prepared:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        from regauge.strategies._sharded import Sharded
+
+        mesh = init_device_mesh(site.device.type, (site.world.size,), mesh_dim_names=("shard",))
+        free = self.sharding == "full-shard"
+        return Sharded(module, site, mesh, reshard_after_forward=free)

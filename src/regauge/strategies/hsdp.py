@@ -1,0 +1,38 @@
+"""Hybrid sharding: spread inside of a group, repeated over the groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from regauge.strategies import Prepared, Site, Strategy
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from regauge.processes import World
+
+
+class Hsdp(Strategy):
+    """FSDP2 on a mesh of two dimensions: replicas x shards."""
+
+    shards: int = Field(default=2, ge=2)
+    """Processes that share one copy of the model; usually those of one machine."""
+
+    def obstacle(self, world: World, optimizer: str) -> str | None:
+        if optimizer == "adafactor":
+            return "torch's Adafactor refuses sharded tensors"
+        if world.size % self.shards or world.size < 2 * self.shards:
+            return f"{world.size} processes do not form two or more groups of {self.shards}"
+        return None
+
+    def prepare(self, module: nn.Module, site: Site) -> Prepared:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        from regauge.strategies._sharded import Sharded
+
+        shape = (site.world.size // self.shards, self.shards)
+        names = ("replicate", "shard")
+        mesh = init_device_mesh(site.device.type, shape, mesh_dim_names=names)
+        return Sharded(module, site, mesh, reshard_after_forward=True)

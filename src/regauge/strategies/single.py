@@ -1,0 +1,27 @@
+"""One process, the whole model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regauge.strategies import Prepared, Site, Strategy
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from regauge.processes import World
+
+ONE_BUCKET_MIB = 1 << 20
+
+
+class Single(Strategy):
+    """A run of one process."""
+
+    def obstacle(self, world: World, optimizer: str) -> str | None:
+        del optimizer
+        return None if world.size == 1 else f"it is for 1 process, this run has {world.size}"
+
+    def prepare(self, module: nn.Module, site: Site) -> Prepared:
+        from regauge.strategies._replica import Replica
+
+        return Replica(module, site, bucket_mib=ONE_BUCKET_MIB)

@@ -1,0 +1,75 @@
+"""What a model is trained for: how rows become batches, a batch a loss, and outputs metrics.
+
+A task is a frozen table of settings; files here import torch inside of their methods.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from regauge.config import Choice
+from regauge.errors import SettingsError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from regauge.data.batches import Arrays, Draw, Piece
+    from regauge.data.loader import Facts
+    from regauge.data.shards import Manifest, Rows
+    from regauge.models.settings import Model
+    from regauge.models.text import TextModule
+
+Sums = dict[str, tuple[Any, Any]]
+"""Metric name to (weighted sum, weight); a mean is taken once, over everything."""
+
+
+class Task(Choice):
+    """One objective."""
+
+    coupled: ClassVar[bool] = False
+    """Whether the loss needs the outputs of the whole global batch at once."""
+    layout: ClassVar[Literal["packed", "fields"]] = "packed"
+    """The row layout that the task reads."""
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise SettingsError when a dataset cannot be used for the task."""
+        if manifest.layout != self.layout:
+            raise SettingsError(
+                f"task '{self.kind}' reads rows of layout '{self.layout}', the dataset has"
+                f" '{manifest.layout}'",
+                f'prepare it with rows.layout = "{self.layout}"',
+            )
+
+    def ladder(self, manifest: Manifest) -> tuple[int, ...]:
+        """Return the lengths that batches are padded to; with the batch's rows, the shapes."""
+        return (manifest.fields["tokens"].limit,)
+
+    def texts_per_row(self) -> int:
+        """Return how many sequences the model computes for one row."""
+        return 1
+
+    def cut(
+        self, rows: Rows, numbers: np.ndarray, microbatch_rows: int, ladder: tuple[int, ...]
+    ) -> list[Piece]:
+        """Cut a global batch of row numbers into microbatches of one size."""
+        from regauge.data.batches import whole_rows
+
+        del rows
+        return whole_rows(numbers, microbatch_rows, ladder[0])
+
+    def batch(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
+        """Build the arrays of one microbatch."""
+        raise NotImplementedError
+
+    def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
+        """Return the module that is trained, in fp32 on the CPU."""
+        raise NotImplementedError
+
+    def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the weighted sum of losses and the weight, both scalars."""
+        raise NotImplementedError
+
+    def tally(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Sums:
+        """Return the sums of every held-out metric, of a batch or of the whole split."""
+        raise NotImplementedError

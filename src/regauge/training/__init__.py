@@ -1,0 +1,1 @@
+"""The machinery of a training run: loop, optimizer, precision, scoring, ledger."""

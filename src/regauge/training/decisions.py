@@ -1,0 +1,99 @@
+"""What a run file leaves open is decided here, once, with the reason said.
+
+Decisions are written into the settings that the run saves, so that a resumed run keeps them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from regauge import accelerators, registry
+from regauge.errors import SettingsError
+from regauge.log import logger
+
+if TYPE_CHECKING:
+    from regauge.accelerators import Accelerator
+    from regauge.processes import World
+    from regauge.training.settings import Execution, Training
+
+
+def decide(settings: Training, world: World) -> Training:
+    """Return settings with accelerator, strategy, precision, threads and compiling decided.
+
+    Raises SettingsError for a combination that cannot run, before anything is allocated.
+    """
+    accelerator = settings.accelerator or _chosen_accelerator(world)
+    accelerators.require(accelerator)
+    strategy = (
+        settings.strategy or registry.load("strategies", "single" if world.size == 1 else "ddp")()
+    )
+    obstacle = strategy.obstacle(world, settings.optimizer.kind)
+    if obstacle:
+        others = [name for name in registry.names("strategies") if name != strategy.kind]
+        raise SettingsError(
+            f"strategy '{strategy.kind}' cannot be used: {obstacle}",
+            f"choose another strategy ({', '.join(others)}) or number of processes",
+        )
+    check_shares(settings, world)
+    execution = _execution(settings.execution, accelerator, world)
+    return settings.model_copy(
+        update={"accelerator": accelerator, "strategy": strategy, "execution": execution}
+    )
+
+
+def check_shares(settings: Training, world: World) -> None:
+    """Raise SettingsError when there are more processes than microbatches; say uneven shares."""
+    pieces = settings.batch.microbatches
+    if world.size > pieces:
+        smaller = [
+            size
+            for size in range(1, settings.batch.microbatch_rows + 1)
+            if settings.batch.rows % size == 0 and settings.batch.rows // size >= world.size
+        ]
+        remedy = f"use at most {pieces} processes"
+        if smaller:
+            remedy += f", or batch.microbatch_rows = {smaller[-1]}"
+        raise SettingsError(f"{world.size} processes for {pieces} microbatches a step", remedy)
+    if pieces % world.size and world.first:
+        most = -(-pieces // world.size)
+        idle = 1 - pieces / (most * world.size)
+        logger.info(
+            "%d microbatches on %d processes: shares of %d and %d, %.0f %% of the time is idle",
+            pieces,
+            world.size,
+            most,
+            pieces // world.size,
+            100 * idle,
+        )
+
+
+def _chosen_accelerator(world: World) -> Accelerator:
+    accelerator, reason = accelerators.choose()
+    if world.first:
+        logger.info("accelerator %s", reason)
+    return accelerator
+
+
+def _execution(execution: Execution, accelerator: Accelerator, world: World) -> Execution:
+    precision = accelerators.settle_precision(accelerator, execution.precision)
+    compiling = execution.compile
+    obstacle = accelerator.obstacle_to_compiling() if compiling != "no" else None
+    if obstacle:
+        logger.warning("the run is not compiled: %s", obstacle)
+        compiling = "no"
+    threads = execution.threads or max(1, _cores() // world.local_size)
+    if world.first and execution.precision == "auto":
+        logger.info("precision %s: the first that '%s' offers", precision, accelerator.kind)
+    return execution.model_copy(
+        update={
+            "precision": precision,
+            "compile": compiling,
+            "threads": threads,
+            "processes": world.size,
+        }
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

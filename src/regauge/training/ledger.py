@@ -1,0 +1,93 @@
+"""Where time and money went, over all attempts of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ACCOUNTS = ("init", "compile", "data_wait", "step", "evaluate", "checkpoint", "lost")
+
+
+class Ledger:
+    """Seconds by account, real tokens and padded slots; they go on when a run resumes."""
+
+    def __init__(self, usd_per_hour: float | None) -> None:
+        self._booked = dict.fromkeys(ACCOUNTS, 0.0)
+        self.tokens = 0
+        self.slots = 0
+        self._usd_per_hour = usd_per_hour
+        self._account: str | None = None
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def spend(self, account: str) -> Iterator[None]:
+        """Book the time inside to an account, and not to the one around it."""
+        outer = self._switch(account)
+        try:
+            yield
+        finally:
+            self._switch(outer)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by account, up to now."""
+        self._switch(self._account)
+        return dict(self._booked)
+
+    def _switch(self, account: str | None) -> str | None:
+        """Book the time since the last switch, and return the account that was open."""
+        now = time.perf_counter()
+        if self._account is not None:
+            self._booked[self._account] += now - self._since
+        self._since = now
+        outer, self._account = self._account, account
+        return outer
+
+    @property
+    def total_seconds(self) -> float:
+        """All time that was paid for, lost work included."""
+        return sum(self.seconds.values())
+
+    @property
+    def usd(self) -> float | None:
+        """Dollars so far, or None where no price is known."""
+        if self._usd_per_hour is None:
+            return None
+        return self.total_seconds / 3600 * self._usd_per_hour
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the computed slots that held no real token."""
+        return 1 - self.tokens / self.slots if self.slots else 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"seconds": self.seconds, "tokens": self.tokens, "slots": self.slots}
+
+    def restore(self, state: dict[str, Any], last_known: dict[str, Any] | None) -> None:
+        """Go on from a checkpoint; time after it, up to the last line written, was lost."""
+        for name, seconds in state["seconds"].items():
+            self._booked[name] += seconds
+        self.tokens, self.slots = state["tokens"], state["slots"]
+        if last_known is not None:
+            after = sum(last_known["seconds"].values()) - sum(state["seconds"].values())
+            self._booked["lost"] += max(0.0, after)
+
+
+def last_line(path: Path) -> dict[str, Any] | None:
+    """Return the last whole line of a file of JSON lines; a torn one is passed over."""
+    if not path.exists():
+        return None
+    for line in reversed(path.read_bytes().splitlines()):
+        try:
+            document: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue
+        return document
+    return None

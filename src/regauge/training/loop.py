@@ -1,0 +1,115 @@
+"""The story of a run: steps, lines, evaluations, saves, and the reasons to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from regauge.training.graphs import GraphGuard, warm_up
+from regauge.training.optimizer import learning_rate, set_learning_rate
+from regauge.training.progress import Interval, write_ledger
+from regauge.training.scoring import evaluate
+from regauge.training.stopping import NOTHING, Stopping
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from regauge.data.batches import Arrays
+    from regauge.trackers import Together
+    from regauge.training.session import Session
+
+
+@dataclass
+class Outcome:
+    """How a run ended."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The last evaluation."""
+    reason: str = "finished"
+
+
+def train(session: Session, trackers: Together) -> Outcome:
+    """Run the steps that are left; a limit or a signal is raised as its error, after a save."""
+    settings, ledger = session.settings, session.ledger
+    total = settings.stop.total_steps(session.order.steps_per_epoch)
+    with ledger.spend("compile"):
+        warm_up(session)
+    guard = GraphGuard(session.accelerator, settings.execution.recompile_budget)
+    interval, outcome, stop, last = Interval(session), Outcome(), NOTHING, True
+    with Stopping(session) as stopping, ledger.spend("step"):
+        for arrays, batches in _batches(session, total):
+            rate = learning_rate(
+                settings.optimizer.learning_rate, settings.optimizer.schedule, session.step, total
+            )
+            interval.add(*advance(session, batches, rate), rate, arrays)
+            guard.check(session.step, batches)
+            stop = stopping.reason()
+            last = session.step == total
+            if last or stop or _due(session.step, settings.output.every_steps):
+                trackers.log(session.step, interval.line())
+                write_ledger(session)
+            if last or _due(session.step, settings.evaluation.every_steps):
+                outcome.metrics = evaluate(session)
+                trackers.log(session.step, outcome.metrics)
+                if settings.stop.target and settings.stop.target.reached(outcome.metrics):
+                    outcome.reason = f"reached {settings.stop.target.metric}"
+            over = last or stop != NOTHING or outcome.reason != "finished"
+            if over or _due(session.step, settings.output.checkpoint.every_steps):
+                interval.settle()
+                session.save(outcome.metrics)
+            if over:
+                break
+    with ledger.spend("checkpoint"):
+        session.saver.wait()
+    if last and not outcome.metrics:
+        outcome.metrics = evaluate(session)
+    write_ledger(session)
+    if stop and not last:
+        raise stopping.error(stop)
+    return outcome
+
+
+def advance(
+    session: Session, batches: list[dict[str, Tensor]], rate: float
+) -> tuple[Tensor, Tensor]:
+    """Do one step; return [loss sum, weight] of the global batch and the gradient norm."""
+    prepared, clip = session.prepared, session.settings.optimizer.clip_norm
+    totals = session.gradients.of(batches, torch.ones((), device=session.device))
+    weight = totals[1].clamp(min=1e-9)
+    norm = prepared.gradient_norm() / weight
+    factor = 1 / weight
+    if clip is not None:
+        factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
+    prepared.scale_gradients(factor)
+    set_learning_rate(session.optimizer, rate)
+    session.optimizer.step()
+    prepared.publish()
+    prepared.clear_gradients()
+    session.accelerator.end_step()
+    session.step += 1
+    return totals, norm
+
+
+def _batches(
+    session: Session, total: int
+) -> Iterator[tuple[list[Arrays], list[dict[str, Tensor]]]]:
+    """Yield each step's batches, as arrays and on the device; the wait for them is booked."""
+    data = session.settings.data
+    steps = session.feed.steps(
+        session.order, session.step, total, workers=data.workers, ahead=data.prefetch_steps
+    )
+    while True:
+        with session.ledger.spend("data_wait"):
+            arrays = next(steps, None)
+        if arrays is None:
+            return
+        host = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
+        yield arrays, list(session.accelerator.wrap_loader(host, session.device))
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,76 @@
+"""What can be known of a run before anything is allocated; no torch here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge import processes
+from regauge.data.order import Order
+from regauge.data.shards import MANIFEST, read_manifest
+from regauge.errors import SettingsError
+from regauge.training import records
+from regauge.training.decisions import check_shares
+
+if TYPE_CHECKING:
+    from regauge.training.settings import Training
+
+
+def plan(settings: Training) -> dict[str, Any]:
+    """Return the shape of a run: steps, rows, lengths, processes."""
+    batch = settings.batch
+    answer: dict[str, Any] = {
+        "output": settings.output.folder,
+        "task": settings.task.kind,
+        "global_batch_rows": batch.rows,
+        "microbatches": batch.microbatches,
+        "processes": settings.execution.processes,
+    }
+    if not (Path(settings.data.path) / MANIFEST).exists():
+        return {**answer, "data": f"{settings.data.path} is not prepared yet"}
+    check(settings)
+    manifest = read_manifest(Path(settings.data.path))
+    rows = manifest.splits["train"].rows
+    order = Order(rows, batch.rows, settings.seed, manifest.identity)
+    texts = batch.microbatch_rows * settings.task.texts_per_row()
+    return {
+        **answer,
+        "rows": rows,
+        "heldout_rows": manifest.splits["heldout"].rows,
+        "steps": settings.stop.total_steps(order.steps_per_epoch),
+        "steps_per_epoch": order.steps_per_epoch,
+        "shapes": [f"{texts} x {length}" for length in settings.task.ladder(manifest)],
+        "real_token_share": round(manifest.real_token_share, 4),
+    }
+
+
+def check(settings: Training) -> None:
+    """Raise the error of a run that cannot start: data, task, output folder, shares."""
+    manifest = read_manifest(Path(settings.data.path))
+    settings.task.check(manifest)
+    if manifest.splits["train"].rows == 0:
+        raise SettingsError(f"{settings.data.path} has no training rows", "prepare more text")
+    records.check_same_run(Path(settings.output.folder), settings, manifest.identity)
+    if not processes.launched() and isinstance(settings.execution.processes, int):
+        size = settings.execution.processes
+        check_shares(settings, processes.World(rank=1, size=size, local_size=size))
+
+
+def local_processes(settings: Training) -> int:
+    """Return how many processes this machine starts."""
+    if settings.execution.processes != "auto":
+        return settings.execution.processes
+    from regauge import accelerators
+
+    accelerator = settings.accelerator or accelerators.choose()[0]
+    return min(accelerator.count(), settings.batch.microbatches)
+
+
+def result_of(settings: Training) -> dict[str, Any]:
+    """Return the result that the processes of a run left in its folder."""
+    from regauge.training.records import RESULT
+
+    path = Path(settings.output.folder) / RESULT
+    result: dict[str, Any] = json.loads(path.read_text())
+    return result

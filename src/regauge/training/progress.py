@@ -1,0 +1,113 @@
+"""What happened since the last line of metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from regauge.errors import NoProgressError
+from regauge.training.step import summed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regauge.training.session import Session
+
+MFU_FORMULA = "real tokens/s x (6 N + 12 L h S) / (peak FLOP/s x processes)"
+
+
+class Interval:
+    """Sums the steps since the last line; every method is called by all processes."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._totals = torch.zeros(2, device=session.device)
+        self._norm = torch.zeros((), device=session.device)
+        self._counts = np.zeros(2, np.int64)
+        self._began = time.perf_counter()
+        self._rate = 0.0
+
+    def add(self, totals: Tensor, norm: Tensor, rate: float, batches: list[dict[str, Any]]) -> None:
+        """Add a step: its [loss sum, weight], gradient norm, learning rate and batches."""
+        self._totals += totals
+        self._norm = norm
+        self._rate = rate
+        for batch in batches:
+            self._counts += tokens_and_slots(batch)
+
+    def line(self) -> dict[str, float]:
+        """Return the values of a line of training, and begin the next interval."""
+        seconds = time.perf_counter() - self._began
+        tokens, slots = self.settle()
+        loss, weight = self._totals.tolist()
+        session = self._session
+        values = {
+            "train/loss": loss / max(weight, 1e-9),
+            "train/learning_rate": self._rate,
+            "train/gradient_norm": float(self._norm),
+            "train/tokens_per_second": tokens / seconds,
+            "train/padding_share": 1 - tokens / max(slots, 1),
+            "train/epoch": session.step / session.order.steps_per_epoch,
+            "train/mfu": self._mfu(tokens / seconds),
+            "train/usd": session.ledger.usd,
+        }
+        self._totals = torch.zeros_like(self._totals)
+        self._began = time.perf_counter()
+        if not math.isfinite(values["train/loss"] or 0.0):
+            raise NoProgressError(
+                f"the loss is {loss} at step {session.step}",
+                "lower optimizer.learning_rate, or go on from an earlier checkpoint",
+            )
+        return {name: value for name, value in values.items() if value is not None}
+
+    def settle(self) -> tuple[float, float]:
+        """Book the tokens of all processes since the last call; return them and the slots."""
+        counts = torch.tensor(self._counts.tolist(), device=self._session.device)
+        tokens, slots = summed(counts).tolist()
+        self._counts[:] = 0
+        self._session.ledger.tokens += tokens
+        self._session.ledger.slots += slots
+        return tokens, slots
+
+    def _mfu(self, tokens_per_second: float) -> float | None:
+        session = self._session
+        peak = session.chip.flops_per_second.get(session.settings.execution.precision)
+        if peak is None:
+            return None
+        return tokens_per_second * session.flops_per_token / (peak * session.world.size)
+
+
+def tokens_and_slots(batch: dict[str, Any]) -> tuple[int, int]:
+    """Return the real tokens and all slots of a batch of arrays."""
+    segments = batch["segments"]
+    if "real" in batch:
+        segments = segments * batch["real"][:, None]
+    return int(np.count_nonzero(segments)), int(segments.size)
+
+
+def write_ledger(session: Session) -> None:
+    """Append where time and money went so far to ledger.jsonl."""
+    ledger = session.ledger
+    execution = session.settings.execution
+    peak = session.chip.flops_per_second.get(execution.precision)
+    steps = ledger.seconds["step"] + ledger.seconds["data_wait"]
+    rate = ledger.tokens / steps if steps > 0 else 0.0
+    mfu = None if peak is None else rate * session.flops_per_token / (peak * session.world.size)
+    document = {
+        "attempt": session.attempt,
+        "step": session.step,
+        "seconds": {name: round(value, 6) for name, value in ledger.seconds.items()},
+        "tokens": ledger.tokens,
+        "usd": ledger.usd,
+        "mfu": mfu,
+        "mfu_formula": MFU_FORMULA,
+        "peak_source": session.chip.source,
+        "padding_share": ledger.padding_share,
+    }
+    with (session.folder / "ledger.jsonl").open("a") as file:
+        file.write(json.dumps(document, sort_keys=True) + "\n")

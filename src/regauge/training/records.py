@@ -1,0 +1,132 @@
+"""The documents of an output folder that say what ran: `run.json` and `environment.json`.
+
+A folder belongs to one run. What may differ when the run is started again is how it is computed
+and when it stops; what it computes may not.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import uuid
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from regauge.checkpoint.folder import write_json
+from regauge.config import FACTS, FORMAT, Tables, dump
+from regauge.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from regauge.training.settings import Training
+
+RUN = "run.json"
+RESULT = "result.json"
+IDENTITY = ("seed", "task", "model", "optimizer", "batch.rows", "data.identity")
+"""What makes two runs the same; everything else may change between attempts."""
+PACKAGES = ("regauge", "torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
+
+
+def document(settings: Training, identity: str, run_id: str) -> Tables:
+    """Return the content of run.json: the settings, and who they belong to."""
+    facts = {"format": FORMAT, "verb": "train", "id": run_id, "data_identity": identity}
+    return {**dump(settings), FACTS: facts}
+
+
+def read_run(folder: Path) -> Tables | None:
+    """Return the run.json of an output folder, or None."""
+    path = folder / RUN
+    if not path.exists():
+        return None
+    try:
+        saved: Tables = json.loads(path.read_text())
+    except ValueError:
+        raise SettingsError(f"{path} is damaged", "name another output.folder") from None
+    return saved
+
+
+def check_same_run(folder: Path, settings: Training, identity: str) -> str:
+    """Return the id of the run that owns a folder, a new one for a new folder.
+
+    Raises SettingsError when another run lives there, naming the first difference.
+    """
+    saved = read_run(folder)
+    if saved is None:
+        _check_empty(folder)
+        return uuid.uuid4().hex[:12]
+    facts = saved.get(FACTS, {})
+    now = document(settings, identity, "")
+    now["data"]["identity"], saved["data"]["identity"] = identity, facts.get("data_identity")
+    for key in IDENTITY:
+        ours, theirs = _at(now, key), _at(saved, key)
+        if ours != theirs:
+            difference = _first_difference(key, ours, theirs)
+            raise SettingsError(
+                f"{folder} belongs to another run: {difference}",
+                "name another output.folder, or set it back to go on with that run",
+            )
+    return str(facts["id"])
+
+
+def inherit(settings: Training, folder: Path) -> Training:
+    """Return settings with what the run's first attempt decided, where this one leaves it open."""
+    saved = (read_run(folder) or {}).get("execution", {})
+    execution = settings.execution
+    update: dict[str, Any] = {}
+    if execution.precision == "auto" and "precision" in saved:
+        update["precision"] = saved["precision"]
+    if execution.threads is None and execution.processes == saved.get("processes"):
+        update["threads"] = saved.get("threads")
+    return settings.model_copy(update={"execution": execution.model_copy(update=update)})
+
+
+def write(folder: Path, settings: Training, identity: str, run_id: str) -> None:
+    """Save what will run, and on what, before the first step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / RUN, document(settings, identity, run_id))
+    write_json(folder / "environment.json", environment())
+
+
+def environment() -> dict[str, Any]:
+    """Return the versions and the machine that a run depends on."""
+    return {
+        "format": FORMAT,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _check_empty(folder: Path) -> None:
+    strangers = [path.name for path in folder.glob("*")] if folder.is_dir() else []
+    known = {"done.json", "ranks", "metrics.jsonl", "ledger.jsonl"}
+    foreign = [name for name in strangers if name not in known and not name.startswith(".")]
+    if foreign:
+        raise SettingsError(
+            f"{folder} holds something else ({sorted(foreign)[0]}) and no run",
+            "name another output.folder",
+        )
+
+
+def _at(tables: Tables, key: str) -> Any:
+    value: Any = tables
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _first_difference(key: str, ours: Any, theirs: Any) -> str:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name in sorted({*ours, *theirs}):
+            if ours.get(name) != theirs.get(name):
+                return _first_difference(f"{key}.{name}", ours.get(name), theirs.get(name))
+    return f"{key} is {theirs!r} there and {ours!r} here"

@@ -1,0 +1,102 @@
+"""One attempt of a run, from its settings to its final model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from regauge.checkpoint.folder import write_json
+from regauge.config import FORMAT, dump
+from regauge.data.shards import Dataset
+from regauge.log import logger
+from regauge.models import build as models
+from regauge.trackers import RunFacts, started
+from regauge.training import records
+from regauge.training.decisions import decide
+from regauge.training.loop import Outcome, train
+from regauge.training.scoring import evaluate
+from regauge.training.session import Session, open_session
+
+if TYPE_CHECKING:
+    from regauge.processes import World
+    from regauge.training.settings import Training
+
+
+def attempt(settings: Training, world: World) -> dict[str, Any]:
+    """Start or go on with a run and return its result; every process of it calls this."""
+    folder = Path(settings.output.folder)
+    dataset = Dataset(Path(settings.data.path))
+    settings.task.check(dataset.manifest)
+    identity = dataset.manifest.identity
+    run_id = records.check_same_run(folder, settings, identity)
+    settings = decide(records.inherit(settings, folder), world)
+    if world.first:
+        records.write(folder, settings, identity, run_id)
+    joined = dist.is_initialized()
+    session = open_session(settings, world, dataset)
+    try:
+        return _finish(session, _tracked(session, run_id))
+    finally:
+        if dist.is_initialized() and not joined:
+            dist.destroy_process_group()
+
+
+def _tracked(session: Session, run_id: str) -> Outcome:
+    resumed = session.resume()
+    if not resumed:
+        session.before = evaluate(session)
+    facts = RunFacts(
+        name=session.folder.name,
+        run_id=run_id,
+        folder=session.folder,
+        attempt=session.attempt,
+        total_steps=session.settings.stop.total_steps(session.order.steps_per_epoch),
+        resumed_step=session.step,
+        settings=dump(session.settings),
+    )
+    own = session.settings.output.trackers if session.world.first else ()
+    if session.world.first and resumed:
+        logger.info("going on from step %d, attempt %d", session.step, session.attempt)
+    with started(own, facts) as trackers:
+        if not resumed:
+            trackers.log(0, session.before)
+        outcome = train(session, trackers)
+        trackers.finish({"steps": session.step, "reason": outcome.reason, **outcome.metrics})
+    return outcome
+
+
+def _finish(session: Session, outcome: Outcome) -> dict[str, Any]:
+    """Write the final model and the result."""
+    write_model(session, session.folder / "model")
+    result = {
+        "format": FORMAT,
+        "output": str(session.folder),
+        "steps": session.step,
+        "reason": outcome.reason,
+        "before": session.before,
+        "metrics": outcome.metrics,
+        "seconds": round(session.ledger.total_seconds, 3),
+        "tokens": session.ledger.tokens,
+        "usd": session.ledger.usd,
+    }
+    if session.world.first:
+        write_json(session.folder / records.RESULT, result)
+    return result
+
+
+def write_model(session: Session, folder: Path) -> None:
+    """Write the weights as a folder that transformers loads; every process calls this."""
+    inner: Any = session.prepared.module.model
+    names = dict(session.prepared.module.named_parameters())
+    weights: dict[str, torch.Tensor] = {}
+    for name in names:
+        whole = session.prepared.whole(name)
+        if session.world.first:
+            weights[name.removeprefix("model.")] = whole
+    if session.world.first:
+        config = inner.config
+        config.architectures = [models.class_name(inner)]
+        models.save(folder, config, weights, Path(session.settings.data.path) / "tokenizer")

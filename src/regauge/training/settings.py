@@ -1,0 +1,214 @@
+"""The tables of a run file that training reads; nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from regauge.accelerators import Accelerator
+from regauge.config import Settings, chosen
+from regauge.data.settings import Data
+from regauge.models.settings import Model
+from regauge.strategies import Strategy
+from regauge.tasks import Task
+from regauge.trackers import Tracker
+
+
+class Checkpoint(Settings):
+    """When the run saves, and what it keeps."""
+
+    every_steps: int = Field(default=500, ge=1)
+    """Steps between two saves; the last step is always saved."""
+    keep: int = Field(default=2, ge=1)
+    """Newest checkpoints that are kept."""
+    best: str | None = None
+    """Held-out metric whose best checkpoint is kept as well, such as `heldout/recall@10`."""
+    best_is: Literal["highest", "lowest"] = "highest"
+    """Which end of the metric is the best."""
+    writing: Literal["background", "blocking"] = "background"
+    """Whether training goes on while a checkpoint is written."""
+
+
+class Output(Settings):
+    """What the run leaves behind."""
+
+    folder: str
+    """The output folder; one run owns it."""
+    trackers: tuple[Annotated[SerializeAsAny[Tracker], chosen("trackers")], ...] = Field(
+        default=("console", "jsonl"), validate_default=True
+    )
+    """Where metrics go."""
+    every_steps: int = Field(default=10, ge=1)
+    """Steps between two lines of training metrics."""
+    checkpoint: Checkpoint = Checkpoint()
+    """When the run saves, and what it keeps."""
+
+
+class Batch(Settings):
+    """The unit of training: what one optimizer step sees, on any number of processes."""
+
+    rows: int = Field(ge=1)
+    """Rows of a global batch."""
+    microbatch_rows: int = Field(ge=1)
+    """Rows that a process computes at a time; the global batch is cut into pieces of this size."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> Batch:
+        if self.rows % self.microbatch_rows:
+            size = min(self.microbatch_rows, self.rows)
+            below = next(n for n in range(size, 0, -1) if self.rows % n == 0)
+            above = next(n for n in range(size, self.rows + 1) if self.rows % n == 0)
+            raise ValueError(
+                f"rows = {self.rows} is not divisible by microbatch_rows = {self.microbatch_rows}"
+                f"; nearest that divide: {below}, {above}"
+            )
+        return self
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of one step, over all processes."""
+        return self.rows // self.microbatch_rows
+
+
+class Schedule(Settings):
+    """The learning rate over the steps."""
+
+    kind: Literal["constant", "linear", "cosine", "polynomial"] = "linear"
+    """Shape of the decay after the warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from 0."""
+    final_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the peak that is left at the last step."""
+    power: float = Field(default=2.0, gt=0)
+    """Exponent of the polynomial decay."""
+
+
+class Optimizer(Settings):
+    """How gradients change the weights."""
+
+    kind: Literal["adamw", "sgd", "adafactor"] = "adamw"
+    """The rule; each is torch's own."""
+    learning_rate: float = Field(default=5e-4, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Decay of the first and second moment (adamw); the first is the momentum of sgd."""
+    epsilon: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment (adamw)."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled decay of matrices; vectors (biases, norms) are not decayed."""
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    """Largest global gradient norm."""
+    schedule: Schedule = Schedule()
+    """The learning rate over the steps."""
+
+
+class Execution(Settings):
+    """How the run is computed; none of it changes what is computed."""
+
+    processes: int | Literal["auto"] = Field(default=1, union_mode="left_to_right")
+    """Local processes; `auto` takes one per device, or one on a CPU."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of each process; by default the cores shared among the processes."""
+    precision: Literal["auto", "bf16", "fp32", "tf32", "fp16"] = "auto"
+    """Type of the computation; master weights and moments are fp32 in all of them."""
+    compile: Literal["no", "blocks"] = "no"
+    """Whether torch.compile takes the model's repeated blocks."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again: nothing, all but matmuls, or whole blocks."""
+    recompile_budget: int = Field(default=0, ge=0)
+    """Graphs that may be compiled after the warm-up before the run fails."""
+    timeout_seconds: int = Field(default=600, ge=1)
+    """Longest wait of one process for the others."""
+
+
+class Target(Settings):
+    """A held-out metric that ends the run when it is reached."""
+
+    metric: str
+    """Name as the trackers show it, such as `heldout/recall@10`."""
+    at_least: float | None = None
+    """Reached from below."""
+    at_most: float | None = None
+    """Reached from above."""
+
+    def reached(self, values: dict[str, float]) -> bool:
+        """Return whether an evaluation's values reach the target."""
+        value = values.get(self.metric)
+        if value is None:
+            return False
+        above = self.at_least is not None and value >= self.at_least
+        return above or (self.at_most is not None and value <= self.at_most)
+
+
+class Stop(Settings):
+    """When the run is over: at its length, or before it at a limit."""
+
+    steps: int | None = Field(default=None, ge=1)
+    """Length in optimizer steps."""
+    epochs: float | None = Field(default=None, gt=0)
+    """Length in passes over the training rows."""
+    tokens: int | None = Field(default=None, ge=1)
+    """Real tokens after which it stops."""
+    seconds: float | None = Field(default=None, gt=0)
+    """Training seconds, over all attempts, after which it saves and stops."""
+    usd: float | None = Field(default=None, gt=0)
+    """Dollars, over all attempts, after which it saves and stops."""
+    usd_per_hour: float | None = Field(default=None, ge=0)
+    """Price of everything that this run occupies, for one hour."""
+    target: Target | None = None
+    """A metric whose value ends the run."""
+
+    @model_validator(mode="after")
+    def _has_a_length(self) -> Stop:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("a run has one length: set either stop.steps or stop.epochs")
+        if self.usd is not None and self.usd_per_hour is None:
+            raise ValueError("stop.usd needs stop.usd_per_hour")
+        return self
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the length in optimizer steps."""
+        if self.steps is not None:
+            return self.steps
+        return max(1, round((self.epochs or 0) * steps_per_epoch))
+
+
+class Evaluation(Settings):
+    """The measurement on held-out rows, in the loop and after it."""
+
+    every_steps: int = Field(default=0, ge=0)
+    """Steps between two evaluations; 0 evaluates at the end alone."""
+    rows: int | None = Field(default=None, ge=1)
+    """Held-out rows that are used, the first ones of the split; all by default."""
+    microbatch_rows: int | None = Field(default=None, ge=1)
+    """Rows at a time; by default those of training."""
+
+
+class Training(Settings):
+    """Everything about a training run."""
+
+    output: Output
+    """What the run leaves behind, and where."""
+    seed: int = Field(default=0, ge=0)
+    """Key of the initial weights, the order, the masks and the dropout."""
+    data: Data
+    """The prepared dataset."""
+    task: Annotated[SerializeAsAny[Task], chosen("tasks")]
+    """The objective."""
+    model: Model
+    """The architecture, or the weights to start from."""
+    accelerator: Annotated[SerializeAsAny[Accelerator], chosen("accelerators")] | None = None
+    """The device; by default the fittest of this machine."""
+    strategy: Annotated[SerializeAsAny[Strategy], chosen("strategies")] | None = None
+    """How the model lies on the processes; by default `single` or `ddp`."""
+    batch: Batch
+    """What one step sees."""
+    optimizer: Optimizer = Optimizer()
+    """How gradients change the weights."""
+    execution: Execution = Execution()
+    """How the run is computed."""
+    stop: Stop
+    """When the run is over."""
+    evaluation: Evaluation = Evaluation()
+    """The measurement on held-out rows."""

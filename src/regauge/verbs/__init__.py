@@ -1,0 +1,94 @@
+"""One file per verb: its settings root (`ROOT`) and a `main` that reads top to bottom.
+
+A verb file imports its machinery inside of its functions, so that a run file is checked, and help
+printed, without torch. `OUTPUT` is the key under which a pipeline hands a verb its output folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from cyclopts import Parameter
+from rich.table import Table
+from rich.text import Text
+
+from regauge import config, log, registry
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+S = TypeVar("S", bound=config.Settings)
+
+# The parameters that every verb with a run file has, with their help on the command line.
+RunFile = Annotated[Path, Parameter(help="a run file (TOML), or the run.json of an earlier run")]
+Override = Annotated[str, Parameter(help="key.path=value, laid over the run file")]
+DryRun = Annotated[bool, Parameter(help="show what would happen, and do nothing")]
+AsJson = Annotated[bool, Parameter(help="print one JSON document on standard output")]
+
+
+def module(verb: str) -> ModuleType:
+    """Return the file of a verb, imported."""
+    return importlib.import_module(registry.module_name("verbs", verb))
+
+
+def tables() -> tuple[str, ...]:
+    """Return every table name that some verb reads."""
+    roots = [getattr(module(verb), "ROOT", None) for verb in registry.names("verbs")]
+    return tuple(sorted({name for root in roots if root for name in root.model_fields}))
+
+
+def load(root: type[S], run_file: Path, overrides: tuple[str, ...]) -> S:
+    """Return a verb's settings out of a run file and the command line's assignments."""
+    assigned = config.override(config.read(run_file), overrides)
+    return config.build(root, assigned, tables(), str(run_file))
+
+
+def show(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
+    """Print a verb's answer: JSON for machines, one `name: value` line each for people."""
+    if as_json:
+        log.answer(answer)
+    else:
+        for name, value in answer.items():
+            _show_value(name.replace("_", " "), value)
+    return answer
+
+
+def _show_value(name: str, value: Any) -> None:
+    """Print a list of mappings as a table, a mapping as a line each, anything else as one line."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _show_value(f"{name} {key}".replace("_", " "), item)
+    elif isinstance(value, Sequence) and value and all(isinstance(row, Mapping) for row in value):
+        log.stdout.print(_table(name, value), soft_wrap=False)
+    else:
+        log.stdout.print(f"{name}: {_text(value)}", markup=False)
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return rows as a table, with every column that some row has."""
+    table = Table(title=title, title_justify="left")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    for column in columns:
+        number = any(isinstance(row.get(column), int | float) for row in rows)
+        table.add_column(
+            column.replace("_", " "), justify="right" if number else "left", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(Text(_text(row.get(column, ""))) for column in columns))
+    return table
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def save_request(settings: config.Settings, folder: Path) -> Path:
+    """Write resolved settings where the processes of a run read them, and return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".request.json"
+    path.write_text(json.dumps(config.dump(settings)))
+    return path

@@ -1,0 +1,126 @@
+"""Turn text into a dataset: tokenizer, rows, a held-out split, and a manifest over all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, SerializeAsAny
+
+from regauge import log, verbs
+from regauge.config import Settings, chosen
+from regauge.data.settings import Data, RowLayout, Split, Tokenizer
+from regauge.data.sources import Source
+
+if TYPE_CHECKING:
+    from regauge.data.prepare import Job
+    from regauge.data.shards import Manifest
+
+OUTPUT = "data.path"
+
+
+class Work(Settings):
+    """How `prepare` works; nothing here changes a byte of the dataset."""
+
+    processes: int = Field(default=0, ge=0)
+    """Processes that read and encode; 0 is one for every core."""
+
+
+class Prepare(Settings):
+    """A source, and the rows to make of it."""
+
+    data: Data
+    """Where the dataset goes."""
+    source: Annotated[SerializeAsAny[Source], chosen("data/sources")]
+    """Where the text comes from."""
+    tokenizer: Tokenizer = Tokenizer()
+    """What turns text into tokens."""
+    rows: RowLayout = RowLayout()
+    """What a row is."""
+    split: Split = Split()
+    """What is held out."""
+    prepare: Work = Work()
+    """How the work is done."""
+
+
+ROOT = Prepare
+
+
+def main(
+    run_file: verbs.RunFile,
+    *overrides: verbs.Override,
+    dry_run: verbs.DryRun = False,
+    json: verbs.AsJson = False,
+) -> dict[str, Any]:
+    """Prepare the dataset of a run file; a finished one is left as it is.
+
+    A job that was stopped goes on where it was, and ends with the same bytes.
+    """
+    settings = verbs.load(ROOT, run_file, overrides)
+    answer = plan(settings) if dry_run else run(settings)
+    return verbs.show(answer, as_json=json)
+
+
+def run(settings: Prepare) -> dict[str, Any]:
+    """Make the dataset and return what it holds."""
+    from regauge.data import prepare
+
+    job = _job(settings)
+    return _answer(job.folder, prepare.prepare(job))
+
+
+def plan(settings: Prepare) -> dict[str, Any]:
+    """Return what `run` would do; raises what it would raise before it starts."""
+    from regauge.data import prepare, work
+
+    job = _job(settings)
+    inputs = job.inputs()
+    prepare.check_fields(job.rows, job.source.fields())
+    done = work.finished(job.folder, inputs)
+    if not done:
+        prepare.check_disk(job.folder, inputs.pieces)
+    return {
+        "dataset": str(job.folder),
+        "would_do": "nothing: it is there already" if done else "prepare it",
+        "source": job.source.kind,
+        "pieces": len(inputs.pieces),
+        "bytes": sum(piece.bytes for piece in inputs.pieces),
+        "layout": job.rows.layout,
+        "limits": {**job.rows.limits(), **dict.fromkeys(job.rows.numbers, 1)},
+        "tokenizer": settings.tokenizer.path or f"trained, {settings.tokenizer.vocabulary} entries",
+        "heldout_share": job.split.heldout_share,
+        "processes": job.processes,
+    }
+
+
+def _job(settings: Prepare) -> Job:
+    from regauge.data.parallel import available_cores
+    from regauge.data.prepare import Job
+
+    return Job(
+        folder=Path(settings.data.path).resolve(),
+        source=settings.source,
+        tokenizer=settings.tokenizer,
+        rows=settings.rows,
+        split=settings.split,
+        processes=settings.prepare.processes or available_cores(),
+    )
+
+
+def _answer(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    log.logger.info(f"dataset in {folder}")
+    counts = {
+        f"{name}_{what}": getattr(split, what)
+        for name, split in manifest.splits.items()
+        for what in ("rows", "tokens")
+    }
+    return {
+        "dataset": str(folder),
+        "layout": manifest.layout,
+        **counts,
+        "real_token_share": round(manifest.real_token_share, 4),
+        "vocabulary": manifest.tokenizer.vocabulary,
+        "skipped": manifest.skipped,
+        "truncated": manifest.truncated,
+        "identity": manifest.identity,
+    }

@@ -1,0 +1,112 @@
+"""Report on runs as one self-contained page, with the results first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from regauge import config, verbs
+from regauge.errors import SettingsError
+from regauge.reporting.settings import ReportSettings
+from regauge.training.settings import Output
+
+if TYPE_CHECKING:
+    from regauge.reporting.story import Story
+
+
+class Report(config.Settings):
+    """Which runs are told, and where the report goes."""
+
+    output: Output
+    """The folder that the report is written to."""
+    report: ReportSettings = ReportSettings()
+    """What is told, and how."""
+
+
+ROOT = Report
+
+RunFile = Annotated[
+    Path, Parameter(help="a run file, or the output folder of a run or of a pipeline")
+]
+OUTPUT = "output.folder"
+
+
+def main(
+    run_file: RunFile,
+    *overrides: verbs.Override,
+    dry_run: verbs.DryRun = False,
+    json: verbs.AsJson = False,
+) -> dict[str, Any]:
+    """Write report.html about the runs of a run file, or about a run's or a pipeline's folder."""
+    settings = load(Path(run_file), overrides)
+    return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
+
+
+def load(run_file: Path, overrides: tuple[str, ...]) -> Report:
+    """Return the settings of a run file; a folder is reported on in itself."""
+    if not run_file.is_dir():
+        return verbs.load(ROOT, run_file, overrides)
+    tables = config.override({"output": {"folder": str(run_file)}}, overrides)
+    if not tables.get("report", {}).get("runs"):
+        tables = config.merge(tables, {"report": {"runs": (str(run_file),)}})
+    return config.build(ROOT, tables, verbs.tables(), str(run_file))
+
+
+def plan(settings: Report) -> dict[str, Any]:
+    """Return what would be read and written; runs that do not exist yet are named."""
+    runs = settings.report.runs or (settings.output.folder,)
+    missing = [folder for folder in runs if not Path(folder).is_dir()]
+    answer = {"report": str(_path(settings)), "runs": list(runs)}
+    return answer | ({"not_there_yet": missing} if missing else {})
+
+
+def run(settings: Report) -> dict[str, Any]:
+    """Read the runs and write the report."""
+    from regauge.reporting import runs, story
+
+    folders = [folder for name in settings.report.runs for folder in runs.discover(Path(name))]
+    folders = folders or list(_default(settings))
+    told = story.tell(tuple(runs.read(folder) for folder in folders), settings.report.title)
+    path = _path(settings)
+    _write(path, _text(told, settings.report.format))
+    return {"report": str(path), "verdict": " ".join(told.verdict)}
+
+
+def _default(settings: Report) -> tuple[Path, ...]:
+    """Return the runs in the output folder, or those beside it where a pipeline made it."""
+    from regauge.reporting import runs
+
+    folder = Path(settings.output.folder)
+    beside = folder.absolute().parent
+    found = runs.stages(beside) if beside.is_dir() else ()
+    in_pipeline = found and not (folder.is_dir() and runs.holds_run(folder))
+    return found if in_pipeline else runs.discover(folder)
+
+
+def _path(settings: Report) -> Path:
+    return Path(settings.output.folder) / f"report.{settings.report.format}"
+
+
+def _text(told: Story, form: str) -> str:
+    from regauge.reporting import text
+
+    if form == "html":
+        from regauge.reporting.html import page
+
+        return page(told)
+    return text.markdown(told) if form == "md" else text.document(told)
+
+
+def _write(path: Path, content: str) -> None:
+    """Write the whole file or nothing; a reader never sees half a report."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.new")
+        aside.write_text(content, encoding="utf-8")
+        aside.replace(path)
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise SettingsError(
+            f"{path} cannot be written: {error.strerror}", "set another output.folder"
+        ) from None

@@ -1,0 +1,92 @@
+"""Files, functions, parameters and settings classes stay small."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+from collections.abc import Callable
+
+import pytest
+
+from architecture.settings_classes import fields, settings_classes
+from architecture.tree import Source, functions, length, sources
+
+FILE_LINES = 300
+FUNCTION_LINES = 60
+POSITIONAL = 5
+FIELDS = 12
+
+
+def over_budget(source: Source) -> list[str]:
+    """Return everything in a file that is too large."""
+    found = []
+    if source.lines > FILE_LINES:
+        found.append(f"{source.path} has {source.lines} lines, more than {FILE_LINES}")
+    for node in functions(source):
+        where = f"{source.path}:{node.lineno} {node.name}"
+        if length(node) > FUNCTION_LINES:
+            found.append(f"{where} has {length(node)} lines, more than {FUNCTION_LINES}")
+        if positional(node) > POSITIONAL:
+            found.append(f"{where} has {positional(node)} positional parameters")
+    return found
+
+
+def positional(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the parameters that can be given by position, without `self` and `cls`."""
+    names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+def too_many_fields(files: tuple[Source, ...]) -> list[str]:
+    """Return the settings classes that should be split."""
+    return [
+        f"{name} has {len(fields(node))} fields, more than {FIELDS}: make a section of some"
+        for name, node in settings_classes(files).items()
+        if len(fields(node)) > FIELDS
+    ]
+
+
+def test_files_functions_and_parameters() -> None:
+    found = [line for source in sources() for line in over_budget(source)]
+    assert not found, "\n".join(found)
+
+
+def test_settings_classes() -> None:
+    assert settings_classes(sources())
+    found = too_many_fields(sources())
+    assert not found, "\n".join(found)
+
+
+def test_the_report_says_how_long_functions_are(report: Callable[[str], None]) -> None:
+    lengths = sorted(length(node) for source in sources() for node in functions(source))
+    median, p95 = statistics.median(lengths), statistics.quantiles(lengths, n=20)[-1]
+    longest = max(source.lines for source in sources())
+    report(
+        f"{len(lengths)} functions: median {median:.0f} lines, p95 {p95:.0f}, longest "
+        f"{lengths[-1]}; {len(sources())} files, longest {longest} lines"
+    )
+    assert median <= 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 1\n" * (FILE_LINES + 1),
+        "def f():\n" + "    x = 1\n" * FUNCTION_LINES,
+        "def f(a, b, c, d, e, f): ...",
+        "class A:\n    def f(self, a, b, c, d, e, f): ...",
+    ],
+)
+def test_what_is_too_large_is_found(text: str) -> None:
+    assert over_budget(Source("regauge/training/loop.py", text))
+
+
+def test_what_fits_is_not() -> None:
+    text = "class A:\n    def f(self, a, b, c, d, e, *, f): ...\n"
+    assert not over_budget(Source("regauge/training/loop.py", text))
+
+
+def test_a_settings_class_that_is_too_large_is_found() -> None:
+    body = "".join(f"    a{number}: int\n" for number in range(FIELDS + 1))
+    text = f"class Base(Settings):\n    ...\nclass Large(Base):\n{body}"
+    assert too_many_fields((Source("regauge/a.py", text),))

@@ -1,0 +1,94 @@
+"""Every file, choice, verb and settings field says what it is."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from architecture.settings_classes import fields, settings_classes
+from architecture.tree import CHOICES, Source, sources
+
+TODO = re.compile(r"\b(TODO|FIXME|XXX)\b(?!\s*\(#\d+\))")
+BOXES = {f"regauge/{room}" for room in (*CHOICES, "verbs", "data/sources")}
+
+
+def undocumented(files: tuple[Source, ...]) -> list[str]:
+    """Return the files and settings without documentation."""
+    found = [f"{source.path} has no docstring" for source in files if not _summary(source)]
+    classes = settings_classes(files)
+    tables = {node.name for node in classes.values() if ast.get_docstring(node)}
+    for name, node in classes.items():
+        if not ast.get_docstring(node):
+            found.append(f"{name} has no docstring")
+        for field, (statement, text) in fields(node).items():
+            if not text and ast.unparse(statement.annotation) not in tables:
+                found.append(f"{name}.{field} has no docstring")
+    return found
+
+
+def poor_summaries(files: tuple[Source, ...]) -> list[str]:
+    """Return the choices and verbs whose one-line help is no sentence."""
+    return [
+        f"{source.path}: its first line must be a sentence: {_summary(source)!r}"
+        for source in files
+        if source.path.rpartition("/")[0] in BOXES
+        and not re.fullmatch(r"[A-Z`].{10,99}\.", _summary(source))
+    ]
+
+
+def todos(source: Source) -> list[str]:
+    """Return the lines that postpone something without an issue, as in TODO (#12)."""
+    lines = enumerate(source.text.splitlines(), start=1)
+    return [f"{source.path}:{number}: {line}" for number, line in lines if TODO.search(line)]
+
+
+def _summary(source: Source) -> str:
+    return (ast.get_docstring(source.tree) or "").partition("\n")[0]
+
+
+def test_files_and_settings_are_documented() -> None:
+    found = undocumented(sources())
+    assert not found, "\n".join(found)
+
+
+def test_choices_and_verbs_have_a_summary() -> None:
+    found = poor_summaries(sources())
+    assert not found, "\n".join(found)
+
+
+def test_nothing_is_postponed_without_an_issue() -> None:
+    found = [line for source in sources() for line in todos(source)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class A(Settings):\n    'A.'\n",
+        "'A.'\nclass A(Settings):\n    x: int",
+        "'A.'\nclass A(Settings):\n    'A.'\n    x: int\n    y: int\n    'Y.'",
+        "'A.'\nclass A(config.Choice):\n    'A.'\nclass B(A):\n    'B.'\n    x: int = 1",
+    ],
+)
+def test_a_missing_docstring_is_found(text: str) -> None:
+    assert undocumented((Source("regauge/a.py", text),))
+
+
+def test_a_table_of_its_own_needs_no_second_one() -> None:
+    text = "'A.'\nclass A(Settings):\n    'A.'\nclass B(Settings):\n    'B.'\n    a: A = A()"
+    assert not undocumented((Source("regauge/a.py", text),))
+
+
+def test_a_poor_summary_is_found() -> None:
+    assert poor_summaries((Source("regauge/tasks/clm.py", '"""clm"""'),))
+
+
+@pytest.mark.parametrize("text", ["x = 1  # TODO later", "# FIXME", "# TODO: (#)"])
+def test_a_postponed_thing_is_found(text: str) -> None:
+    assert todos(Source("regauge/a.py", text))
+
+
+def test_one_with_an_issue_is_not() -> None:
+    assert not todos(Source("regauge/a.py", "# TODO (#12): as said there"))

@@ -1,0 +1,50 @@
+"""Help and the checks of a run file start fast, since they import nothing large."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+LARGE = ("torch", "numpy", "transformers", "pyarrow", "matplotlib")
+HELP = "from regauge.cli import main; main(['--help'])"
+ALL_VERBS = "from regauge import verbs; verbs.tables()"
+
+
+def imported(code: str, watched: tuple[str, ...]) -> list[str]:
+    """Return which of the watched packages a fresh interpreter has after some code."""
+    after = f"import json, sys; print(json.dumps([m for m in {watched!r} if m in sys.modules]))"
+    command = [sys.executable, "-c", f"{code}\n{after}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_help_imports_nothing_large() -> None:
+    assert imported(HELP, (*LARGE, "pydantic")) == []
+
+
+def test_the_files_of_all_verbs_import_nothing_large() -> None:
+    assert imported(ALL_VERBS, LARGE) == []
+
+
+def test_help_takes_less_than_300_ms(report: Callable[[str], None]) -> None:
+    seconds = min(_cpu_seconds([sys.executable, "-m", "regauge", "--help"]) for _ in range(3))
+    report(f"regauge --help: {seconds * 1000:.0f} ms of processor time")
+    assert seconds < 0.3
+
+
+@pytest.mark.parametrize("package", ["numpy", "pydantic"])
+def test_a_large_import_is_found(package: str) -> None:
+    assert imported(f"import {package}", (package,)) == [package]
+
+
+def _cpu_seconds(command: list[str]) -> float:
+    """Return the processor time of a command: the wall clock of a busy machine says little."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -1,0 +1,72 @@
+"""A verb has a `main`; one that reads a run file can also be a stage of a pipeline."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from regauge import registry, verbs
+from regauge.config import Settings
+
+
+def faults(module: ModuleType | SimpleNamespace) -> list[str]:
+    """Return what a verb's file lacks."""
+    found = [] if callable(getattr(module, "main", None)) else ["it has no main"]
+    root = getattr(module, "ROOT", None)
+    if root is None or module.__name__ == "regauge.verbs.pipeline":
+        return found
+    found += [] if callable(getattr(module, "run", None)) else ["it has no run(settings)"]
+    found += [] if _has_output(root, getattr(module, "OUTPUT", None)) else ["OUTPUT names no key"]
+    if hasattr(module, "main"):
+        missing = {"dry_run", "json", "run_file", "overrides"} - {
+            *inspect.signature(module.main).parameters
+        }
+        found += [f"main has no {name}" for name in sorted(missing)]
+    return found
+
+
+def _has_output(root: type[Settings], path: str | None) -> bool:
+    model: Any = root
+    for name in path.split(".") if path else ():
+        if name not in getattr(model, "model_fields", {}):
+            return False
+        model = model.model_fields[name].annotation
+    return True
+
+
+@pytest.mark.parametrize("verb", registry.names("verbs"))
+def test_a_verb_has_what_the_command_line_and_a_pipeline_call(verb: str) -> None:
+    assert faults(verbs.module(verb)) == []
+
+
+class Root(Settings):
+    """No keys."""
+
+
+def whole_main(run_file: str, *overrides: str, dry_run: bool = False, json: bool = False) -> None:
+    """Do nothing, with the right parameters."""
+
+
+def verb_file(**members: Any) -> SimpleNamespace:
+    whole = {"__name__": "a", "ROOT": Root, "OUTPUT": None, "main": whole_main, "run": print}
+    return SimpleNamespace(**whole | members)
+
+
+def test_a_whole_verb_has_no_fault() -> None:
+    assert faults(verb_file()) == []
+
+
+@pytest.mark.parametrize(
+    ("members", "fault"),
+    [
+        ({"main": None, "ROOT": None}, "it has no main"),
+        ({"run": None}, "it has no run(settings)"),
+        ({"OUTPUT": "no.key"}, "OUTPUT names no key"),
+        ({"main": lambda run_file, *overrides, json: (run_file, overrides, json)}, "no dry_run"),
+    ],
+)
+def test_a_fault_is_found(members: dict[str, Any], fault: str) -> None:
+    assert fault in ", ".join(faults(verb_file(**members)))

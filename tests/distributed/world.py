@@ -1,0 +1,78 @@
+"""Worlds of gloo processes that many tests share, since starting one costs ten seconds.
+
+`World(n)` starts n processes that meet once; `run` then calls a function of `jobs` on all of them
+and returns what each returned. A process that dies fails the test that uses it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from regauge.processes import free_port
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+LIMIT_SECONDS = 240
+
+
+class World:
+    """Some processes that wait for work."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        port = free_port()
+        self.size = size
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, size, port), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, job: str, *arguments: Any) -> list[Any]:
+        """Call `jobs.<job>` on every process; return the results in the order of ranks."""
+        for pipe in self._pipes:
+            pipe.send((job, arguments))
+        results = []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(LIMIT_SECONDS):
+                raise TimeoutError(f"rank {rank} of {self.size} is silent in {job}")
+            results.append(pipe.recv())
+        failures = [text for failed, text in results if failed]
+        if failures:
+            raise AssertionError(failures[0])
+        return [value for _, value in results]
+
+    def close(self) -> None:
+        """Let the processes go."""
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _serve(pipe: Connection, rank: int, size: int, port: int) -> None:
+    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    import torch.distributed as dist
+
+    jobs = importlib.import_module("distributed.jobs")
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    while (request := pipe.recv()) is not None:
+        name, arguments = request
+        try:
+            pipe.send((False, getattr(jobs, name)(*arguments)))
+        except BaseException:  # noqa: BLE001 - told to the test
+            pipe.send((True, f"rank {rank}:\n{traceback.format_exc()}"))
+    dist.destroy_process_group()

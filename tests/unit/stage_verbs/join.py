@@ -1,0 +1,50 @@
+"""Join the texts of folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from regauge import config
+from regauge.errors import DataError
+
+
+class Output(config.Settings):
+    """Where the joined text goes."""
+
+    folder: str
+    """Folder of the joined text."""
+    separator: str = ""
+    """What stands between two texts."""
+
+
+class Join(config.Settings):
+    """Settings of the verb."""
+
+    inputs: tuple[str, ...]
+    """Files to join."""
+    output: Output
+
+
+ROOT = Join
+OUTPUT = "output.folder"
+
+
+def plan(settings: Join) -> dict[str, Any]:
+    """Return the length of the joined text."""
+    return {"length": len(_joined(settings))}
+
+
+def run(settings: Join) -> dict[str, Any]:
+    """Join the texts into one file."""
+    folder = Path(settings.output.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "joined.txt").write_text(_joined(settings))
+    return {"length": len(_joined(settings)), "report": str(folder / "joined.txt")}
+
+
+def _joined(settings: Join) -> str:
+    try:
+        return settings.output.separator.join(Path(file).read_text() for file in settings.inputs)
+    except FileNotFoundError as error:
+        raise DataError(f"no file {error.filename}", "write it first") from None

@@ -1,0 +1,156 @@
+"""The command line: one line for every failure, and the exit code that it is documented with."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regauge
+from regauge import cli, errors, registry
+from regauge.verbs import init
+
+
+def test_every_verb_is_a_function_and_nothing_else_is_public() -> None:
+    modules = [registry.module_name("verbs", verb) for verb in registry.names("verbs")]
+    stems = {module.rpartition(".")[2] for module in modules}
+    assert set(regauge.__all__) == stems | {"__version__"}
+    assert all(callable(getattr(regauge, stem)) for stem in stems)
+    assert dir(regauge) == regauge.__all__
+
+
+def test_an_unknown_name_is_no_function() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        regauge.trian  # noqa: B018
+
+
+def test_help_lists_every_verb_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for verb in registry.names("verbs"):
+        line = next(line for line in lines if line.startswith(f"│ {verb} "))
+        assert registry.summary("verbs", verb)[:20] in line
+
+
+def test_a_verbs_help_explains_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pipeline", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "key.path=value" in printed
+    assert "--dry-run" in printed
+    assert "--no-dry-run" not in printed
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == regauge.__version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["pipelin"], "regauge: no verb named 'pipelin'; did you mean 'pipeline'?"),
+        (["pipeline", "a.toml", "--jsn"], "regauge: unknown option: --jsn; did you mean --json?"),
+        (["pipeline", "a.toml", "--zz"], "unknown option: --zz; see 'regauge pipeline --help'"),
+        (["--zzz"], "regauge: no option named '--zzz'; known: "),
+        (["--hepl"], "regauge: no option named '--hepl'; did you mean '--help'?"),
+        (["pipeline"], "requires an argument; see 'regauge pipeline --help'"),
+        (["pipeline", "no.toml"], "regauge: no run file no.toml; name an existing one"),
+        (["init", "quikstart"], "no golden run file 'quikstart'"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(
+    arguments: list[str],
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert line in printed.err
+    assert printed.err.count("\n") == 1
+
+
+CODED = [error for error in errors.RegaugeError.__subclasses__() if "exit_code" in vars(error)]
+
+
+@pytest.mark.parametrize("error", CODED)
+def test_an_error_of_ours_ends_with_its_code(error: type[errors.RegaugeError]) -> None:
+    line, code = cli.explain(error("it broke\nin two lines", "mend it"))
+    assert line == "it broke in two lines; mend it"
+    assert code == error.exit_code
+
+
+def test_exit_codes_are_the_documented_ones() -> None:
+    codes = {error.__name__: error.exit_code for error in CODED}
+    assert sorted(codes.values()) == [2, 64, 65, 66, 67, 75, 76, 143]
+    assert codes["PreemptedError"] == 143
+
+
+def test_an_interrupt_says_how_to_go_on() -> None:
+    line, code = cli.explain(KeyboardInterrupt())
+    assert "run the same command again" in line
+    assert code == 130
+
+
+def test_a_full_disk_says_so() -> None:
+    line, code = cli.explain(OSError(errno.ENOSPC, "No space left on device", "out/a"))
+    assert line.startswith("no space left on the disk at out/a; free some")
+    assert code == 75
+
+
+@pytest.fixture
+def _broken_init(monkeypatch: pytest.MonkeyPatch) -> None:
+    def folder() -> Path:
+        raise ValueError("the folder\nis cursed")
+
+    monkeypatch.setattr(init, "folder", folder)
+
+
+@pytest.mark.usefixtures("_broken_init")
+def test_a_fault_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["init", "quickstart"]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("regauge: ValueError in regauge/verbs/init.py:")
+    assert "the folder is cursed; run again with --traceback" in printed
+    assert printed.count("\n") == 1
+
+
+def test_ctrl_c_ends_a_verb_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def folder() -> Path:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the signal was not heard")
+
+    monkeypatch.setattr(init, "folder", folder)
+    assert cli.main(["init", "quickstart"]) == 130
+    assert capsys.readouterr().err == (
+        "regauge: stopped; run the same command again and it continues\n"
+    )
+
+
+@pytest.mark.usefixtures("_broken_init")
+def test_a_traceback_is_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["init", "quickstart", "--traceback"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_completion_knows_the_verbs() -> None:
+    script = cli.app().generate_completion(shell="bash")  # noqa: S604 (the name of a shell)
+    assert all(verb in script for verb in registry.names("verbs"))
+
+
+def test_the_module_runs_like_the_command(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[stagee]\n")
+    command = [sys.executable, "-m", "regauge", "pipeline", "a.toml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "regauge: a.toml: unknown key 'stagee'; did you mean 'stage'?\n"
+    assert done.stdout == ""

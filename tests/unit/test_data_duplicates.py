@@ -1,0 +1,98 @@
+"""Near-duplicates: found as a pairwise comparison finds them, and in time that grows with them."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from regauge.data import duplicates
+
+WORDS = [f"word{number}" for number in range(5000)]
+
+
+def documents(count: int, length: int, seed: int = 0) -> list[list[str]]:
+    random = np.random.default_rng(seed)
+    return [[WORDS[place] for place in random.integers(0, 5000, length)] for _ in range(count)]
+
+
+def labels_of(texts: list[str], similarity: float = 0.7) -> list[int]:
+    labels: list[int] = duplicates.clusters(duplicates.signatures(texts), similarity).tolist()
+    return labels
+
+
+def test_variants_are_one_cluster_and_others_are_not() -> None:
+    texts, owners = [], []
+    for number, words in enumerate(documents(300, 80)):
+        for variant in range(4):
+            changed = list(words)
+            changed[20 * variant] = f"changed{variant}"
+            texts.append(" ".join(changed))
+            owners.append(number)
+    labels = labels_of(texts)
+    assert labels == [owner * 4 for owner in owners]
+
+
+def test_similarity_is_estimated_well() -> None:
+    first = documents(1, 400)[0]
+    second = first[:300] + documents(1, 100, seed=5)[0]
+    one, two = (set(duplicates._shingles(" ".join(words)).tolist()) for words in (first, second))
+    true = len(one & two) / len(one | two)
+    signed = duplicates.signatures([" ".join(first), " ".join(second)])
+    assert abs((signed[0] == signed[1]).mean() - true) < 0.15
+    assert 0.5 < true < 0.7
+
+
+def test_case_and_spacing_make_no_difference() -> None:
+    labels = labels_of(["One  two three, four.", "one two THREE four", "five six seven eight"])
+    assert labels == [0, 0, 2]
+
+
+def test_texts_with_hardly_a_word_are_told_apart() -> None:
+    assert labels_of(["", "a", "a b", "b", "!", "a"]) == [0, 1, 2, 3, 0, 1]
+
+
+def test_links_join_whole_chains() -> None:
+    count = 1000
+    order = np.random.default_rng(0).permutation(count)
+    labels = duplicates._linked(np.arange(count), order[:-1], order[1:])
+    assert not labels.any()
+    labels = duplicates._linked(np.arange(6), np.array([5, 1]), np.array([3, 2]))
+    assert labels.tolist() == [0, 1, 1, 3, 4, 3]
+
+
+def test_the_representative_depends_on_the_cluster_alone() -> None:
+    hashes = [b"c", b"a", b"b", b"d"]
+    labels = np.array([0, 1, 0, 0])
+    assert duplicates.representatives(labels, hashes) == [b"b", b"a", b"b", b"b"]
+
+
+def test_a_keyed_share_is_even_and_depends_on_the_seed() -> None:
+    contents = [number.to_bytes(4, "big") for number in range(4000)]
+    shares = [duplicates.keyed_share(content, 0, "heldout") for content in contents]
+    assert abs(np.mean([share < 0.05 for share in shares]) - 0.05) < 0.015
+    assert shares != [duplicates.keyed_share(content, 1, "heldout") for content in contents]
+
+
+def test_whole_text_says_nothing_twice() -> None:
+    fields: dict[str, str | int] = {
+        "summary": "One.",
+        "body": "Two.",
+        "text": "One.\n\nTwo.",
+        "label": 3,
+    }
+    assert duplicates.whole_text(fields) == "One.\n\nTwo."
+    assert duplicates.whole_text({"a": "x", "b": "yy"}) == "yy\n\nx"
+    assert duplicates.whole_text({"label": 3}) == ""
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_time_does_not_grow_with_the_square(alike: bool) -> None:  # noqa: FBT001
+    signed = np.random.default_rng(0).integers(0, 2**32, (40_000, 128), dtype=np.uint32)
+    if alike:
+        signed[:] = signed[0]
+    start = time.monotonic()
+    labels = duplicates.clusters(signed, 0.7)
+    assert time.monotonic() - start < 10
+    assert len(set(labels.tolist())) == (1 if alike else 40_000)

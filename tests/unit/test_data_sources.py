@@ -1,0 +1,254 @@
+"""Sources: every document once, whatever the pieces; what is bad is named, never lost."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from regauge import config
+from regauge.data.sources import Record, Rejected, Source, _files
+from regauge.data.sources.jsonl import JsonLines
+from regauge.data.sources.parquet import Parquet
+from regauge.data.sources.python_docs import PythonDocs, divide
+from regauge.data.sources.text import Text
+from regauge.errors import DataError, SettingsError
+
+BODY = " ".join(f"word{number}" for number in range(30))
+
+
+def everything(source: Source) -> list[Record | Rejected]:
+    return [found for piece in source.pieces() for found in source.read(piece)]
+
+
+def texts(source: Source) -> list[str | int]:
+    return [found.fields["text"] for found in everything(source) if isinstance(found, Record)]
+
+
+def rejected(source: Source) -> list[tuple[str, str]]:
+    found = everything(source)
+    return [(item.place, item.reason) for item in found if isinstance(item, Rejected)]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ("file", ["one\ntwo\n\nthree\n", "four"]),
+        ("paragraph", ["one\ntwo", "three", "four"]),
+        ("line", ["one", "two", "three", "four"]),
+    ],
+)
+def test_a_document_is_a_file_a_paragraph_or_a_line(
+    tmp_path: Path, document: str, expected: list[str]
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n\r\nthree\r\n")
+    (tmp_path / "b.txt").write_bytes(b"four")
+    source = config.build(Text, {"files": (f"{tmp_path}/*.txt",), "document": document})
+    assert texts(source) == expected
+
+
+def test_undecodable_bytes_cost_their_line_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"good\nbad \xff\xfe\nfine\n")
+    source = Text(files=(f"{tmp_path}/a.txt",), document="line")
+    assert texts(source) == ["good", "fine"]
+    assert rejected(source) == [("line 2", "undecodable bytes")]
+    assert rejected(Text(files=(f"{tmp_path}/a.txt",))) == [("the whole file", "undecodable bytes")]
+
+
+def test_parts_of_a_large_file_hold_every_line_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": f"{number} " + "x" * (number % 700)}) for number in range(9000)]
+    path.write_text("\n".join(lines) + "\n")
+    source = JsonLines(files=(str(path),), piece_mib=1)
+    assert len(source.pieces()) == path.stat().st_size // 2**20 + 1 > 2
+    assert texts(source) == [json.loads(line)["text"] for line in lines]
+
+
+@pytest.mark.parametrize("cut", range(1, 14))
+def test_a_part_may_begin_anywhere(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"ab\ncdef\n\nghi\n")
+    (whole,) = _files.group([path], 100)
+    parts = (whole._replace(stop=cut), whole._replace(start=cut))
+    found = [line.data for part in parts for _, line in _files.lines(part)]  # type: ignore[union-attr]
+    assert found == [b"ab", b"cdef", b"", b"ghi"]
+
+
+def test_bad_lines_are_named_with_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    good, bad = b'{"text": "fine", "label": 3, "score": 0.5, "big": 9223372036854775808}', b'{"te'
+    path.write_bytes(b"\n".join([good, bad, b"[1]", b'{"text": "\xff"}', b"", good]))
+    source = JsonLines(files=(str(path),))
+    fields = [found.fields for found in everything(source) if isinstance(found, Record)]
+    assert fields == [{"text": "fine", "label": 3}] * 2
+    assert rejected(source) == [
+        ("line 2", "malformed JSON"),
+        ("line 3", "no JSON object"),
+        ("line 4", "undecodable bytes"),
+    ]
+
+
+def test_an_endless_line_is_not_held_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_files, "LONGEST_LINE", 100)
+    (tmp_path / "a.txt").write_bytes(b"a\n" + b"x" * 1000 + b"\nb\n")
+    source = Text(files=(f"{tmp_path}/a.txt",), document="line")
+    assert texts(source) == ["a", "b"]
+    assert [place for place, _ in rejected(source)] == ["line 2"]
+
+
+def test_compressed_lines_are_the_same_lines(tmp_path: Path) -> None:
+    data = b"".join(b'{"text": "number %d"}\n' % number for number in range(3000))
+    half = len(data) // 2
+    pack = zstandard.ZstdCompressor().compress
+    (tmp_path / "plain.jsonl").write_bytes(data)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(data))
+    (tmp_path / "a.jsonl.zst").write_bytes(pack(data[:half]) + pack(data[half:]))
+    names = ("plain.jsonl", "a.jsonl.gz", "a.jsonl.zst")
+    plain, gz, zst = (texts(JsonLines(files=(f"{tmp_path}/{name}",))) for name in names)
+    assert plain == gz == zst
+    assert len(plain) == 3000
+
+
+@pytest.mark.parametrize("name", ["a.gz", "a.zst"])
+def test_a_cut_off_file_is_noticed(tmp_path: Path, name: str) -> None:
+    data = b"".join(b"line number %d\n" % number for number in range(100_000))
+    packed = gzip.compress(data) if name == "a.gz" else zstandard.ZstdCompressor().compress(data)
+    (tmp_path / name).write_bytes(packed[: len(packed) // 2])
+    source = Text(files=(f"{tmp_path}/{name}",), document="line")
+    (bad,) = rejected(source)
+    assert bad[1] == "damaged compressed file"
+    assert len(texts(source)) < 100_000
+    whole = Text(files=(f"{tmp_path}/{name}",))
+    assert rejected(whole) == [("the whole file", "damaged compressed file")]
+
+
+def test_parquet_is_read_by_row_group(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "text": [f"row {number}" for number in range(10)],
+            "kind": pa.array(["a", "b"] * 5).dictionary_encode(),
+            "label": list(range(10)),
+            "score": [0.5] * 10,
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=4)
+    source = Parquet(files=(f"{tmp_path}/*.parquet",))
+    assert len(source.pieces()) == 3
+    found = [item.fields for item in everything(source) if isinstance(item, Record)]
+    assert found[5] == {"text": "row 5", "kind": "b", "label": 5}
+    only = Parquet(files=(f"{tmp_path}/*.parquet",), columns=("text",))
+    first = everything(only)[0]
+    assert isinstance(first, Record)
+    assert first.fields == {"text": "row 0"}
+    with pytest.raises(DataError, match="no column 'txt'"):
+        everything(Parquet(files=(f"{tmp_path}/*.parquet",), columns=("txt",)))
+
+
+def test_a_damaged_parquet_file_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 this is none")
+    source = Parquet(files=(f"{tmp_path}/a.parquet",))
+    assert [reason for _, reason in rejected(source)] == ["damaged Parquet file"]
+
+
+def test_a_pattern_without_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no file matches"):
+        Text(files=(f"{tmp_path}/*.txt",)).pieces()
+    with pytest.raises(DataError, match="is a folder"):
+        Text(files=(str(tmp_path),)).pieces()
+
+
+def test_a_change_of_a_file_changes_its_stamp(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    (before,) = Text(files=(str(path),)).pieces()
+    path.write_text("one and two")
+    (after,) = Text(files=(str(path),)).pieces()
+    assert before.stamp != after.stamp
+
+
+def test_python_docs_reads_every_documented_object(tmp_path: Path) -> None:
+    tree(tmp_path)
+    found = everything(PythonDocs(roots=(str(tmp_path),)))
+    records = {item.place: item.fields for item in found if isinstance(item, Record)}
+    assert list(records) == [
+        "mod", "mod.Class", "mod.Class.method", "mod.hidden", "mod.later", "topic assert"
+    ]  # fmt: skip
+    assert records["mod.Class"] == {
+        "text": f"Do the thing\nthat is asked.\n\n{BODY}",
+        "summary": "Do the thing that is asked.",
+        "body": BODY,
+    }
+    assert records["mod.hidden"]["summary"] == records["mod.hidden"]["body"] == ""
+    assert records["topic assert"]["summary"] == 'The "assert" statement'
+    assert [item.reason for item in found if isinstance(item, Rejected)] == ["no Python source"]
+
+
+def test_python_docs_pairs_follow_their_settings(tmp_path: Path) -> None:
+    tree(tmp_path)
+    source = PythonDocs(roots=(str(tmp_path),), summary_words=6)
+    summaries = {found.place: found.fields["summary"] for found in everything(source)
+                 if isinstance(found, Record)}  # fmt: skip
+    assert summaries["mod.Class"]
+    assert not summaries["topic assert"]
+    short = PythonDocs(roots=(str(tmp_path),), longest_summary_words=5)
+    assert not any(
+        found.fields["summary"]
+        for found in everything(short)
+        if isinstance(found, Record) and found.place == "mod.Class"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "summary", "body"),
+    [
+        ("One line.", "One line.", ""),
+        ("Title\n=====\n\nThe rest\nof it.", "Title", "The rest\nof it."),
+        ("Two\nlines.\n\n    code\n\nend", "Two lines.", "    code\n\nend"),
+    ],
+)
+def test_a_docstring_divides_after_its_first_paragraph(text: str, summary: str, body: str) -> None:
+    assert divide(text) == (summary, body)
+
+
+def test_a_misspelt_source_or_key_is_answered() -> None:
+    with pytest.raises(SettingsError, match="did you mean 'jsonl'"):
+        config.choose("data/sources", "jsnl")
+    with pytest.raises(SettingsError, match="did you mean 'document'"):
+        config.choose("data/sources", {"kind": "text", "files": ("a",), "documnt": "line"})
+
+
+def tree(folder: Path) -> None:
+    (folder / "mod.py").write_text(
+        f'''"""A module."""
+class Class:
+    """Do the thing
+    that is asked.
+
+    {BODY}
+    """
+    def method(self):
+        """Do it."""
+def bare(): ...
+if True:
+    def hidden():
+        """Short one.
+
+        Too short."""
+    try:
+        async def later(): "Later, \\d in one line."
+    except ImportError: ...
+'''
+    )
+    (folder / "broken.py").write_text('"""No Python."""\ndef (')
+    (folder / "tests").mkdir()
+    (folder / "tests" / "passed.py").write_text('"""Passed over."""')
+    (folder / "pydoc_data").mkdir()
+    topic = f'The "assert" statement\n**********************\n\n{BODY}\n'
+    (folder / "pydoc_data" / "topics.py").write_text(f"topics = {{'assert': {topic!r}}}\n")

@@ -1,0 +1,152 @@
+"""`regauge explain` tells from the classes themselves what a word means."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field, SerializeAsAny
+
+from regauge import registry
+from regauge.config import Settings, chosen
+from regauge.errors import SettingsError
+from regauge.trackers import Tracker
+from regauge.verbs import _markdown, _settings, explain
+
+
+class Inner(Settings):
+    """An inner table."""
+
+    steps: int = Field(default=3, ge=1)
+    """Steps to go."""
+
+
+class Table(Settings):
+    """Every type there is."""
+
+    text: str
+    """A text."""
+    share: float = Field(default=0.5, gt=0, le=1)
+    """A share."""
+    mode: Literal["a", "b"] = "a"
+    """A word."""
+    limit: int | None = Field(default=None, ge=1)
+    """A limit."""
+    some: tuple[str, ...] = ()
+    """A list."""
+    pair: tuple[float, float] = (0.1, 0.2)
+    """A pair."""
+    extra: dict[str, Any] = {}
+    """A table of anything."""
+    inner: Inner = Inner()
+    """The inner one."""
+    tracker: Annotated[SerializeAsAny[Tracker], chosen("trackers")] | None = None
+    """A choice."""
+    trackers: tuple[Annotated[SerializeAsAny[Tracker], chosen("trackers")], ...] = ()
+    """Many choices."""
+
+
+ROWS = {key.path: key.row() for key in _settings.keys(Table)}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "default"),
+    [
+        ("text", "text", "required"),
+        ("share", "number > 0 and <= 1", "0.5"),
+        ("mode", '"a" or "b"', '"a"'),
+        ("limit", "integer >= 1", "unset"),
+        ("some", "list of text", "[]"),
+        ("pair", "[number, number]", "[0.1, 0.2]"),
+        ("extra", "table", "{}"),
+        ("inner.steps", "integer >= 1", "3"),
+        ("tracker", "choice of trackers", "unset"),
+        ("trackers", "list of choices of trackers", "[]"),
+    ],
+)
+def test_a_key_has_a_type_and_a_default(path: str, kind: str, default: str) -> None:
+    assert ROWS[path]["type"] == kind
+    assert ROWS[path]["default"] == default
+    assert ROWS[path]["help"]
+
+
+def test_every_key_is_there() -> None:
+    expected = {*Table.model_fields, "inner.steps"} - {"inner"}
+    assert set(ROWS) == expected
+
+
+def found(word: str) -> list[dict[str, Any]]:
+    return list(explain.main(word, json=True)["found"])
+
+
+def test_a_key_of_a_pipeline_is_explained() -> None:
+    document = found("pipeline.output.folder")[0]
+    assert document["type"] == "text"
+    assert document["help"].startswith("Folder that holds one folder per stage")
+    assert document["read_by"] == "pipeline"
+
+
+def test_a_table_shows_its_keys() -> None:
+    document = found("stage")[0]
+    assert [row["key"] for row in document["keys"]] == ["verb", "name"]
+
+
+def test_a_verb_shows_its_tables() -> None:
+    document = found("pipeline")[0]
+    assert document["what"] == registry.summary("verbs", "pipeline")
+    assert {row["table"] for row in document["tables"]} == {"output", "stage"}
+
+
+def test_a_folder_lists_its_choices() -> None:
+    assert "trackers" in _settings.folders()
+    names = [row["choice"] for row in found("trackers")[0]["choices"]]
+    assert tuple(names) == registry.names("trackers")
+
+
+def test_a_choice_is_explained() -> None:
+    assert found("trackers/jsonl")[0]["what"] == registry.summary("trackers", "jsonl")
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 64, 65, 66, 67, 75, 76, 130, 143])
+def test_an_exit_code_is_explained(code: int) -> None:
+    assert found(str(code))[0]["meaning"].endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("stge", "nothing is named 'stge'; did you mean 'stage'?"),
+        ("pipeline.stge", "nothing is named 'pipeline.stge'"),
+        ("99", "no exit code 99; known: 0, 1, 2"),
+        ("trackers/jsonnl", "did you mean 'jsonl'?"),
+        ("trakers/jsonl", "did you mean 'trackers'?"),
+    ],
+)
+def test_a_word_without_a_meaning_is_refused(word: str, says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        explain.main(word)
+    assert says in str(caught.value)
+
+
+def test_without_a_word_every_table_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    overview = explain.main()["found"][0]
+    listed = {row["table"] for row in overview["tables"]}
+    assert listed == {name for root in _settings.roots().values() for name in root.model_fields}
+    assert "stage" in capsys.readouterr().out
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = explain.main("stage", json=True)
+    assert json.loads(capsys.readouterr().out) == answer
+
+
+def test_the_reference_page_has_every_key() -> None:
+    page = _markdown.page()
+    for root in _settings.roots().values():
+        for key in _settings.keys(root):
+            if not key.table:
+                assert f"`{key.path}`" in page, key.path
+    for folder in _settings.folders():
+        for name in registry.names(folder):
+            assert f"### {folder}/{name}\n" in page

@@ -1,0 +1,53 @@
+"""`regauge init` writes golden run files, and nothing over anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from regauge import config
+from regauge.errors import SettingsError
+from regauge.verbs import init
+
+
+def test_a_run_file_is_written_as_it_is(tmp_path: Path) -> None:
+    target = tmp_path / "mine.toml"
+    answer = init.main("quickstart", target)
+    assert answer["written"] == str(target)
+    assert target.read_bytes() == (init.folder() / "quickstart.toml").read_bytes()
+    assert "stage" in config.read(target)
+
+
+def test_the_name_is_the_file_when_none_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    init.main("quickstart")
+    assert (tmp_path / "quickstart.toml").exists()
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    target = tmp_path / "mine.toml"
+    target.write_text("mine")
+    with pytest.raises(SettingsError, match=r"exists; name another file"):
+        init.main("quickstart", target)
+    assert target.read_text() == "mine"
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no folder"):
+        init.main("quickstart", tmp_path / "no" / "mine.toml")
+
+
+def test_a_misspelt_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="did you mean 'quickstart'"):
+        init.main("quikstart", tmp_path / "mine.toml")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = init.main(json=True)["run_files"]
+    assert "quickstart" in {row["name"] for row in listed}
+    assert all(row["what"] for row in listed)
+    assert '"quickstart"' in capsys.readouterr().out

@@ -1,0 +1,241 @@
+"""A pipeline checks everything first, runs each stage once, and never mixes two of them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regauge.errors import DataError, SettingsError
+from regauge.verbs import pipeline
+
+pytestmark = pytest.mark.usefixtures("two_verbs")
+
+RUN_FILE = """\
+[output]
+separator = "-"
+
+[data]
+path = "@first"
+
+[[stage]]
+verb = "write"
+name = "first"
+
+[[stage]]
+verb = "write"
+name = "second"
+text.value = "there"
+
+[[stage]]
+verb = "join"
+inputs = ["@first/text.txt", "@second/text.txt"]
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "words.toml"
+    path.write_text(RUN_FILE)
+    return path
+
+
+def refused(run_file: Path, *overrides: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        pipeline.load(run_file, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def times_run(folder: str) -> int:
+    path = Path(folder) / "runs"
+    return len(path.read_text()) if path.exists() else 0
+
+
+def test_each_stage_gets_its_folder_and_those_before_it(run_file: Path) -> None:
+    answer = pipeline.main(run_file)
+    assert Path("out/words/3-join/joined.txt").read_text() == "hello-there"
+    assert [stage["state"] for stage in answer["stages"]] == ["finished"] * 3
+    assert answer["report"] == "out/words/3-join/joined.txt"
+
+
+def test_the_record_holds_settings_and_answers(run_file: Path) -> None:
+    pipeline.main(run_file)
+    record = json.loads(Path("out/words/pipeline.json").read_text())
+    assert record["format"] == 1
+    join = record["stages"][2]
+    assert join["settings"]["inputs"] == [
+        "out/words/1-first/text.txt",
+        "out/words/2-second/text.txt",
+    ]
+    assert join["answer"]["length"] == 11
+    assert join["seconds"] >= 0
+
+
+def test_a_finished_stage_is_not_run_again(run_file: Path) -> None:
+    pipeline.main(run_file)
+    again = pipeline.main(run_file)
+    assert times_run("out/words/1-first") == 1
+    assert again["stages"][0]["answer"] == {"characters": 5}
+
+
+def test_a_failed_stage_is_named_and_run_again_with_what_came_before_kept(run_file: Path) -> None:
+    with pytest.raises(DataError, match="stage 'second': the text fails; write another"):
+        pipeline.main(run_file, "stage.second.text.value=fail")
+    states = [s["state"] for s in json.loads(Path("out/words/pipeline.json").read_text())["stages"]]
+    assert states == ["finished", "waiting", "waiting"]
+    pipeline.main(run_file)
+    assert times_run("out/words/1-first") == 1
+    assert times_run("out/words/2-second") == 2
+    assert Path("out/words/3-join/joined.txt").read_text() == "hello-there"
+
+
+def test_a_finished_stage_with_other_settings_is_refused(run_file: Path) -> None:
+    pipeline.main(run_file)
+    message = refused(run_file, "stage.second.text.value=you")
+    assert message == (
+        "stage 'second' is finished, and 'text.value' has changed from 'there' to 'you'; "
+        "set another output.folder, or delete out/words/2-second to make it again"
+    )
+    assert times_run("out/words/2-second") == 1
+
+
+def test_a_stage_made_from_a_deleted_one_is_refused(run_file: Path) -> None:
+    pipeline.main(run_file)
+    shutil.rmtree("out/words/1-first")
+    assert "stage 'join' is finished, but its input 'first' is not" in refused(run_file)
+
+
+def test_a_stage_made_from_a_changed_one_is_refused(run_file: Path) -> None:
+    pipeline.main(run_file)
+    shutil.rmtree("out/words/1-first")
+    done = Path("out/words/3-join/done.json")
+    kept = done.read_text()
+    done.unlink()
+    pipeline.main(run_file, "stage.first.text.value=changed")
+    done.write_text(kept)
+    message = refused(run_file, "stage.first.text.value=changed")
+    assert "stage 'join' is finished, and its input 'first' has changed" in message
+
+
+def test_a_folder_of_something_else_is_left_alone(run_file: Path) -> None:
+    Path("mine").mkdir()
+    Path("mine/thesis.txt").write_text("precious")
+    assert "mine holds something else" in refused(run_file, "output.folder=mine")
+
+
+def test_a_file_in_the_place_of_the_folder_is_left_alone(run_file: Path) -> None:
+    Path("mine").write_text("precious")
+    assert "mine holds something else" in refused(run_file, "output.folder=mine")
+
+
+def test_two_processes_never_work_in_one_folder(run_file: Path) -> None:
+    Path("out/words").mkdir(parents=True)
+    with Path("out/words/.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(SettingsError, match="another process works in out/words"):
+            pipeline.main(run_file)
+    assert times_run("out/words/1-first") == 0
+    pipeline.main(run_file)
+    assert times_run("out/words/1-first") == 1
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 99}', "{"])
+def test_a_broken_mark_is_named(run_file: Path, text: str) -> None:
+    pipeline.main(run_file)
+    Path("out/words/1-first/done.json").write_text(text)
+    assert "out/words/1-first/done.json cannot be read; delete" in refused(run_file)
+
+
+def test_assignments_reach_every_stage_that_has_the_key(run_file: Path) -> None:
+    pipeline.main(run_file, "text.value=same", "output.separator=+", "output.folder=out/other")
+    assert Path("out/other/3-join/joined.txt").read_text() == "same+same"
+
+
+def test_an_assignment_to_one_stage_reaches_that_one(run_file: Path) -> None:
+    pipeline.main(run_file, "text.value=same", "stage.second.text.value=own")
+    assert Path("out/words/3-join/joined.txt").read_text() == "same-own"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ('verb = "join"', 'verb = "jion"', "did you mean 'join'?"),
+        ('verb = "join"', 'verb = "pipeline"', "no verb 'pipeline' that a stage can run"),
+        ("@second/", "@secnod/", "names no earlier stage; did you mean 'second'?"),
+        ("@second/", "@join/", "'@join/text.txt' names no earlier stage"),
+        ('name = "second"', 'name = "first"', "two stages are named 'first'"),
+        ('name = "second"', 'name = "a/b"', "'a/b' cannot name a stage"),
+        ("text.value", "text.valeu", "unknown key 'text.valeu'; did you mean 'value'?"),
+        ("text.value", "inputs", "stage 'second': write has no 'inputs'"),
+        ("text.value", "data.path", "sets data.path, which the pipeline sets"),
+        ("[data]", "[dta]", "unknown key 'dta'; did you mean 'data'?"),
+        ("[[stage]]", "[[stag]]", "unknown key 'stag'; did you mean 'stage'?"),
+        ('verb = "join"', 'verb = "join"\noutput.folder = "x"', "sets output.folder"),
+    ],
+)
+def test_a_mistake_in_any_stage_is_refused_before_the_first_starts(
+    run_file: Path, before: str, after: str, says: str
+) -> None:
+    run_file.write_text(RUN_FILE.replace(before, after))
+    assert says in refused(run_file)
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("stage.secnod.text.value=x", "no stage 'secnod'; did you mean 'second'?"),
+        ("stage.second.verb=join", "stage.second.verb is fixed"),
+        ("txt.value=x", "unknown key 'txt'; did you mean 'text'?"),
+    ],
+)
+def test_a_wrong_assignment_is_refused(run_file: Path, override: str, says: str) -> None:
+    assert says in refused(run_file, override)
+
+
+def test_a_file_without_stages_is_refused(run_file: Path) -> None:
+    run_file.write_text('[output]\nfolder = "x"\n')
+    assert "'stage' is missing" in refused(run_file)
+
+
+def test_two_signs_stand_for_one(run_file: Path) -> None:
+    pipeline.main(run_file, "text.value=@@home")
+    assert Path("out/words/1-first/text.txt").read_text() == "@home"
+
+
+def test_a_dry_run_changes_nothing_and_shows_every_stage(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = pipeline.main(run_file, dry_run=True)
+    assert not Path("out").exists()
+    plans = [stage["plan"] for stage in answer["stages"]]
+    assert plans == [{"characters": 5}, {"characters": 5}, {"known_after": "first, second"}]
+    assert "[3/3] join: join -> out/words/3-join (waiting)" in capsys.readouterr().out
+
+
+def test_a_dry_run_after_the_run_knows_more(run_file: Path) -> None:
+    pipeline.main(run_file)
+    stages = pipeline.main(run_file, dry_run=True)["stages"]
+    assert [stage["state"] for stage in stages] == ["finished"] * 3
+    assert stages[2]["plan"] == {"length": 11}
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_json_is_one_document(
+    run_file: Path, capsys: pytest.CaptureFixture[str], *, dry_run: bool
+) -> None:
+    answer = pipeline.main(run_file, dry_run=dry_run, json=True)
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(json.dumps(answer))
+
+
+def test_the_end_names_the_report_last(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline.main(run_file)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["length: 11", "folder: out/words", "report: out/words/3-join/joined.txt"]

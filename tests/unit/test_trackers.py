@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regauge import config
+from regauge.errors import SettingsError
+from regauge.trackers import RunFacts, Tracker, started
+from regauge.trackers._words import Pace, duration, evaluation, number, training
+from regauge.trackers.console import Console
+from regauge.trackers.jsonl import Jsonl
+
+
+def facts(folder: Path, attempt: int = 1, resumed_step: int = 0) -> RunFacts:
+    return RunFacts("pairs", "a1b2", folder, attempt, 600, resumed_step)
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_jsonl_writes_a_line_for_each_call_before_it_returns(tmp_path: Path) -> None:
+    with started([Jsonl()], facts(tmp_path)) as tracker:
+        tracker.log(1, {"train/loss": 2.5})
+        (line,) = lines(tmp_path)
+        assert line.pop("seconds") < 60
+        assert line == {"attempt": 1, "step": 1, "train/loss": 2.5}
+        tracker.finish({"steps": 1})
+        assert lines(tmp_path)[-1]["summary"] == {"steps": 1}
+
+
+def test_jsonl_lines_after_a_torn_one_are_whole(tmp_path: Path) -> None:
+    torn = '{"attempt": 1, "step": 7, "train/lo'
+    (tmp_path / "metrics.jsonl").write_text(f'{{"attempt": 1, "step": 6}}\n{torn}')
+    with started([Jsonl()], facts(tmp_path, attempt=2, resumed_step=5)) as tracker:
+        tracker.log(6, {"train/loss": 2.5})
+    first, second, third = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(first)["step"] == 6
+    assert second == torn
+    assert json.loads(third)["attempt"] == 2
+
+
+def test_jsonl_is_json_where_a_value_is_no_number(tmp_path: Path) -> None:
+    with started([Jsonl()], facts(tmp_path)) as tracker:
+        tracker.log(1, {"a": float("nan"), "b": float("-inf")})
+
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is no JSON")
+
+    text = (tmp_path / "metrics.jsonl").read_text()
+    line = json.loads(text, parse_constant=refuse)
+    assert (line["a"], line["b"]) == ("NaN", "-Infinity")
+
+
+def test_trackers_before_one_that_cannot_start_are_closed(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    first, second = Jsonl(), Jsonl()
+    good = tmp_path / "good"
+
+    class Elsewhere(Jsonl):
+        def start(self, run: RunFacts) -> None:  # noqa: ARG002
+            first.start(facts(good))
+
+    with pytest.raises(IsADirectoryError), started([Elsewhere(), second], facts(tmp_path)):
+        pytest.fail("it started")
+    first.close()
+    assert good.is_dir()
+
+
+def test_console_prints_plain_lines_where_nobody_watches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with started([Console()], facts(tmp_path)) as tracker:
+        values = {
+            "train/loss": 3.2141,
+            "train/learning_rate": 4.8e-4,
+            "train/tokens_per_second": 12345.4,
+            "train/padding_share": 0.1,
+        }
+        tracker.log(120, values)
+        tracker.log(120, {"heldout/loss": 2.9, "heldout/recall@10": 0.78765})
+    assert capsys.readouterr().err.splitlines() == [
+        "step 120/600  loss 3.214  lr 4.8e-04  12,345 tok/s",
+        "step 120/600  heldout: loss 2.900  recall@10 0.788",
+    ]
+
+
+def test_console_tells_the_time_left_from_the_second_line_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with started([Console()], facts(tmp_path)) as tracker:
+        tracker.log(1, {"train/loss": 3.0})
+        tracker.log(2, {"train/loss": 3.0})
+    first, second = capsys.readouterr().err.splitlines()
+    assert "eta" not in first
+    assert re.search(r"  eta 0:0\d:\d\d$", second)
+
+
+def test_time_left_follows_the_pace() -> None:
+    pace = Pace(600, 0)
+    pace.seen(20, 100.0)
+    assert pace.seconds_left() is None
+    pace.seen(40, 110.0)
+    assert pace.seconds_left() == (600 - 40) * 10 / 20
+
+
+def test_unknown_values_are_left_out_of_a_line() -> None:
+    assert training({"train/loss": 1.0}) == "loss 1.000"
+    assert training({"train/mfu": 0.41, "train/usd": 0.5}) == "mfu 41.0%  $0.5000"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0.000"), (3.2141, "3.214"), (1e-5, "1e-05"), (12345.0, "1.234e+04"), (1e999, "inf")],
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_evaluations_name_each_split_once() -> None:
+    values = {"heldout/loss": 1.0, "heldout/mrr": 0.5, "other/loss": 2.0}
+    assert evaluation(values) == "heldout: loss 1.000  mrr 0.500  other: loss 2.000"
+
+
+def test_duration_is_hours_minutes_seconds() -> None:
+    assert [duration(0.4), duration(59.6), duration(3725)] == ["0:00:00", "0:01:00", "1:02:05"]
+
+
+LIVE = """
+import sys, time, pathlib
+from regauge import log
+from regauge.trackers import RunFacts, started
+from regauge.trackers.console import Console
+log.configure()
+run = RunFacts("pairs", "a1", pathlib.Path("."), total_steps=100)
+with started([Console()], run) as tracker:
+    for step in range(1, 31):
+        tracker.log(step, {"train/loss": 3.0})
+        time.sleep(0.02)
+    tracker.log(30, {"heldout/mrr": 0.5})
+    log.logger.warning("a line in between")
+    sys.stdout.write("the answer\\n")
+    if "fail" in sys.argv:
+        raise SystemExit("failed")
+    if "wait" in sys.argv:
+        sys.stderr.write("interrupt me\\n")
+        time.sleep(60)
+    tracker.finish({})
+"""
+
+
+def on_terminal(*arguments: str, interrupt_at: bytes = b"") -> tuple[str, str]:
+    """Run LIVE with a terminal for standard error; return what it drew, and its standard output."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    with subprocess.Popen(
+        [sys.executable, "-c", LIVE, *arguments],
+        stderr=theirs,
+        stdout=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        os.close(theirs)
+        drawn = b""
+        while data := read(ours):
+            drawn += data
+            if interrupt_at and interrupt_at in drawn:
+                process.send_signal(signal.SIGINT)
+                interrupt_at = b""
+        os.close(ours)
+        assert process.stdout
+        answer = process.stdout.read().decode()
+    return drawn.decode(), answer
+
+
+def read(terminal: int) -> bytes:
+    """Return what the terminal shows next; nothing once the other side is closed."""
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:
+        return b""
+
+
+HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"
+
+
+def test_console_draws_a_bar_and_keeps_other_lines_above_it() -> None:
+    drawn, answer = on_terminal()
+    assert drawn.count(HIDDEN) == drawn.count(SHOWN) == 1
+    assert "step 30/100  heldout: mrr 0.500\r\n" in drawn
+    assert "warning: a line in between" in drawn
+    assert "30/100" in drawn
+    assert "loss 3.000" in drawn
+    assert drawn.rstrip().endswith("loss 3.000"), "the last figures stay on the screen"
+    assert answer == "the answer\n", "the bar took what belongs to standard output"
+
+
+@pytest.mark.parametrize(
+    ("how", "interrupt_at", "end"),
+    [
+        ("fail", b"", "failed"),
+        ("wait", b"interrupt me", "KeyboardInterrupt"),
+        ("wait", b"waiting for the first line", "KeyboardInterrupt"),
+    ],
+    ids=["failure", "Ctrl-C", "Ctrl-C at the start"],
+)
+def test_terminal_has_its_cursor_back(how: str, interrupt_at: bytes, end: str) -> None:
+    drawn, _ = on_terminal(how, interrupt_at=interrupt_at)
+    assert end in drawn
+    assert HIDDEN in drawn
+    assert drawn.rindex(SHOWN) > drawn.rindex(HIDDEN)
+
+
+def test_missing_package_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not installed
+    with pytest.raises(SettingsError, match=r'pip install "regauge\[tensorboard\]"'):
+        config.choose("trackers", "tensorboard")
+
+
+def test_tensorboard_hides_the_steps_that_are_run_again(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="not installed: tensorboard's resume is not proved")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker: Tracker = config.choose("trackers", "tensorboard")
+    for attempt, resumed, steps in ((1, 0, range(1, 6)), (2, 3, range(4, 8))):
+        with started([tracker], facts(tmp_path, attempt, resumed)) as together:
+            for step in steps:
+                together.log(step, {"train/loss": float(10 * attempt + step)})
+    read_back = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    seen = {event.step: event.value for event in read_back.Scalars("train/loss")}
+    assert seen == {1: 11, 2: 12, 3: 13, 4: 24, 5: 25, 6: 26, 7: 27}

@@ -7,8 +7,8 @@ import sys
 import threading
 from dataclasses import dataclass, field
 
-OWN_VARIABLES = {"PYTEST_CURRENT_TEST"}
-"""pytest changes these while a test runs."""
+OWN_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+"""pytest changes the first while a test runs; torch writes its default into the second."""
 
 SECONDS = 1.0
 """A thread that is about to end has this long."""

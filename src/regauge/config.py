@@ -193,8 +193,11 @@ def _tuples(value: Any) -> Any:
 
 
 def _first_problem(error: ValidationError, root: type[Settings], where: str) -> SettingsError:
-    first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"]) or error.title
+    problems = error.errors(include_url=False)
+    # A misspelt key that is required is both missing and unknown: what was written says more.
+    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
+    first = next(unknown, problems[0])
+    path = ".".join(str(part) for part in first["loc"] if part != "") or error.title
     if first["type"] == "extra_forbidden":
         word = str(first["loc"][-1])
         remedy = registry.did_you_mean(word, _siblings(root, first["loc"]))

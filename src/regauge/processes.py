@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,14 +15,20 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regauge.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher sets for each process, in torchrun's names."""
 
 PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 10.0
+FIRST_PORT, PORTS = 20000, 20000
+"""Where the processes of a Slurm step meet: a port that follows from job and step."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,15 @@ class World:
 
 def launched() -> bool:
     """Return whether a launcher (torchrun, srun, ours) started this process as one of several."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    return ("RANK" in os.environ and "WORLD_SIZE" in os.environ) or _step_tasks() > 1
 
 
 def world() -> World:
     """Return this process's place as its launcher set it; alone where no launcher did."""
     if not launched():
         return World()
+    if "RANK" not in os.environ:
+        os.environ.update(_translated(os.environ))
     missing = [name for name in ENVIRONMENT if name not in os.environ]
     if missing:
         raise SettingsError(
@@ -60,6 +69,30 @@ def world() -> World:
         local_rank=int(os.environ["LOCAL_RANK"]),
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
     )
+
+
+def _step_tasks() -> int:
+    """Return how many tasks `srun` started beside this one, itself included; 0 without it."""
+    return int(os.environ["SLURM_STEP_NUM_TASKS"]) if "SLURM_STEP_NUM_TASKS" in os.environ else 0
+
+
+def _translated(slurm: Mapping[str, str]) -> dict[str, str]:
+    """Return torchrun's variables for a task of `srun`; the first node of the step is the host.
+
+    The names are those of the srun manual, "OUTPUT ENVIRONMENT VARIABLES".
+    """
+    nodes = slurm["SLURM_STEP_NODELIST"]
+    prefix, bracket, rest = nodes.partition(",")[0].partition("[")
+    first = prefix + re.split(r"[-,\]]", rest)[0] if bracket else prefix
+    job, step = int(slurm["SLURM_JOB_ID"]), int(slurm["SLURM_STEP_ID"])
+    return {
+        "RANK": slurm["SLURM_PROCID"],
+        "WORLD_SIZE": slurm["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": slurm["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": re.split(r"[(,]", slurm["SLURM_STEP_TASKS_PER_NODE"])[0],
+        "MASTER_ADDR": first,
+        "MASTER_PORT": str(FIRST_PORT + (job * 31 + step) % PORTS),
+    }
 
 
 def free_port() -> int:
@@ -98,11 +131,16 @@ def _spawn(
         "MASTER_PORT": port,
     }
     environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
+    # The parent has no threads, so preexec_fn is safe, and only the child can ask this.
     if rank == 0:
-        return subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent)
+        return subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent)  # noqa: PLW1509
     with (logs / f"{rank}.log").open("ab") as log:
         return subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, preexec_fn=_die_with_parent
+            command,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from architecture.tree import CHOICES, Source, imports, sources
 
-FOUNDATION = ("config", "registry", "log", "errors", "processes")
+FOUNDATION = ("config", "registry", "log", "errors", "processes", "lines")
 PARTS = ("data", "models")
 MACHINERY = ("training", "checkpoint", "inference", "health", "planning", "reporting")
 TOP = ("cli", "__main__", "__init__")

@@ -1,27 +1,74 @@
-"""One shared world for each size; the world of one process is this one."""
+"""One shared world for each size; the world of one process is this one.
+
+The largest error of each kind of proof is printed at the end.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from distributed import datasets, jobs
+from distributed.runs import Runs
 from distributed.world import World
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+FIGURES = pytest.StashKey[dict[str, list[float]]]()
+
+
+class Alone:
+    """The world of one process: the test's own."""
+
+    size = 1
+
+    def run(self, job: str, *arguments: Any) -> list[Any]:
+        """Call `jobs.<job>` here; return its result as that of rank 0."""
+        return [getattr(jobs, job)(*arguments)]
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 @pytest.fixture(scope="session")
-def worlds() -> Iterator[Callable[[int], World]]:
+def worlds() -> Iterator[Callable[[int], World | Alone]]:
     """Return a function from a size to its world, started when it is first asked for."""
-    started: dict[int, World] = {}
+    started: dict[int, World | Alone] = {}
 
-    def world(size: int) -> World:
+    def world(size: int) -> World | Alone:
         if size not in started:
-            started[size] = World(size)
+            started[size] = World(size) if size > 1 else Alone()
         return started[size]
 
     yield world
     for each in started.values():
         each.close()
+
+
+@pytest.fixture(scope="session")
+def runs(worlds: Callable[[int], World | Alone], tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Return the runs that tests share, over one dataset of packed rows and one of pairs."""
+    root = tmp_path_factory.mktemp("data")
+    data = {"packed": datasets.packed(root / "packed"), "pairs": datasets.pairs(root / "pairs")}
+    return Runs(tmp_path_factory.mktemp("runs"), data, worlds)
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
+    """Return a function that adds a measured value to the report, under the name of its kind."""
+    kinds = request.config.stash.setdefault(FIGURES, {})
+
+    def add(kind: str, value: float) -> None:
+        kinds.setdefault(kind, []).append(value)
+
+    return add
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    kinds = config.stash.get(FIGURES, {})
+    if kinds:
+        terminalreporter.write_sep("-", "distributed: largest relative error")
+    for kind, values in sorted(kinds.items()):
+        terminalreporter.write_line(f"{kind}: {max(values):.1e} ({len(values)} cases)")

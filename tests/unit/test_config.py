@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 
 from regauge import config
 from regauge.config import Choice, Settings, chosen
@@ -42,6 +42,11 @@ class Optimizer(Settings):
         return self
 
 
+def by_name(value: dict[str, Any]) -> dict[str, Any]:
+    """Give a table that stands alone the name "", as `data.settings` does."""
+    return value if all(isinstance(item, dict) for item in value.values()) else {"": value}
+
+
 class Root(Settings):
     """What a verb reads."""
 
@@ -49,6 +54,8 @@ class Root(Settings):
     """A table."""
     name: str
     """A required key."""
+    names: Annotated[dict[str, Schedule], BeforeValidator(by_name)] = {}
+    """Tables by name, or one alone."""
     tracker: Annotated[SerializeAsAny[Tracker], chosen("trackers")] | None = None
     """A choice."""
 
@@ -87,8 +94,23 @@ def test_what_was_dumped_builds_the_same() -> None:
     ("tables", "says", "remedy"),
     [
         ({"nam": "a"}, "unknown key 'nam'", "did you mean 'name'?"),
-        ({"name": "a", "zzz": 1}, "unknown key 'zzz'", "known: name, optimizer, tracker"),
+        ({"name": "a", "zzz": 1}, "unknown key 'zzz'", "known: name, names, optimizer, tracker"),
         ({}, "'name' is missing", "set name"),
+        (
+            {"optimizer": {"learning_rat": 1.0}},
+            "unknown key 'optimizer.learning_rat'",
+            "did you mean 'learning_rate'?",
+        ),
+        (
+            {"name": "a", "names": {"b": {"warmup": 1}}},
+            "unknown key 'names.b.warmup'",
+            "did you mean 'warmup_steps'?",
+        ),
+        (
+            {"name": "a", "names": {"warmup": 1}},
+            "unknown key 'names.warmup'",
+            "did you mean 'warmup_steps'?",
+        ),
         (
             {"name": "a", "optimizer": {"learning_rat": 1.0}},
             "unknown key 'optimizer.learning_rat'",
@@ -126,6 +148,13 @@ def test_a_mistake_is_one_line_with_the_way_out(
 def test_a_wrong_key_of_a_choice_names_the_choice() -> None:
     error = problem({"name": "a", "tracker": {"kind": "jsonl", "no_such_key": 1}})
     assert error.problem == "run.toml: trackers 'jsonl': unknown key 'no_such_key'"
+
+
+def test_a_misspelt_key_that_is_required_is_answered() -> None:
+    with pytest.raises(SettingsError) as caught:
+        config.choose("data/sources", {"kind": "text", "flies": ("a",)})
+    assert caught.value.problem == "data/sources 'text': unknown key 'flies'"
+    assert caught.value.remedy == "did you mean 'files'?"
 
 
 def test_tables_of_other_verbs_are_passed_over_by_name() -> None:

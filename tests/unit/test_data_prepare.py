@@ -16,58 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from regauge import config
-from regauge.data import reading, shards, tokenizer, work
+from regauge.data import parallel, reading, shards, tokenizer, work
 from regauge.data.prepare import Job
+from regauge.data.sources import Piece
 from regauge.errors import DataError, PreflightError, SettingsError
 from regauge.verbs import prepare as verb
-
-WORDS = [f"word{number}" for number in range(3000)]
-
-
-def corpus(path: Path, count: int, length: int = 60) -> list[dict[str, Any]]:
-    """Write documents of random words, each fifth with a near-duplicate, and return them."""
-    random = np.random.default_rng(count)
-    documents: list[dict[str, Any]] = []
-    for number in range(count):
-        words = [WORDS[place] for place in random.integers(0, 3000, random.integers(3, 2 * length))]
-        if number % 5 == 4:
-            words = [*documents[number // 2]["text"].split(), "more"]
-        text = " ".join(words)
-        documents.append({"text": text, "title": " ".join(words[:5]), "number": number})
-    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
-    return documents
-
-
-def tables(folder: Path, out: str = "out", **changes: Any) -> config.Tables:
-    base = {
-        "data": {"path": str(folder / out)},
-        "source": {"kind": "jsonl", "files": [str(folder / "*.jsonl")], "piece_mib": 1},
-        "tokenizer": {"vocabulary": 500},
-        "rows": {"length": 64},
-        "split": {"heldout_share": 0.2},
-        "prepare": {"processes": 1},
-    }
-    return config.merge(base, changes)
-
-
-def settings(folder: Path, out: str = "out", **changes: Any) -> verb.Prepare:
-    return config.build(verb.Prepare, tables(folder, out, **changes))
-
-
-def prepared(folder: Path, out: str = "out", **changes: Any) -> shards.Dataset:
-    verb.run(settings(folder, out, **changes))
-    return shards.Dataset(folder / out)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-FIELDS: dict[str, Any] = {
-    "rows": {"layout": "fields", "fields": {"title": 8, "text": 32}, "numbers": ["number"]}
-}
+from unit.preparing import FIELDS, contents, corpus, prepared, settings, tables
 
 
 @pytest.fixture
@@ -94,7 +48,7 @@ def test_kill_and_go_on_gives_the_same_bytes(tmp_path: Path) -> None:
     document = tables(tmp_path, "killed", prepare={"processes": 2})
     run_file.with_suffix(".json").write_text(json.dumps(document))
     command = [sys.executable, "-m", "regauge", "prepare", str(run_file.with_suffix(".json"))]
-    partial = tmp_path / "killed.partial" / "work"
+    partial = tmp_path / "killed.partial" / ".work"
     for phase, count in (("read", 1), ("encode", 1)):
         kill_when(command, partial / phase, count)
         assert not (tmp_path / "killed").exists()
@@ -121,7 +75,7 @@ def kill_when(command: list[str], folder: Path, count: int) -> None:
 def test_a_dataset_that_only_waits_to_be_moved_is_moved(small: Path) -> None:
     whole = contents(prepared(small).folder)
     (small / "out").rename(small / "out.partial")
-    (small / "out.partial" / "work" / "read").mkdir(parents=True)
+    (small / "out.partial" / ".work" / "read").mkdir(parents=True)
     before = (small / "out.partial" / "train-00000.arrow").stat().st_mtime_ns
     assert contents(prepared(small).folder) == whole
     assert (small / "out" / "train-00000.arrow").stat().st_mtime_ns == before
@@ -353,6 +307,7 @@ def test_unfinished_work_of_other_settings_is_begun_anew(
     whole = contents(prepared(small, "whole").folder)
     job = verb._job(settings(small, rows={"length": 32}))
     with work.Work(job.folder, job.inputs()) as place:
+        (place.work / "read").mkdir()
         (place.work / "read" / "000000.json").write_text('{"records": 5}')
         (place.work / "read" / "000000.arrow.123").write_bytes(b"half")
     with work.Work(job.folder, job.inputs()) as place:
@@ -390,6 +345,22 @@ def test_a_source_that_cannot_be_read_is_named(small: Path) -> None:
         reading.read_piece(job.source, small, reading.Numbered(0, inputs.pieces[0]))
 
 
+def test_the_largest_pieces_come_first(tmp_path: Path) -> None:
+    sizes = (3, 9, 4)
+    pieces = [Piece(f"{size}", size, size, "", ()) for size in sizes]
+    items = [reading.Numbered(number, piece) for number, piece in enumerate(pieces)]
+    begun: list[int] = []
+
+    def count(item: reading.Numbered) -> tuple[int, reading.Counts]:
+        begun.append(item.piece.bytes)
+        return item.number, {"bytes": item.piece.bytes}
+
+    with parallel.Pool(1) as pool:
+        counts = reading.over_pieces(pool, tmp_path, items, count, "read")
+    assert begun == [9, 4, 3]
+    assert [found["bytes"] for found in counts] == list(sizes)
+
+
 def test_a_dry_run_says_what_it_would_do_and_writes_nothing(small: Path) -> None:
     before = contents(small)
     answer = verb.plan(settings(small, **FIELDS))
@@ -397,7 +368,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(small: Path) -> None
     assert answer["would_do"] == "prepare it"
     assert answer["pieces"] == 1
     assert answer["bytes"] == (small / "a.jsonl").stat().st_size
-    assert answer["limits"] == {"title": 8, "text": 32, "number": 1}
+    assert answer["rows"]["limits"] == {"title": 8, "text": 32, "number": 1}
     prepared(small, **FIELDS)
     assert verb.plan(settings(small, **FIELDS))["would_do"].startswith("nothing")
 
@@ -406,7 +377,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(small: Path) -> None
     ("rows", "message"),
     [
         ({"fields": {"text": 8}}, "no part of packed rows"),
-        ({"layout": "fields"}, "needs rows.fields"),
+        ({"layout": "fields"}, "needs fields"),
         ({"layout": "fields", "fields": {"text": 3}}, "below 4 tokens"),
         ({"layout": "fields", "fields": {"a": 8}, "numbers": ["a"]}, "both a text and a number"),
         ({"lenght": 8}, "did you mean 'length'"),

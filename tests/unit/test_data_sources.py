@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 from pathlib import Path
@@ -188,6 +189,19 @@ def test_python_docs_reads_every_documented_object(tmp_path: Path) -> None:
     assert records["mod.hidden"]["summary"] == records["mod.hidden"]["body"] == ""
     assert records["topic assert"]["summary"] == 'The "assert" statement'
     assert [item.reason for item in found if isinstance(item, Rejected)] == ["no Python source"]
+
+
+def test_python_docs_leaves_the_collector_as_it_was(tmp_path: Path) -> None:
+    tree(tmp_path)
+    source = PythonDocs(roots=(str(tmp_path),))
+    for found in source.read(source.pieces()[0]):
+        assert gc.isenabled(), found
+    gc.disable()
+    try:
+        everything(source)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_python_docs_pairs_follow_their_settings(tmp_path: Path) -> None:

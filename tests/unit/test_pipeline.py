@@ -157,6 +157,13 @@ def test_assignments_reach_every_stage_that_has_the_key(run_file: Path) -> None:
     assert Path("out/other/3-join/joined.txt").read_text() == "same+same"
 
 
+def test_the_folder_is_the_pipelines_also_where_a_stage_has_an_output(run_file: Path) -> None:
+    own = RUN_FILE.replace('verb = "join"', 'verb = "join"\noutput.separator = "+"')
+    run_file.write_text(own)
+    pipeline.main(run_file, "output.folder=out/other")
+    assert "+" in Path("out/other/3-join/joined.txt").read_text()
+
+
 def test_an_assignment_to_one_stage_reaches_that_one(run_file: Path) -> None:
     pipeline.main(run_file, "text.value=same", "stage.second.text.value=own")
     assert Path("out/words/3-join/joined.txt").read_text() == "same-own"

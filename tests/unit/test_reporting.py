@@ -131,8 +131,9 @@ def test_later_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_folder_of_a_pipeline_is_told_in_the_order_of_its_stages(tmp_path: Path) -> None:
-    for name in ("10-evaluate", "2-train", "1-prepare"):
+    for name in ("10-evaluate", "2-train"):
         write(tmp_path / name, "run.json", {})
+    write(tmp_path / "1-prepare", "inputs.json", {})
     write(tmp_path / "11-report", "done.json", {})
     found = [path.name for path in discover(tmp_path)]
     assert found == ["1-prepare", "2-train", "10-evaluate"]

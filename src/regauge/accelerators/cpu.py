@@ -27,6 +27,8 @@ class Cpu(Accelerator):
     def claim(self, local_rank: int, threads: int) -> torch.device:
         import torch
 
+        del local_rank
+
         torch.set_num_threads(threads)
         return torch.device("cpu")
 

@@ -91,9 +91,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def steps(root: Path) -> list[int]:
-    """Return the steps that have a committed checkpoint, newest first."""
-    found = [path for path in root.glob("step-*") if (path / MANIFEST).exists()]
-    return sorted((int(path.name.removeprefix("step-")) for path in found), reverse=True)
+    """Return the steps that were committed, newest first, whether or not they are whole now."""
+    numbers = [path.name.removeprefix("step-") for path in root.glob("step-*")]
+    return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
 
 
 def damage(path: Path, *, rank: int = 0, size: int = 1) -> str | None:
@@ -128,10 +128,14 @@ def best(root: Path) -> dict[str, Any] | None:
     return document if (root / document["name"]).is_dir() else None
 
 
-def retain(root: Path, keep: int) -> None:
-    """Remove all but the newest checkpoints and the best; then what was never finished."""
+def retain(root: Path, keep: int, newest: int) -> None:
+    """Remove all but the newest checkpoints and the best; then what was never finished.
+
+    Checkpoints after `newest`, the last one written, are damaged ones that the run passed over:
+    they do not count, and stay until they are written again.
+    """
     kept = best(root)
-    for step in steps(root)[keep:]:
+    for step in [step for step in steps(root) if step <= newest][keep:]:
         if kept is None or kept["name"] != name_of(step):
             shutil.rmtree(root / name_of(step))
     for leftover in [*root.glob(".step-*.part"), *root.glob(".step-*.old")]:

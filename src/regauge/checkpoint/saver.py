@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from regauge.errors import NoCheckpointError, TransientError
 from regauge.log import logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -76,22 +78,29 @@ class Saver:
         metrics: dict[str, float],
     ) -> None:
         part = folder.part_of(self._root, step)
-        if self._world.first:
-            _empty(part)
-        self._agree(None)
-        try:
+        with self._together():
+            if self._world.first:
+                _empty(part)
+        files: dict[str, dict[str, Any]] = {}
+        with self._together():
             tensors.write(part, values, self._group)
             files = self._own_files(part, state)
-            problem = None
-        except (OSError, TransientError) as error:
-            files, problem = {}, error
-        self._agree(problem)
         everything = self._gathered(files)
-        if self._world.first:
-            folder.commit(self._root, step, everything)
-            self._keep_best(step, metrics)
-            folder.retain(self._root, self._settings.keep)
-        self._agree(None)
+        with self._together():
+            if self._world.first:
+                folder.commit(self._root, step, everything)
+                self._keep_best(step, metrics)
+                folder.retain(self._root, self._settings.keep, step)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Do a part of a save; where one process fails in it, all of them raise after it."""
+        problem: Failure = None
+        try:
+            yield
+        except (OSError, TransientError) as error:
+            problem = error
+        self._agree(problem)
 
     def _own_files(self, part: Path, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Check, flush and hash a share of the files; the first process adds the state."""

@@ -1,11 +1,13 @@
 """Phase three of `prepare`: a piece's records become token ids, in the columns of the layout.
 
     encode/000007.arrow          packed: the split, and chunks of documents as they enter rows
-                                 fields: the split, and the columns of a row
+                                 fields: the split, the columns of a row, and of those that are
+                                 held out the whole texts
     encode/000007.rejected.jsonl records that the layout cannot use
     encode/000007.json           counts
 
-Only here does a record meet the layout: what it lacks is counted, what is bad is written down.
+The pieces of a layout with a name lie in encode/<name>/. Only here does a record meet the layout:
+what it lacks is counted, what is bad is written down.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ if TYPE_CHECKING:
 
     from regauge.data.settings import RowLayout
 
-TRAIN, HELDOUT, DUPLICATE = 0, 1, 2
+TRAIN, HELDOUT, DUPLICATE, REPEAT = range(4)
+DROPPED = {DUPLICATE: "exact duplicate", REPEAT: "near duplicate"}
 DECISIONS = "decisions.npy"
 TOKENS = pa.list_(pa.int32())
+WHOLE = pa.large_string()
 
 
 class _Usable(NamedTuple):
@@ -49,24 +53,37 @@ class _Row(NamedTuple):
     decision: int
     texts: list[np.ndarray]
     numbers: list[int]
+    whole: list[str] | None = None
+    """The texts as they were read, where they are kept."""
+
+
+def row_columns(layout: RowLayout) -> list[pa.Field]:
+    """Return the columns of a row, or of a chunk of a packed one: texts, then numbers."""
+    texts = [pa.field(name, TOKENS) for name in layout.texts()]
+    return [*texts, *(pa.field(name, pa.int64()) for name in layout.numbers)]
+
+
+def whole_columns(layout: RowLayout) -> list[pa.Field]:
+    """Return the columns of the whole texts that are kept of a held-out row."""
+    return [pa.field(name, WHOLE) for name in layout.texts() if layout.layout == "fields"]
 
 
 def schema(layout: RowLayout) -> pa.Schema:
-    """Return the columns of an encoded piece: the split first, then the texts and the numbers."""
-    texts = [(name, TOKENS) for name in layout.texts()]
-    return pa.schema([("", pa.uint8()), *texts, *((name, pa.int64()) for name in layout.numbers)])
+    """Return the columns of an encoded piece: the split, those of a row, the whole texts."""
+    split = pa.field("", pa.uint8())
+    return pa.schema([split, *row_columns(layout), *whole_columns(layout)])
 
 
 def encode_piece(
-    layout: RowLayout, work: Path, tokenizer: Path, item: reading.Numbered
+    layout: RowLayout, folder: Path, work: Path, item: reading.Numbered
 ) -> tuple[int, reading.Counts]:
-    """Encode the records of a piece and return its number and counts."""
-    with reading.Output(work / "encode", item.number, schema(layout)) as output:
-        sieve = _Sieve(layout, _encoder(tokenizer), output)
+    """Encode the records of a piece into `folder` and return its number and counts."""
+    with reading.Output(folder, item.number, schema(layout)) as output:
+        sieve = _Sieve(layout, _encoder(work / "tokenizer"), output)
         for decisions, batch in _decided(work, item):
             rows = list(sieve.rows(decisions, batch))
             output.write(_table(layout, rows))
-    return item.number, reading.commit_counts(work / "encode", item.number, sieve.counts)
+    return item.number, reading.commit_counts(folder, item.number, sieve.counts)
 
 
 class _Sieve:
@@ -89,15 +106,16 @@ class _Sieve:
             ids = [next(encoded) for _ in record.texts]
             if self._layout.layout == "fields":
                 cut = list(map(self._cut, self._layout.fields, ids))
-                yield _Row(record.decision, cut, record.numbers)
+                whole = record.texts if record.decision == HELDOUT else None
+                yield _Row(record.decision, cut, record.numbers, whole)
             else:
                 for chunk in self._chunks(record, ids[0]):
                     yield _Row(record.decision, [chunk], [])
 
     def _judge(self, decision: int, record: dict[str, Any]) -> _Usable | None:
         """Return a record with its fields in the layout's order, or None when it is no row."""
-        if decision == DUPLICATE:
-            self.counts["skipped"]["exact duplicate"] += 1
+        if decision in DROPPED:
+            self.counts["skipped"][DROPPED[decision]] += 1
             return None
         fields = json.loads(record["fields"])
         texts = [fields.get(name) for name in self._layout.texts()]
@@ -161,7 +179,11 @@ def _table(layout: RowLayout, rows: list[_Row]) -> pa.RecordBatch:
         pa.array([row.numbers[place] for row in rows], pa.int64())
         for place in range(len(layout.numbers))
     ]
-    return pa.RecordBatch.from_arrays([splits, *texts, *numbers], schema=schema(layout))
+    whole = [
+        pa.array([row.whole[place] if row.whole else None for row in rows], WHOLE)
+        for place in range(len(whole_columns(layout)))
+    ]
+    return pa.RecordBatch.from_arrays([splits, *texts, *numbers, *whole], schema=schema(layout))
 
 
 def lists(values: list[np.ndarray]) -> pa.ListArray:

@@ -107,16 +107,15 @@ class Feed:
         piece = Piece(nobody, zeros, zeros, length)
         return self._collator.batch(self._rows, piece, Draw(self._seed, 0, 0), self._facts)
 
-    def whole(self, rows: int | None) -> tuple[Iterator[Arrays], int]:
-        """Return this process's batches of the first rows of the split, each row once.
+    def once(self, numbers: np.ndarray) -> tuple[Iterator[Arrays], int]:
+        """Return this process's batches of some rows, each of them once.
 
         Also the number of rows with those that fill up the last microbatch.
         """
-        count = min(rows or len(self._rows), len(self._rows))
-        filled = -(-count // self._microbatch_rows) * self._microbatch_rows
-        numbers = np.full(filled, PADDING, np.int64)
-        numbers[:count] = np.arange(count)
-        pieces = self._collator.cut(self._rows, numbers, self._microbatch_rows, self._ladder)
+        filled = -(-len(numbers) // self._microbatch_rows) * self._microbatch_rows
+        padded = np.full(filled, PADDING, np.int64)
+        padded[: len(numbers)] = numbers
+        pieces = self._collator.cut(self._rows, padded, self._microbatch_rows, self._ladder)
         draw = Draw(self._seed, EVALUATION, EVALUATION)
         own = self._share.of(pieces, self._ladder)
         made = (self._collator.batch(self._rows, piece, draw, self._facts) for piece in own)

@@ -16,6 +16,12 @@ PADDING = -1
 """The number of a row that is not there: it has weight 0 and is in no metric."""
 
 
+def sample(rows: int, count: int | None, identity: str) -> np.ndarray:
+    """Return the numbers of the rows that stand for a split, in a keyed order: all, or `count`."""
+    chosen = np.arange(min(count or rows, rows))
+    return Permutation(rows, int(identity[:15], 16))(chosen) if rows else chosen
+
+
 class Order:
     """The rows of every global batch of a run."""
 

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import pyarrow as pa
 
 from regauge.data import duplicates
+from regauge.data.progress import Phase
 from regauge.data.sources import Record, Rejected
 from regauge.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from regauge.data.parallel import Pool
     from regauge.data.sources import Piece, Source
 
 SCHEMA = pa.schema(
@@ -70,6 +72,29 @@ def read_piece(source: Source, folder: Path, item: Numbered) -> tuple[int, Count
             _count(counts, batch)
             output.write(_table(batch))
     return item.number, commit_counts(folder, item.number, counts)
+
+
+def over_pieces(
+    pool: Pool,
+    folder: Path,
+    items: list[Numbered],
+    function: Callable[[Numbered], tuple[int, Counts]],
+    phase: str,
+) -> list[Counts]:
+    """Apply a function to the pieces that are not yet done in `folder`; return all counts.
+
+    The largest ones come first, so that the processes end together.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    done = {item.number: committed(folder, item.number) for item in items}
+    waiting = (item for item in items if done[item.number] is None)
+    todo = sorted(waiting, key=lambda item: -item.piece.bytes)
+    total = sum(item.piece.bytes for item in items)
+    with Phase(phase, total, total - sum(item.piece.bytes for item in todo)) as progress:
+        for number, counts in pool.each(function, todo):
+            done[number] = counts
+            progress.advance(items[number].piece.bytes)
+    return [done[item.number] or {} for item in items]
 
 
 def records(folder: Path, number: int) -> Iterator[pa.RecordBatch]:

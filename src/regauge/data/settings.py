@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WrapSerializer, model_validator
 
 from regauge.config import Settings
 
 SHORTEST = 4
 """The least tokens a row or a field may hold: two special ones and some text."""
+ALONE = ""
+"""The name of a layout that has no other beside it; as a path it is the dataset's own folder."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+T = TypeVar("T")
 
 
 class Data(Settings):
@@ -39,7 +44,7 @@ class Tokenizer(Settings):
 
 
 class RowLayout(Settings):
-    """What a row is: packed documents of one text field, or named fields side by side."""
+    """What a row is: packed documents or named fields; `[rows.<name>]` for several of a corpus."""
 
     layout: Literal["packed", "fields"] = "packed"
     """"packed" fills rows of one length with documents; "fields" makes a row of each record."""
@@ -59,7 +64,7 @@ class RowLayout(Settings):
         if self.layout == "packed" and (self.fields or self.numbers):
             raise ValueError("'fields' and 'numbers' are no part of packed rows")
         if self.layout == "fields" and not self.fields:
-            raise ValueError("layout 'fields' needs rows.fields, such as {summary = 32}")
+            raise ValueError("layout 'fields' needs fields, such as {summary = 32}")
         for name, limit in self.fields.items():
             if limit < SHORTEST:
                 raise ValueError(f"the limit of '{name}' is below {SHORTEST} tokens")
@@ -77,6 +82,35 @@ class RowLayout(Settings):
         return dict(self.fields) if self.layout == "fields" else {self.text: self.length}
 
 
+def _by_name(value: Any) -> Any:
+    """Return a table of layouts: the given one, or one that stands alone under its name."""
+    tables = isinstance(value, dict) and all(
+        isinstance(item, dict | RowLayout) for item in value.values()
+    )
+    return value if tables and value and "fields" not in value else {ALONE: value}
+
+
+def _named(layouts: dict[str, RowLayout]) -> dict[str, RowLayout]:
+    for name in layouts:
+        if name != ALONE and not _NAME.fullmatch(name):
+            raise ValueError(f"'{name}' cannot name rows: use small letters, digits, '-' and '_'")
+    return layouts
+
+
+def unwrapped(by_name: dict[str, T]) -> dict[str, T] | T:
+    """Return what belongs to the layouts by name, or by itself where one stands alone."""
+    return by_name.get(ALONE, by_name)
+
+
+Layouts = Annotated[
+    dict[str, RowLayout],
+    BeforeValidator(_by_name),
+    AfterValidator(_named),
+    WrapSerializer(lambda value, handler: unwrapped(handler(value))),
+]
+"""One layout or several by name; none of them is named "fields", which is a key of one."""
+
+
 class Split(Settings):
     """Which records are held out: whole clusters of near-duplicates, by a keyed hash."""
 
@@ -86,3 +120,5 @@ class Split(Settings):
     """Another seed holds out other clusters."""
     similarity: float = Field(default=0.7, gt=0.0, le=1.0)
     """Estimated Jaccard similarity of word shingles from which two records are near-duplicates."""
+    repeats: Literal["keep", "drop"] = "keep"
+    """"drop" leaves the first record of every cluster of near-duplicates, in train and held out."""

@@ -4,6 +4,8 @@
     <path>/tokenizer/               the tokenizer, loadable by transformers
     <path>/train-00000.arrow …      rows; a column is a list of integers, or one number
     <path>/heldout-00000.arrow …
+    <path>/heldout-texts-00000.arrow
+                                    the held-out rows as they were read, uncut (layout "fields")
     <path>/rejected.jsonl           records that could not be used, each with its reason
 
 This module reads it. It knows nothing of tasks, and holds no row in memory.
@@ -27,19 +29,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
 
 
-class Shard(Settings):
-    """One file of rows."""
+class File(Settings):
+    """One file of a split."""
 
     file: str
     """Its name in the dataset's folder."""
     rows: int
     """Rows in the file."""
-    tokens: int
-    """Real tokens in the file; padding does not count."""
     sha256: str
     """Hash of the file."""
+
+
+class Shard(File):
+    """One file of rows."""
+
+    tokens: int
+    """Real tokens in the file; padding does not count."""
 
 
 class Field(Settings):
@@ -62,6 +70,13 @@ class Split(Settings):
     """Real tokens in all shards."""
     shards: tuple[Shard, ...]
     """The files, in the order of the rows."""
+    texts: tuple[File, ...] = ()
+    """Files of the same rows as texts, uncut; none where they are not kept."""
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """Every file of the split."""
+        return (*self.shards, *self.texts)
 
 
 class TokenizerFacts(Settings):
@@ -159,18 +174,41 @@ class Dataset:
 
     def split(self, name: str) -> Rows:
         """Return the rows of "train" or "heldout"."""
-        if name not in self.manifest.splits:
+        return Rows(self.folder, self._facts(name))
+
+    def texts(self, split: str, rows: int | None = None) -> list[dict[str, str]]:
+        """Return the first rows of a split, or all, as they were read: whole texts by field.
+
+        Empty where they are not kept: the manifest says which.
+        """
+        found: list[dict[str, str]] = []
+        for file in self._facts(split).texts:
+            left = None if rows is None else rows - len(found)
+            found += _texts(self.folder / file.file, left)
+        return found
+
+    def _facts(self, split: str) -> Split:
+        if split not in self.manifest.splits:
             known = ", ".join(self.manifest.splits)
-            raise DataError(f"{self.folder} has no split '{name}'", f"name one of: {known}")
-        return Rows(self.folder, self.manifest.splits[name])
+            raise DataError(f"{self.folder} has no split '{split}'", f"name one of: {known}")
+        return self.manifest.splits[split]
+
+    def check_tokenizer(self, model: Path) -> None:
+        """Raise DataError when a model's folder has a tokenizer that is not the dataset's."""
+        own, other = self.folder / "tokenizer" / TOKENIZER, model / TOKENIZER
+        if own.exists() and other.exists() and file_sha256(own) != file_sha256(other):
+            raise DataError(
+                f"{model} was trained with another tokenizer than {self.folder} was prepared with",
+                f'prepare the data with tokenizer.path = "{model}"',
+            )
 
     def verify(self) -> None:
-        """Hash every shard; raises DataError that names the first one that differs."""
+        """Hash every file of rows and texts; raises DataError that names the first that differs."""
         for split in self.manifest.splits.values():
-            for shard in split.shards:
-                if file_sha256(self.folder / shard.file) != shard.sha256:
+            for file in split.files:
+                if file_sha256(self.folder / file.file) != file.sha256:
                     raise DataError(
-                        f"{self.folder / shard.file} is not what its manifest says",
+                        f"{self.folder / file.file} is not what its manifest says",
                         "run 'regauge prepare' into a new folder",
                     )
 
@@ -198,12 +236,21 @@ def file_sha256(path: Path) -> str:
 
 
 def _columns(path: Path) -> dict[str, _Column]:
+    table = _mapped(path)
+    return {name: _column(table.column(name)) for name in table.column_names}
+
+
+def _texts(path: Path, rows: int | None) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = _mapped(path).slice(0, rows).to_pylist()
+    return found
+
+
+def _mapped(path: Path) -> pa.Table:
     try:
         with pa.memory_map(str(path)) as source:
-            table = pa.ipc.open_file(source).read_all()
+            return pa.ipc.open_file(source).read_all()
     except (FileNotFoundError, pa.ArrowInvalid) as error:
         raise DataError(f"{path} cannot be read: {error}", "run 'regauge prepare' again") from None
-    return {name: _column(table.column(name)) for name in table.column_names}
 
 
 def _column(chunked: Any) -> _Column:

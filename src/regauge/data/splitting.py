@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from regauge.data import duplicates, reading, tokenizer
-from regauge.data.encoding import DECISIONS, DUPLICATE, HELDOUT, TRAIN
+from regauge.data.encoding import DECISIONS, DROPPED, DUPLICATE, HELDOUT, REPEAT, TRAIN
 from regauge.data.progress import Phase
 from regauge.log import logger
 
@@ -27,7 +27,10 @@ TEXTS_AT_A_TIME = 512
 
 
 def decide(work: Path, count: int, split: settings.Split, *, drop: bool) -> np.ndarray:
-    """Return TRAIN, HELDOUT or DUPLICATE for every record of `count` pieces, in order."""
+    """Return what becomes of every record of `count` pieces, in order.
+
+    TRAIN, HELDOUT, DUPLICATE (with `drop`: it equals an earlier one) or REPEAT.
+    """
     path = work / DECISIONS
     if not path.exists():
         with Phase("split", 0):
@@ -35,9 +38,11 @@ def decide(work: Path, count: int, split: settings.Split, *, drop: bool) -> np.n
             np.save(temporary, _decided(*_identities(work / "read", count), split, drop=drop))
         temporary.replace(path)
     decisions: np.ndarray = np.load(path)
-    held = int((decisions == HELDOUT).sum())
-    dropped = int((decisions == DUPLICATE).sum())
-    logger.info(f"{len(decisions)} records, {held} held out, {dropped} exact duplicates dropped")
+    told = [f"{len(decisions)} records, {(decisions == HELDOUT).sum()} held out"]
+    for decision, what in DROPPED.items():
+        if dropped := int((decisions == decision).sum()):
+            told.append(f"{dropped} {what}s dropped")
+    logger.info(", ".join(told))
     return decisions
 
 
@@ -80,6 +85,8 @@ def _decided(
     for number, content in enumerate(duplicates.representatives(labels, hashes)):
         if duplicates.keyed_share(content, split.seed, "heldout") < split.heldout_share:
             decisions[number] = HELDOUT
+    if split.repeats == "drop":
+        decisions[labels != np.arange(len(labels))] = REPEAT
     if drop:
         seen: set[bytes] = set()
         for number, content in enumerate(hashes):

@@ -1,10 +1,11 @@
 """A dataset while it is made: a folder beside its place, locked, and moved there by one rename.
 
     <path>.partial/inputs.json   settings and pieces: what the dataset is made of
-    <path>.partial/lock          held by the process that works here
-    <path>.partial/work/         the tokenizer and the pieces that are done, removed in the end
+    <path>.partial/.lock         held by the process that works here
+    <path>.partial/.work/        the tokenizer and the pieces that are done, removed in the end
 
-What is at `<path>` is therefore always whole, and never written over.
+Layouts with names make a dataset each, in folders of these names that move together. What is at
+`<path>` is therefore always whole, and never written over.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
     from regauge.data.sources import Piece
 
 INPUTS = "inputs.json"
-OURS = (INPUTS, "lock")
+LOCK = ".lock"
+OURS = (INPUTS, LOCK)
+
+
+Manifests = dict[str, shards.Manifest]
 
 
 class Inputs(NamedTuple):
@@ -35,6 +40,8 @@ class Inputs(NamedTuple):
 
     settings: dict[str, Any]
     pieces: tuple[Piece, ...]
+    datasets: tuple[str, ...]
+    """Their folders inside of the one that is moved; "" is that folder itself."""
 
     def document(self) -> dict[str, Any]:
         """Return this as it is stored."""
@@ -42,8 +49,8 @@ class Inputs(NamedTuple):
         return {"format": FORMAT, "settings": self.settings, "pieces": pieces}
 
 
-def finished(folder: Path, inputs: Inputs) -> shards.Manifest | None:
-    """Return the manifest of the dataset that is wanted, if it lies there already.
+def finished(folder: Path, inputs: Inputs) -> Manifests | None:
+    """Return the manifests of the datasets that are wanted, if they lie there already.
 
     Raises DataError for another dataset, and for a folder with anything else in it.
     """
@@ -54,7 +61,7 @@ def finished(folder: Path, inputs: Inputs) -> shards.Manifest | None:
     if not any(folder.iterdir()):
         return None
     known = _stored(folder)
-    if known is None or not (folder / shards.MANIFEST).exists():
+    if known is None:
         name = min(path.name for path in folder.iterdir())
         raise DataError(
             f"{folder} holds something else ({name})", "choose another data.path, or empty it"
@@ -64,11 +71,19 @@ def finished(folder: Path, inputs: Inputs) -> shards.Manifest | None:
             f"{folder} holds another dataset: {difference(known, inputs.document())}",
             "choose another data.path, or delete that folder",
         )
-    manifest = shards.read_manifest(folder)
-    for split in manifest.splits.values():
-        for shard in split.shards:
-            if not (folder / shard.file).exists():
-                raise DataError(f"{folder / shard.file} is gone", "delete the folder and run again")
+    return {name: _whole(folder / name) for name in inputs.datasets}
+
+
+def _whole(folder: Path) -> shards.Manifest:
+    """Return the manifest of a dataset; raises DataError where one of its files is gone."""
+    paths = [folder / shards.MANIFEST]
+    if paths[0].exists():
+        manifest = shards.read_manifest(folder)
+        files = (file for split in manifest.splits.values() for file in split.files)
+        paths += [folder / file.file for file in files]
+    gone = [path for path in paths if not path.exists()]
+    if gone:
+        raise DataError(f"{gone[0]} is gone", "delete the dataset's folder and run again")
     return manifest
 
 
@@ -77,8 +92,9 @@ class Work:
 
     def __init__(self, folder: Path, inputs: Inputs) -> None:
         self.folder = folder.with_name(f"{folder.name}.partial")
-        self.work = self.folder / "work"
-        self._final = folder
+        self.work = self.folder / ".work"
+        self.final = folder
+        self._datasets = inputs.datasets
         self._lock = self._locked()
         try:
             self.started = self._known(inputs)
@@ -92,26 +108,25 @@ class Work:
     def __exit__(self, *_: object) -> None:
         self._lock.close()
 
-    def commit(self, manifest: shards.Manifest) -> None:
-        """Write the manifest, remove the work, and move the dataset to its place."""
-        text = manifest.model_dump_json(indent=1) + "\n"
-        write(self.folder / shards.MANIFEST, text)
-        self.move()
-
-    def move(self) -> None:
-        """Move a dataset that is whole to its place."""
+    def commit(self, manifests: Manifests) -> None:
+        """Write the manifests, remove the work, and move the datasets to their place."""
+        for name, manifest in manifests.items():
+            text = manifest.model_dump_json(indent=1) + "\n"
+            write(self.folder / name / shards.MANIFEST, text)
         _remove(self.work)
-        (self.folder / "lock").unlink(missing_ok=True)
+        (self.folder / LOCK).unlink(missing_ok=True)
         try:
-            self.folder.replace(self._final)
+            self.folder.replace(self.final)
         except OSError as error:
             remedy = f"the dataset is whole in {self.folder}: move it"
-            raise DataError(f"{self._final} cannot be written: {error}", remedy) from None
+            raise DataError(f"{self.final} cannot be written: {error}", remedy) from None
 
-    def manifest(self) -> shards.Manifest | None:
-        """Return the manifest of a dataset that only waits to be moved."""
-        whole = (self.folder / shards.MANIFEST).exists()
-        return shards.read_manifest(self.folder) if whole else None
+    def manifests(self) -> Manifests | None:
+        """Return the manifests of datasets that only wait to be moved."""
+        folders = {name: self.folder / name for name in self._datasets}
+        if not all((folder / shards.MANIFEST).exists() for folder in folders.values()):
+            return None
+        return {name: shards.read_manifest(folder) for name, folder in folders.items()}
 
     def _locked(self) -> TextIO:
         if self.folder.is_dir():
@@ -124,7 +139,7 @@ class Work:
                 )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / "lock").open("w")
+            lock = (self.folder / LOCK).open("w")
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             remedy = "choose another data.path"
             raise SettingsError(f"{self.folder} cannot be made: {error}", remedy) from None
@@ -145,15 +160,15 @@ class Work:
         known = _stored(self.folder)
         if known is not None and known != document:
             logger.warning(f"{self.folder} is begun anew: {difference(known, document)}")
-            (self.folder / shards.MANIFEST).unlink(missing_ok=True)
-            _remove(self.work)
+            for path in self.folder.iterdir():
+                if path.name not in OURS:
+                    _remove(path)
         if known != document:
             write(self.folder / INPUTS, json.dumps(document, indent=1) + "\n")
-        for name in ("read", "encode"):
-            (self.work / name).mkdir(parents=True, exist_ok=True)
-            for path in (self.work / name).iterdir():
-                if path.suffix.removeprefix(".").isdigit():
-                    path.unlink()
+        self.work.mkdir(exist_ok=True)
+        for path in self.work.rglob("*"):
+            if path.suffix.removeprefix(".").isdigit():
+                path.unlink()
         return known == document
 
 
@@ -164,13 +179,15 @@ def write(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder in a way that never leaves a half of it under its name."""
-    aside = folder.with_name(f"{folder.name}.discarded")
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder in a way that never leaves a half of it under its name."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    aside = path.with_name(f"{path.name}.discarded")
     shutil.rmtree(aside, ignore_errors=True)
-    if folder.exists():
-        folder.replace(aside)
-        shutil.rmtree(aside)
+    path.replace(aside)
+    shutil.rmtree(aside)
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str:

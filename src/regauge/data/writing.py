@@ -8,14 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from regauge.data import encoding, packing, reading, shards
+from regauge.data import encoding, packing, shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from regauge.data.settings import RowLayout
-    from regauge.data.sources import Piece
 
 SLOTS_PER_SHARD = 2**25
 """Tokens that a shard has room for: 128 MiB a column."""
@@ -25,7 +24,11 @@ Lengths = dict[str, np.ndarray]
 
 
 def write_split(
-    layout: RowLayout, name: str, folder: Path, encoded: Iterator[pa.Table]
+    layout: RowLayout,
+    name: str,
+    folder: Path,
+    encoded: Iterator[pa.Table],
+    texts: tuple[shards.File, ...],
 ) -> tuple[shards.Split, Lengths]:
     """Write tables of rows as shards; return their facts and the histograms of lengths."""
     histograms = {
@@ -43,8 +46,28 @@ def write_split(
         rows=sum(shard.rows for shard in written),
         tokens=sum(shard.tokens for shard in written),
         shards=tuple(written),
+        texts=texts,
     )
     return facts, histograms
+
+
+def write_texts(
+    layout: RowLayout, name: str, folder: Path, encoded: Iterator[pa.RecordBatch]
+) -> tuple[shards.File, ...]:
+    """Write the whole texts that are kept of a split's rows, in the order of these."""
+    columns = encoding.whole_columns(layout)
+    if SPLITS[name] != encoding.HELDOUT or not columns:
+        return ()
+    path = folder / f"{name}-texts-00000.arrow"
+    schema, rows = pa.schema(columns), 0
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for batch in encoded:
+            mine = _of_split(batch, SPLITS[name])
+            if mine.num_rows:
+                texts = mine.columns[-len(columns) :]
+                writer.write(pa.RecordBatch.from_arrays(texts, schema=schema))
+                rows += mine.num_rows
+    return (shards.File(file=path.name, rows=rows, sha256=shards.file_sha256(path)),)
 
 
 def limits(layout: RowLayout) -> dict[str, int]:
@@ -77,23 +100,14 @@ def rows_of(
     """Yield the rows of one split as tables, in the order of the source."""
     mine = (_of_split(batch, SPLITS[split]) for batch in batches)
     if layout.layout == "fields":
-        yield from (pa.Table.from_batches([batch]) for batch in mine)
+        row = list(range(1, 1 + len(encoding.row_columns(layout))))
+        yield from (pa.Table.from_batches([batch.select(row)]) for batch in mine)
     else:
         yield from _packed(layout.length, pad, mine)
 
 
-def encoded_batches(
-    folder: Path, pieces: tuple[Piece, ...], advance: Callable[[int], None]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of encoded pieces in order; `advance` hears the bytes of each one done."""
-    for number, piece in enumerate(pieces):
-        yield from reading.records(folder, number)
-        advance(piece.bytes)
-
-
 def _of_split(batch: pa.RecordBatch, decision: int) -> pa.RecordBatch:
-    kept = batch.filter(pc.equal(batch.column(0), pa.scalar(decision, pa.uint8())))
-    return kept.select(list(range(1, kept.num_columns)))
+    return batch.filter(pc.equal(batch.column(0), pa.scalar(decision, pa.uint8())))
 
 
 def _packed(length: int, pad: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -115,7 +129,7 @@ def _packed_table(rows: list[tuple[np.ndarray, np.ndarray]]) -> pa.Table:
 
 def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[np.ndarray]:
     for batch in batches:
-        column = batch.column(0)
+        column = batch.column(1)
         values = column.values.to_numpy()
         offsets = column.offsets.to_numpy().tolist()
         for at in range(len(column)):

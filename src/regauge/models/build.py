@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,8 +14,6 @@ from regauge.errors import SettingsError
 from regauge.models.dropout import DropoutKeys, install
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
@@ -46,15 +46,51 @@ def build(
     auto = getattr(transformers, AUTO_CLASSES[head])
     torch.manual_seed(seed)
     extra = _without_pooler(auto, config) if head == "none" else {}
-    if settings.path is None:
+    if settings.path is None or settings.weights == "random":
         model = auto.from_config(config, **extra)
     else:
-        model = auto.from_pretrained(settings.path, config=config, dtype=torch.float32, **extra)
+        model = auto.from_pretrained(
+            weights_at(settings.path), config=config, dtype=torch.float32, **extra
+        )
     _fit_vocabulary(model, vocabulary, settings)
     keys = DropoutKeys()
     if settings.dropout and settings.dropout_kind == "counter":
         _install(model, settings, keys)
     return model.float(), keys
+
+
+def weights_at(path: str) -> str:
+    """Return where a path's weights lie: the final model of a run, or the folder or hub name."""
+    model = Path(path) / "model"
+    return str(model) if (model / "config.json").is_file() else path
+
+
+def load(folder: Path) -> PreTrainedModel:
+    """Return the model of a transformers folder as the class that it was saved from, in fp32.
+
+    Raises SettingsError for a folder that holds none, or holds it without some of its weights; a
+    pooling layer alone may be absent, and then is.
+    """
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        name = (config.architectures or ["AutoModel"])[0]
+        auto = getattr(transformers, name, transformers.AutoModel)
+        read = partial(auto.from_pretrained, folder, dtype=torch.float32, output_loading_info=True)
+        model, found = read()
+        if any(key.startswith("pooler.") for key in found["missing_keys"]):
+            model, found = read(add_pooling_layer=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"no model at '{folder}': {reason}", "name another folder") from None
+    if found["missing_keys"]:
+        first = min(found["missing_keys"])
+        raise SettingsError(f"'{folder}' lacks the weight '{first}'", "name a complete model")
+    loaded: PreTrainedModel = model
+    return loaded
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
@@ -78,11 +114,12 @@ def _configuration(settings: Model, vocabulary: int) -> PretrainedConfig:
 
     if settings.path is not None:
         try:
-            return AutoConfig.from_pretrained(settings.path)
+            saved: PretrainedConfig = AutoConfig.from_pretrained(weights_at(settings.path))
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             remedy = "set model.path to a folder with config.json and model.safetensors"
             raise SettingsError(f"no model at '{settings.path}': {reason}", remedy) from None
+        return saved
     known = _configuration_class(str(settings.architecture))()
     fields = tuple({*known.to_dict(), *known.attribute_map})
     for name in settings.config:
@@ -99,7 +136,8 @@ def _configuration_class(architecture: str) -> type[PretrainedConfig]:
     if architecture not in CONFIG_MAPPING:
         remedy = registry.did_you_mean(architecture, tuple(CONFIG_MAPPING.keys()))
         raise SettingsError(f"transformers has no architecture '{architecture}'", remedy[:200])
-    return CONFIG_MAPPING[architecture]
+    kind: type[PretrainedConfig] = CONFIG_MAPPING[architecture]
+    return kind
 
 
 def _without_pooler(auto: Any, config: PretrainedConfig) -> dict[str, Any]:
@@ -125,7 +163,8 @@ def _install(model: nn.Module, settings: Model, keys: DropoutKeys) -> None:
 
 
 def _fit_vocabulary(model: PreTrainedModel, vocabulary: int, settings: Model) -> None:
-    size = model.get_input_embeddings().weight.shape[0]
+    embeddings: Any = model.get_input_embeddings()
+    size = embeddings.weight.shape[0]
     if vocabulary > size:
         raise SettingsError(
             f"the tokenizer has {vocabulary} entries, the model's vocabulary {size}",

@@ -33,6 +33,8 @@ def scramble(words: Tensor) -> Tensor:
 class CounterDropout(nn.Module):
     """Drops hidden values [batch, length, width] by their addresses; scales what is left."""
 
+    salt: Tensor  # () int32
+
     def __init__(self, rate: float, layer: int, keys: DropoutKeys) -> None:
         super().__init__()
         self.rate = rate

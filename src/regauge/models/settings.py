@@ -17,7 +17,9 @@ class Model(Settings):
     config: dict[str, Any] = {}
     """Fields of the architecture's transformers configuration, such as `hidden_size`."""
     path: str | None = None
-    """Folder or hub name with weights to start from."""
+    """Weights to start from: a run's output folder, a transformers folder, or a hub name."""
+    weights: Literal["saved", "random"] = "saved"
+    """Whether a path gives its weights, or only its dimensions."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of hidden values that are dropped in training."""
     dropout_kind: Literal["counter", "native"] = "counter"

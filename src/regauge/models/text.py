@@ -137,8 +137,9 @@ def _masked_head(model: PreTrainedModel) -> Any:
     for name in ("cls", "lm_head"):
         if hasattr(model, name):
             return getattr(model, name)
-    if hasattr(model, "head") and hasattr(model, "decoder"):
-        return nn.Sequential(model.head, model.decoder)
+    head, decoder = getattr(model, "head", None), getattr(model, "decoder", None)
+    if isinstance(head, nn.Module) and isinstance(decoder, nn.Module):
+        return nn.Sequential(head, decoder)
     raise SettingsError(
         f"task 'mlm' does not know the head of {type(model).__name__}",
         "use bert, roberta or modernbert",

@@ -16,7 +16,7 @@ from regauge.config import FACTS, FORMAT
 from regauge.errors import DataError, SettingsError
 from regauge.reporting.series import Attempt, Series, attempts, merged
 
-KNOWN = ("run.json", "metrics.jsonl", "ledger.jsonl", "evaluation.json", "manifest.json")
+KNOWN = ("run.json", "metrics.jsonl", "ledger.jsonl", "evaluation.json", "inputs.json")
 """A folder with one of these is an output folder that can be reported on."""
 
 _STAGE = re.compile(r"(\d+)-(.+)")

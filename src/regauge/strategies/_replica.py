@@ -30,7 +30,9 @@ GRADIENT_BYTES = 4
 class Bucket:
     """Some parameters' gradients in one flat fp32 buffer."""
 
-    def __init__(self, names: list[str], sizes: list[int], device: torch.device, owner: int | None):
+    def __init__(
+        self, names: list[str], sizes: list[int], device: torch.device, owner: int | None
+    ) -> None:
         self.names = names
         self.flat = torch.zeros(sum(sizes), device=device)
         self.owner = owner

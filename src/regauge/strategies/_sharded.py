@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from regauge.strategies import Site
+
+
+def mesh(site: Site, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    """Return the processes of a run as a mesh; one that is alone first becomes a group of one."""
+    if not dist.is_initialized():
+        dist.init_process_group(store=dist.HashStore(), rank=site.world.rank, world_size=1)
+    return init_device_mesh(site.device.type, shape, mesh_dim_names=names)
 
 
 class Sharded:
@@ -37,15 +46,15 @@ class Sharded:
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,
         )
-        self._module = module.to(site.device)
+        module.to(site.device)
         for part in (*site.blocks, module):
             fully_shard(
                 part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward
             )
         self.module = module
-        for part in self._parts():
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)
+        for unit in self._units():
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
 
     def masters(self) -> dict[str, nn.Parameter]:
         return dict(self.module.named_parameters())
@@ -80,7 +89,7 @@ class Sharded:
     def _gradients(self) -> list[Tensor]:
         return [value.grad for value in self.module.parameters() if value.grad is not None]
 
-    def _parts(self) -> list[FSDPModule]:
+    def _units(self) -> list[FSDPModule]:
         return [part for part in self.module.modules() if isinstance(part, FSDPModule)]
 
     def _root(self) -> FSDPModule:

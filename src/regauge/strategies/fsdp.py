@@ -23,10 +23,8 @@ class Fsdp(Strategy):
         return "torch's Adafactor refuses sharded tensors" if optimizer == "adafactor" else None
 
     def prepare(self, module: nn.Module, site: Site) -> Prepared:
-        from torch.distributed.device_mesh import init_device_mesh
+        from regauge.strategies._sharded import Sharded, mesh
 
-        from regauge.strategies._sharded import Sharded
-
-        mesh = init_device_mesh(site.device.type, (site.world.size,), mesh_dim_names=("shard",))
+        shards = mesh(site, (site.world.size,), ("shard",))
         free = self.sharding == "full-shard"
-        return Sharded(module, site, mesh, reshard_after_forward=free)
+        return Sharded(module, site, shards, reshard_after_forward=free)

@@ -28,11 +28,8 @@ class Hsdp(Strategy):
         return None
 
     def prepare(self, module: nn.Module, site: Site) -> Prepared:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        from regauge.strategies._sharded import Sharded
+        from regauge.strategies._sharded import Sharded, mesh
 
         shape = (site.world.size // self.shards, self.shards)
-        names = ("replicate", "shard")
-        mesh = init_device_mesh(site.device.type, shape, mesh_dim_names=names)
-        return Sharded(module, site, mesh, reshard_after_forward=True)
+        groups = mesh(site, shape, ("replicate", "shard"))
+        return Sharded(module, site, groups, reshard_after_forward=True)

@@ -11,6 +11,8 @@ from regauge.config import Choice
 from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from torch import Tensor
 
@@ -73,3 +75,13 @@ class Task(Choice):
     def tally(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Sums:
         """Return the sums of every held-out metric, of a batch or of the whole split."""
         raise NotImplementedError
+
+    def rivals(
+        self, output: dict[str, Tensor], batch: dict[str, Tensor], texts: Sequence[dict[str, str]]
+    ) -> dict[str, Sums]:
+        """Return the metrics of other ways to answer the held-out rows, by name.
+
+        `texts` are the rows as they were read; none by default.
+        """
+        del output, batch, texts
+        return {}

@@ -11,9 +11,11 @@ from regauge.data.batches import Piece, dropout_keys, padded
 from regauge.data.shapes import fit, ladder
 from regauge.errors import SettingsError
 from regauge.registry import did_you_mean
-from regauge.tasks import Sums, Task
+from regauge.tasks import Sums, Task, _retrieval
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from regauge.data.batches import Arrays, Draw
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from regauge.data.shards import Manifest, Rows
     from regauge.models.settings import Model
     from regauge.models.text import TextModule
-
-RECALL_AT = (1, 10)
 
 
 class Contrastive(Task):
@@ -110,13 +110,23 @@ class Contrastive(Task):
 
     def tally(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Sums:
         """Return loss, recall and mean reciprocal rank of each query among all documents."""
-        scores, real, own = self._scores(output, batch)
-        right = scores.gather(1, own[:, None])
-        ranks = 1 + (scores > right).sum(1) + ((scores == right).sum(1) - 1) / 2
-        weight = real.sum()
-        recalls = {f"recall@{k}": (((ranks <= k) * real).sum(), weight) for k in RECALL_AT}
-        loss, _ = self.loss(output, batch)
-        return {"loss": (loss, weight), **recalls, "mrr": ((real / ranks).sum(), weight)}
+        scores, real, _ = self._scores(output, batch)
+        return {"loss": self.loss(output, batch), **_retrieval.tally(scores, real)}
+
+    def rivals(
+        self, output: dict[str, Tensor], batch: dict[str, Tensor], texts: Sequence[dict[str, str]]
+    ) -> dict[str, Sums]:
+        """Return what words alone find (BM25), and both together (reciprocal-rank fusion)."""
+        scores, real, _ = self._scores(output, batch)
+        count = len(texts)
+        queries = [text[self.query] for text in texts]
+        words = _retrieval.bm25(queries, [text[self.document] for text in texts])
+        both = _retrieval.fused(scores[:count, :count].cpu(), words)
+        weight = real[:count].cpu()
+        return {
+            "BM25": _retrieval.tally(words, weight),
+            "fusion of both": _retrieval.tally(both, weight),
+        }
 
     def _scores(
         self, output: dict[str, Tensor], batch: dict[str, Tensor]

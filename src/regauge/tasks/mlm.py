@@ -67,4 +67,5 @@ class Mlm(TokenTask):
         """Return what the model sees in place of each label, [batch, masked]."""
         fate = words % np.uint64(10)
         random = (words // np.uint64(10) % np.uint64(facts.vocabulary)).astype(np.int32)
-        return np.where(fate < 8, facts.mask, np.where(fate == 8, random, labels))  # noqa: PLR2004
+        hidden = np.int32(facts.mask if facts.mask is not None else facts.pad)
+        return np.where(fate < 8, hidden, np.where(fate == 8, random, labels))  # noqa: PLR2004

@@ -8,7 +8,6 @@ counts. JSON has no NaN: such a value is the text "NaN", "Infinity" or "-Infinit
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
+from regauge import lines
 from regauge.trackers import RunFacts, Tracker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from io import FileIO
-    from pathlib import Path
 
 FILE = "metrics.jsonl"
 
@@ -36,7 +35,7 @@ class Jsonl(Tracker):
         """Open the file at its end."""
         self.close()
         run.folder.mkdir(parents=True, exist_ok=True)
-        self._lines = _Lines(_appending(run.folder / FILE), run.attempt, run.resumed_step)
+        self._lines = _Lines(lines.opened(run.folder / FILE), run.attempt, run.resumed_step)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one line, complete when this returns."""
@@ -70,31 +69,11 @@ class _Lines:
         self.step = step
         seconds = round(time.monotonic() - self.began, 3)
         line = {"attempt": self.attempt, "step": step, "seconds": seconds, **_strict(values)}
-        text = json.dumps(line, allow_nan=False, default=str) + "\n"
-        _write_all(self.file, text.encode())
+        lines.write(self.file, line)
 
     def close(self) -> None:
         os.fsync(self.file.fileno())
         self.file.close()
-
-
-def _appending(path: Path) -> FileIO:
-    """Open a file to append lines; a last line that a dead attempt left torn is ended first.
-
-    Unbuffered, so that a line is with the operating system when `write` returns.
-    """
-    file = path.open("a+b", buffering=0)
-    size = file.seek(0, os.SEEK_END)
-    if size:
-        file.seek(size - 1)
-        if file.read(1) != b"\n":
-            file.write(b"\n")
-    return file
-
-
-def _write_all(file: FileIO, data: bytes) -> None:
-    while data:
-        data = data[file.write(data) or 0 :]
 
 
 def _strict(value: Any) -> Any:

@@ -23,8 +23,7 @@ def decide(settings: Training, world: World) -> Training:
 
     Raises SettingsError for a combination that cannot run, before anything is allocated.
     """
-    accelerator = settings.accelerator or _chosen_accelerator(world)
-    accelerators.require(accelerator)
+    accelerator, execution = settle(settings.accelerator, settings.execution, world)
     strategy = (
         settings.strategy or registry.load("strategies", "single" if world.size == 1 else "ddp")()
     )
@@ -36,7 +35,6 @@ def decide(settings: Training, world: World) -> Training:
             f"choose another strategy ({', '.join(others)}) or number of processes",
         )
     check_shares(settings, world)
-    execution = _execution(settings.execution, accelerator, world)
     return settings.model_copy(
         update={"accelerator": accelerator, "strategy": strategy, "execution": execution}
     )
@@ -66,6 +64,15 @@ def check_shares(settings: Training, world: World) -> None:
             pieces // world.size,
             100 * idle,
         )
+
+
+def settle(
+    wanted: Accelerator | None, execution: Execution, world: World
+) -> tuple[Accelerator, Execution]:
+    """Return the device to compute on, and how, with everything that was left open decided."""
+    accelerator = wanted or _chosen_accelerator(world)
+    accelerators.require(accelerator)
+    return accelerator, _execution(execution, accelerator, world)
 
 
 def _chosen_accelerator(world: World) -> Accelerator:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from regauge.accelerators import Accelerator
+    from regauge.data.loader import Feed
     from regauge.training.session import Session
 
 Batch = dict[str, torch.Tensor]
@@ -26,12 +27,14 @@ def warm_up(session: Session) -> None:
     """Compute every declared shape once, with weight 0; weights and gradients are unchanged."""
     if session.settings.execution.compile == "no":
         return
-    for batch in _declared(session):
+    batch_rows = session.settings.batch.microbatch_rows
+    for batch in _declared(session, session.feed, batch_rows):
         session.gradients.of([batch], torch.ones((), device=session.device))
         session.prepared.clear_gradients()
+    evaluation_rows = session.settings.evaluation.microbatch_rows or batch_rows
     session.prepared.module.eval()
     with torch.no_grad():
-        for batch in _declared(session):
+        for batch in _declared(session, session.heldout, evaluation_rows):
             session.prepared.module(batch)
     session.accelerator.synchronize()
 
@@ -62,11 +65,10 @@ class GraphGuard:
             )
 
 
-def _declared(session: Session) -> Iterator[Batch]:
-    """Yield an empty batch of every declared shape, on the device."""
-    settings = session.settings
-    texts = settings.batch.microbatch_rows * settings.task.texts_per_row()
+def _declared(session: Session, feed: Feed, rows: int) -> Iterator[Batch]:
+    """Yield an empty batch of every declared shape of `rows` rows, on the device."""
+    texts = rows * session.settings.task.texts_per_row()
     for length in session.ladder:
-        arrays = session.feed.empty(texts, length)
+        arrays = feed.empty(texts, length)
         host = {name: torch.from_numpy(value) for name, value in arrays.items()}
         yield from session.accelerator.wrap_loader([host], session.device)

@@ -11,6 +11,7 @@ from regauge.training.graphs import GraphGuard, warm_up
 from regauge.training.optimizer import learning_rate, set_learning_rate
 from regauge.training.progress import Interval, write_ledger
 from regauge.training.scoring import evaluate
+from regauge.training.step import Noise
 from regauge.training.stopping import NOTHING, Stopping
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Outcome:
     """How a run ended."""
 
     metrics: dict[str, float] = field(default_factory=dict)
-    """The last evaluation."""
+    """The last evaluation; empty where no rows are held out."""
     reason: str = "finished"
 
 
@@ -52,15 +53,17 @@ def train(session: Session, trackers: Together) -> Outcome:
             if last or stop or _due(session.step, settings.output.every_steps):
                 trackers.log(session.step, interval.line())
                 write_ledger(session)
+            measured: dict[str, float] = {}
             if last or _due(session.step, settings.evaluation.every_steps):
-                outcome.metrics = evaluate(session)
-                trackers.log(session.step, outcome.metrics)
+                outcome.metrics = measured = evaluate(session)
+                if measured:
+                    trackers.log(session.step, measured)
                 if settings.stop.target and settings.stop.target.reached(outcome.metrics):
                     outcome.reason = f"reached {settings.stop.target.metric}"
             over = last or stop != NOTHING or outcome.reason != "finished"
             if over or _due(session.step, settings.output.checkpoint.every_steps):
                 interval.settle()
-                session.save(outcome.metrics)
+                session.save(measured)
             if over:
                 break
     with ledger.spend("checkpoint"):
@@ -78,16 +81,17 @@ def advance(
 ) -> tuple[Tensor, Tensor]:
     """Do one step; return [loss sum, weight] of the global batch and the gradient norm."""
     prepared, clip = session.prepared, session.settings.optimizer.clip_norm
-    totals = session.gradients.of(batches, torch.ones((), device=session.device))
-    weight = totals[1].clamp(min=1e-9)
-    norm = prepared.gradient_norm() / weight
-    factor = 1 / weight
+    scale = session.scale.tensor(session.device)
+    totals = session.gradients.of(batches, scale, _noise(session))
+    factor = 1 / (totals[1].clamp(min=1e-9) * scale)
+    norm = prepared.gradient_norm() * factor
     if clip is not None:
         factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
-    prepared.scale_gradients(factor)
-    set_learning_rate(session.optimizer, rate)
-    session.optimizer.step()
-    prepared.publish()
+    if session.scale.accepts(norm):
+        prepared.scale_gradients(factor)
+        set_learning_rate(session.optimizer, rate)
+        session.optimizer.step()
+        prepared.publish()
     prepared.clear_gradients()
     session.accelerator.end_step()
     session.step += 1
@@ -109,6 +113,12 @@ def _batches(
             return
         host = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
         yield arrays, list(session.accelerator.wrap_loader(host, session.device))
+
+
+def _noise(session: Session) -> Noise | None:
+    if session.settings.model.dropout_kind == "counter":
+        return None
+    return Noise(session.settings.seed, session.step, session.world.rank)
 
 
 def _due(step: int, every: int) -> bool:

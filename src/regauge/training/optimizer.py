@@ -43,12 +43,13 @@ def learning_rate(peak: float, schedule: Schedule, step: int, total: int) -> flo
         return peak * (step + 1) / schedule.warmup_steps
     left = 1 - (step - schedule.warmup_steps) / max(1, total - schedule.warmup_steps)
     left = max(0.0, left)
-    shape = {
+    shapes = {
         "constant": 1.0,
         "linear": left,
         "cosine": (1 + math.cos(math.pi * (1 - left))) / 2,
-        "polynomial": left**schedule.power,
-    }[schedule.kind]
+        "polynomial": math.pow(left, schedule.power),
+    }
+    shape = shapes[schedule.kind]
     return peak * (schedule.final_share + (1 - schedule.final_share) * shape)
 
 

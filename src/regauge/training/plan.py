@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,22 +54,3 @@ def check(settings: Training) -> None:
     if not processes.launched() and isinstance(settings.execution.processes, int):
         size = settings.execution.processes
         check_shares(settings, processes.World(rank=1, size=size, local_size=size))
-
-
-def local_processes(settings: Training) -> int:
-    """Return how many processes this machine starts."""
-    if settings.execution.processes != "auto":
-        return settings.execution.processes
-    from regauge import accelerators
-
-    accelerator = settings.accelerator or accelerators.choose()[0]
-    return min(accelerator.count(), settings.batch.microbatches)
-
-
-def result_of(settings: Training) -> dict[str, Any]:
-    """Return the result that the processes of a run left in its folder."""
-    from regauge.training.records import RESULT
-
-    path = Path(settings.output.folder) / RESULT
-    result: dict[str, Any] = json.loads(path.read_text())
-    return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from regauge import lines
 from regauge.errors import NoProgressError
 from regauge.training.step import summed
 
@@ -29,6 +29,7 @@ class Interval:
         self._totals = torch.zeros(2, device=session.device)
         self._norm = torch.zeros((), device=session.device)
         self._counts = np.zeros(2, np.int64)
+        self._settled = np.zeros(2, np.int64)
         self._began = time.perf_counter()
         self._rate = 0.0
 
@@ -43,7 +44,8 @@ class Interval:
     def line(self) -> dict[str, float]:
         """Return the values of a line of training, and begin the next interval."""
         seconds = time.perf_counter() - self._began
-        tokens, slots = self.settle()
+        self.settle()
+        tokens, slots = self._settled.tolist()
         loss, weight = self._totals.tolist()
         session = self._session
         values = {
@@ -57,6 +59,7 @@ class Interval:
             "train/usd": session.ledger.usd,
         }
         self._totals = torch.zeros_like(self._totals)
+        self._settled[:] = 0
         self._began = time.perf_counter()
         if not math.isfinite(values["train/loss"] or 0.0):
             raise NoProgressError(
@@ -65,14 +68,14 @@ class Interval:
             )
         return {name: value for name, value in values.items() if value is not None}
 
-    def settle(self) -> tuple[float, float]:
-        """Book the tokens of all processes since the last call; return them and the slots."""
+    def settle(self) -> None:
+        """Book the tokens and slots of all processes since the last call."""
         counts = torch.tensor(self._counts.tolist(), device=self._session.device)
         tokens, slots = summed(counts).tolist()
         self._counts[:] = 0
+        self._settled += (tokens, slots)
         self._session.ledger.tokens += tokens
         self._session.ledger.slots += slots
-        return tokens, slots
 
     def _mfu(self, tokens_per_second: float) -> float | None:
         session = self._session
@@ -109,5 +112,4 @@ def write_ledger(session: Session) -> None:
         "peak_source": session.chip.source,
         "padding_share": ledger.padding_share,
     }
-    with (session.folder / "ledger.jsonl").open("a") as file:
-        file.write(json.dumps(document, sort_keys=True) + "\n")
+    lines.append(session.folder / "ledger.jsonl", document)

@@ -39,16 +39,20 @@ KEPT = frozenset(
 
 
 def install(blocks: Iterable[nn.Module], amount: Amount, keys: DropoutKeys) -> None:
-    """Make each block compute itself again in the backward pass, with the same dropout."""
+    """Make each block compute itself again in the backward pass, with the same dropout.
+
+    The framework's generator is set back only for a block that draws from it.
+    """
     if amount == "none":
         return
     for block in blocks:
+        draws = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in block.modules())
         contexts = partial(_contexts, amount, keys)
         block.forward = partial(
             checkpoint,
             block.forward,
             use_reentrant=False,
-            preserve_rng_state=False,
+            preserve_rng_state=draws,
             context_fn=contexts,
         )
 

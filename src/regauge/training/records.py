@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from regauge.training.settings import Training
 
 RUN = "run.json"
+ENVIRONMENT = "environment.json"
 RESULT = "result.json"
 IDENTITY = ("seed", "task", "model", "optimizer", "batch.rows", "data.identity")
 """What makes two runs the same; everything else may change between attempts."""
@@ -85,7 +86,7 @@ def write(folder: Path, settings: Training, identity: str, run_id: str) -> None:
     """Save what will run, and on what, before the first step."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RUN, document(settings, identity, run_id))
-    write_json(folder / "environment.json", environment())
+    write_json(folder / ENVIRONMENT, environment())
 
 
 def environment() -> dict[str, Any]:
@@ -107,12 +108,13 @@ def _version(name: str) -> str | None:
 
 
 def _check_empty(folder: Path) -> None:
+    """Raise SettingsError for a folder in use; what the first process of this run writes is not."""
     strangers = [path.name for path in folder.glob("*")] if folder.is_dir() else []
-    known = {"done.json", "ranks", "metrics.jsonl", "ledger.jsonl"}
+    known = {RUN, ENVIRONMENT, "done.json", "ranks", "metrics.jsonl", "ledger.jsonl"}
     foreign = [name for name in strangers if name not in known and not name.startswith(".")]
     if foreign:
         raise SettingsError(
-            f"{folder} holds something else ({sorted(foreign)[0]}) and no run",
+            f"{folder} holds something else ({min(foreign)}) and no run",
             "name another output.folder",
         )
 

@@ -11,8 +11,10 @@ import torch.distributed as dist
 from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT, dump
 from regauge.data.shards import Dataset
+from regauge.errors import SettingsError
 from regauge.log import logger
 from regauge.models import build as models
+from regauge.registry import did_you_mean
 from regauge.trackers import RunFacts, started
 from regauge.training import records
 from regauge.training.decisions import decide
@@ -30,6 +32,8 @@ def attempt(settings: Training, world: World) -> dict[str, Any]:
     folder = Path(settings.output.folder)
     dataset = Dataset(Path(settings.data.path))
     settings.task.check(dataset.manifest)
+    if settings.model.path is not None and settings.model.weights == "saved":
+        dataset.check_tokenizer(Path(models.weights_at(settings.model.path)))
     identity = dataset.manifest.identity
     run_id = records.check_same_run(folder, settings, identity)
     settings = decide(records.inherit(settings, folder), world)
@@ -48,6 +52,7 @@ def _tracked(session: Session, run_id: str) -> Outcome:
     resumed = session.resume()
     if not resumed:
         session.before = evaluate(session)
+    _check_metrics(session)
     facts = RunFacts(
         name=session.folder.name,
         run_id=run_id,
@@ -60,12 +65,28 @@ def _tracked(session: Session, run_id: str) -> Outcome:
     own = session.settings.output.trackers if session.world.first else ()
     if session.world.first and resumed:
         logger.info("going on from step %d, attempt %d", session.step, session.attempt)
+    if session.world.first and not session.before:
+        logger.info("no rows are held out: the run is not evaluated")
     with started(own, facts) as trackers:
-        if not resumed:
+        if not resumed and session.before:
             trackers.log(0, session.before)
         outcome = train(session, trackers)
         trackers.finish({"steps": session.step, "reason": outcome.reason, **outcome.metrics})
     return outcome
+
+
+def _check_metrics(session: Session) -> None:
+    """Raise SettingsError for a metric that the run waits for and no evaluation gives."""
+    settings, known = session.settings, tuple(session.before)
+    target, best = settings.stop.target, settings.output.checkpoint.best
+    wanted = {
+        "stop.target.metric": target.metric if target else None,
+        "output.checkpoint.best": best,
+    }
+    for key, name in wanted.items():
+        if name is not None and name not in known:
+            remedy = did_you_mean(name, known) if known else "hold rows out, or leave it out"
+            raise SettingsError(f"{key} = '{name}' is not measured in this run", remedy)
 
 
 def _finish(session: Session, outcome: Outcome) -> dict[str, Any]:

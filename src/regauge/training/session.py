@@ -5,7 +5,7 @@ Nothing is allocated before the settings, the dataset and the output folder have
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,13 @@ from regauge.strategies import Prepared, Site
 from regauge.training import optimizer as optimizers
 from regauge.training import recompute
 from regauge.training.ledger import Ledger, last_line
+from regauge.training.scaling import LossScale
 from regauge.training.step import Gradients
 
 if TYPE_CHECKING:
     from regauge.data.shards import Manifest
     from regauge.processes import World
+    from regauge.tasks import Task
     from regauge.training.settings import Training
 
 COMPUTE_DTYPES = {
@@ -58,6 +60,7 @@ class Session:
     heldout: Feed
     saver: Saver
     ledger: Ledger
+    scale: LossScale
     flops_per_token: float
     step: int = 0
     """Steps that are done."""
@@ -88,6 +91,7 @@ class Session:
             "data_identity": self.manifest.identity,
             "attempt": self.attempt,
             "optimizer_step": optimizers.steps_taken(self.optimizer, self.prepared.masters()),
+            "loss_scale": self.scale.state(),
             "before": self.before,
             "ledger": self.ledger.state(),
         }
@@ -110,6 +114,7 @@ class Session:
         self.step = self.resumed_step = state["step"]
         self.attempt = state["attempt"] + 1
         self.before = state["before"]
+        self.scale.restore(state["loss_scale"])
         self.ledger.restore(state["ledger"], last_line(self.folder / "ledger.jsonl"))
         return True
 
@@ -121,7 +126,7 @@ def join(accelerator: Accelerator, world: World, timeout_seconds: int) -> None:
             accelerator.collectives(),
             rank=world.rank,
             world_size=world.size,
-            timeout=datetime.timedelta(seconds=timeout_seconds),
+            timeout=dt.timedelta(seconds=timeout_seconds),
         )
 
 
@@ -149,8 +154,8 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
     if execution.compile == "blocks":
         for block in blocks:
             block.compile(dynamic=False)
-    rows = dataset.split("train")
-    slots = settings.batch.rows * task.texts_per_row()
+    rows, batch = dataset.split("train"), settings.batch
+    slots = batch.rows * task.texts_per_row()
     return Session(
         settings=settings,
         world=world,
@@ -162,31 +167,38 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
         prepared=prepared,
         optimizer=optimizers.build(settings.optimizer, prepared.masters().items()),
         gradients=Gradients(task, prepared, accelerator, slots),
-        order=Order(len(rows), settings.batch.rows, settings.seed, manifest.identity),
-        feed=feed(settings, dataset, world, "train"),
-        heldout=feed(settings, dataset, world, "heldout"),
+        order=Order(len(rows), batch.rows, settings.seed, manifest.identity),
+        feed=feed(
+            task, dataset, world, split="train", rows=batch.microbatch_rows, seed=settings.seed
+        ),
+        heldout=feed(
+            task,
+            dataset,
+            world,
+            split="heldout",
+            rows=settings.evaluation.microbatch_rows or batch.microbatch_rows,
+            seed=settings.seed,
+        ),
         saver=Saver(
             Path(settings.output.folder) / "checkpoints", settings.output.checkpoint, world
         ),
         ledger=Ledger(settings.stop.usd_per_hour),
+        scale=LossScale(scaled=precision == "fp16"),
         flops_per_token=flops,
     )
 
 
-def feed(settings: Training, dataset: Dataset, world: World, split: str) -> Feed:
-    """Return the batches of a split for this process."""
+def feed(task: Task, dataset: Dataset, world: World, *, split: str, rows: int, seed: int) -> Feed:
+    """Return the batches of a split for this process, `rows` rows a microbatch."""
     facts = dataset.manifest.tokenizer
-    rows = settings.batch.microbatch_rows
-    if split == "heldout":
-        rows = settings.evaluation.microbatch_rows or rows
     return Feed(
-        settings.task,
+        task,
         dataset.split(split),
         facts=Facts(facts.vocabulary, facts.pad, facts.mask, facts.special),
         microbatch_rows=rows,
-        ladder=settings.task.ladder(dataset.manifest),
+        ladder=task.ladder(dataset.manifest),
         share=Share(world.rank, world.size),
-        seed=settings.seed,
+        seed=seed,
     )
 
 

@@ -180,7 +180,7 @@ class Evaluation(Settings):
     every_steps: int = Field(default=0, ge=0)
     """Steps between two evaluations; 0 evaluates at the end alone."""
     rows: int | None = Field(default=None, ge=1)
-    """Held-out rows that are used, the first ones of the split; all by default."""
+    """Held-out rows that are used, a keyed sample of the split; all by default."""
     microbatch_rows: int | None = Field(default=None, ge=1)
     """Rows at a time; by default those of training."""
 
@@ -212,3 +212,37 @@ class Training(Settings):
     """When the run is over."""
     evaluation: Evaluation = Evaluation()
     """The measurement on held-out rows."""
+
+
+class Subjects(Settings):
+    """What is measured, row by row."""
+
+    models: dict[str, str] = Field(min_length=1)
+    """Name of each row, and the folder of a run or of a transformers model."""
+    untrained: Literal["no", "yes"] = "no"
+    """Whether random weights of the first model's dimensions are a row as well."""
+    rivals: Literal["no", "yes"] = "yes"
+    """Whether other ways to answer the held-out rows are rows as well, where the task has any."""
+    title: str = "Held-out rows"
+    """Heading of the table."""
+
+
+class Evaluating(Settings):
+    """Everything about an evaluation of saved models."""
+
+    output: Output
+    """Where the table goes."""
+    seed: int = Field(default=0, ge=0)
+    """Key of the masks, and of random weights."""
+    data: Data
+    """The prepared dataset."""
+    task: Annotated[SerializeAsAny[Task], chosen("tasks")]
+    """The objective whose metrics are measured."""
+    accelerator: Annotated[SerializeAsAny[Accelerator], chosen("accelerators")] | None = None
+    """The device; by default the fittest of this machine."""
+    execution: Execution = Execution()
+    """How it is computed."""
+    evaluation: Evaluation = Evaluation()
+    """Which held-out rows are used."""
+    subjects: Subjects
+    """What is measured."""

@@ -5,11 +5,14 @@ A loss is a sum with a weight. Nothing here divides: the loop does, once, by the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+
+from regauge.data.randomness import keyed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +22,20 @@ if TYPE_CHECKING:
     from regauge.tasks import Sums, Task
 
 Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What the framework's own generator is keyed by, so that native dropout can be resumed."""
+
+    seed: int
+    step: int
+    rank: int
+
+    def begin(self, microbatch: int) -> None:
+        """Seed every generator of this process for a microbatch of its step."""
+        word = int(keyed(self.seed, self.step, self.rank, microbatch))
+        torch.manual_seed(word >> 1)
 
 
 class Gradients:
@@ -32,30 +49,36 @@ class Gradients:
         self._slots = slots
         self._mark = accelerator.end_microbatch
 
-    def of(self, batches: list[Batch], scale: Tensor) -> Tensor:
-        """Add the gradients of a global batch times scale; return [loss sum, weight] of all."""
-        self._prepared.module.train()
-        return self._coupled(batches, scale) if self._task.coupled else self._alone(batches, scale)
+    def of(self, batches: list[Batch], scale: Tensor, noise: Noise | None = None) -> Tensor:
+        """Add the gradients of a global batch times scale; return [loss sum, weight] of all.
 
-    def _alone(self, batches: list[Batch], scale: Tensor) -> Tensor:
+        `noise` is None where nothing draws from the framework's generator.
+        """
+        self._prepared.module.train()
+        compute = self._coupled if self._task.coupled else self._alone
+        return compute(batches, scale, noise)
+
+    def _alone(self, batches: list[Batch], scale: Tensor, noise: Noise | None) -> Tensor:
         total = torch.zeros(2, device=scale.device)
         for number, batch in enumerate(batches, start=1):
             with self._prepared.accumulating(last=number == len(batches)):
-                loss, weight = self._task.loss(self._prepared.module(batch), batch)
+                loss, weight = self._task.loss(self._outputs(batch, number, noise), batch)
                 (loss * scale).backward()
             total += torch.stack([loss.detach().float(), weight.float()])
             self._mark()
         return summed(total)
 
-    def _coupled(self, batches: list[Batch], scale: Tensor) -> Tensor:
+    def _coupled(self, batches: list[Batch], scale: Tensor, noise: Noise | None) -> Tensor:
         """Compute every output, then the loss over all of them, then the gradients.
 
         Where only one graph may be alive, outputs are computed without one first and again for
         their gradients (gradient caching, Gao et al., 2021); the result is the same.
         """
-        module = self._prepared.module
         with torch.set_grad_enabled(not self._prepared.recomputes):
-            outputs = [self._marked(module(batch)) for batch in batches]
+            outputs = [
+                self._marked(self._outputs(batch, number, noise))
+                for number, batch in enumerate(batches, start=1)
+            ]
         vectors = [output["vectors"].detach() for output in outputs]
         everything = assembled(vectors, batches, self._slots)
         leaf = everything["vectors"].requires_grad_()
@@ -63,11 +86,18 @@ class Gradients:
         (slope,) = torch.autograd.grad(loss * scale, leaf)
         for number, (batch, output) in enumerate(zip(batches, outputs, strict=True), start=1):
             with self._prepared.accumulating(last=number == len(batches)):
-                kept = module(batch) if self._prepared.recomputes else output
+                again = self._prepared.recomputes
+                kept = self._outputs(batch, number, noise) if again else output
                 share = slope[batch["slots"]] * batch["real"][:, None]
                 kept["vectors"].backward(share)
             self._mark()
         return torch.stack([loss.detach().float(), weight.float()])
+
+    def _outputs(self, batch: Batch, number: int, noise: Noise | None) -> Batch:
+        if noise is not None:
+            noise.begin(number)
+        outputs: Batch = self._prepared.module(batch)
+        return outputs
 
     def _marked(self, output: Batch) -> Batch:
         self._mark()
@@ -96,19 +126,22 @@ def summed(value: Tensor) -> Tensor:
     return value
 
 
-def score(task: Task, prepared: Prepared, batches: Iterable[Batch], slots: int) -> dict[str, float]:
-    """Return the held-out metrics over this process's batches and all others', on each of them.
+def score(
+    task: Task, module: nn.Module, batches: Iterable[Batch], slots: int
+) -> tuple[dict[str, float], Batch]:
+    """Return the held-out metrics over the batches of all processes, equal on each of them.
 
     The one evaluation path: exact sums over all rows, each row once, means taken at the end.
-    `slots` is the number of places that the batches of all processes fill.
+    `slots` is the number of places that the batches of all processes fill; the outputs of a coupled
+    task come back in their order, those of another task do not.
     """
-    prepared.module.eval()
+    module.eval()
     tallied: list[Sums] = []
     vectors: list[Tensor] = []
     places: list[Batch] = []
     with torch.no_grad():
         for batch in batches:
-            output = prepared.module(batch)
+            output = module(batch)
             if task.coupled:
                 vectors.append(output["vectors"])
                 places.append({name: batch[name] for name in ("slots", "real")})
@@ -116,10 +149,15 @@ def score(task: Task, prepared: Prepared, batches: Iterable[Batch], slots: int) 
                 tallied.append(task.tally(output, batch))
         if task.coupled:
             everything = assembled(vectors, places, slots)
-            return _means(task.tally(everything, everything).items())
+            return means(task.tally(everything, everything)), everything
         names = tallied[0]
         totals = {name: _total([sums[name] for sums in tallied]) for name in names}
-    return _means(totals.items())
+    return means(totals), {}
+
+
+def means(sums: Sums) -> dict[str, float]:
+    """Return each sum over its weight."""
+    return {name: float(top) / max(float(weight), 1e-9) for name, (top, weight) in sums.items()}
 
 
 def _total(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -127,7 +165,3 @@ def _total(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     rows = torch.stack([torch.stack([top, below]).float() for top, below in pairs])
     total = summed(rows.double().sum(0).float())
     return total[0], total[1]
-
-
-def _means(totals: Iterable[tuple[str, tuple[Tensor, Tensor]]]) -> dict[str, float]:
-    return {name: float(top) / max(float(weight), 1e-9) for name, (top, weight) in totals}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,7 @@ class Stopping:
         self._asked: torch.Tensor | None = None
         self._old: dict[int, Any] = {}
 
-    def __enter__(self) -> Stopping:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._old[number] = signal.signal(number, self._catch)

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from regauge import config, log, registry
+from regauge import accelerators, config, log, processes, registry
+from regauge.errors import ChildError
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from regauge.accelerators import Accelerator
 
 S = TypeVar("S", bound=config.Settings)
 
@@ -86,9 +90,22 @@ def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def save_request(settings: config.Settings, folder: Path) -> Path:
-    """Write resolved settings where the processes of a run read them, and return the file."""
+def spread(verb: str, settings: config.Settings, size: int, folder: Path) -> None:
+    """Run a verb on resolved settings as `size` processes of this machine.
+
+    Raises ChildError with the code of the first process that failed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".request.json"
-    path.write_text(json.dumps(config.dump(settings)))
-    return path
+    request = folder / ".request.json"
+    request.write_text(json.dumps(config.dump(settings)))
+    command = [sys.executable, "-m", "regauge", verb, str(request)]
+    code = processes.start(command, size, folder / "ranks")
+    if code:
+        raise ChildError(code, f"see {folder / 'ranks'}, then start the same command again")
+
+
+def local_processes(wanted: int | Literal["auto"], accelerator: Accelerator | None) -> int:
+    """Return how many processes this machine starts; `auto` is one per device."""
+    if wanted != "auto":
+        return wanted
+    return (accelerator or accelerators.choose()[0]).count()

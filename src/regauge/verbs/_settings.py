@@ -111,7 +111,8 @@ def default_text(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True, validated_data={})
     if value is None:
         return "unset"
-    if isinstance(value, BaseModel):
+    inside = value.values() if isinstance(value, dict) else (value,)
+    if any(isinstance(item, BaseModel) for item in inside):
         return "its defaults"
     return json.dumps(value, default=str)
 

@@ -217,7 +217,11 @@ def _assign(
     everywhere: tuple[str, ...],
     by_stage: dict[str, tuple[str, ...]],
 ) -> tuple[_stages.Stage, ...]:
-    """Return the stages with the command line laid over what they say themselves."""
+    """Return the stages with the command line laid over what they say themselves.
+
+    `output.folder` is the pipeline's, also where a stage has an `output` of its own.
+    """
+    everywhere = tuple(text for text in everywhere if not text.startswith("output.folder="))
     names = tuple(stage.name or stage.verb for stage in stages)
     for name in by_stage:
         if name not in names:

@@ -9,7 +9,7 @@ from pydantic import Field, SerializeAsAny
 
 from regauge import log, verbs
 from regauge.config import Settings, chosen
-from regauge.data.settings import Data, RowLayout, Split, Tokenizer
+from regauge.data.settings import ALONE, Data, Layouts, RowLayout, Split, Tokenizer, unwrapped
 from regauge.data.sources import Source
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class Prepare(Settings):
     """Where the text comes from."""
     tokenizer: Tokenizer = Tokenizer()
     """What turns text into tokens."""
-    rows: RowLayout = RowLayout()
-    """What a row is."""
+    rows: Layouts = {ALONE: RowLayout()}
+    """What a row is, or several layouts by name: each makes the dataset `<data.path>/<name>`."""
     split: Split = Split()
     """What is held out."""
     prepare: Work = Work()
@@ -66,7 +66,9 @@ def run(settings: Prepare) -> dict[str, Any]:
     from regauge.data import prepare
 
     job = _job(settings)
-    return _answer(job.folder, prepare.prepare(job))
+    manifests = prepare.prepare(job)
+    log.logger.info(f"prepared: {job.folder}")
+    return unwrapped({name: _answer(job.folder / name, manifests[name]) for name in manifests})
 
 
 def plan(settings: Prepare) -> dict[str, Any]:
@@ -75,18 +77,17 @@ def plan(settings: Prepare) -> dict[str, Any]:
 
     job = _job(settings)
     inputs = job.inputs()
-    prepare.check_fields(job.rows, job.source.fields())
+    prepare.check_fields(job, job.source.fields())
     done = work.finished(job.folder, inputs)
     if not done:
-        prepare.check_disk(job.folder, inputs.pieces)
+        prepare.check_disk(job, inputs.pieces)
     return {
         "dataset": str(job.folder),
         "would_do": "nothing: it is there already" if done else "prepare it",
         "source": job.source.kind,
         "pieces": len(inputs.pieces),
         "bytes": sum(piece.bytes for piece in inputs.pieces),
-        "layout": job.rows.layout,
-        "limits": {**job.rows.limits(), **dict.fromkeys(job.rows.numbers, 1)},
+        "rows": unwrapped({name: _columns(layout) for name, layout in job.layouts.items()}),
         "tokenizer": settings.tokenizer.path or f"trained, {settings.tokenizer.vocabulary} entries",
         "heldout_share": job.split.heldout_share,
         "processes": job.processes,
@@ -101,14 +102,18 @@ def _job(settings: Prepare) -> Job:
         folder=Path(settings.data.path).resolve(),
         source=settings.source,
         tokenizer=settings.tokenizer,
-        rows=settings.rows,
+        layouts=settings.rows,
         split=settings.split,
         processes=settings.prepare.processes or available_cores(),
     )
 
 
+def _columns(layout: RowLayout) -> dict[str, Any]:
+    limits = {**layout.limits(), **dict.fromkeys(layout.numbers, 1)}
+    return {"layout": layout.layout, "limits": limits}
+
+
 def _answer(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    log.logger.info(f"dataset in {folder}")
     counts = {
         f"{name}_{what}": getattr(split, what)
         for name, split in manifest.splits.items()

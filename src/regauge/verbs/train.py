@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from regauge import processes, verbs
-from regauge.errors import ChildError
+from regauge import config, processes, verbs
 from regauge.training.settings import Training
+from regauge.verbs import AsJson, DryRun, Override, RunFile
 
 ROOT = Training
 OUTPUT = "output.folder"
 
 
 def main(
-    run_file: Path, *overrides: str, dry_run: bool = False, json: bool = False
+    run_file: RunFile, *overrides: Override, dry_run: DryRun = False, json: AsJson = False
 ) -> dict[str, Any]:
     """Train as a run file says; the same command goes on with a run that was stopped."""
     settings = verbs.load(Training, run_file, overrides)
@@ -31,18 +30,15 @@ def plan(settings: Training) -> dict[str, Any]:
 
 def run(settings: Training) -> dict[str, Any]:
     """Train on as many processes as the settings or the launcher say; return the result."""
-    from regauge.training.plan import check, local_processes, result_of
+    from regauge.training import plan as planning
+    from regauge.training.records import RESULT
 
-    check(settings)
-    size = local_processes(settings)
+    planning.check(settings)
+    size = verbs.local_processes(settings.execution.processes, settings.accelerator)
     if size == 1 or processes.launched():
         from regauge.training.run import attempt
 
         return attempt(settings, processes.world())
     folder = Path(settings.output.folder)
-    request = verbs.save_request(settings, folder)
-    command = [sys.executable, "-m", "regauge", "train", str(request)]
-    code = processes.start(command, size, folder / "ranks")
-    if code:
-        raise ChildError(code, f"see {folder / 'ranks'}, then start the same command again")
-    return result_of(settings)
+    verbs.spread("train", settings, size, folder)
+    return config.read(folder / RESULT)

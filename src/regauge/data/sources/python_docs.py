@@ -12,6 +12,7 @@ import inspect
 import os
 import sysconfig
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -66,7 +67,8 @@ class PythonDocs(Source):
         for name in piece.files:
             try:
                 data = Path(name).read_bytes()
-                documents = list(_documents(name, data))
+                with _uncollected():
+                    documents = list(_documents(name, data))
             except (SyntaxError, ValueError, RecursionError) as error:
                 yield Rejected(name, "the whole file", "no Python source", str(error))
                 continue
@@ -125,26 +127,32 @@ def _documents(name: str, data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _tree(data: bytes) -> ast.Module:
-    """Parse without collecting garbage: a tree holds no cycles, and looking for some costs a tenth."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return ast.parse(data)
-    finally:
-        if collecting:
-            gc.enable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return ast.parse(data)
 
 
 def _inside(node: ast.AST) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
     """Yield what a body defines, also under `if`, `try` and `with`."""
-    for item in ast.iter_child_nodes(node):
-        if isinstance(item, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield item
-        elif isinstance(item, ast.If | ast.Try | ast.ExceptHandler | ast.With):
-            yield from _inside(item)
+    for part in ("body", "handlers", "orelse", "finalbody"):
+        for item in getattr(node, part, ()):
+            if isinstance(item, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield item
+            elif isinstance(item, ast.If | ast.Try | ast.ExceptHandler | ast.With):
+                yield from _inside(item)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect no garbage: a tree holds no cycles, and looking for some costs a third more."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:

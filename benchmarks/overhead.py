@@ -1,0 +1,188 @@
+"""What the training loop costs over a bare PyTorch loop that does the same operations.
+
+One process alternates between the two: chunks of steps of `regauge train`, data loading, metrics
+and ledger included, and chunks of a hand-written loop over batches that lie ready in memory. Both
+compute in the same precision with fp32 masters, clip, and step the same fused AdamW.
+
+    python benchmarks/overhead.py [--alternations 12] [--steps 10] [--json OUT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from pydantic import PrivateAttr
+
+from regauge import processes
+from regauge.config import build
+from regauge.data.shards import Dataset
+from regauge.trackers import RunFacts, Tracker, started
+from regauge.training.decisions import decide
+from regauge.training.loop import train
+from regauge.training.session import COMPUTE_DTYPES, Session, open_session
+from regauge.training.settings import Training
+from regauge.verbs import prepare
+
+LIMIT = 0.03
+CONFIDENCE_Z = 1.96
+ROWS, MICROBATCH_ROWS = 64, 32
+MODEL = {
+    "architecture": "bert",
+    "config": {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+        "max_position_embeddings": 128,
+    },
+}
+
+
+class Alternating(Tracker):
+    """Times the steps between two lines, and runs the other loop before the next ones begin."""
+
+    kind = "alternating"
+    _other: Callable[[], float] = PrivateAttr()
+    _since: float = PrivateAttr(default=0.0)
+    _pairs: list[tuple[float, float]] = PrivateAttr(default_factory=list)
+
+    def start(self, run: RunFacts) -> None:
+        """Nothing is opened."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Note the chunk that ended here, and time one of the other loop."""
+        del step
+        if "train/loss" in values:
+            ours = time.perf_counter() - self._since
+            self._pairs.append((ours, self._other()))
+        self._since = time.perf_counter()
+
+
+def main() -> None:
+    """Print and write the ratio of the two loops with its interval."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--alternations", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/overhead.json"))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        pairs = alternate(Path(scratch), arguments.alternations, arguments.steps)
+    result = summary(pairs, arguments.steps)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    sys.stdout.write(json.dumps(result, indent=2) + "\n")
+
+
+def alternate(scratch: Path, alternations: int, steps: int) -> list[tuple[float, float]]:
+    """Return seconds of (this loop, the bare loop) for each alternation but a first one."""
+    data = corpus(scratch / "data")
+    tables = {
+        "output": {"folder": str(scratch / "run"), "trackers": (), "every_steps": steps},
+        "data": {"path": str(data)},
+        "task": "mlm",
+        "model": MODEL,
+        "accelerator": "cpu",
+        "batch": {"rows": ROWS, "microbatch_rows": MICROBATCH_ROWS},
+        "stop": {"steps": (alternations + 1) * steps},
+        "evaluation": {"rows": 2},
+    }
+    world = processes.World()
+    settings = decide(build(Training, tables), world)
+    session = open_session(settings, world, Dataset(data))
+    tracker = Alternating()
+    tracker._other = bare_loop(session, steps)  # noqa: SLF001 - this file's own class
+    facts = RunFacts(name="overhead", run_id="overhead", folder=session.folder)
+    with started((tracker,), facts) as trackers:
+        trackers.log(0, {})
+        train(session, trackers)
+    return tracker._pairs[1:]  # noqa: SLF001 - this file's own class
+
+
+def corpus(folder: Path) -> Path:
+    """Prepare packed rows of the documentation of the standard library's larger packages."""
+    library = Path(json.__file__).parent.parent
+    tables = {
+        "data": {"path": str(folder)},
+        "source": {
+            "kind": "python-docs",
+            "roots": (str(library / "asyncio"), str(library / "email")),
+        },
+        "tokenizer": {"vocabulary": 4096},
+    }
+    prepare.run(build(prepare.ROOT, tables))
+    return folder
+
+
+def bare_loop(session: Session, steps: int) -> Callable[[], float]:
+    """Return a function that does `steps` hand-written steps and returns their seconds."""
+    settings, task = session.settings, session.settings.task
+    module = task.module(settings.model, session.manifest, settings.seed)
+    module.compute_dtype = COMPUTE_DTYPES[settings.execution.precision]
+    masters = [value.detach().clone() for value in module.parameters()]
+    module.to(module.compute_dtype).train()
+    working = list(module.parameters())
+    matrices = [{"params": [value for value in masters if value.ndim > 1], "weight_decay": 0.01}]
+    vectors = [{"params": [value for value in masters if value.ndim < 2], "weight_decay": 0.0}]  # noqa: PLR2004
+    optimizer = torch.optim.AdamW(matrices + vectors, lr=1e-4, betas=(0.9, 0.98), fused=True)
+    arrays = session.feed.batches(session.order.batch(0), epoch=0, step=0)
+    batches = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
+
+    def one_step() -> None:
+        for batch in batches:
+            loss, _ = task.loss(module(batch), batch)
+            loss.backward()
+            for master, weight in zip(masters, working, strict=True):
+                gradient = weight.grad.float()
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                weight.grad = None
+        count = sum(batch["weights"].sum() for batch in batches)
+        torch._foreach_mul_([master.grad for master in masters], 1 / count)
+        torch.nn.utils.clip_grad_norm_(masters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            torch._foreach_copy_(working, masters)
+
+    def timed() -> float:
+        began = time.perf_counter()
+        for _ in range(steps):
+            one_step()
+        return time.perf_counter() - began
+
+    return timed
+
+
+def summary(pairs: list[tuple[float, float]], steps: int) -> dict[str, object]:
+    """Return the mean of the ratios with its 95 % interval; met when that includes the limit."""
+    ratios = [ours / bare - 1 for ours, bare in pairs]
+    mean = statistics.mean(ratios)
+    error = CONFIDENCE_Z * statistics.stdev(ratios) / len(ratios) ** 0.5
+    return {
+        "benchmark": "overhead of the loop over a bare PyTorch loop",
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "alternations": len(pairs),
+        "steps_per_chunk": steps,
+        "rows_per_step": ROWS,
+        "seconds_per_step": statistics.median(ours for ours, _ in pairs) / steps,
+        "bare_seconds_per_step": statistics.median(bare for _, bare in pairs) / steps,
+        "overhead": mean,
+        "interval_95": [mean - error, mean + error],
+        "limit": LIMIT,
+        "met": mean - error <= LIMIT,
+    }
+
+
+if __name__ == "__main__":
+    main()

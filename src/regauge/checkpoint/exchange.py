@@ -1,0 +1,205 @@
+"""Weights in and out: other people's formats to and from a folder that transformers loads.
+
+A foreign pickle is opened in a process of its own, with `weights_only`, and comes back as
+safetensors: nothing in it runs here, and nothing else ever reads one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+
+from regauge.checkpoint import folder as checkpoints
+from regauge.checkpoint.saver import newest
+from regauge.checkpoint.tensors import read_into
+from regauge.errors import DataError, SettingsError
+from regauge.models import build as models
+from regauge.processes import World
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from regauge.models.settings import Model
+
+Format = Literal["hf", "torch", "sentence-transformers"]
+LIMIT_SECONDS = 600
+DEFAULT_VOCABULARY = 1
+"""For a state dict whose table does not say; the first shape that differs is then named."""
+WEIGHT = "model."
+"""Prefix of a weight's name in a checkpoint; twice, since the trained module holds the model."""
+
+
+def export(model: Path, target: Path, form: Format, *, pooled: bool) -> Path:
+    """Write a transformers folder in another form; return the file or folder that was written.
+
+    `pooled` says that the model's vectors are means of length 1, which only one form can express.
+    """
+    _new(target)
+    if form == "torch":
+        target.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(load_file(model / "model.safetensors"), target)
+        return target
+    shutil.copytree(model, target)
+    if form == "sentence-transformers":
+        if not pooled:
+            shutil.rmtree(target)
+            raise SettingsError(
+                "this run did not train a text encoder",
+                "export a run of task 'contrastive', or choose format hf or torch",
+            )
+        _describe_pooling(target)
+    return target
+
+
+def weights_at(run: Path, step: Literal["latest", "best"] | int) -> dict[str, Tensor]:
+    """Return the weights of a run's checkpoint by the model's own names, whole, fp32."""
+    root = run / "checkpoints"
+    if step == "latest":
+        path = newest(root, World())
+    elif step == "best":
+        best = checkpoints.best(root)
+        path = root / best["name"] if best else None
+    else:
+        path = root / checkpoints.name_of(int(step))
+    if path is None or not path.is_dir():
+        kept = ", ".join(map(str, checkpoints.steps(root))) or "none"
+        raise SettingsError(f"{run} has no checkpoint '{step}'", f"kept steps: {kept}")
+    damage = checkpoints.damage(path)
+    if damage:
+        raise DataError(damage, "name another step")
+    found = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    wanted = {
+        name: torch.empty(facts.size)
+        for name, facts in found.items()
+        if name.startswith(WEIGHT) and hasattr(facts, "size")
+    }
+    read_into(path, wanted)
+    return {name.removeprefix(WEIGHT).removeprefix(WEIGHT): wanted[name] for name in wanted}
+
+
+def moment(run: Path, step: Literal["latest", "best"] | int, target: Path) -> Path:
+    """Write the model of a checkpoint as a transformers folder, beside its final one's facts."""
+    shutil.copytree(run / "model", target)
+    weights = weights_at(run, step)
+    final = load_file(target / "model.safetensors")
+    if weights.keys() != final.keys():
+        raise DataError(f"a checkpoint of {run} has other weights than its model", "name another")
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def take_in(
+    origin: Path, target: Path, settings: Model | None, *, head: models.Head, tokenizer: Path | None
+) -> dict[str, Any]:
+    """Write foreign weights as a transformers folder; return what was found."""
+    if origin.is_dir():
+        model = models.load(origin)
+        tokenizer = tokenizer or origin
+    else:
+        weights = foreign(origin)
+        if settings is None:
+            raise SettingsError(f"{origin} does not say its architecture", "set model.architecture")
+        vocabulary = settings.config.get("vocab_size", DEFAULT_VOCABULARY)
+        model, _ = models.build(settings, head, vocabulary, seed=0)
+        adopt(weights, model, origin)
+    write_folder(model, target, tokenizer)
+    count = sum(value.numel() for value in model.parameters())
+    return {"written": str(target), "class": models.class_name(model), "parameters": count}
+
+
+def foreign(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a plain `.pt` state dict, opened in a process of its own."""
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch) / "weights.safetensors"
+        command = [sys.executable, "-m", "regauge.checkpoint.unpickle", str(path), str(target)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise DataError(f"{path} took too long to open", "save its state dict anew") from None
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise DataError(
+                f"{path} is no plain state dict: {reason}",
+                "save it with torch.save(model.state_dict(), …)",
+            )
+        return load_file(target)
+
+
+def adopt(weights: dict[str, Tensor], model: torch.nn.Module, origin: Path) -> None:
+    """Load weights into a model; raises DataError that names the first misfit."""
+    own = model.state_dict()
+    tied = set(own) - {name for name, _ in model.named_parameters()}
+    missing = sorted(set(own) - set(weights) - tied)
+    strange = sorted(set(weights) - set(own))
+    for name in sorted(set(own) & set(weights)):
+        if own[name].shape != weights[name].shape:
+            shapes = f"{tuple(weights[name].shape)} there, {tuple(own[name].shape)} in the model"
+            raise DataError(f"{origin}: '{name}' is {shapes}", "set model.config to its dimensions")
+    if missing or strange:
+        problem = f"lacks '{missing[0]}'" if missing else f"has '{strange[0]}', which is unknown"
+        raise DataError(
+            f"{origin} {problem} ({len(missing)} missing, {len(strange)} unknown)",
+            "set model.architecture and the head to those that it was saved from",
+        )
+    model.load_state_dict(weights, strict=False)
+
+
+def write_folder(model: PreTrainedModel, target: Path, tokenizer: Path | None) -> Path:
+    """Write a model as a transformers folder, with the tokenizer of another one."""
+    _new(target)
+    config = model.config
+    config.architectures = [models.class_name(model)]
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    models.save(target, config, weights, tokenizer or target)
+    return target
+
+
+def _new(target: Path) -> None:
+    if target.exists() and (target.is_file() or any(target.iterdir())):
+        raise SettingsError(f"{target} exists", "name another place with --to")
+    if target.is_dir():
+        target.rmdir()
+
+
+def _describe_pooling(target: Path) -> None:
+    """Add what sentence-transformers reads: mean pooling, then vectors of length 1."""
+    config = json.loads((target / "config.json").read_text())
+    parts = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    modules = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": path,
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for number, (path, kind) in enumerate(parts)
+    ]
+    pooling = {
+        "word_embedding_dimension": config["hidden_size"],
+        "pooling_mode_mean_tokens": True,
+        "pooling_mode_cls_token": False,
+        "pooling_mode_max_tokens": False,
+    }
+    length = {"max_seq_length": config["max_position_embeddings"], "do_lower_case": False}
+    for path, _ in parts[1:]:
+        (target / path).mkdir()
+    _write(target / "modules.json", modules)
+    _write(target / "1_Pooling" / "config.json", pooling)
+    _write(target / "sentence_bert_config.json", length)
+    _write(target / "config_sentence_transformers.json", {"similarity_fn_name": "cosine"})
+
+
+def _write(path: Path, document: object) -> None:
+    path.write_text(json.dumps(document, indent=2) + "\n")

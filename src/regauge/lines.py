@@ -1,0 +1,43 @@
+"""Files of JSON lines that only ever grow, such as `metrics.jsonl` and `ledger.jsonl`.
+
+A process that is killed may leave its last line torn. Such a line is ended before the next one is
+written, so that it stays the only one that cannot be read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from io import FileIO
+    from pathlib import Path
+
+
+def opened(path: Path) -> FileIO:
+    """Open a file to append lines; a last line that a dead process left torn is ended first.
+
+    Unbuffered, so that a line is with the operating system when `write` returns.
+    """
+    file = path.open("a+b", buffering=0)
+    size = file.seek(0, os.SEEK_END)
+    if size:
+        file.seek(size - 1)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+    return file
+
+
+def write(file: FileIO, document: Mapping[str, Any]) -> None:
+    """Write one document as a line; raises ValueError for a number that JSON cannot write."""
+    data = (json.dumps(document, allow_nan=False, default=str) + "\n").encode()
+    while data:
+        data = data[file.write(data) or 0 :]
+
+
+def append(path: Path, document: Mapping[str, Any]) -> None:
+    """Add one document at the end of a file."""
+    with opened(path) as file:
+        write(file, document)

@@ -1,0 +1,85 @@
+"""Take in foreign weights: a transformers folder, or a plain `.pt` state dict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from regauge import config, verbs
+from regauge.config import Settings
+from regauge.errors import SettingsError
+from regauge.models.settings import Model
+
+OUTPUT = "origin.to"
+
+
+class Origin(Settings):
+    """What is taken in."""
+
+    path: str
+    """A transformers folder, or a `.pt` file with a state dict."""
+    to: str
+    """Folder to write; `model.path` then names it."""
+    head: Literal["none", "masked", "causal"] = "none"
+    """The head that a state dict was saved with."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer that belongs to a state dict."""
+
+
+class Import(Settings):
+    """Everything about an import."""
+
+    origin: Origin
+    """What is taken in."""
+    model: Model | None = None
+    """Architecture and dimensions of a state dict, which does not say them itself."""
+
+
+ROOT = Import
+
+
+def main(
+    source: Annotated[Path, Parameter(help="transformers folder, .pt file, or run file (.toml)")],
+    *overrides: verbs.Override,
+    to: Annotated[Path | None, Parameter(help="folder to write")] = None,
+    dry_run: verbs.DryRun = False,
+    json: verbs.AsJson = False,
+) -> dict[str, Any]:
+    """Check foreign weights and write them as a folder that a run starts from."""
+    given = () if to is None else (f"origin.to={to}",)
+    if source.suffix in {".toml", ".json"}:
+        settings = verbs.load(Import, source, (*overrides, *given))
+    else:
+        tables = config.override({"origin": {"path": str(source)}}, (*overrides, *given))
+        settings = config.build(Import, tables, (), str(source))
+    return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
+
+
+def plan(settings: Import) -> dict[str, Any]:
+    """Return what would be read and written; raises SettingsError for what cannot be."""
+    path = Path(settings.origin.path)
+    if not path.exists():
+        raise SettingsError(f"no weights at {path}", "name a transformers folder or a .pt file")
+    if path.is_file() and (settings.model is None or settings.model.architecture is None):
+        raise SettingsError(
+            f"{path} does not say its architecture",
+            "set model.architecture and model.config, with vocab_size",
+        )
+    return {"path": str(path), "to": settings.origin.to}
+
+
+def run(settings: Import) -> dict[str, Any]:
+    """Read the weights, check them against the model, and write the folder."""
+    plan(settings)
+    from regauge.checkpoint import exchange
+
+    origin = settings.origin
+    return exchange.take_in(
+        Path(origin.path),
+        Path(origin.to),
+        settings.model,
+        head=origin.head,
+        tokenizer=Path(origin.tokenizer) if origin.tokenizer else None,
+    )

@@ -1,0 +1,94 @@
+"""What is computed depends neither on the strategy nor on the number of processes.
+
+Every run of a task starts from the same seed, has dropout on, and gives the losses of the run of
+one process to 1e-5, for 20 steps, in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from distributed.jobs import lines, losses
+from distributed.runs import STRATEGIES, Runs, named
+
+STEPS = 20
+LONG: dict[str, Any] = {"stop": {"steps": STEPS}, "output": {"checkpoint": {"every_steps": 12}}}
+QUICK: dict[str, Any] = {"output": {"checkpoint": {"every_steps": 1000}}}
+TOLERANCE = 1e-5
+EVERY = [(size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[size]]
+SOME = {
+    "clm": [(2, "fsdp"), (3, "zero1"), (4, "ddp"), (4, "hsdp")],
+    "contrastive": [(2, "zero1"), (2, "shard-grad-op"), (3, "ddp"), (3, "fsdp"), (4, "hsdp")],
+    "llama": [(2, "ddp"), (4, "shard-grad-op")],
+}
+CASES = [("mlm", *case) for case in EVERY] + [(task, *case) for task in SOME for case in SOME[task]]
+
+
+def error(runs: Runs, size: int, task: str, changes: dict[str, Any], base: dict[str, Any]) -> float:
+    """Return the largest relative difference from the run of one process, step by step."""
+    expected = losses(lines(runs.trained(1, task, **base)))
+    found = losses(lines(runs.trained(size, task, **changes)))
+    assert len(expected) == len(found) == base["stop"]["steps"]
+    assert min(expected) > 0.1, "a loss near 0 has no relative precision"
+    assert expected[-1] < expected[0], "nothing was learnt, so nothing is compared"
+    return max(abs(a - b) / a for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize(("task", "size", "strategy"), CASES)
+def test_every_strategy_and_size_gives_the_same_losses(
+    runs: Runs, size: int, strategy: str, task: str, figure: Callable[[str, float], None]
+) -> None:
+    """4 microbatches on 3 processes are shares of 2, 1 and 1."""
+    found = error(runs, size, task, {"strategy": named(strategy), **LONG}, LONG)
+    figure(f"equality {task}", found)
+    assert found < TOLERANCE
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
+def test_five_microbatches_on_two_processes(
+    runs: Runs, strategy: str, figure: Callable[[str, float], None]
+) -> None:
+    base = {"batch": {"rows": 10}, "stop": {"steps": STEPS}, **QUICK}
+    found = error(runs, 2, "mlm", {"strategy": strategy, **base}, base)
+    figure("equality 5 microbatches on 2", found)
+    assert found < TOLERANCE
+
+
+@pytest.mark.parametrize("task", ["mlm", "clm", "contrastive"])
+@pytest.mark.parametrize(("size", "rows"), [(1, 1), (1, 4), (1, 8), (2, 1), (2, 4)])
+def test_the_microbatch_does_not_enter(
+    runs: Runs, size: int, rows: int, task: str, figure: Callable[[str, float], None]
+) -> None:
+    changes = {**LONG, **QUICK, "batch": {"microbatch_rows": rows}}
+    found = error(runs, size, task, changes, LONG)
+    figure("equality of microbatches", found)
+    assert found < TOLERANCE
+
+
+@pytest.mark.parametrize("amount", ["selective", "full"])
+@pytest.mark.parametrize(
+    ("task", "size"),
+    [("mlm", 1), ("clm", 1), ("contrastive", 1), ("mlm", 2), ("contrastive", 2)],
+)
+def test_activations_that_are_computed_again_are_the_same(
+    runs: Runs, size: int, task: str, amount: str, figure: Callable[[str, float], None]
+) -> None:
+    execution = {"execution": {"activation_checkpointing": amount}}
+    strategy = {"strategy": "single" if size == 1 else "fsdp"}
+    found = error(runs, size, task, {**LONG, **QUICK, **execution, **strategy}, LONG)
+    figure("equality of activation checkpointing", found)
+    assert found < TOLERANCE
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+@pytest.mark.parametrize(("kind", "rate"), [("sgd", 0.1), ("adafactor", 0.01)])
+def test_other_optimizers(
+    runs: Runs, kind: str, rate: float, strategy: str, figure: Callable[[str, float], None]
+) -> None:
+    base = {**LONG, **QUICK, "optimizer": {"kind": kind, "learning_rate": rate}}
+    found = error(runs, 2, "mlm", {"strategy": strategy, **base}, base)
+    figure(f"equality {kind}", found)
+    assert found < TOLERANCE

@@ -1,0 +1,142 @@
+"""`kill -9` of a real run, at a random moment; the same command then ends it as if nothing was.
+
+The uninterrupted run that it is compared with is done in the shared world. That is the same run:
+the command line without an interruption gives the same bits at one process, and the steps that a
+killed run did after its checkpoint have the same bits at every size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from distributed.jobs import lines, losses
+from distributed.runs import Runs, settings
+from distributed.test_resume import assert_same
+from regauge.checkpoint.folder import LATEST
+from regauge.config import dump
+
+STEPS = 48
+LIMIT_SECONDS = 100
+Victim = Literal["one process", "all processes"]
+
+
+def changes(writing: str, strategy: str) -> dict[str, Any]:
+    return {
+        "stop": {"steps": STEPS},
+        "output": {"checkpoint": {"every_steps": 6, "writing": writing}},
+        "strategy": strategy,
+    }
+
+
+@dataclass
+class Command:
+    """One `regauge train`, as a user starts it."""
+
+    folder: Path
+    run_file: Path
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "regauge", "train", str(self.run_file)]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_suffix(".log")
+
+    def finish(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            code = process.wait(LIMIT_SECONDS)
+        finally:
+            process.kill()
+        assert code == 0, self.log.read_text()[-2000:]
+
+    def kill(self, process: subprocess.Popen[bytes], victim: Victim, draw: random.Random) -> None:
+        """Kill -9 after the first checkpoint, at a step that is drawn; wait until all are gone."""
+        step, deadline = draw.randrange(7, 16), time.monotonic() + LIMIT_SECONDS
+        while not (self.folder / "checkpoints" / LATEST).exists() or self.step() < step:
+            assert process.poll() is None, self.log.read_text()[-2000:]
+            assert time.monotonic() < deadline, f"step {step} never came"
+            time.sleep(0.002)
+        everyone = [*children(process.pid), process.pid]
+        victims = everyone if victim == "all processes" else [draw.choice(everyone[:-1])]
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        assert process.wait(LIMIT_SECONDS) != 0, "the run ended before it was killed"
+        while any(Path(f"/proc/{pid}").exists() for pid in everyone):
+            assert time.monotonic() < deadline, "a process outlived its run"
+            time.sleep(0.01)
+
+    def step(self) -> int:
+        """Return the last step that the run told."""
+        path = self.folder / "metrics.jsonl"
+        told = path.read_text().splitlines() if path.exists() else []
+        whole = [line for line in told if line.endswith("}")]
+        return json.loads(whole[-1])["step"] if whole else 0
+
+
+def children(parent: int) -> list[int]:
+    """Return the processes that a process has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(path.parent.name))
+    return found
+
+
+def command(runs: Runs, size: int, changed: dict[str, Any]) -> Command:
+    folder = runs.folder(f"killed-{size}")
+    run_file = folder.with_suffix(".json")
+    tables = settings(folder, runs.data["packed"], "mlm", **changed, execution={"processes": size})
+    run_file.write_text(json.dumps(dump(tables)))
+    return Command(folder, run_file)
+
+
+def test_the_command_line_does_the_same_run_as_a_shared_world(runs: Runs) -> None:
+    changed = changes("background", "single")
+    straight = command(runs, 1, changed)
+    straight.finish(straight.start())
+    assert_same(runs.trained(1, "mlm", **changed), straight.folder)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+@pytest.mark.parametrize(
+    ("size", "victim", "writing", "strategy"),
+    [
+        (1, "all processes", "background", "single"),
+        (2, "one process", "blocking", "ddp"),
+        (3, "one process", "background", "zero1"),
+        (4, "all processes", "background", "ddp"),
+    ],
+)
+def test_a_killed_run_ends_as_the_uninterrupted_one(
+    runs: Runs, size: int, victim: Victim, writing: str, strategy: str
+) -> None:
+    changed = changes(writing, strategy)
+    killed = command(runs, size, changed)
+    killed.kill(killed.start(), victim, random.Random(size))  # noqa: S311 - a seeded moment
+    assert not (killed.folder / "result.json").exists()
+    before = losses(lines(killed.folder))
+    killed.finish(killed.start())
+    whole = runs.trained(size, "mlm", **changed)
+    assert before == losses(lines(whole))[: len(before)]
+    assert_same(whole, killed.folder)
+    assert {line["attempt"] for line in lines(killed.folder)} == {1, 2}
+    told = [json.loads(line) for line in (killed.folder / "ledger.jsonl").read_text().splitlines()]
+    assert told[-1]["attempt"] == 2
+    assert told[-1]["seconds"]["lost"] > 0

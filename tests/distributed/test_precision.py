@@ -1,0 +1,49 @@
+"""In bf16 the masters stay fp32, and strategies agree as far as bf16 goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from distributed.jobs import lines, losses
+from distributed.runs import Runs, named
+from regauge.checkpoint.folder import name_of
+
+BF16: dict[str, Any] = {"execution": {"precision": "bf16"}}
+TOLERANCE = 1e-3
+"""A value of bf16 has 8 bits (0.4 %); a loss is a mean of many, so it is nearer than that."""
+
+
+@pytest.mark.parametrize(
+    ("task", "size", "strategy"),
+    [
+        ("mlm", 1, "fsdp"),
+        ("mlm", 2, "ddp"),
+        ("mlm", 2, "zero1"),
+        ("mlm", 2, "fsdp"),
+        ("mlm", 3, "ddp"),
+        ("mlm", 4, "hsdp"),
+        ("clm", 2, "zero1"),
+        ("clm", 2, "fsdp"),
+        ("contrastive", 2, "ddp"),
+        ("contrastive", 2, "fsdp"),
+    ],
+)
+def test_strategies_agree_and_masters_are_fp32(
+    runs: Runs, size: int, strategy: str, task: str, figure: Callable[[str, float], None]
+) -> None:
+    expected = losses(lines(runs.trained(1, task, **BF16)))
+    folder = runs.trained(size, task, strategy=named(strategy), **BF16)
+    found = losses(lines(folder))
+    error = max(abs(a - b) / a for a, b in zip(expected, found, strict=True))
+    figure(f"bf16 {task}", error)
+    assert error < TOLERANCE
+    assert expected != losses(lines(runs.trained(1, task))), "this is fp32"
+    types = set()
+    for path in (folder / "checkpoints" / name_of(12)).glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            types |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    assert types == {"F32"}

@@ -138,5 +138,6 @@ def test_a_killed_run_ends_as_the_uninterrupted_one(
     assert_same(whole, killed.folder)
     assert {line["attempt"] for line in lines(killed.folder)} == {1, 2}
     told = [json.loads(line) for line in (killed.folder / "ledger.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in told if line["attempt"] == 2][-1] == STEPS
     assert told[-1]["attempt"] == 2
     assert told[-1]["seconds"]["lost"] > 0

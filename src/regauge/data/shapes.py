@@ -39,7 +39,7 @@ def fit(length: int, rungs: tuple[int, ...]) -> int:
 
 def _rungs(histogram: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return the possible rungs that hold texts, and how many texts end in each."""
-    longest = max((length for length, count in enumerate(histogram) if count), default=1)
+    longest = max([1, *(length for length, count in enumerate(histogram) if count)])
     rungs = np.arange(MULTIPLE, longest + MULTIPLE, MULTIPLE)
     counts = np.zeros(len(rungs), np.int64)
     for length, count in enumerate(histogram):

@@ -94,7 +94,9 @@ def tokens_and_slots(batch: dict[str, Any]) -> tuple[int, int]:
 
 
 def write_ledger(session: Session) -> None:
-    """Append where time and money went so far to ledger.jsonl."""
+    """Append where time and money went so far to ledger.jsonl; the first process writes it."""
+    if not session.world.first:
+        return
     ledger = session.ledger
     execution = session.settings.execution
     peak = session.chip.flops_per_second.get(execution.precision)

@@ -39,7 +39,7 @@ ROOT = Export
 
 
 def main(
-    source: Annotated[Path, Parameter(help="output folder of a run, or a run file")],
+    run_file: Annotated[Path, Parameter(help="output folder of a run, or a run file")],
     *overrides: verbs.Override,
     to: Annotated[Path | None, Parameter(help="folder or file to write")] = None,
     format: Annotated[Format | None, Parameter(help="form to write")] = None,  # noqa: A002 - the flag
@@ -49,11 +49,11 @@ def main(
     """Write the model of a run in a form that others load."""
     flags = [("path", to), ("format", format)]
     given = tuple(f"target.{key}={value}" for key, value in flags if value is not None)
-    if source.is_dir():
-        tables = config.override({"target": {"run": str(source)}}, (*overrides, *given))
-        settings = config.build(Export, tables, (), str(source))
+    if run_file.is_dir():
+        tables = config.override({"target": {"run": str(run_file)}}, (*overrides, *given))
+        settings = config.build(Export, tables, (), str(run_file))
     else:
-        settings = verbs.load(Export, source, (*overrides, *given))
+        settings = verbs.load(Export, run_file, (*overrides, *given))
     return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
 
 

@@ -41,7 +41,7 @@ ROOT = Import
 
 
 def main(
-    source: Annotated[Path, Parameter(help="transformers folder, .pt file, or run file (.toml)")],
+    run_file: Annotated[Path, Parameter(help="transformers folder, .pt file, or run file (.toml)")],
     *overrides: verbs.Override,
     to: Annotated[Path | None, Parameter(help="folder to write")] = None,
     dry_run: verbs.DryRun = False,
@@ -49,11 +49,11 @@ def main(
 ) -> dict[str, Any]:
     """Check foreign weights and write them as a folder that a run starts from."""
     given = () if to is None else (f"origin.to={to}",)
-    if source.suffix in {".toml", ".json"}:
-        settings = verbs.load(Import, source, (*overrides, *given))
+    if run_file.suffix in {".toml", ".json"}:
+        settings = verbs.load(Import, run_file, (*overrides, *given))
     else:
-        tables = config.override({"origin": {"path": str(source)}}, (*overrides, *given))
-        settings = config.build(Import, tables, (), str(source))
+        tables = config.override({"origin": {"path": str(run_file)}}, (*overrides, *given))
+        settings = config.build(Import, tables, (), str(run_file))
     return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
 
 

@@ -1,0 +1,149 @@
+"""What goes wrong ends in one line with the way out, the documented code, and nothing changed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distributed import datasets
+from regauge.cli import main
+
+RUN = """
+[output]
+folder = "{folder}"
+[data]
+path = "{data}"
+[task]
+kind = "mlm"
+[model]
+architecture = "bert"
+[model.config]
+hidden_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+intermediate_size = 64
+max_position_embeddings = 32
+[batch]
+rows = 8
+microbatch_rows = 4
+[stop]
+steps = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return datasets.packed(tmp_path_factory.mktemp("data") / "packed")
+
+
+def regauge(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "regauge", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+CASES = [
+    (("optimizer.learning_rte=1",), 2, "did you mean 'learning_rate'?"),
+    (("optimzer.learning_rate=1",), 2, "did you mean 'optimizer'?"),
+    (("task.kind=mlmm",), 2, "did you mean 'mlm'?"),
+    (("task.mask_shar=0.2",), 2, "did you mean 'mask_share'?"),
+    (("strategy.kind=dpp",), 2, "did you mean 'ddp'?"),
+    (("batch.rows=9",), 2, "nearest that divide"),
+    (("batch.rows=many",), 2, "correct batch.rows"),
+    (("stop.epochs=1",), 2, "set either stop.steps or stop.epochs"),
+    (("stop.usd=1",), 2, "stop.usd needs stop.usd_per_hour"),
+    (("data.path=nowhere",), 64, "make it with 'regauge prepare'"),
+    (("execution.processes=5",), 2, "use at most 2 processes"),
+    (("task.kind=contrastive",), 2, 'rows.layout = "fields"'),
+    (("model.path=nowhere",), 2, "set either architecture or path"),
+    (("=1",), 2, "write key.path=value"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "code", "remedy"), CASES)
+def test_settings_are_refused_before_torch(
+    tmp_path: Path, data: Path, overrides: tuple[str, ...], code: int, remedy: str
+) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))
+    probe = (
+        "import sys\nfrom regauge.cli import main\n"
+        "try:\n    sys.exit(main())\n"
+        "finally:\n    assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe, "train", str(run_file), *overrides],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    line, *more = done.stderr.strip().splitlines()
+    assert not more, done.stderr
+    assert line.startswith("regauge: ")
+    assert remedy in line
+    assert not (tmp_path / "out").exists()
+
+
+LATER = [
+    (("model.config.hiden_size=1",), 2, "did you mean 'hidden_size'?"),
+    (("model.architecture=bart_",), 2, "did you mean"),
+    (("model.config.vocab_size=10",), 2, "the tokenizer has 300 entries"),
+    (("model.config.max_position_embeddings=8",), 2, "do not fit the model's 8 positions"),
+    (("execution.precision=tf32",), 2, "set execution.precision to one of"),
+    (("execution.precision=fp16",), 2, "set execution.precision to one of"),
+    (("strategy.kind=hsdp",), 2, "do not form two or more groups"),
+    (("accelerator.kind=cuda",), 2, "usable here: cpu"),
+]
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_a_model_that_cannot_run_is_refused_in_one_line(
+    tmp_path: Path,
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
+    case: tuple[tuple[str, ...], int, str],
+) -> None:
+    overrides, code, remedy = case
+    if "cuda" in overrides[0]:
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("not proved here: this machine has the device that should be missing")
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))
+    assert main(["train", str(run_file), "accelerator.kind=cpu", *overrides]) == code
+    told = capsys.readouterr().err
+    assert remedy in told.strip().splitlines()[-1]
+    assert "Traceback" not in told
+
+
+def test_an_output_folder_of_another_run_is_kept(tmp_path: Path, data: Path) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))
+    assert regauge("train", str(run_file), "accelerator.kind=cpu").returncode == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    done = regauge("train", str(run_file), "accelerator.kind=cpu", "seed=1")
+    assert done.returncode == 2
+    assert "belongs to another run: seed is 0 there and 1 here" in done.stderr
+    after = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_a_dry_run_answers_machines_and_writes_nothing(tmp_path: Path, data: Path) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))
+    done = regauge("train", str(run_file), "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["steps"] == 2
+    assert answer["shapes"] == ["4 x 32"]
+    assert not (tmp_path / "out").exists()

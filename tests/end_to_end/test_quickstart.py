@@ -1,0 +1,85 @@
+"""The demo on a small corpus, typed as a user types it: whole, interrupted, and again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = Path(json.__file__).parent.parent
+SMALL = (
+    f'stage.corpus.source.roots=["{LIBRARY / "asyncio"}", "{LIBRARY / "email"}"]',
+    "stage.corpus.tokenizer.vocabulary=1000",
+    "stage.corpus.split.heldout_share=0.2",
+    "stage.warm-up.stop.steps=2",
+    "stage.warm-up.batch.rows=8",
+    "stage.warm-up.batch.microbatch_rows=4",
+    "stage.warm-up.model.config.hidden_size=32",
+    "stage.warm-up.model.config.intermediate_size=64",
+    "stage.match.batch.rows=32",
+    "stage.match.batch.microbatch_rows=16",
+    "stage.match.evaluation.every_steps=0",
+)
+LIMIT_SECONDS = 100
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    run_file = str(ROOT / "runs" / "quickstart.toml")
+    own = f"output.folder={folder}"
+    return [sys.executable, "-m", "regauge", "pipeline", run_file, own, *SMALL, *more]
+
+
+def run(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(folder, *more), capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
+
+
+def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
+    done = run(tmp_path / "demo", "stage.match.stop.steps=4")
+    assert done.returncode == 0, done.stderr
+    table = json.loads((tmp_path / "demo" / "4-evaluate" / "evaluation.json").read_text())
+    rows = {row["name"]: row for row in table["rows"]}
+    assert list(rows) == ["untrained", "trained", "BM25", "fusion of both"]
+    assert all(0 <= row["recall@1"] <= row["recall@10"] <= 1 for row in rows.values())
+    assert all(row["recall@1"] <= row["mrr"] <= 1 for row in rows.values())
+    assert rows["BM25"]["mrr"] > rows["untrained"]["mrr"]
+    page = (tmp_path / "demo" / "5-report" / "report.html").read_text()
+    assert "BM25" in page
+    assert "report.html" in done.stdout.splitlines()[-1]
+
+    again = run(tmp_path / "demo", "stage.match.stop.steps=4")
+    assert again.returncode == 0, again.stderr
+    assert "step" not in again.stderr
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    long = ("stage.match.stop.steps=100000", "stage.match.output.every_steps=1")
+    metrics = tmp_path / "demo" / "3-match" / "metrics.jsonl"
+    with subprocess.Popen(
+        command(tmp_path / "demo", *long), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not (metrics.exists() and '"train/loss"' in metrics.read_text()):
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 143
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("regauge: ")
+    step = int(last.partition("saved at step ")[2].partition(";")[0])
+    assert (metrics.parent / "checkpoints" / f"step-{step:08d}" / "manifest.json").exists()
+
+    # One more step than it had: a run may be made longer or shorter between attempts.
+    further = (f"stage.match.stop.steps={step + 1}", "stage.match.output.every_steps=1")
+    again = run(tmp_path / "demo", *further)
+    assert again.returncode == 0, again.stderr
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [line["step"] for line in lines if line.get("attempt") == 2 and "train/loss" in line]
+    assert steps == [step + 1]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,17 +16,23 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch._dynamo.config as dynamo
+import torch._inductor.config as inductor
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
 from distributed.runs import settings
 from regauge import processes
 from regauge.checkpoint.saver import load
+from regauge.data.loader import Feed
 from regauge.data.shards import Dataset
 from regauge.errors import RegaugeError
+from regauge.models.dropout import CounterDropout, DropoutKeys
 from regauge.training import optimizer as optimizers
 from regauge.training.decisions import decide
+from regauge.training.graphs import GraphGuard
 from regauge.training.run import attempt
 from regauge.training.session import Session, open_session
 from regauge.training.settings import Training
@@ -123,6 +130,58 @@ def _hashes(session: Session) -> dict[str, str]:
         found[name] = f"{tuple(whole.shape)} {hashlib.sha256(data).hexdigest()}"
     found["step"] = str(session.state()["optimizer_step"])
     return found
+
+
+def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> dict[str, Any]:
+    """Train compiled, with an undeclared length in one step; tell what was compiled when."""
+    torch.compiler.reset()
+    counters.clear()
+    dynamo.recompile_limit = 2  # a run needs more than that, and has to make the room itself
+    run = settings(Path(folder), Path(data), "contrastive", **changes)
+    counts: list[int] = []
+    shapes: set[tuple[int, ...]] = set()
+    batches, check, computed = Feed.batches, GraphGuard.check, Gradients.of
+
+    def odd(self: Feed, numbers: Any, *, epoch: int, step: int) -> Any:
+        declared = self._ladder
+        self._ladder = (declared[-1] + 8,) if step == odd_step else declared
+        made = batches(self, numbers, epoch=epoch, step=step)
+        self._ladder = declared
+        return made
+
+    def counted(self: GraphGuard, step: int, batch: list[Any]) -> None:
+        counts.append(run.accelerator.graphs_compiled() if run.accelerator else 0)
+        check(self, step, batch)
+
+    def of(self: Gradients, given: list[Any], *rest: Any) -> torch.Tensor:
+        shapes.update(tuple(batch["tokens"].shape) for batch in given)
+        return computed(self, given, *rest)
+
+    answer = {"code": 0, "problem": ""}
+    with (
+        warnings.catch_warnings(action="ignore"),  # the compiler's own, about torch itself
+        patch.object(Feed, "batches", odd),
+        patch.object(GraphGuard, "check", counted),
+        patch.object(Gradients, "of", of),
+    ):
+        try:
+            attempt(run, processes.world())
+        except RegaugeError as error:
+            answer = {"code": error.exit_code, "problem": str(error)}
+    end = run.accelerator.graphs_compiled() if run.accelerator else 0
+    return {**answer, "counts": [*counts, end], "shapes": sorted(shapes)}
+
+
+def dropout_compiled(vector_bits: int | None) -> bool:
+    """Return whether compiled and eager dropout have the same bits; 1 compiles scalar code."""
+    torch.compiler.reset()
+    holder = DropoutKeys()
+    holder.rows = torch.arange(8, dtype=torch.int32) * 7919
+    part = CounterDropout(0.1, 2, holder)
+    hidden = torch.randn(8, 16, 32, generator=torch.Generator().manual_seed(0))
+    with patch.object(inductor.cpp, "simdlen", vector_bits):
+        found = torch.compile(part, dynamic=False, fullgraph=True)(hidden)
+    return bool(found.equal(part(hidden)) and (found == 0).any())
 
 
 def _meet() -> None:

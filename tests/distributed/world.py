@@ -82,6 +82,7 @@ def _serve(pipe: Connection, rank: int, size: int, port: int) -> None:
     import torch.distributed as dist
 
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", ".torch.jit.script_method. is deprecated")
     jobs = importlib.import_module("distributed.jobs")
     dist.init_process_group("gloo", rank=rank, world_size=size)
     while (request := pipe.recv()) is not None:

@@ -52,13 +52,17 @@ class CounterDropout(nn.Module):
         return hidden * ((words >= threshold).to(hidden.dtype) * (1 / (1 - self.rate)))
 
     def _words(self, rows: Tensor, shape: torch.Size) -> Tensor:
-        """Return one uniform int32 word per element, [batch, length, width]."""
+        """Return one uniform int32 word per element, [batch, length, width].
+
+        Products overflow, which C++ leaves open for signed words: a compiler that knew the range of
+        a factor could use it. So nothing is multiplied but what was mixed with a word from memory.
+        """
         length, width = shape[1], shape[-1]
         places = torch.arange(length, dtype=torch.int32, device=rows.device)
         columns = torch.arange(width, dtype=torch.int32, device=rows.device)
         row_words = scramble(rows ^ self.salt)
         place_words = scramble(row_words[:, None] + places)
-        words = (place_words[:, :, None] ^ scramble(columns)) * FIRST
+        words = (place_words[:, :, None] ^ scramble(columns ^ self.salt)) * FIRST
         return (words ^ _shifted(words, 15)) * SECOND
 
     def extra_repr(self) -> str:

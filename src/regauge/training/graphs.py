@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch._dynamo.config as compiler
 
 from regauge.errors import NoProgressError
 from regauge.log import logger
+from regauge.models import build as models
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
     from regauge.training.session import Session
 
 Batch = dict[str, torch.Tensor]
+MODES = 3
+"""A shape is computed with gradients, without them, and in evaluation."""
 
 
 def warm_up(session: Session) -> None:
     """Compute every declared shape once, with weight 0; weights and gradients are unchanged."""
     if session.settings.execution.compile == "no":
         return
+    _make_room(session)
     batch_rows = session.settings.batch.microbatch_rows
     for batch in _declared(session, session.feed, batch_rows):
         session.gradients.of([batch], torch.ones((), device=session.device))
@@ -37,6 +42,18 @@ def warm_up(session: Session) -> None:
         for batch in _declared(session, session.heldout, evaluation_rows):
             session.prepared.module(batch)
     session.accelerator.synchronize()
+
+
+def _make_room(session: Session) -> None:
+    """Let the compiler keep every declared graph, and those of the budget, of every block.
+
+    Past its own limit (8 of one function) it computes the rest eagerly and only warns, so that
+    nothing would be counted any more.
+    """
+    kept = MODES * len(session.ladder) * len(models.blocks(session.prepared.module))
+    wanted = kept + session.settings.execution.recompile_budget + 1
+    compiler.recompile_limit = max(compiler.recompile_limit, wanted)
+    compiler.accumulated_recompile_limit = max(compiler.accumulated_recompile_limit, wanted)
 
 
 class GraphGuard:

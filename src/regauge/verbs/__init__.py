@@ -61,12 +61,18 @@ def show(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
     return answer
 
 
+def is_table(value: Any) -> bool:
+    """Return whether a value of an answer is a list of rows."""
+    rows = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    return rows and all(isinstance(row, Mapping) for row in value)
+
+
 def _show_value(name: str, value: Any) -> None:
     """Print a list of mappings as a table, a mapping as a line each, anything else as one line."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             _show_value(f"{name} {key}".replace("_", " "), item)
-    elif isinstance(value, Sequence) and value and all(isinstance(row, Mapping) for row in value):
+    elif is_table(value):
         log.stdout.print(_table(name, value), soft_wrap=False)
     else:
         log.stdout.print(f"{name}: {_text(value)}", markup=False)
@@ -76,6 +82,7 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return rows as a table, with every column that some row has."""
     table = Table(title=title, title_justify="left")
     columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns.sort(key=lambda column: column != "name")
     for column in columns:
         number = any(isinstance(row.get(column), int | float) for row in rows)
         table.add_column(

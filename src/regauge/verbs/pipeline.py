@@ -189,10 +189,13 @@ def _plan(stage: _stages.Ready, work: Work) -> dict[str, Any]:
 
 
 def _show_end(answer: dict[str, Any]) -> None:
-    """Print what the last stage answered, and last of all the report to open."""
-    last = dict(answer["stages"][-1]["answer"])
-    last.pop("report", None)
-    verbs.show(last, as_json=False)
+    """Print the tables of all stages, what the last one answered, and the report to open."""
+    *earlier, last = answer["stages"]
+    for stage in earlier:
+        for rows in filter(verbs.is_table, stage["answer"].values()):
+            verbs.show({stage["name"]: rows}, as_json=False)
+    told = {key: value for key, value in last["answer"].items() if key != "report"}
+    verbs.show(told, as_json=False)
     log.stdout.print(f"folder: {answer['folder']}", markup=False)
     if "report" in answer:
         log.stdout.print(f"report: {answer['report']}", markup=False)

@@ -1,0 +1,78 @@
+"""A compiled run has the graphs of its declared shapes, and no other, from its first step on.
+
+In a process of its own: the compiler starts threads and sets environment variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributed import datasets
+from distributed.world import World
+from regauge.accelerators import cpp_compiler
+
+pytestmark = pytest.mark.skipif(
+    cpp_compiler() is None, reason="not proved here: torch.compile needs a C++ compiler"
+)
+STEPS = 30
+CHANGES: dict[str, Any] = {
+    "execution": {"compile": "blocks"},
+    "model": {"config": {"num_hidden_layers": 1, "max_position_embeddings": 64}},
+    "evaluation": {"every_steps": 10, "microbatch_rows": 5},
+    "output": {"checkpoint": {"every_steps": 1000}},
+    "stop": {"steps": STEPS},
+}
+NEVER = -1
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[World]:
+    world = World(1)
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return datasets.pairs(tmp_path_factory.mktemp("data") / "pairs")
+
+
+def compiled(alone: World, folder: Path, data: Path, odd_step: int, **execution: Any) -> Any:
+    changes = {**CHANGES, "execution": {**CHANGES["execution"], **execution}}
+    return alone.run("compiled", str(folder), str(data), changes, odd_step)[0]
+
+
+def test_nothing_is_compiled_after_the_warm_up(alone: World, data: Path, tmp_path: Path) -> None:
+    found = compiled(alone, tmp_path, data, NEVER)
+    assert (found["code"], found["problem"]) == (0, "")
+    assert len(found["counts"]) == STEPS + 1
+    assert len(found["shapes"]) == 2, "a ladder of one length proves little"
+    assert set(found["counts"]) == {4}, "two lengths, in training and in evaluation"
+
+
+def test_an_undeclared_shape_ends_the_run_and_is_named(
+    alone: World, data: Path, tmp_path: Path
+) -> None:
+    found = compiled(alone, tmp_path, data, 3)
+    assert found["code"] == 66
+    length = found["shapes"][-1][1]
+    assert f"in step 4 with shapes [(4, {length})]" in found["problem"]
+    assert found["counts"][-1] > found["counts"][0]
+
+
+def test_a_budget_lets_it_go_on(alone: World, data: Path, tmp_path: Path) -> None:
+    found = compiled(alone, tmp_path, data, 3, recompile_budget=1)
+    assert (found["code"], found["problem"]) == (0, "")
+    assert set(found["counts"]) == {4, 5}
+
+
+@pytest.mark.parametrize("vector_bits", [None, 1], ids=["vectors", "scalars"])
+def test_compiled_and_eager_dropout_have_the_same_bits(
+    alone: World, vector_bits: int | None
+) -> None:
+    """Scalar code is what a processor without wide vectors runs, and the tail of a loop."""
+    assert alone.run("dropout_compiled", vector_bits) == [True]

@@ -99,6 +99,7 @@ def alternate(scratch: Path, alternations: int, steps: int) -> list[tuple[float,
     world = processes.World()
     settings = decide(build(Training, tables), world)
     session = open_session(settings, world, Dataset(data))
+    session.folder.mkdir()
     tracker = Alternating()
     tracker._other = bare_loop(session, steps)  # noqa: SLF001 - this file's own class
     facts = RunFacts(name="overhead", run_id="overhead", folder=session.folder)

@@ -121,6 +121,27 @@ def loaded_hashes(
     return found
 
 
+def final_outputs(
+    folder: str, data: str, task: str, changes: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Train alone; return the outputs of the model in memory at the end, and their tokens."""
+    kept: list[Session] = []
+    save = Session.save
+
+    def keeping(self: Session, metrics: dict[str, float]) -> None:
+        kept.append(self)
+        save(self, metrics)
+
+    with patch.object(Session, "save", keeping):
+        attempt(settings(Path(folder), Path(data), task, **changes), processes.world())
+    tokens = torch.arange(5, 29).view(2, 12)
+    inner: Any = kept[-1].prepared.module.eval().model
+    with torch.no_grad():
+        output = inner(tokens)
+    whole = output.last_hidden_state if task == "contrastive" else output.logits
+    return {"tokens": tokens, "output": whole}
+
+
 def _hashes(session: Session) -> dict[str, str]:
     """Return the hash of every tensor that this process holds, whole, and the optimizer's step."""
     found = {}
@@ -132,8 +153,13 @@ def _hashes(session: Session) -> dict[str, str]:
     return found
 
 
-def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> dict[str, Any]:
-    """Train compiled, with an undeclared length in one step; tell what was compiled when."""
+def compiled(
+    folder: str, data: str, changes: dict[str, Any], odd_step: int, backend: str
+) -> dict[str, Any]:
+    """Train compiled, with an undeclared length in one step; tell what was compiled when.
+
+    Graphs are made before a backend sees them: "aot_eager" has the same ones as the default.
+    """
     torch.compiler.reset()
     counters.clear()
     dynamo.recompile_limit = 2  # a run needs more than that, and has to make the room itself
@@ -141,6 +167,10 @@ def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> 
     counts: list[int] = []
     shapes: set[tuple[int, ...]] = set()
     batches, check, computed = Feed.batches, GraphGuard.check, Gradients.of
+    compile_module = torch.nn.Module.compile
+
+    def chosen(self: torch.nn.Module, **named: Any) -> None:
+        compile_module(self, backend=backend, **named)
 
     def odd(self: Feed, numbers: Any, *, epoch: int, step: int) -> Any:
         declared = self._ladder
@@ -163,6 +193,7 @@ def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> 
         patch.object(Feed, "batches", odd),
         patch.object(GraphGuard, "check", counted),
         patch.object(Gradients, "of", of),
+        patch.object(torch.nn.Module, "compile", chosen),
     ):
         try:
             attempt(run, processes.world())

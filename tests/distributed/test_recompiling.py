@@ -20,7 +20,6 @@ pytestmark = pytest.mark.skipif(
 )
 STEPS = 30
 CHANGES: dict[str, Any] = {
-    "execution": {"compile": "blocks"},
     "model": {"config": {"num_hidden_layers": 1, "max_position_embeddings": 64}},
     "evaluation": {"every_steps": 10, "microbatch_rows": 5},
     "output": {"checkpoint": {"every_steps": 1000}},
@@ -41,13 +40,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return datasets.pairs(tmp_path_factory.mktemp("data") / "pairs")
 
 
-def compiled(alone: World, folder: Path, data: Path, odd_step: int, **execution: Any) -> Any:
-    changes = {**CHANGES, "execution": {**CHANGES["execution"], **execution}}
-    return alone.run("compiled", str(folder), str(data), changes, odd_step)[0]
+def compiled(
+    alone: World,
+    folder: Path,
+    data: Path,
+    odd_step: int,
+    *,
+    backend: str = "aot_eager",
+    budget: int = 0,
+) -> Any:
+    changes = {**CHANGES, "execution": {"compile": "blocks", "recompile_budget": budget}}
+    return alone.run("compiled", str(folder), str(data), changes, odd_step, backend)[0]
 
 
 def test_nothing_is_compiled_after_the_warm_up(alone: World, data: Path, tmp_path: Path) -> None:
-    found = compiled(alone, tmp_path, data, NEVER)
+    found = compiled(alone, tmp_path, data, NEVER, backend="inductor")
     assert (found["code"], found["problem"]) == (0, "")
     assert len(found["counts"]) == STEPS + 1
     assert len(found["shapes"]) == 2, "a ladder of one length proves little"
@@ -65,7 +72,7 @@ def test_an_undeclared_shape_ends_the_run_and_is_named(
 
 
 def test_a_budget_lets_it_go_on(alone: World, data: Path, tmp_path: Path) -> None:
-    found = compiled(alone, tmp_path, data, 3, recompile_budget=1)
+    found = compiled(alone, tmp_path, data, 3, budget=1)
     assert (found["code"], found["problem"]) == (0, "")
     assert set(found["counts"]) == {4, 5}
 

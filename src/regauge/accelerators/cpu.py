@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 MATMUL_SIZE = 1536
+MATMULS = 25
+"""About half a second: long enough to outlast what else a machine does now and then."""
 
 
 class Cpu(Accelerator):
@@ -70,12 +72,12 @@ def _model_name() -> str:
 
 @cache
 def _matmul_flops_per_second(dtype: str) -> float:
-    """Return the best of five timed matmuls, as floating-point operations a second."""
+    """Return the best of many timed matmuls, as floating-point operations a second."""
     import torch
 
     square = torch.ones(MATMUL_SIZE, MATMUL_SIZE, dtype=getattr(torch, dtype))
     seconds = []
-    for _ in range(6):
+    for _ in range(MATMULS):
         began = time.perf_counter()
         square @ square
         seconds.append(time.perf_counter() - began)

@@ -37,7 +37,6 @@ class Saver:
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
         self._thread: threading.Thread | None = None
         self._failure: Failure = None
-        root.mkdir(parents=True, exist_ok=True)
 
     def save(
         self,

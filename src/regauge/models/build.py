@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from regauge import registry
 from regauge.errors import SettingsError
@@ -40,23 +41,34 @@ def build(
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    config = _configuration(settings, vocabulary)
-    config._attn_implementation = settings.attention  # noqa: SLF001 - the documented argument of from_config sets it
-    _set_dropout(config, settings.dropout)
-    auto = getattr(transformers, AUTO_CLASSES[head])
     torch.manual_seed(seed)
-    extra = _without_pooler(auto, config) if head == "none" else {}
-    if settings.path is None or settings.weights == "random":
-        model = auto.from_config(config, **extra)
-    else:
-        model = auto.from_pretrained(
-            weights_at(settings.path), config=config, dtype=torch.float32, **extra
-        )
+    try:
+        model = _made(settings, head, vocabulary)
+    except (OSError, TypeError, ValueError, StrictDataclassError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        name = settings.architecture or settings.path
+        raise SettingsError(f"no model of '{name}': {reason}", "correct [model]") from None
     _fit_vocabulary(model, vocabulary, settings)
     keys = DropoutKeys()
     if settings.dropout and settings.dropout_kind == "counter":
         _install(model, settings, keys)
     return model.float(), keys
+
+
+def _made(settings: Model, head: Head, vocabulary: int) -> PreTrainedModel:
+    import transformers
+
+    config = _configuration(settings, vocabulary)
+    config._attn_implementation = settings.attention  # noqa: SLF001 - as from_config's argument does
+    _set_dropout(config, settings.dropout)
+    auto = getattr(transformers, AUTO_CLASSES[head])
+    extra = _without_pooler(auto, config) if head == "none" else {}
+    if settings.path is None or settings.weights == "random":
+        model: PreTrainedModel = auto.from_config(config, **extra)
+    else:
+        path = weights_at(settings.path)
+        model = auto.from_pretrained(path, config=config, dtype=torch.float32, **extra)
+    return model
 
 
 def weights_at(path: str) -> str:

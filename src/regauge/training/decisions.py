@@ -29,10 +29,14 @@ def decide(settings: Training, world: World) -> Training:
     )
     obstacle = strategy.obstacle(world, settings.optimizer.kind)
     if obstacle:
-        others = [name for name in registry.names("strategies") if name != strategy.kind]
+        usable = [
+            name
+            for name in registry.names("strategies")
+            if registry.load("strategies", name)().obstacle(world, settings.optimizer.kind) is None
+        ]
         raise SettingsError(
             f"strategy '{strategy.kind}' cannot be used: {obstacle}",
-            f"choose another strategy ({', '.join(others)}) or number of processes",
+            f"choose another strategy ({', '.join(usable)}) or number of processes",
         )
     check_shares(settings, world)
     return settings.model_copy(

@@ -25,6 +25,10 @@ class Ledger:
         self._account: str | None = None
         self._since = time.perf_counter()
 
+    def book(self, account: str, seconds: float) -> None:
+        """Add time that was measured elsewhere to an account."""
+        self._booked[account] += seconds
+
     @contextmanager
     def spend(self, account: str) -> Iterator[None]:
         """Book the time inside to an account, and not to the one around it."""

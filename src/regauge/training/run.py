@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
     from regauge.training.settings import Training
 
 
-def attempt(settings: Training, world: World) -> dict[str, Any]:
-    """Start or go on with a run and return its result; every process of it calls this."""
+def attempt(settings: Training, world: World, began: float | None = None) -> dict[str, Any]:
+    """Start or go on with a run and return its result; every process of it calls this.
+
+    `began` is the moment (`time.perf_counter`) from which the time is the run's.
+    """
+    began = time.perf_counter() if began is None else began
     folder = Path(settings.output.folder)
     dataset = Dataset(Path(settings.data.path))
     settings.task.check(dataset.manifest)
@@ -37,11 +42,12 @@ def attempt(settings: Training, world: World) -> dict[str, Any]:
     identity = dataset.manifest.identity
     run_id = records.check_same_run(folder, settings, identity)
     settings = decide(records.inherit(settings, folder), world)
-    if world.first:
-        records.write(folder, settings, identity, run_id)
     joined = dist.is_initialized()
     session = open_session(settings, world, dataset)
+    session.ledger.book("init", time.perf_counter() - began)
     try:
+        if world.first:
+            records.write(folder, settings, identity, run_id)
         return _finish(session, _tracked(session, run_id))
     finally:
         if dist.is_initialized() and not joined:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,10 @@ def run(settings: Training) -> dict[str, Any]:
     planning.check(settings)
     size = verbs.local_processes(settings.execution.processes, settings.accelerator)
     if size == 1 or processes.launched():
+        began = time.perf_counter()
         from regauge.training.run import attempt
 
-        return attempt(settings, processes.world())
+        return attempt(settings, processes.world(), began)
     folder = Path(settings.output.folder)
     verbs.spread("train", settings, size, folder)
     return config.read(folder / RESULT)

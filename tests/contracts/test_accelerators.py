@@ -1,0 +1,168 @@
+"""What every accelerator must do on the machine where it is; elsewhere it must say why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from regauge import config, registry
+from regauge.accelerators import (
+    Accelerator,
+    Availability,
+    CacheSettings,
+    choose,
+    require,
+    settle_precision,
+    survey,
+)
+from regauge.errors import SettingsError
+
+KINDS = registry.names("accelerators")
+TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.half}
+ERRORS = {"fp32": 1e-6, "tf32": 1e-3, "bf16": 5e-3, "fp16": 1e-3}
+"""Relative to the largest value; a product of n terms is summed in fp32 at least."""
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+
+
+@pytest.fixture(params=KINDS)
+def accelerator(request: pytest.FixtureRequest) -> Accelerator:
+    found: Accelerator = registry.load("accelerators", request.param)()
+    availability = found.available()
+    if availability.fitness == 0:
+        pytest.skip(f"not proved here: {request.param}: {availability.reason}")
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_availability_is_told_with_its_reason_and_never_raised(kind: str) -> None:
+    found = registry.load("accelerators", kind).available()
+    assert isinstance(found, Availability)
+    assert found.fitness >= 0
+    assert found.reason
+    if found.fitness == 0:
+        with pytest.raises(SettingsError, match=f"'{kind}' is not usable here.*usable here: "):
+            require(registry.load("accelerators", kind)())
+
+
+def test_the_fittest_is_chosen() -> None:
+    chosen, reason = choose()
+    assert survey()[chosen.kind].fitness == max(found.fitness for found in survey().values())
+    assert reason.startswith(f"{chosen.kind}: ")
+
+
+def test_precisions_are_offered_fastest_first(accelerator: Accelerator) -> None:
+    offered = accelerator.precisions()
+    assert len(set(offered)) == len(offered) > 0
+    assert set(offered) <= set(TYPES)
+    assert "fp32" in offered
+    assert not {"bf16", "fp16"} <= set(offered), "fp16 is for chips that have no bf16"
+    assert settle_precision(accelerator, "auto") == offered[0]
+    for name in TYPES:
+        if name in offered:
+            assert settle_precision(accelerator, name) == name
+        else:
+            with pytest.raises(SettingsError, match=f"does not train in {name} here"):
+                settle_precision(accelerator, name)
+
+
+def test_products_are_right_in_every_precision(accelerator: Accelerator) -> None:
+    draw = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(96, 200, dtype=torch.float64, generator=draw) for _ in range(2))
+    for name in accelerator.precisions():
+        device = accelerator.claim(0, 1)
+        accelerator.use(name)
+        rounded = [value.to(TYPES[name]) for value in (left, right)]
+        expected = rounded[0].double() @ rounded[1].double().T
+        found = (rounded[0].to(device) @ rounded[1].to(device).T).double().cpu()
+        error = float((found - expected).abs().max() / expected.abs().max())
+        assert error < ERRORS[name], name
+
+
+def test_reductions_are_right(accelerator: Accelerator) -> None:
+    draw = torch.Generator().manual_seed(1)
+    values = torch.randn(50, 2000, generator=draw)
+    device = accelerator.claim(0, 1)
+    accelerator.use("fp32")
+    here, exact = values.to(device), values.double()
+    for name, found, expected in (
+        ("sum", here.square().sum(), exact.square().sum()),
+        ("rows", here.sum(1), exact.sum(1)),
+        ("largest", here.amax(0), exact.amax(0)),
+        ("softmax", here.softmax(1), exact.softmax(1)),
+        ("norm", here.norm(), exact.norm()),
+    ):
+        error = (found.double().cpu() - expected).abs().max() / expected.abs().max()
+        assert float(error) < 1e-5, name
+
+
+def test_a_claimed_device_is_this_process_s(accelerator: Accelerator) -> None:
+    device = accelerator.claim(0, 1)
+    assert torch.get_num_threads() == 1
+    assert torch.ones(2, device=device).device == torch.ones(2).to(device).device
+    assert accelerator.count() >= 1
+    assert accelerator.collectives() in dist.Backend.backend_list
+    accelerator.synchronize()
+    peak = accelerator.peak_memory_bytes()
+    assert peak is None or peak > 0
+
+
+def test_what_is_not_known_of_a_chip_is_absent(accelerator: Accelerator) -> None:
+    accelerator.claim(0, 1)
+    for precision in accelerator.precisions():
+        chip = accelerator.chip(precision)
+        assert chip.name
+        assert chip.source
+        assert all(rate > 0 for rate in chip.flops_per_second.values())
+        assert set(chip.flops_per_second) <= set(TYPES)
+        assert (precision in chip.flops_per_second) == (chip.source != "unknown")
+
+
+def test_a_wrapped_loader_gives_the_same_batches_on_the_device(accelerator: Accelerator) -> None:
+    device = accelerator.claim(0, 1)
+    host = [{"a": torch.arange(4) + n, "b": torch.full((2, 3), float(n))} for n in range(5)]
+    found = list(accelerator.wrap_loader(iter(host), device))
+    assert len(found) == 5
+    for batch, expected in zip(found, host, strict=True):
+        assert batch.keys() == expected.keys()
+        assert all(value.device.type == device.type for value in batch.values())
+        assert all(batch[name].cpu().equal(value) for name, value in expected.items())
+
+
+def test_eager_work_makes_no_graph_once_its_shapes_are_known(accelerator: Accelerator) -> None:
+    device = accelerator.claim(0, 1)
+
+    def step() -> None:
+        value = torch.ones(8, 8, device=device, requires_grad=True)
+        value.square().sum().backward()
+        accelerator.end_microbatch()
+        accelerator.end_step()
+
+    for _ in range(3):
+        step()
+    known = accelerator.graphs_compiled()
+    assert known >= 0
+    for _ in range(3):
+        step()
+    assert accelerator.graphs_compiled() == known
+
+
+def test_compiling_is_possible_or_the_obstacle_is_named(accelerator: Accelerator) -> None:
+    obstacle = accelerator.obstacle_to_compiling()
+    assert obstacle is None or obstacle
+    assert isinstance(accelerator.compile_cache(), CacheSettings)
+
+
+def test_settings_survive_the_run_file(accelerator: Accelerator) -> None:
+    saved = accelerator.model_dump(mode="json")
+    assert saved["kind"] in KINDS
+    assert config.choose("accelerators", saved) == accelerator

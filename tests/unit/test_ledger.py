@@ -1,0 +1,109 @@
+"""Where time and money went: nested accounts, resumes, and files of lines that only grow."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from regauge import lines
+from regauge.training.ledger import ACCOUNTS, Ledger, last_line
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_time_is_booked_once_to_the_innermost_account(clock: Clock) -> None:
+    ledger = Ledger(usd_per_hour=36.0)
+    clock.now += 5  # in no account
+    with ledger.spend("step"):
+        clock.now += 1
+        with ledger.spend("checkpoint"):
+            clock.now += 2
+        clock.now += 4
+        assert ledger.seconds["step"] == 5
+    clock.now += 7
+    booked = {name: value for name, value in ledger.seconds.items() if value}
+    assert booked == {"step": 5, "checkpoint": 2}
+    assert ledger.total_seconds == 7
+    assert ledger.usd == pytest.approx(0.07)
+    assert set(ledger.seconds) == set(ACCOUNTS)
+
+
+def test_an_account_is_closed_when_its_work_fails(clock: Clock) -> None:
+    ledger = Ledger(None)
+
+    def fail() -> None:
+        with ledger.spend("evaluate"):
+            clock.now += 3
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        fail()
+    clock.now += 10
+    assert ledger.total_seconds == 3
+    assert ledger.usd is None
+
+
+def test_a_resume_goes_on_and_books_what_was_lost(clock: Clock) -> None:
+    first = Ledger(None)
+    with first.spend("step"):
+        clock.now += 10
+        first.tokens, first.slots = 60, 80
+        state = json.loads(json.dumps(first.state()))
+        clock.now += 4
+        last = {"seconds": first.seconds}
+    second = Ledger(None)
+    with second.spend("init"):
+        clock.now += 1
+        second.restore(state, last)
+    assert second.seconds["step"] == 10
+    assert second.seconds["lost"] == 4
+    assert second.total_seconds == 15
+    assert (second.tokens, second.padding_share) == (60, 0.25)
+
+
+def test_nothing_is_lost_where_nothing_was_told_after_the_checkpoint(clock: Clock) -> None:
+    clock.now += 1
+    for last in (None, {"seconds": {"step": 6.0}}):
+        ledger = Ledger(None)
+        ledger.restore({"seconds": {"step": 8.0}, "tokens": 0, "slots": 0}, last)
+        assert ledger.seconds["lost"] == 0
+        assert ledger.padding_share == 0
+
+
+@pytest.mark.parametrize("torn", ["", '{"a": 1', '{"a": 1}\n{"b'])
+def test_a_line_after_a_torn_one_is_whole(torn: str, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(torn)
+    lines.append(path, {"step": 3})
+    lines.append(path, {"step": 4, "path": path})
+    found = path.read_text().splitlines()
+    assert found[-2:] == ['{"step": 3}', json.dumps({"step": 4, "path": str(path)})]
+    assert path.read_text().startswith(torn)
+    assert last_line(path) == {"step": 4, "path": str(path)}
+
+
+def test_the_last_whole_line_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    assert last_line(path) is None
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert last_line(path) == {"step": 2}
+
+
+def test_a_number_that_json_cannot_write_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        lines.append(tmp_path / "a.jsonl", {"loss": float("nan")})
+    assert (tmp_path / "a.jsonl").read_text() == ""

@@ -1,0 +1,153 @@
+"""Packed rows, attention masks, and models that leave Regauge for plain transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from distributed import datasets, jobs
+from distributed.runs import BERT, GPT, LLAMA
+from regauge.data.batches import positions
+from regauge.errors import SettingsError
+from regauge.models.build import blocks, build
+from regauge.models.settings import Model
+from regauge.models.text import CausalLanguageModel, Encoder, TextModule, attention_bias
+
+VOCABULARY = 300
+LENGTHS = (9, 5, 13)
+ROW = 32
+
+
+def batch(segments: list[list[int]], tokens: list[list[int]]) -> dict[str, Tensor]:
+    places = positions(np.array(segments))
+    return {
+        "tokens": torch.tensor(tokens),
+        "segments": torch.tensor(segments),
+        "positions": torch.from_numpy(places),
+        "keys": torch.zeros(len(tokens), dtype=torch.int32),
+    }
+
+
+def module(model: dict[str, Any], attention: str) -> TextModule:
+    settings = Model(**{**model, "dropout": 0.0, "attention": attention})
+    causal = model is not BERT
+    return TextModule(*build(settings, "causal" if causal else "none", VOCABULARY, 0)).eval()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("model", [BERT, LLAMA, GPT], ids=["bert", "llama", "gpt2"])
+def test_a_document_in_a_packed_row_is_as_it_is_alone(
+    model: dict[str, Any], attention: str
+) -> None:
+    draw, causal = np.random.default_rng(0), model is not BERT
+    documents = [draw.integers(5, VOCABULARY, length).tolist() for length in LENGTHS]
+    padding = ROW - sum(LENGTHS)
+    segments = [n for n, length in enumerate(LENGTHS, start=1) for _ in range(length)]
+    tokens = [token for document in documents for token in document]
+    text = module(model, attention)
+    row = batch([segments + [0] * padding], [tokens + [0] * padding])
+    with torch.no_grad():
+        packed = text.hidden(row, packed=True, causal=causal)[0]
+        begin = 0
+        for document in documents:
+            one = text.model.base_model(torch.tensor([document])).last_hidden_state[0]
+            assert one.abs().max() > 0.1
+            torch.testing.assert_close(
+                packed[begin : begin + len(document)], one, rtol=1e-5, atol=1e-5
+            )
+            begin += len(document)
+
+
+def test_tokens_see_their_own_document_and_none_after_them() -> None:
+    segments = torch.tensor([[1, 1, 2, 0]])
+    lowest = torch.finfo(torch.float32).min
+    both = attention_bias(segments, torch.float32, packed=True, causal=False)
+    assert both.shape == (1, 1, 4, 4)
+    assert set(both.unique().tolist()) == {0.0, lowest}
+    seen = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert (both[0, 0] == 0).int().tolist() == seen
+    causal = attention_bias(segments, torch.bfloat16, packed=True, causal=True)
+    assert causal.dtype == torch.bfloat16
+    seen = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert (causal[0, 0] == 0).int().tolist() == seen
+    padded = attention_bias(segments, torch.float32, packed=False, causal=False)
+    assert padded.shape == (1, 1, 1, 4)
+    assert (padded[0, 0] == 0).int().tolist() == [[1, 1, 1, 0]]
+
+
+def test_padding_and_its_length_do_not_change_a_vector() -> None:
+    encoder = Encoder(*build(Model(**{**BERT, "dropout": 0.0}), "none", VOCABULARY, 0)).eval()
+    tokens = [[7, 8, 9, 10, 0, 0], [11, 12, 0, 0, 0, 0]]
+    segments = [[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]]
+    wide = encoder(batch(segments, tokens))["vectors"]
+    assert torch.allclose(wide.norm(dim=-1), torch.ones(2))
+    narrow = encoder(batch([row[:4] for row in segments], [row[:4] for row in tokens]))["vectors"]
+    torch.testing.assert_close(wide, narrow, rtol=1e-5, atol=1e-5)
+    inner = encoder.model(torch.tensor([tokens[1][:2]])).last_hidden_state.mean(1)
+    torch.testing.assert_close(wide[1:], torch.nn.functional.normalize(inner), rtol=1e-5, atol=1e-5)
+
+
+def test_losses_in_chunks_are_the_losses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CausalLanguageModel(*build(Model(**LLAMA), "causal", VOCABULARY, 0)).eval()
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, VOCABULARY, (3, ROW), generator=draw).tolist()
+    row = batch([[1] * ROW] * 3, tokens)
+    row["labels"] = torch.tensor(tokens).roll(-1, 1)
+    whole = model(row)["nll"]
+    monkeypatch.setattr("regauge.models.text.CHUNK_TOKENS", 7)
+    assert whole.shape == (3, ROW)
+    torch.testing.assert_close(model(row)["nll"], whole, rtol=1e-6, atol=1e-6)
+    logits = model.model(torch.tensor(tokens)).logits
+    expected = torch.nn.functional.cross_entropy(
+        logits.transpose(1, 2), row["labels"], reduction="none"
+    )
+    torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_equal_settings_give_equal_weights_and_another_seed_others() -> None:
+    one, same, other = (build(Model(**BERT), "none", VOCABULARY, seed)[0] for seed in (3, 3, 4))
+    name = "encoder.layer.0.output.dense.weight"
+    assert one.get_parameter(name).equal(same.get_parameter(name))
+    assert not one.get_parameter(name).equal(other.get_parameter(name))
+    assert len(blocks(one)) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"architecture": "bret"}, "no architecture 'bret'; did you mean 'bert'"),
+        ({"config": {"hiden_size": 4}}, "model.config.hiden_size'; did you mean 'hidden_size'"),
+        ({"config": {"vocab_size": 100}}, "300 entries, the model's vocabulary 100"),
+        ({**LLAMA, "dropout": 0.1}, "'llama' has no hidden dropout; set model.dropout = 0"),
+        ({"architecture": None, "config": {}, "path": "/nowhere"}, "no model at '/nowhere'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        build(Model(**{**BERT, **changes}), "none", VOCABULARY, 0)
+
+
+CLASSES = {
+    "mlm": transformers.AutoModelForMaskedLM,
+    "clm": transformers.AutoModelForCausalLM,
+    "contrastive": transformers.AutoModel,
+}
+
+
+@pytest.mark.parametrize("task", list(CLASSES))
+def test_the_final_model_is_the_same_in_plain_transformers(task: str, tmp_path: Path) -> None:
+    data = datasets.pairs if task == "contrastive" else datasets.packed
+    path, folder = data(tmp_path / "data", 8, 4), tmp_path / "run"
+    found = jobs.final_outputs(str(folder), str(path), task, {"stop": {"steps": 2}})
+    plain = CLASSES[task].from_pretrained(folder / "model").eval()
+    with torch.no_grad():
+        output = plain(found["tokens"].long())
+    whole = output.last_hidden_state if task == "contrastive" else output.logits
+    torch.testing.assert_close(whole, found["output"], rtol=1e-5, atol=1e-5)
+    assert whole.std() > 0.01

@@ -1,0 +1,122 @@
+"""Saving beside training, and finding the newest checkpoint that can be loaded."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from regauge.checkpoint import folder, tensors
+from regauge.checkpoint.saver import Saver, load, newest
+from regauge.errors import NoCheckpointError, TransientError
+from regauge.processes import World
+from regauge.training.settings import Checkpoint
+
+ALONE = World()
+
+
+def values(number: float) -> dict[str, torch.Tensor]:
+    return {"model.a": torch.full((3, 4), number), "optimizer.m.a": torch.full((4,), -number)}
+
+
+def saver(root: Path, **settings: object) -> Saver:
+    return Saver(root, Checkpoint.model_validate({"keep": 3, **settings}), ALONE)
+
+
+@pytest.mark.parametrize("writing", ["background", "blocking"])
+def test_what_is_loaded_is_what_was_saved(tmp_path: Path, writing: str) -> None:
+    own = saver(tmp_path, writing=writing)
+    given = values(1.5)
+    own.save(4, given, {"step": 4}, {})
+    for value in given.values():
+        value.zero_()  # training goes on
+    own.wait()
+    path = newest(tmp_path, ALONE)
+    assert path == tmp_path / folder.name_of(4)
+    filled = values(0.0)
+    assert load(path, filled) == {"step": 4}
+    for name, value in values(1.5).items():
+        assert filled[name].equal(value)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
+    own = saver(tmp_path)
+    for step in (2, 4, 6):
+        own.save(step, values(step), {"step": step}, {})
+    own.wait()
+    next((tmp_path / folder.name_of(6)).glob("*.safetensors")).write_bytes(b"torn")
+    (tmp_path / folder.name_of(4) / folder.MANIFEST).unlink()
+    assert newest(tmp_path, ALONE) == tmp_path / folder.name_of(2)
+    told = [record.getMessage() for record in caplog.records]
+    assert [folder.name_of(6) in told[0], folder.name_of(4) in told[1]] == [True, True]
+
+
+def test_when_all_are_damaged_the_run_does_not_start_again_from_nothing(tmp_path: Path) -> None:
+    assert newest(tmp_path, ALONE) is None
+    own = saver(tmp_path)
+    for step in (2, 4):
+        own.save(step, values(step), {"step": step}, {})
+    own.wait()
+    for step in (2, 4):
+        (tmp_path / folder.name_of(step) / folder.MANIFEST).unlink()
+    with pytest.raises(NoCheckpointError, match="restore one from a copy") as caught:
+        newest(tmp_path, ALONE)
+    assert caught.value.exit_code == 65
+
+
+def test_a_failed_save_is_raised_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = saver(tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(folder, "commit", no_room)
+        own.save(2, values(2), {}, {})
+        assert own._thread is not None
+        own._thread.join()
+    with pytest.raises(OSError, match="No space left"):
+        own.save(4, values(4), {}, {})
+    assert newest(tmp_path, ALONE) is None
+    own.save(6, values(6), {"step": 6}, {})
+    own.wait()
+    assert newest(tmp_path, ALONE) == tmp_path / folder.name_of(6)
+
+
+def no_room(*_: object) -> Path:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_failed_write_says_where_and_what_to_do(tmp_path: Path) -> None:
+    own = saver(tmp_path / "root", writing="blocking")
+    (tmp_path / "root").rmdir()
+    (tmp_path / "root").write_text("a file")
+    with pytest.raises(OSError, match="root"):
+        own.save(2, values(2), {}, {})
+    with pytest.raises(TransientError, match=r"could not be written to .*make room on that disk"):
+        tensors.write(Path("/proc/nowhere"), values(1), None)
+
+
+def test_no_scalar_and_no_pickle_passes(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"scalars do not belong .*'step'"):
+        tensors.write(tmp_path, {"step": torch.tensor(3.0), "a": torch.ones(2)}, None)
+    (tmp_path / "a.safetensors").write_bytes(b"PK\x03\x04 a zip archive of pickles")
+    with pytest.raises(TransientError, match="was not written whole"):
+        tensors.check_headers(tmp_path)
+
+
+def test_a_metric_keeps_its_best_checkpoint(tmp_path: Path) -> None:
+    own = saver(tmp_path, keep=1, best="heldout/loss", best_is="lowest")
+    for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5), (4, 2.0)):
+        own.save(step, values(step), {}, {"heldout/loss": loss})
+    own.save(5, values(5), {}, {})
+    own.wait()
+    assert folder.steps(tmp_path) == [5, 2]
+    best = json.loads((tmp_path / folder.BEST).read_text())
+    assert (best["name"], best["value"]) == (folder.name_of(2), 2.0)
+    assert load_file(next((tmp_path / best["name"]).glob("*.safetensors")))["model.a"][0, 0] == 2

@@ -46,11 +46,11 @@ def bm25(queries: Sequence[str], documents: Sequence[str]) -> Tensor:
 
     index = bm25s.BM25(k1=K1, b=B)
     index.index([_words(text) for text in documents], show_progress=False)
-    known = index.vocab_dict
-    scores = [
-        index.get_scores([word for word in _words(text) if word in known]) for text in queries
-    ]
-    return torch.from_numpy(np.stack(scores))
+    nothing = np.zeros(len(documents), np.float32)
+    asked = [[word for word in _words(text) if word in index.vocab_dict] for text in queries]
+    return torch.from_numpy(
+        np.stack([index.get_scores(words) if words else nothing for words in asked])
+    )
 
 
 def fused(first: Tensor, second: Tensor) -> Tensor:

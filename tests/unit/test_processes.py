@@ -1,0 +1,79 @@
+"""Who a process is under each launcher, and what happens to local processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from regauge import processes
+from regauge.errors import SettingsError
+
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+}
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*processes.ENVIRONMENT, "LOCAL_WORLD_SIZE", *SLURM):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def test_without_a_launcher_a_process_is_alone() -> None:
+    assert not processes.launched()
+    assert processes.world() == processes.World(0, 1, 0, 1)
+
+
+def test_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
+    for name, value in {**values, "MASTER_ADDR": "a", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    assert processes.world() == processes.World(3, 4, 1, 2)
+
+
+def test_half_a_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SettingsError, match="LOCAL_RANK, MASTER_ADDR, MASTER_PORT"):
+        processes.world()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("gpu[07-08]", "gpu07"), ("gpu[07,09]", "gpu07"), ("n1,n2", "n1"), ("login", "login")],
+)
+def test_srun(monkeypatch: pytest.MonkeyPatch, nodes: str, first: str) -> None:
+    for name, value in {**SLURM, "SLURM_STEP_NODELIST": nodes}.items():
+        monkeypatch.setenv(name, value)
+    translated = processes._translated({**SLURM, "SLURM_STEP_NODELIST": nodes})
+    assert translated["MASTER_ADDR"] == first
+    assert processes.FIRST_PORT <= int(translated["MASTER_PORT"]) < 40000
+    for name, value in translated.items():
+        monkeypatch.setenv(name, value)
+    assert processes.world() == processes.World(5, 8, 1, 4)
+
+
+def test_every_process_gets_its_place(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, sys; rank = os.environ['RANK'];"
+        "pathlib.Path(sys.argv[1], rank).write_text(os.environ['WORLD_SIZE']); print('hello')"
+    )
+    assert processes.start([sys.executable, "-c", script, str(tmp_path)], 3, tmp_path / "logs") == 0
+    assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["3", "3", "3"]
+    assert (tmp_path / "logs" / "2.log").read_text() == "hello\n"
+
+
+def test_one_that_fails_ends_the_others(tmp_path: Path) -> None:
+    script = (
+        "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(64)\ntime.sleep(100)\n"
+    )
+    assert processes.start([sys.executable, "-c", script], 2, tmp_path) == 64

@@ -1,0 +1,55 @@
+"""Ranks, BM25 and fusion against hand-made cases."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from regauge.tasks import _retrieval
+
+
+def test_ranks_count_better_documents_and_share_ties() -> None:
+    scores = torch.tensor([[3.0, 1.0, 2.0], [5.0, 4.0, 3.0], [1.0, 1.0, 1.0]])
+    assert _retrieval.ranks(scores).tolist() == [1.0, 2.0, 2.0]
+
+
+def test_rows_that_are_not_there_weigh_nothing() -> None:
+    scores = torch.tensor([[3.0, 1.0], [5.0, 4.0]])
+    sums = _retrieval.tally(scores, torch.tensor([1.0, 0.0]))
+    assert float(sums["recall@1"][0]) == 1.0
+    assert float(sums["mrr"][0] / sums["mrr"][1]) == 1.0
+
+
+def test_bm25_is_the_formula() -> None:
+    documents = ["the red fox", "the red red barn stands", "a blue barn"]
+    scores = _retrieval.bm25(["Red barn!", "fox", "nothing known"], documents)
+    lengths = [3, 5, 3]
+    average = sum(lengths) / 3
+
+    def term(word: str, document: int) -> float:
+        texts = [text.split() for text in documents]
+        count = texts[document].count(word)
+        having = sum(word in text for text in texts)
+        idf = math.log(1 + (3 - having + 0.5) / (having + 0.5))
+        norm = _retrieval.K1 * (1 - _retrieval.B + _retrieval.B * lengths[document] / average)
+        return idf * count / (count + norm)
+
+    expected = [
+        [term("red", d) + term("barn", d) for d in range(3)],
+        [term("fox", d) for d in range(3)],
+    ]
+    # A constant factor of the formula (k1 + 1) changes no order.
+    ratio = float(scores[1, 0]) / expected[1][0]
+    for query, row in enumerate(expected):
+        assert scores[query].tolist() == pytest.approx([ratio * value for value in row], rel=1e-5)
+    assert scores[2].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_fusion_adds_reciprocal_ranks() -> None:
+    first = torch.tensor([[0.9, 0.1, 0.5]])
+    second = torch.tensor([[1.0, 3.0, 2.0]])
+    both = _retrieval.fused(first, second)
+    expected = [1 / 61 + 1 / 63, 1 / 63 + 1 / 61, 1 / 62 + 1 / 62]
+    assert both[0].tolist() == pytest.approx(expected)

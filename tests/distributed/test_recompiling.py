@@ -23,7 +23,6 @@ CHANGES: dict[str, Any] = {
     "model": {"config": {"num_hidden_layers": 1, "max_position_embeddings": 64}},
     "evaluation": {"every_steps": 10, "microbatch_rows": 5},
     "output": {"checkpoint": {"every_steps": 1000}},
-    "stop": {"steps": STEPS},
 }
 NEVER = -1
 
@@ -48,8 +47,10 @@ def compiled(
     *,
     backend: str = "aot_eager",
     budget: int = 0,
+    steps: int = STEPS,
 ) -> Any:
-    changes = {**CHANGES, "execution": {"compile": "blocks", "recompile_budget": budget}}
+    execution = {"compile": "blocks", "recompile_budget": budget}
+    changes = {**CHANGES, "execution": execution, "stop": {"steps": steps}}
     return alone.run("compiled", str(folder), str(data), changes, odd_step, backend)[0]
 
 
@@ -59,6 +60,15 @@ def test_nothing_is_compiled_after_the_warm_up(alone: World, data: Path, tmp_pat
     assert len(found["counts"]) == STEPS + 1
     assert len(found["shapes"]) == 2, "a ladder of one length proves little"
     assert set(found["counts"]) == {4}, "two lengths, in training and in evaluation"
+
+
+def test_nor_is_it_after_a_resume(alone: World, data: Path, tmp_path: Path) -> None:
+    """A resumed run is not evaluated before its first step."""
+    compiled(alone, tmp_path, data, NEVER, steps=8)
+    found = compiled(alone, tmp_path, data, NEVER, steps=12)
+    assert (found["code"], found["problem"]) == (0, "")
+    assert len(found["counts"]) == 4 + 1
+    assert set(found["counts"]) == {4}
 
 
 def test_an_undeclared_shape_ends_the_run_and_is_named(

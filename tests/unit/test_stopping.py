@@ -160,3 +160,15 @@ def test_a_line_counts_the_tokens_of_its_interval_when_a_save_lies_inside_of_it(
     assert total["tokens"] == pytest.approx(sum((1 - share) * slots / 2 for share in shares))
     assert total["padding_share"] == pytest.approx(1 - total["tokens"] / slots)
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_best_checkpoint_is_one_that_was_measured(data: str, tmp_path: Path) -> None:
+    """A save between two evaluations has no value of its own, and takes none of an older one."""
+    checkpoint = {"every_steps": 2, "keep": 1, "best": "heldout/loss", "best_is": "lowest"}
+    changes = {"output": {"checkpoint": checkpoint}, "evaluation": {"every_steps": 3}}
+    found = jobs.train(str(tmp_path), data, "mlm", {**changes, "stop": {"steps": 8}})
+    best = json.loads((tmp_path / "checkpoints" / "BEST").read_text())
+    measured = {line["step"]: line["heldout/loss"] for line in found if "heldout/loss" in line}
+    step = int(best["name"].removeprefix("step-"))
+    assert step in (6, 8)
+    assert best["value"] == min(measured[6], measured[8]) == measured[step]

@@ -1,0 +1,95 @@
+"""One step of the loop is one step of torch on the mean loss of the global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distributed import datasets
+from distributed.runs import settings
+from regauge import processes
+from regauge.data.shards import Dataset
+from regauge.models.text import TextModule
+from regauge.training.decisions import decide
+from regauge.training.loop import advance
+from regauge.training.session import Session, open_session
+
+RATE = 0.05
+
+
+def opened(folder: Path, data: Path, task: str, **changes: Any) -> Session:
+    run = settings(folder, data, task, **changes)
+    world = processes.world()
+    return open_session(decide(run, world), world, Dataset(data))
+
+
+def fresh(session: Session) -> TextModule:
+    """Return the module that a session started from, without a strategy around it."""
+    run = session.settings
+    return run.task.module(run.model, session.manifest, run.seed).train()
+
+
+@pytest.fixture
+def _threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def batches(session: Session) -> list[dict[str, torch.Tensor]]:
+    found = session.feed.batches(session.order.batch(0), epoch=0, step=0)
+    return [{name: torch.from_numpy(value) for name, value in part.items()} for part in found]
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("task", ["mlm", "clm"])
+def test_a_step_is_torch_s_own_on_the_mean_loss(
+    task: str, clip: float | None, tmp_path: Path
+) -> None:
+    data = datasets.packed(tmp_path / "data")
+    optimizer = {"kind": "sgd", "betas": (0.0, 0.9), "weight_decay": 0.0, "clip_norm": clip}
+    session = opened(tmp_path / "run", data, task, optimizer=optimizer)
+    plain = fresh(session)
+    own = torch.optim.SGD(plain.parameters(), lr=RATE)
+    parts = batches(session)
+    losses = [session.settings.task.loss(plain(part), part) for part in parts]
+    total = torch.stack([loss for loss, _ in losses]).sum()
+    weight = sum(float(each) for _, each in losses)
+    (total / weight).backward()
+    norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), clip or 1e9)
+    own.step()
+
+    totals, found = advance(session, parts, RATE)
+    assert float(found) == pytest.approx(float(norm), rel=1e-5)
+    assert totals.tolist() == pytest.approx([float(total.detach()), weight])
+    if clip is not None:
+        assert float(norm) > clip, "nothing was clipped"
+    for name, value in plain.named_parameters():
+        torch.testing.assert_close(session.prepared.whole(name), value.detach(), msg=name)
+    assert session.step == 1
+
+
+@pytest.mark.usefixtures("_threads")
+def test_the_contrastive_step_in_pieces_is_the_one_at_once(tmp_path: Path) -> None:
+    data = datasets.pairs(tmp_path / "data")
+    optimizer = {"kind": "sgd", "betas": (0.0, 0.9), "weight_decay": 0.0, "clip_norm": None}
+    session = opened(tmp_path / "run", data, "contrastive", optimizer=optimizer)
+    plain = fresh(session)
+    parts = batches(session)
+    outputs = [plain(part)["vectors"] for part in parts]
+    slots = torch.cat([part["slots"] for part in parts])
+    vectors = torch.cat(outputs)[slots.argsort()]
+    real = torch.cat([part["real"] for part in parts])[slots.argsort()]
+    loss, weight = session.settings.task.loss({"vectors": vectors}, {"real": real})
+    own = torch.optim.SGD(plain.parameters(), lr=RATE)
+    (loss / weight).backward()
+    own.step()
+    totals, _ = advance(session, parts, RATE)
+    assert totals.tolist() == pytest.approx([float(loss.detach()), float(weight)])
+    for name, value in plain.named_parameters():
+        torch.testing.assert_close(session.prepared.whole(name), value.detach(), msg=name)

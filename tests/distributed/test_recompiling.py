@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from distributed import datasets
+from distributed.jobs import losses
 from distributed.world import World
 from regauge.accelerators import cpp_compiler
 
@@ -45,17 +46,16 @@ def compiled(
     data: Path,
     odd_step: int,
     *,
-    backend: str = "aot_eager",
     budget: int = 0,
     steps: int = STEPS,
 ) -> Any:
     execution = {"compile": "blocks", "recompile_budget": budget}
     changes = {**CHANGES, "execution": execution, "stop": {"steps": steps}}
-    return alone.run("compiled", str(folder), str(data), changes, odd_step, backend)[0]
+    return alone.run("compiled", str(folder), str(data), changes, odd_step)[0]
 
 
 def test_nothing_is_compiled_after_the_warm_up(alone: World, data: Path, tmp_path: Path) -> None:
-    found = compiled(alone, tmp_path, data, NEVER, backend="inductor")
+    found = compiled(alone, tmp_path, data, NEVER)
     assert (found["code"], found["problem"]) == (0, "")
     assert len(found["counts"]) == STEPS + 1
     assert len(found["shapes"]) == 2, "a ladder of one length proves little"
@@ -85,6 +85,23 @@ def test_a_budget_lets_it_go_on(alone: World, data: Path, tmp_path: Path) -> Non
     found = compiled(alone, tmp_path, data, 3, budget=1)
     assert (found["code"], found["problem"]) == (0, "")
     assert set(found["counts"]) == {4, 5}
+
+
+def test_a_compiled_run_has_the_losses_of_an_eager_one(
+    alone: World, data: Path, tmp_path: Path
+) -> None:
+    found = []
+    for kind in ("no", "blocks"):
+        changes = {
+            "execution": {"compile": kind},
+            "task": {"kind": "contrastive", "shapes": 1},
+            "model": {"config": {"num_hidden_layers": 1}},
+            "stop": {"steps": 6},
+        }
+        arguments = (str(tmp_path / kind), str(data), "contrastive", changes)
+        found.append(losses(alone.run("train_compiled", *arguments)[0]))
+    assert len(found[0]) == 6
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
 @pytest.mark.parametrize("vector_bits", [None, 1], ids=["vectors", "scalars"])

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import torch
 from pydantic import PrivateAttr
 
 from regauge import processes
+from regauge.accelerators.cpu import Cpu
 from regauge.config import build
 from regauge.data.shards import Dataset
 from regauge.trackers import RunFacts, Tracker, started
@@ -171,7 +171,7 @@ def summary(pairs: list[tuple[float, float]], steps: int) -> dict[str, object]:
     return {
         "benchmark": "overhead of the loop over a bare PyTorch loop",
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": f"{Cpu().chip('bf16').name}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "alternations": len(pairs),
         "steps_per_chunk": steps,

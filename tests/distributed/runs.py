@@ -50,6 +50,10 @@ TASKS: dict[str, dict[str, Any]] = {
         "task": {"kind": "contrastive", "shapes": 2, "temperature": 0.5},
         "model": BERT,
     },
+    "grouped": {
+        "task": {"kind": "contrastive", "shapes": 2, "temperature": 0.5, "negatives": 4},
+        "model": BERT,
+    },
 }
 STRATEGIES = {
     1: ("single", "ddp", "zero1", "fsdp"),
@@ -105,7 +109,8 @@ class Runs:
 
     def job(self, job: str, size: int, folder: Path, task: str, changes: dict[str, Any]) -> Any:
         """Do a job on every process of a world; return what each returned."""
-        data = self.data["pairs" if task == "contrastive" else "packed"]
+        coupled = TASKS[task]["task"]["kind"] == "contrastive"
+        data = self.data["pairs" if coupled else "packed"]
         return self.world(size).run(job, str(folder), str(data), task, changes)
 
     def trained(self, size: int, task: str, **changes: Any) -> Path:

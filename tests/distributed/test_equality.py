@@ -22,6 +22,7 @@ EVERY = [(size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[size]]
 SOME = {
     "clm": [(2, "fsdp"), (3, "zero1"), (4, "ddp"), (4, "hsdp")],
     "contrastive": [(2, "zero1"), (2, "shard-grad-op"), (3, "ddp"), (3, "fsdp"), (4, "hsdp")],
+    "grouped": [(3, "ddp"), (4, "fsdp")],
     "llama": [(2, "ddp"), (4, "shard-grad-op")],
 }
 CASES = [("mlm", *case) for case in EVERY] + [(task, *case) for task in SOME for case in SOME[task]]

@@ -100,6 +100,30 @@ def test_the_record_runs_again_as_it_is(owned: Path) -> None:
     assert environment["packages"]["torch"]
 
 
+def test_variables_from_outside_are_said_and_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in {"OMP_PROC_BIND": "true", "DNNL_VERBOSE": "1", "MY_TOKEN": "x"}.items():
+        monkeypatch.setenv(name, value)
+    records.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1")
+    recorded = json.loads((tmp_path / records.ENVIRONMENT).read_text())["variables"]
+    assert recorded["OMP_PROC_BIND"] == "true"
+    assert recorded["DNNL_VERBOSE"] == "1"
+    assert "MY_TOKEN" not in recorded
+    assert "DNNL_VERBOSE=1, OMP_PROC_BIND=true" in caplog.text
+
+
+@pytest.mark.parametrize(("schedule", "times"), [("linear", 1), ("constant", 0)])
+def test_another_length_is_said_where_it_changes_the_schedule(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, schedule: str, times: int
+) -> None:
+    for steps in (10, 20):
+        changes = {"stop": {"steps": steps}, "optimizer": {"schedule": {"kind": schedule}}}
+        records.write(tmp_path, run(tmp_path, **changes), "f00", "id-1")
+    expected = "stop.steps is 10 there and 20 here: the linear schedule now ends elsewhere"
+    assert caplog.text.count(expected) == times
+
+
 def test_what_the_first_attempt_decided_is_kept(tmp_path: Path) -> None:
     decided = {"precision": "bf16", "threads": 5, "processes": 2}
     records.write(tmp_path, run(tmp_path, execution=decided), "f00", "id-1")

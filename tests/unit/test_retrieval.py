@@ -12,19 +12,22 @@ from regauge.tasks import _retrieval
 
 def test_ranks_count_better_documents_and_share_ties() -> None:
     scores = torch.tensor([[3.0, 1.0, 2.0], [5.0, 4.0, 3.0], [1.0, 1.0, 1.0]])
-    assert _retrieval.ranks(scores).tolist() == [1.0, 2.0, 2.0]
+    every = torch.ones(3)
+    assert _retrieval.ranks(scores, 0, every).tolist() == [1.0, 2.0, 2.0]
+    assert _retrieval.ranks(scores[1:], 1, every).tolist() == [2.0, 2.0]
 
 
 def test_rows_that_are_not_there_weigh_nothing() -> None:
     scores = torch.tensor([[3.0, 1.0], [5.0, 4.0]])
-    sums = _retrieval.tally(scores, torch.tensor([1.0, 0.0]))
+    real = torch.tensor([1.0, 0.0])
+    sums = _retrieval.tally([_retrieval.ranks(scores, 0, real)], real)
     assert float(sums["recall@1"][0]) == 1.0
     assert float(sums["mrr"][0] / sums["mrr"][1]) == 1.0
 
 
 def test_bm25_is_the_formula() -> None:
     documents = ["the red fox", "the red red barn stands", "a blue barn"]
-    scores = _retrieval.bm25(["Red barn!", "fox", "nothing known"], documents)
+    scores = _retrieval.Words(documents).scores(["Red barn!", "fox", "nothing known"])
     lengths = [3, 5, 3]
     average = sum(lengths) / 3
 

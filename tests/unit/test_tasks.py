@@ -10,6 +10,8 @@ from distributed import datasets
 from regauge.data.batches import Arrays, Draw, Piece
 from regauge.data.loader import Facts
 from regauge.data.shards import Dataset
+from regauge.errors import SettingsError
+from regauge.tasks import _retrieval
 from regauge.tasks.clm import Clm
 from regauge.tasks.contrastive import Contrastive
 from regauge.tasks.mlm import Mlm
@@ -79,14 +81,14 @@ def unit(rows: int, seed: int) -> torch.Tensor:
     return torch.nn.functional.normalize(torch.randn(rows, 8, generator=draw), dim=-1)
 
 
-@pytest.mark.parametrize("negatives", ["documents", "both"])
-def test_the_contrastive_loss_is_the_cross_entropy_of_the_batch(negatives: str) -> None:
-    task = Contrastive.model_validate({"negatives": negatives, "temperature": 0.2})
+@pytest.mark.parametrize("directions", ["documents", "both"])
+def test_the_contrastive_loss_is_the_cross_entropy_of_the_batch(directions: str) -> None:
+    task = Contrastive.model_validate({"directions": directions, "temperature": 0.2})
     queries, documents = unit(5, 1), unit(5, 2)
     scores = queries @ documents.T / 0.2
     own = torch.arange(5)
     expected = torch.nn.functional.cross_entropy(scores, own, reduction="sum")
-    if negatives == "both":
+    if directions == "both":
         back = torch.nn.functional.cross_entropy(scores.T, own, reduction="sum")
         expected = (expected + back) / 2
     output = {"vectors": torch.cat([queries, documents])}
@@ -95,9 +97,9 @@ def test_the_contrastive_loss_is_the_cross_entropy_of_the_batch(negatives: str) 
     assert float(weight) == 5
 
 
-@pytest.mark.parametrize("negatives", ["documents", "both"])
-def test_a_row_that_is_not_there_is_no_negative(negatives: str) -> None:
-    task = Contrastive.model_validate({"negatives": negatives})
+@pytest.mark.parametrize("directions", ["documents", "both"])
+def test_a_row_that_is_not_there_is_no_negative(directions: str) -> None:
+    task = Contrastive.model_validate({"directions": directions})
     queries, documents = unit(5, 1), unit(5, 2)
     full = task.loss({"vectors": torch.cat([queries, documents])}, {"real": torch.ones(10)})
     absent = torch.zeros(2, 8)
@@ -108,6 +110,39 @@ def test_a_row_that_is_not_there_is_no_negative(negatives: str) -> None:
     (slope,) = torch.autograd.grad(loss, vectors)
     assert not slope[real == 0].any()
     assert slope[real == 1].any(1).all()
+
+
+def test_a_group_of_negatives_is_a_batch_of_its_own() -> None:
+    whole, grouped = Contrastive(), Contrastive(negatives=4)
+    queries, documents = unit(10, 1), unit(10, 2)
+    losses = []
+    for rows in (slice(0, 4), slice(4, 8), slice(8, 10)):
+        part = {"vectors": torch.cat([queries[rows], documents[rows]])}
+        losses.append(whole.loss(part, {"real": torch.ones(2 * len(queries[rows]))})[0])
+    loss, weight = grouped.loss(
+        {"vectors": torch.cat([queries, documents])}, {"real": torch.ones(20)}
+    )
+    torch.testing.assert_close(loss, torch.stack(losses).sum())
+    assert float(weight) == 10
+
+
+@pytest.mark.parametrize(("rows", "negatives", "said"), [(96, 40, "32, 48"), (5, 4, "5")])
+def test_groups_of_negatives_fill_the_batch(rows: int, negatives: int, said: str) -> None:
+    Contrastive(negatives=negatives).check_rows(negatives * 3)
+    with pytest.raises(SettingsError, match=f"nearest that do: {said}$"):
+        Contrastive(negatives=negatives).check_rows(rows)
+
+
+def test_scores_in_parts_are_the_scores_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Contrastive()
+    output = {"vectors": torch.cat([unit(10, 1), unit(10, 2)])}
+    batch = {"real": torch.ones(20)}
+    texts = [{"query": f"word {n % 7}", "document": f"text word {n}"} for n in range(10)]
+    at_once = (task.tally(output, batch), task.rivals(output, batch, texts))
+    monkeypatch.setattr(_retrieval, "QUERIES", 3)
+    torch.testing.assert_close(
+        (task.tally(output, batch), task.rivals(output, batch, texts)), at_once
+    )
 
 
 def test_recall_counts_what_is_found() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from regauge import registry
 from regauge.config import Choice
@@ -55,6 +55,9 @@ class CacheSettings:
 
 class Accelerator(Choice):
     """A kind of device."""
+
+    variables: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the environment variables that its libraries read, beside torch's own."""
 
     @classmethod
     def available(cls) -> Availability:

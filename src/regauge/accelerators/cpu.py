@@ -6,7 +6,7 @@ import resource
 import time
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from regauge.accelerators import Accelerator, Availability, Chip, Precision, cpp_compiler
 
@@ -21,6 +21,8 @@ MATMULS = 25
 
 class Cpu(Accelerator):
     """A CPU process; several of them meet over gloo."""
+
+    variables: ClassVar[tuple[str, ...]] = ("ATEN_CPU_", "DNNL_", "ONEDNN_", "GLOO_")
 
     @classmethod
     def available(cls) -> Availability:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from regauge.accelerators import Accelerator, Availability, Chip, Precision, cpp_compiler
 
@@ -25,6 +25,8 @@ AMPERE = (8, 0)
 
 class Cuda(Accelerator):
     """One GPU per process; several of them meet over NCCL."""
+
+    variables: ClassVar[tuple[str, ...]] = ("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVIDIA_")
 
     @classmethod
     def available(cls) -> Availability:

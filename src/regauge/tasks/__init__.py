@@ -43,6 +43,9 @@ class Task(Choice):
                 f'prepare it with rows.layout = "{self.layout}"',
             )
 
+    def check_rows(self, rows: int) -> None:
+        """Raise SettingsError when the task cannot use a global batch of so many rows."""
+
     def ladder(self, manifest: Manifest) -> tuple[int, ...]:
         """Return the lengths that batches are padded to; with the batch's rows, the shapes."""
         return (manifest.fields["tokens"].limit,)

@@ -6,13 +6,14 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
     from regauge.tasks import Sums
 
 RECALL_AT = (1, 10)
+QUERIES = 1024
 WORD = re.compile(r"\w+")
 K1, B = 1.5, 0.75
 """Saturation of a word's count, and share of the length that is normalised (Robertson, 1994)."""
@@ -20,37 +21,55 @@ FUSION_CONSTANT = 60
 """Added to ranks in reciprocal-rank fusion (Cormack et al., 2009)."""
 
 
-def ranks(scores: Tensor) -> Tensor:
+def parts(count: int) -> Iterator[slice]:
+    """Yield slices of queries whose scores are computed at a time, to bound the memory."""
+    for start in range(0, count, QUERIES):
+        yield slice(start, min(start + QUERIES, count))
+
+
+def ranks(scores: Tensor, first: int, real: Tensor) -> Tensor:
     """Return the rank of each query's own document, [queries]; ties share their mean rank.
 
-    Scores are [queries, documents]; the own document of query i is document i.
+    Scores are [queries, documents]; the own document of query i is document `first` + i. Documents
+    whose `real` is 0 are not there.
     """
-    right = scores.diagonal()[:, None]
-    tied = (scores == right).sum(1) - 1
-    return 1 + (scores > right).sum(1) + tied / 2
+    right = scores.diagonal(first)[:, None]
+    better = ((scores > right) * real).sum(1)
+    tied = ((scores == right) * real).sum(1) - 1
+    return 1 + better + tied / 2
 
 
-def tally(scores: Tensor, real: Tensor) -> Sums:
-    """Return recall and mean reciprocal rank as (sum, weight)."""
-    found = ranks(scores)
+def tally(ranks: Sequence[Tensor], real: Tensor) -> Sums:
+    """Return recall and mean reciprocal rank as (sum, weight), of the ranks of all parts."""
+    import torch
+
+    found = torch.cat(list(ranks))
     weight = real.sum()
     recalls = {f"recall@{k}": (((found <= k) * real).sum(), weight) for k in RECALL_AT}
     return {**recalls, "mrr": ((real / found).sum(), weight)}
 
 
-def bm25(queries: Sequence[str], documents: Sequence[str]) -> Tensor:
-    """Return BM25 scores, [queries, documents], over the lower-case words of whole texts."""
-    import bm25s
-    import numpy as np
-    import torch
+class Words:
+    """BM25 over the lower-case words of whole documents."""
 
-    index = bm25s.BM25(k1=K1, b=B)
-    index.index([_words(text) for text in documents], show_progress=False)
-    nothing = np.zeros(len(documents), np.float32)
-    asked = [[word for word in _words(text) if word in index.vocab_dict] for text in queries]
-    return torch.from_numpy(
-        np.stack([index.get_scores(words) if words else nothing for words in asked])
-    )
+    def __init__(self, documents: Sequence[str]) -> None:
+        import bm25s
+
+        self._index = bm25s.BM25(k1=K1, b=B)
+        self._index.index([_words(text) for text in documents], show_progress=False)
+        self._documents = len(documents)
+
+    def scores(self, queries: Sequence[str]) -> Tensor:
+        """Return the score of every document for every query, [queries, documents]."""
+        import numpy as np
+        import torch
+
+        found = np.zeros((len(queries), self._documents), np.float32)
+        for row, text in zip(found, queries, strict=True):
+            words = [word for word in _words(text) if word in self._index.vocab_dict]
+            if words:
+                row[:] = self._index.get_scores(words)
+        return torch.from_numpy(found)
 
 
 def fused(first: Tensor, second: Tensor) -> Tensor:

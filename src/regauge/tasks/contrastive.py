@@ -37,7 +37,9 @@ class Contrastive(Task):
     """Field that is found."""
     temperature: float = Field(default=0.05, gt=0)
     """Divides the cosines."""
-    negatives: Literal["documents", "both"] = "both"
+    negatives: int | None = Field(default=None, ge=2)
+    """Rows of a group whose texts are each other's negatives; by default the global batch."""
+    directions: Literal["documents", "both"] = "both"
     """Whether queries choose among documents only, or documents among queries as well."""
     shapes: int = Field(default=4, ge=1)
     """Most lengths that texts are padded to."""
@@ -48,6 +50,16 @@ class Contrastive(Task):
             if name not in manifest.fields:
                 remedy = did_you_mean(name, tuple(manifest.fields))
                 raise SettingsError(f"the dataset has no field '{name}'", remedy)
+
+    def check_rows(self, rows: int) -> None:
+        if self.negatives is None or rows % self.negatives == 0:
+            return
+        fitting = [size for size in range(2, rows + 1) if rows % size == 0]
+        nearest = sorted(fitting, key=lambda size: abs(size - (self.negatives or 0)))[:2]
+        raise SettingsError(
+            f"task.negatives = {self.negatives} does not divide batch.rows = {rows}",
+            f"nearest that do: {', '.join(map(str, sorted(nearest)))}",
+        )
 
     def ladder(self, manifest: Manifest) -> tuple[int, ...]:
         """Return the lengths with the least padding over queries and documents together."""
@@ -100,48 +112,74 @@ class Contrastive(Task):
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the loss over the whole global batch: vectors are queries, then documents."""
-        from torch.nn.functional import cross_entropy
-
-        scores, real, own = self._scores(output, batch)
-        losses = cross_entropy(scores, own, reduction="none")
-        if self.negatives == "both":
-            losses = (losses + cross_entropy(scores.T, own, reduction="none")) / 2
+        queries, documents, real = self._grouped(output["vectors"], batch["real"])
+        losses = self._losses(queries, documents, real)
+        if self.directions == "both":
+            losses = (losses + self._losses(documents, queries, real)) / 2
         return (losses * real).sum(), real.sum()
 
     def tally(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Sums:
         """Return loss, recall and mean reciprocal rank of each query among all documents."""
-        scores, real, _ = self._scores(output, batch)
-        return {"loss": self.loss(output, batch), **_retrieval.tally(scores, real)}
+        queries, documents = output["vectors"].chunk(2)
+        real = batch["real"].chunk(2)[0]
+        ranks = [
+            _retrieval.ranks(queries[part] @ documents.T, part.start, real)
+            for part in _retrieval.parts(len(real))
+        ]
+        return {"loss": self.loss(output, batch), **_retrieval.tally(ranks, real)}
 
     def rivals(
         self, output: dict[str, Tensor], batch: dict[str, Tensor], texts: Sequence[dict[str, str]]
     ) -> dict[str, Sums]:
         """Return what words alone find (BM25), and both together (reciprocal-rank fusion)."""
-        scores, real, _ = self._scores(output, batch)
         count = len(texts)
-        queries = [text[self.query] for text in texts]
-        words = _retrieval.bm25(queries, [text[self.document] for text in texts])
-        both = _retrieval.fused(scores[:count, :count].cpu(), words)
-        weight = real[:count].cpu()
+        queries, documents = (half[:count].cpu() for half in output["vectors"].chunk(2))
+        index = _retrieval.Words([text[self.document] for text in texts])
+        alone: list[Tensor] = []
+        together: list[Tensor] = []
+        real = batch["real"][:count].cpu()
+        for part in _retrieval.parts(count):
+            words = index.scores([text[self.query] for text in texts[part]])
+            both = _retrieval.fused(queries[part] @ documents.T, words)
+            alone.append(_retrieval.ranks(words, part.start, real))
+            together.append(_retrieval.ranks(both, part.start, real))
         return {
-            "BM25": _retrieval.tally(words, weight),
-            "fusion of both": _retrieval.tally(both, weight),
+            "BM25": _retrieval.tally(alone, real),
+            "fusion of both": _retrieval.tally(together, real),
         }
 
-    def _scores(
-        self, output: dict[str, Tensor], batch: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return cosines over temperature [rows, rows], rows that are real, and own columns."""
-        import torch
+    def _grouped(self, vectors: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and documents, [groups, rows, width], and which are real, [groups, rows].
 
-        queries, documents = output["vectors"].chunk(2)
-        real = batch["real"].chunk(2)[0]
-        scores = queries @ documents.T / self.temperature
-        absent = (real == 0)[None, :]
-        own = torch.arange(len(real), device=scores.device)
-        diagonal = own[None, :] == own[:, None]
-        scores = scores.masked_fill((absent | absent.T) & ~diagonal, torch.finfo(scores.dtype).min)
-        return scores, real, own
+        The last group is filled up with rows that are not real.
+        """
+        from torch.nn.functional import pad
+
+        queries, documents = vectors.chunk(2)
+        real = real.chunk(2)[0]
+        size = self.negatives or len(real)
+        missing = -len(real) % size
+        return (
+            pad(queries, (0, 0, 0, missing)).unflatten(0, (-1, size)),
+            pad(documents, (0, 0, 0, missing)).unflatten(0, (-1, size)),
+            pad(real, (0, missing)).unflatten(0, (-1, size)),
+        )
+
+    def _losses(self, asked: Tensor, offered: Tensor, real: Tensor) -> Tensor:
+        """Return the cross-entropy of choosing the own one in each group, [groups, rows]."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        own = torch.arange(real.shape[1], device=real.device).expand_as(real)
+        losses = []
+        for part in _retrieval.parts(real.shape[1]):
+            right = own[:, part]
+            scores = asked[:, part] @ offered.transpose(1, 2) / self.temperature
+            absent = (real == 0)[:, None] & (right[..., None] != own[:, None])
+            scores = scores.masked_fill(absent, torch.finfo(scores.dtype).min)
+            found = cross_entropy(scores.flatten(0, 1), right.flatten(), reduction="none")
+            losses.append(found.view_as(right))
+        return torch.cat(losses, 1)
 
     def _texts(self, rows: Rows, numbers: np.ndarray, parts: np.ndarray) -> list[np.ndarray | None]:
         names = (self.query, self.document)

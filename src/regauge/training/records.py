@@ -7,6 +7,7 @@ and when it stops; what it computes may not.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import uuid
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from regauge.checkpoint.folder import write_json
 from regauge.config import FACTS, FORMAT, Tables, dump
 from regauge.errors import SettingsError
+from regauge.log import logger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +28,10 @@ ENVIRONMENT = "environment.json"
 RESULT = "result.json"
 IDENTITY = ("seed", "task", "model", "optimizer", "batch.rows", "data.identity")
 """What makes two runs the same; everything else may change between attempts."""
+VARIABLES = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "KMP_", "GOMP_", "MKL_")
+"""Beginnings of the environment variables that torch and its threads read, on every device."""
+OWN_VARIABLES = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
+"""What torch sets itself when its compiler is imported."""
 PACKAGES = ("regauge", "torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 
 
@@ -85,18 +91,31 @@ def inherit(settings: Training, folder: Path) -> Training:
 def write(folder: Path, settings: Training, identity: str, run_id: str) -> None:
     """Save what will run, and on what, before the first step."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / RUN, document(settings, identity, run_id))
-    write_json(folder / ENVIRONMENT, environment())
+    now, before = document(settings, identity, run_id), read_run(folder)
+    if before is not None:
+        _say_other_length(now, before)
+    write_json(folder / RUN, now)
+    found = environment(settings.accelerator.variables if settings.accelerator else ())
+    if found["variables"]:
+        said = ", ".join(f"{name}={value}" for name, value in found["variables"].items())
+        logger.info("set from outside, and recorded: %s", said)
+    write_json(folder / ENVIRONMENT, found)
 
 
-def environment() -> dict[str, Any]:
-    """Return the versions and the machine that a run depends on."""
+def environment(variables: tuple[str, ...]) -> dict[str, Any]:
+    """Return the versions, the machine and the foreign variables that a run depends on."""
+    read = (*VARIABLES, *variables)
     return {
         "format": FORMAT,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": platform.node(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(read) and name not in OWN_VARIABLES
+        },
     }
 
 
@@ -117,6 +136,16 @@ def _check_empty(folder: Path) -> None:
             f"{folder} holds something else ({min(foreign)}) and no run",
             "name another output.folder",
         )
+
+
+def _say_other_length(now: Tables, before: Tables) -> None:
+    """Warn where a run of another length has another learning rate from here on."""
+    schedule = now["optimizer"]["schedule"]["kind"]
+    for key in ("stop.steps", "stop.epochs"):
+        ours, theirs = _at(now, key), _at(before, key)
+        if ours != theirs and schedule != "constant":
+            difference = _first_difference(key, ours, theirs)
+            logger.warning("%s: the %s schedule now ends elsewhere", difference, schedule)
 
 
 def _at(tables: Tables, key: str) -> Any:

@@ -213,6 +213,11 @@ class Training(Settings):
     evaluation: Evaluation = Evaluation()
     """The measurement on held-out rows."""
 
+    @model_validator(mode="after")
+    def _batch_suits_the_task(self) -> Training:
+        self.task.check_rows(self.batch.rows)
+        return self
+
 
 class Subjects(Settings):
     """What is measured, row by row."""

@@ -227,7 +227,7 @@ def test_bad_records_are_counted_and_in_quarantine(
     assert sum(split.rows for split in data.manifest.splits.values()) == 401
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
-    assert warnings[0].startswith("5 records rejected")
+    assert warnings[0].startswith("rejected records: 5 ")
 
 
 def test_long_documents_are_split_cut_or_rejected(small: Path) -> None:

@@ -152,7 +152,7 @@ class Making:
             logger.info(f"{final}: {count} texts of '{name}' are longer than their limit and cut")
         if rejected := sum(counted.total("rejected").values()):
             reasons = counted.told("rejected")
-            logger.warning(f"{rejected} records rejected ({reasons}): see {final / REJECTED}")
+            logger.warning(f"rejected records: {rejected} ({reasons}), see {final / REJECTED}")
 
 
 def _bytes(corpus: Corpus) -> int:

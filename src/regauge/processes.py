@@ -13,17 +13,18 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 
 from regauge.errors import SettingsError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher sets for each process, in torchrun's names."""
+
+INHERITED: Mapping[str, str] = MappingProxyType(dict(os.environ))
+"""The environment that this process was started with; libraries add to it when imported."""
 
 PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 10.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -129,13 +130,35 @@ def test_what_is_not_known_of_a_chip_is_absent(accelerator: Accelerator) -> None
 
 def test_a_wrapped_loader_gives_the_same_batches_on_the_device(accelerator: Accelerator) -> None:
     device = accelerator.claim(0, 1)
-    host = [{"a": torch.arange(4) + n, "b": torch.full((2, 3), float(n))} for n in range(5)]
+    host = [
+        [{"a": torch.arange(4) + n, "b": torch.full((2, 3), float(m))} for m in range(2)]
+        for n in range(5)
+    ]
     found = list(accelerator.wrap_loader(iter(host), device))
     assert len(found) == 5
-    for batch, expected in zip(found, host, strict=True):
-        assert batch.keys() == expected.keys()
-        assert all(value.device.type == device.type for value in batch.values())
-        assert all(batch[name].cpu().equal(value) for name, value in expected.items())
+    for step, wanted in zip(found, host, strict=True):
+        for batch, expected in zip(step, wanted, strict=True):
+            assert batch.keys() == expected.keys()
+            assert all(value.device.type == device.type for value in batch.values())
+            assert all(batch[name].cpu().equal(value) for name, value in expected.items())
+
+
+def test_a_wrapped_loader_can_be_left_and_tells_what_failed(accelerator: Accelerator) -> None:
+    device, threads = accelerator.claim(0, 1), threading.active_count()
+
+    def steps(count: int) -> Iterator[list[dict[str, torch.Tensor]]]:
+        for number in range(count):
+            yield [{"a": torch.full((2,), float(number))}]
+        raise OSError("the disk is gone")
+
+    left = accelerator.wrap_loader(steps(50), device)
+    assert float(next(left)[0]["a"].sum()) == 0
+    left.close()
+    assert threading.active_count() == threads
+    seen = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        seen.extend(accelerator.wrap_loader(steps(3), device))
+    assert [float(step[0]["a"][0]) for step in seen] == [0, 1, 2]
 
 
 def test_eager_work_makes_no_graph_once_its_shapes_are_known(accelerator: Accelerator) -> None:

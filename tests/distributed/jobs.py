@@ -164,7 +164,7 @@ def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> 
     run = settings(Path(folder), Path(data), "contrastive", **changes)
     counts: list[int] = []
     shapes: set[tuple[int, ...]] = set()
-    batches, check, computed = Feed.batches, GraphGuard.check, Gradients.of
+    batches, check, computed = Feed.batches, GraphGuard.check_step, Gradients.of
     compile_module = torch.nn.Module.compile
 
     def chosen(self: torch.nn.Module, **named: Any) -> None:
@@ -189,7 +189,7 @@ def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> 
     with (
         warnings.catch_warnings(action="ignore"),  # the compiler's own, about torch itself
         patch.object(Feed, "batches", odd),
-        patch.object(GraphGuard, "check", counted),
+        patch.object(GraphGuard, "check_step", counted),
         patch.object(Gradients, "of", of),
         patch.object(torch.nn.Module, "compile", chosen),
     ):

@@ -16,6 +16,7 @@ from regauge.data.shards import Dataset
 from regauge.models.text import TextModule
 from regauge.training.decisions import decide
 from regauge.training.loop import advance
+from regauge.training.optimizer import Rates
 from regauge.training.session import Session, open_session
 
 RATE = 0.05
@@ -38,6 +39,14 @@ def _threads() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+def constant(session: Session) -> Rates:
+    """Return a learning rate that stays as it is."""
+    own = session.settings.optimizer
+    schedule = own.schedule.model_copy(update={"kind": "constant"})
+    settings = own.model_copy(update={"learning_rate": RATE, "schedule": schedule})
+    return Rates(settings, range(10), session.device, lazy=False)
 
 
 def batches(session: Session) -> list[dict[str, torch.Tensor]]:
@@ -64,7 +73,7 @@ def test_a_step_is_torch_s_own_on_the_mean_loss(
     norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), clip or 1e9)
     own.step()
 
-    totals, found = advance(session, parts, RATE)
+    totals, found, _ = advance(session, parts, constant(session))
     assert float(found) == pytest.approx(float(norm), rel=1e-5)
     assert totals.tolist() == pytest.approx([float(total.detach()), weight])
     if clip is not None:
@@ -89,7 +98,7 @@ def test_the_contrastive_step_in_pieces_is_the_one_at_once(tmp_path: Path) -> No
     own = torch.optim.SGD(plain.parameters(), lr=RATE)
     (loss / weight).backward()
     own.step()
-    totals, _ = advance(session, parts, RATE)
+    totals, *_ = advance(session, parts, constant(session))
     assert totals.tolist() == pytest.approx([float(loss.detach()), float(weight)])
     for name, value in plain.named_parameters():
         torch.testing.assert_close(session.prepared.whole(name), value.detach(), msg=name)

@@ -16,10 +16,12 @@ from regauge.config import Choice
 from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Generator, Iterator, Mapping
     from pathlib import Path
 
     import torch
+
+    Batch = dict[str, torch.Tensor]
 
 Precision = Literal["bf16", "fp32", "tf32", "fp16"]
 
@@ -56,6 +58,12 @@ class CacheSettings:
 class Accelerator(Choice):
     """A kind of device."""
 
+    lazy: ClassVar[bool] = False
+    """Whether operations are only recorded, and computed as one graph at each mark.
+
+    Then what changes from step to step must be data on the device: a number would be part of the
+    graph, and a new graph is a new compilation.
+    """
     variables: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the environment variables that its libraries read, beside torch's own."""
 
@@ -90,17 +98,30 @@ class Accelerator(Choice):
         """Mark the end of an optimizer step; lazy devices cut the graph here."""
 
     def wrap_loader(
-        self, batches: Iterable[dict[str, torch.Tensor]], device: torch.device
-    ) -> Iterable[dict[str, torch.Tensor]]:
-        """Yield host batches on the device; copies overlap with compute where they can."""
-        for batch in batches:
-            yield {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+        self, steps: Iterator[list[Batch]], device: torch.device
+    ) -> Generator[list[Batch]]:
+        """Yield the host batches of each step on the device; copies overlap where they can."""
+        for batches in steps:
+            yield [
+                {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+                for batch in batches
+            ]
+
+    def seed(self, word: int) -> None:
+        """Seed the device's own generator, and torch's; `word` is 63 bits."""
+        import torch
+
+        torch.manual_seed(word)
 
     def graphs_compiled(self) -> int:
         """Return how many graphs this process has compiled so far."""
         from torch._dynamo.utils import counters
 
         return int(counters["stats"]["unique_graphs"])
+
+    def compile_seconds(self) -> float:
+        """Return how long a compiler of the device itself has worked in this process."""
+        return 0.0
 
     def obstacle_to_compiling(self) -> str | None:
         """Return why torch.compile cannot work here, or None."""

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
+from torch.distributed.tensor import DTensor
 
 from regauge.errors import TransientError
 
@@ -47,12 +48,26 @@ def write(folder: Path, tensors: Tensors, group: dist.ProcessGroup | None) -> No
 
 
 def read_into(folder: Path, tensors: Tensors) -> None:
-    """Fill tensors, whole or sharded, from a folder that any world wrote."""
+    """Fill tensors, whole or sharded, from a folder that any world wrote.
+
+    A whole tensor of a device is filled by one copy from the host.
+    """
     reader = dcp.HuggingFaceStorageReader(str(folder))
     alone = not (dist.is_initialized() and dist.get_world_size() > 1)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        dcp.load(dict(tensors), storage_reader=reader, no_dist=alone)
+        staged = {name: _staged(value) for name, value in tensors.items()}
+        dcp.load(dict(staged), storage_reader=reader, no_dist=alone)
+        for name, value in tensors.items():
+            if staged[name] is not value:
+                value.copy_(staged[name])
+
+
+def _staged(value: Tensor) -> Tensor:
+    """Return where a tensor is read to: itself, or its likeness on the host."""
+    if isinstance(value, DTensor) or value.is_cpu:
+        return value
+    return torch.empty_like(value, device="cpu")
 
 
 def check_headers(folder: Path) -> None:

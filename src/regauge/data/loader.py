@@ -18,7 +18,7 @@ from regauge.data.batches import Arrays, Draw, Piece
 from regauge.data.order import PADDING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from regauge.data.order import Order
     from regauge.data.shards import Rows
@@ -123,7 +123,7 @@ class Feed:
 
     def steps(
         self, order: Order, first: int, last: int, *, workers: int, ahead: int
-    ) -> Iterator[list[Arrays]]:
+    ) -> Generator[list[Arrays]]:
         """Yield the batches of steps first … last-1; threads build `ahead` steps early."""
 
         def load(step: int) -> list[Arrays]:

@@ -84,5 +84,10 @@ def install(model: nn.Module, rate: float, keys: DropoutKeys) -> int:
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
-    """Return int32 words shifted right with zeros moving in."""
-    return (words >> bits) & ((1 << (32 - bits)) - 1)
+    """Return int32 words shifted right with zeros moving in.
+
+    The named operation with a tensor beside it: `>>` is a division that rounds towards zero in
+    torch_xla 2.9, and a plain number makes it compute 64-bit words there.
+    """
+    shifted = torch.bitwise_right_shift(words, words.new_full((), bits))
+    return shifted & ((1 << (32 - bits)) - 1)

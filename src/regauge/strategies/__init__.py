@@ -33,6 +33,8 @@ class Site:
     compute_dtype: torch.dtype
     blocks: tuple[nn.Module, ...]
     """The model's repeated layers, outermost first."""
+    lazy: bool = False
+    """Whether the device only records operations; see `Accelerator.lazy`."""
 
 
 class Prepared(Protocol):
@@ -76,9 +78,9 @@ class Prepared(Protocol):
 class Strategy(Choice):
     """One way to spread a model."""
 
-    def obstacle(self, world: World, optimizer: str) -> str | None:
-        """Return why this world or optimizer cannot use the strategy, or None."""
-        del world, optimizer
+    def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
+        """Return why this world, optimizer or kind of device cannot use the strategy, or None."""
+        del world, optimizer, lazy
         return None
 
     def prepare(self, module: nn.Module, site: Site) -> Prepared:

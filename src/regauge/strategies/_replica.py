@@ -1,10 +1,11 @@
-"""A whole model on every process: fp32 masters, and gradients summed in flat fp32 buckets.
+"""A whole model on every process: fp32 masters, and gradients summed in fp32 buckets.
 
 Serves `single`, `ddp` and `zero1`. The layout of the buckets depends on the order of the
 parameters alone and is fixed before the first step, so that a resumed run sums in the same order
 (torch's DDP rebuilds its buckets after the first backward, which changes the last bits from three
 processes on). A bucket's reduction starts as soon as its last gradient is there, always in the
-same order, and overlaps with the rest of the backward pass.
+same order, and overlaps with the rest of the backward pass. On a lazy device there is nothing to
+overlap with by hand: gradients stay apart, and their sums are part of the graph of the step.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from regauge.models.placing import move
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from regauge.strategies import Site
 
@@ -28,16 +31,24 @@ GRADIENT_BYTES = 4
 
 
 class Bucket:
-    """Some parameters' gradients in one flat fp32 buffer."""
+    """Some parameters' fp32 gradients: views of one flat buffer, or apart on a lazy device."""
 
-    def __init__(
-        self, names: list[str], sizes: list[int], device: torch.device, owner: int | None
-    ) -> None:
-        self.names = names
-        self.flat = torch.zeros(sum(sizes), device=device)
+    def __init__(self, shapes: Mapping[str, torch.Size], owner: int | None, site: Site) -> None:
+        self.names = list(shapes)
         self.owner = owner
-        self.views = dict(zip(names, self.flat.split(sizes), strict=True))
-        self.missing = len(names)
+        self.missing = len(shapes)
+        if site.lazy:
+            # Made on the host and sent: a zero made there would be a constant of the first graph.
+            self.views = {
+                name: torch.zeros(shape).to(site.device) for name, shape in shapes.items()
+            }
+            self.parts = list(self.views.values())
+            return
+        sizes = [shape.numel() for shape in shapes.values()]
+        flat = torch.zeros(sum(sizes), device=site.device)
+        pieces = zip(shapes, flat.split(sizes), strict=True)
+        self.views = {name: piece.view(shapes[name]) for name, piece in pieces}
+        self.parts = [flat]
 
 
 class Replica:
@@ -48,14 +59,16 @@ class Replica:
     def __init__(
         self, module: nn.Module, site: Site, *, bucket_mib: int, owner: Owner | None = None
     ) -> None:
-        self.module = module.to(site.device)
+        move(module, site.device)
+        self.module = module
         self._world = site.world
+        self._overlaps = not site.lazy
         self._owner = owner
         named = dict(module.named_parameters())
         self._working = named
         self._masters = self._split_masters(named, site.compute_dtype)
         limit = bucket_mib * BYTES_PER_MIB // GRADIENT_BYTES
-        self._buckets = self._lay_out(named, limit, site.device)
+        self._buckets = self._lay_out(named, limit, site)
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.names}
         self._last = True
         self._next = 0
@@ -79,8 +92,8 @@ class Replica:
             self._pending.clear()
 
     def gradient_norm(self) -> Tensor:
-        own = [bucket.flat for bucket in self._buckets if self._owns(bucket)]
-        squares = [flat.square().sum(dtype=torch.float32) for flat in own]
+        own = [part for bucket in self._buckets if self._owns(bucket) for part in bucket.parts]
+        squares = [part.square().sum(dtype=torch.float32) for part in own]
         total = torch.stack(squares).sum() if squares else torch.zeros((), device=self._device())
         if self._owner is not None and self._world.size > 1:
             dist.all_reduce(total)
@@ -89,7 +102,8 @@ class Replica:
     def scale_gradients(self, factor: Tensor) -> None:
         for bucket in self._buckets:
             if self._owns(bucket):
-                bucket.flat.mul_(factor)
+                for part in bucket.parts:
+                    part.mul_(factor)
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -104,7 +118,8 @@ class Replica:
 
     def clear_gradients(self) -> None:
         for bucket in self._buckets:
-            bucket.flat.zero_()
+            for part in bucket.parts:
+                part.zero_()
 
     def whole(self, name: str) -> Tensor:
         """Return a master; where another process owns it, its owner sends it."""
@@ -129,9 +144,7 @@ class Replica:
             parameter.data = parameter.data.to(dtype)
         return masters
 
-    def _lay_out(
-        self, named: dict[str, nn.Parameter], limit: int, device: torch.device
-    ) -> list[Bucket]:
+    def _lay_out(self, named: dict[str, nn.Parameter], limit: int, site: Site) -> list[Bucket]:
         """Fill buckets in reverse order of the parameters, roughly the order of the backward."""
         groups: dict[int | None, list[list[str]]] = {}
         for name in reversed(list(named)):
@@ -144,7 +157,7 @@ class Replica:
                 group.append([])
             group[-1].append(name)
         return [
-            Bucket(names, [named[name].numel() for name in names], device, owner)
+            Bucket({name: named[name].shape for name in names}, owner, site)
             for owner, lists in groups.items()
             for names in lists
         ]
@@ -152,7 +165,7 @@ class Replica:
     def _connect(self, named: dict[str, nn.Parameter]) -> None:
         for name, bucket in self._bucket_of.items():
             parameter = named[name]
-            view = bucket.views[name].view_as(parameter)
+            view = bucket.views[name]
             if name in self._masters:
                 self._masters[name].grad = view
             if parameter.dtype == torch.float32:
@@ -162,11 +175,11 @@ class Replica:
 
     def _counted(self, bucket: Bucket, view: Tensor) -> Callable[[Tensor], None]:
         def arrived(parameter: Tensor) -> None:
-            if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
+            if parameter.grad is not None and parameter.grad is not view:
                 view.add_(parameter.grad)
                 parameter.grad = None
             bucket.missing -= 1
-            if self._last and bucket.missing == 0:
+            if self._last and self._overlaps and bucket.missing == 0:
                 self._reduce_ready(force=False)
 
         return arrived
@@ -178,13 +191,16 @@ class Replica:
             if bucket.missing > 0 and not force:
                 return
             self._next += 1
-            if self._world.size == 1:
-                continue
-            if bucket.owner is None:
-                work = dist.all_reduce(bucket.flat, async_op=True)
-            else:
-                work = dist.reduce(bucket.flat, dst=bucket.owner, async_op=True)
-            self._pending.append(work)
+            if self._world.size > 1:
+                self._pending += [self._reduced(part, bucket.owner) for part in bucket.parts]
+
+    @staticmethod
+    def _reduced(part: Tensor, owner: int | None) -> dist.Work:
+        if owner is None:
+            work: dist.Work = dist.all_reduce(part, async_op=True)
+        else:
+            work = dist.reduce(part, dst=owner, async_op=True)
+        return work
 
     def _broadcast(self, bucket: Bucket) -> None:
         """Send the owner's updated weights of a bucket to every process."""

@@ -17,6 +17,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from regauge.models.placing import move
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -30,6 +32,13 @@ def mesh(site: Site, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMe
     if not dist.is_initialized():
         dist.init_process_group(store=dist.HashStore(), rank=site.world.rank, world_size=1)
     return init_device_mesh(site.device.type, shape, mesh_dim_names=names)
+
+
+def obstacle(optimizer: str, *, lazy: bool) -> str | None:
+    """Return why neither an optimizer nor a device can use shards, or None."""
+    if lazy:
+        return "torch's fully_shard does not record its gathers on a lazy device"
+    return "torch's Adafactor refuses sharded tensors" if optimizer == "adafactor" else None
 
 
 class Sharded:
@@ -46,7 +55,7 @@ class Sharded:
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,
         )
-        module.to(site.device)
+        move(module, site.device)
         for part in (*site.blocks, module):
             fully_shard(
                 part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward

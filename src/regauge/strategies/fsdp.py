@@ -18,9 +18,11 @@ class Fsdp(Strategy):
     sharding: Literal["full-shard", "shard-grad-op"] = "full-shard"
     """Whether weights are freed after the forward pass (ZeRO-3), or kept until the backward."""
 
-    def obstacle(self, world: World, optimizer: str) -> str | None:
+    def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
+        from regauge.strategies._sharded import obstacle
+
         del world
-        return "torch's Adafactor refuses sharded tensors" if optimizer == "adafactor" else None
+        return obstacle(optimizer, lazy=lazy)
 
     def prepare(self, module: nn.Module, site: Site) -> Prepared:
         from regauge.strategies._sharded import Sharded, mesh

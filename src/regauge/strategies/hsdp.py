@@ -20,9 +20,11 @@ class Hsdp(Strategy):
     shards: int = Field(default=2, ge=2)
     """Processes that share one copy of the model; usually those of one machine."""
 
-    def obstacle(self, world: World, optimizer: str) -> str | None:
-        if optimizer == "adafactor":
-            return "torch's Adafactor refuses sharded tensors"
+    def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
+        from regauge.strategies._sharded import obstacle
+
+        if found := obstacle(optimizer, lazy=lazy):
+            return found
         if world.size % self.shards or world.size < 2 * self.shards:
             return f"{world.size} processes do not form two or more groups of {self.shards}"
         return None

@@ -17,8 +17,8 @@ ONE_BUCKET_MIB = 1 << 20
 class Single(Strategy):
     """A run of one process."""
 
-    def obstacle(self, world: World, optimizer: str) -> str | None:
-        del optimizer
+    def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
+        del optimizer, lazy
         return None if world.size == 1 else f"it is for 1 process, this run has {world.size}"
 
     def prepare(self, module: nn.Module, site: Site) -> Prepared:

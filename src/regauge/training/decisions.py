@@ -27,12 +27,19 @@ def decide(settings: Training, world: World) -> Training:
     strategy = (
         settings.strategy or registry.load("strategies", "single" if world.size == 1 else "ddp")()
     )
-    obstacle = strategy.obstacle(world, settings.optimizer.kind)
+    lazy, optimizer = accelerator.lazy, settings.optimizer.kind
+    if lazy and optimizer != "adamw":
+        raise SettingsError(
+            f"torch's {optimizer} takes its learning rate as a number: '{accelerator.kind}' would"
+            " compile a new graph in every step",
+            'set optimizer.kind = "adamw"',
+        )
+    obstacle = strategy.obstacle(world, optimizer, lazy=lazy)
     if obstacle:
         usable = [
             name
             for name in registry.names("strategies")
-            if registry.load("strategies", name)().obstacle(world, settings.optimizer.kind) is None
+            if registry.load("strategies", name)().obstacle(world, optimizer, lazy=lazy) is None
         ]
         raise SettingsError(
             f"strategy '{strategy.kind}' cannot be used: {obstacle}",

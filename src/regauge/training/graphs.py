@@ -14,9 +14,11 @@ import torch._dynamo.config as compiler
 from regauge.errors import NoProgressError
 from regauge.log import logger
 from regauge.models import build as models
+from regauge.training import optimizer as optimizers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
 
     from regauge.accelerators import Accelerator
     from regauge.data.loader import Feed
@@ -28,7 +30,13 @@ MODES = 3
 
 
 def warm_up(session: Session) -> None:
-    """Compute every declared shape once, with weight 0; weights and gradients are unchanged."""
+    """Compute every declared shape once, with weight 0; weights and gradients are unchanged.
+
+    A lazy device makes its graphs in the first steps. There everything that a step finds is made
+    now, so that the first step has the graphs of every other one.
+    """
+    if session.accelerator.lazy:
+        _settle(session)
     if session.settings.execution.compile == "no":
         return
     _make_room(session)
@@ -44,6 +52,23 @@ def warm_up(session: Session) -> None:
     session.accelerator.synchronize()
 
 
+def _settle(session: Session) -> None:
+    """Make the state of the optimizer, or make what was loaded the outcome of a graph.
+
+    A lazy device updates in place what a graph made, and not what was sent to it: without this the
+    second step would have other graphs than the first. A product with 1 changes no bit.
+    """
+    masters = session.prepared.masters()
+    if session.resumed_step == 0:
+        optimizers.prime(session.optimizer)
+        optimizers.set_steps_taken(session.optimizer, masters, 0.0)
+    counts = [state["step"] for state in session.optimizer.state.values() if "step" in state]
+    with torch.no_grad():
+        torch._foreach_mul_([*session.values().values(), *counts], 1.0)
+    session.scale.tensor(session.device)
+    session.accelerator.end_step()
+
+
 def _make_room(session: Session) -> None:
     """Let the compiler keep every declared graph, and those of the budget, of every block.
 
@@ -57,28 +82,44 @@ def _make_room(session: Session) -> None:
 
 
 class GraphGuard:
-    """Counts the graphs that are compiled after the warm-up."""
+    """Counts the graphs that are made in the course of a run.
+
+    A lazy device makes those of a shape when it first comes; every later one is late. Elsewhere
+    `warm_up` has made all of them, and every one is.
+    """
 
     def __init__(self, accelerator: Accelerator, budget: int) -> None:
         self._accelerator = accelerator
         self._budget = budget
         self._known = accelerator.graphs_compiled()
+        self._seen: set[object] = set()
         self.late = 0
 
-    def check(self, step: int, batches: list[Batch]) -> None:
-        """Say new graphs with the shapes of their step; past the budget raise NoProgressError."""
+    def check_step(self, step: int, batches: list[Batch]) -> None:
+        """Say late graphs with the shapes of their step; past the budget raise NoProgressError."""
+        shapes = sorted({tuple(batch["tokens"].shape) for batch in batches})
+        where = f"in step {step} with shapes {shapes}"
+        self._check(where, frozenset(shapes), "declare that shape")
+
+    def check_evaluation(self, step: int) -> None:
+        """Do the same for the graphs of an evaluation."""
+        self._check(f"in the evaluation after step {step}", {"evaluation"}, "see its rows")
+
+    def _check(self, where: str, occasions: AbstractSet[object], remedy: str) -> None:
+        first = not occasions <= self._seen
+        self._seen |= occasions
         count = self._accelerator.graphs_compiled()
         if count == self._known:
             return
         new, self._known = count - self._known, count
+        if first and self._accelerator.lazy:
+            return
         self.late += new
-        shapes = sorted({tuple(batch["tokens"].shape) for batch in batches})
-        logger.warning("%d new graphs in step %d, whose batches have shapes %s", new, step, shapes)
+        logger.warning("%d new graphs %s", new, where)
         if self.late > self._budget:
             raise NoProgressError(
-                f"{self.late} graphs were compiled after the warm-up, the last in step {step}"
-                f" with shapes {shapes}",
-                f"declare that shape, or raise execution.recompile_budget above {self._budget}",
+                f"{self.late} graphs were compiled after the warm-up, the last {where}",
+                f"{remedy}, or raise execution.recompile_budget above {self._budget}",
             )
 
 
@@ -88,4 +129,5 @@ def _declared(session: Session, feed: Feed, rows: int) -> Iterator[Batch]:
     for length in session.ladder:
         arrays = feed.empty(texts, length)
         host = {name: torch.from_numpy(value) for name, value in arrays.items()}
-        yield from session.accelerator.wrap_loader([host], session.device)
+        (batches,) = session.accelerator.wrap_loader(iter([[host]]), session.device)
+        yield from batches

@@ -29,6 +29,11 @@ class Ledger:
         """Add time that was measured elsewhere to an account."""
         self._booked[account] += seconds
 
+    def move(self, origin: str, account: str, seconds: float) -> None:
+        """Book time that an account has or will have to another one."""
+        self._booked[origin] -= seconds
+        self._booked[account] += seconds
+
     @contextmanager
     def spend(self, account: str) -> Iterator[None]:
         """Book the time inside to an account, and not to the one around it."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from regauge.training.graphs import GraphGuard, warm_up
-from regauge.training.optimizer import learning_rate, set_learning_rate
+from regauge.training.optimizer import Rates, set_learning_rate
 from regauge.training.progress import Interval, write_ledger
 from regauge.training.scoring import evaluate
 from regauge.training.step import Noise
 from regauge.training.stopping import NOTHING, Stopping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from torch import Tensor
 
+    from regauge.accelerators import Batch
     from regauge.data.batches import Arrays
     from regauge.trackers import Together
     from regauge.training.session import Session
@@ -37,17 +40,18 @@ def train(session: Session, trackers: Together) -> Outcome:
     """Run the steps that are left; a limit or a signal is raised as its error, after a save."""
     settings, ledger = session.settings, session.ledger
     total = settings.stop.total_steps(session.order.steps_per_epoch)
+    rates, interval = _rates(session, total), Interval(session)
     with ledger.spend("compile"):
         warm_up(session)
+    interval.begin()
     guard = GraphGuard(session.accelerator, settings.execution.recompile_budget)
-    interval, outcome, stop, last = Interval(session), Outcome(), NOTHING, True
+    outcome, stop, last = Outcome(), NOTHING, True
     with Stopping(session) as stopping, ledger.spend("step"):
         for arrays, batches in _batches(session, total):
-            rate = learning_rate(
-                settings.optimizer.learning_rate, settings.optimizer.schedule, session.step, total
-            )
-            interval.add(*advance(session, batches, rate), rate, arrays)
-            guard.check(session.step, batches)
+            with session.computing("step"):
+                interval.add(*advance(session, batches, rates), arrays)
+                session.accelerator.end_step()
+            guard.check_step(session.step, batches)
             stop = stopping.reason()
             last = session.step == total
             if last or stop or _due(session.step, settings.output.every_steps):
@@ -56,6 +60,7 @@ def train(session: Session, trackers: Together) -> Outcome:
             measured: dict[str, float] = {}
             if last or _due(session.step, settings.evaluation.every_steps):
                 outcome.metrics = measured = evaluate(session)
+                guard.check_evaluation(session.step)
                 if measured:
                     trackers.log(session.step, measured)
                 if settings.stop.target and settings.stop.target.reached(outcome.metrics):
@@ -76,49 +81,65 @@ def train(session: Session, trackers: Together) -> Outcome:
     return outcome
 
 
-def advance(
-    session: Session, batches: list[dict[str, Tensor]], rate: float
-) -> tuple[Tensor, Tensor]:
-    """Do one step; return [loss sum, weight] of the global batch and the gradient norm."""
+def advance(session: Session, batches: list[Batch], rates: Rates) -> tuple[Tensor, Tensor, float]:
+    """Do one step; return [loss sum, weight] of the global batch, gradient norm and rate."""
     prepared, clip = session.prepared, session.settings.optimizer.clip_norm
     scale = session.scale.tensor(session.device)
     totals = session.gradients.of(batches, scale, _noise(session))
+    rate, rate_there = rates.next()
     factor = 1 / (totals[1].clamp(min=1e-9) * scale)
     norm = prepared.gradient_norm() * factor
     if clip is not None:
         factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
     if session.scale.accepts(norm):
         prepared.scale_gradients(factor)
-        set_learning_rate(session.optimizer, rate)
+        set_learning_rate(session.optimizer, rate_there)
         session.optimizer.step()
         prepared.publish()
     prepared.clear_gradients()
-    session.accelerator.end_step()
     session.step += 1
-    return totals, norm
+    return totals, norm, rate
 
 
-def _batches(
-    session: Session, total: int
-) -> Iterator[tuple[list[Arrays], list[dict[str, Tensor]]]]:
+def _rates(session: Session, total: int) -> Rates:
+    steps = range(session.step, max(session.step, total))
+    optimizer, lazy = session.settings.optimizer, session.accelerator.lazy
+    return Rates(optimizer, steps, session.device, lazy=lazy)
+
+
+def _batches(session: Session, total: int) -> Generator[tuple[list[Arrays], list[Batch]]]:
     """Yield each step's batches, as arrays and on the device; the wait for them is booked."""
     data = session.settings.data
     steps = session.feed.steps(
         session.order, session.step, total, workers=data.workers, ahead=data.prefetch_steps
     )
-    while True:
-        with session.ledger.spend("data_wait"):
-            arrays = next(steps, None)
-        if arrays is None:
-            return
-        host = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
-        yield arrays, list(session.accelerator.wrap_loader(host, session.device))
+    counted: deque[list[Arrays]] = deque()
+    host = _tensors(steps, counted)
+    with closing(session.accelerator.wrap_loader(host, session.device)) as wrapped:
+        while True:
+            with session.ledger.spend("data_wait"):
+                batches = next(wrapped, None)
+            if batches is None:
+                return
+            yield counted.popleft(), batches
+
+
+def _tensors(
+    steps: Generator[list[Arrays]], counted: deque[list[Arrays]]
+) -> Generator[list[Batch]]:
+    """Yield each step's arrays as tensors of the host, and keep them to be counted."""
+    with closing(steps):
+        for arrays in steps:
+            counted.append(arrays)
+            yield [
+                {name: torch.from_numpy(value) for name, value in part.items()} for part in arrays
+            ]
 
 
 def _noise(session: Session) -> Noise | None:
     if session.settings.model.dropout_kind == "counter":
         return None
-    return Noise(session.settings.seed, session.step, session.world.rank)
+    return Noise(session.accelerator, session.settings.seed, session.step, session.world.rank)
 
 
 def _due(step: int, every: int) -> bool:

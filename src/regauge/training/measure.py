@@ -13,6 +13,7 @@ from regauge.data.order import sample
 from regauge.data.shards import Dataset
 from regauge.errors import DataError, SettingsError
 from regauge.models.build import weights_at
+from regauge.models.placing import move
 from regauge.models.settings import Model
 from regauge.training.decisions import settle
 from regauge.training.scoring import Heldout
@@ -79,7 +80,8 @@ def _rows(
     def placed(model: Model) -> TextModule:
         module = settings.task.module(model, dataset.manifest, settings.seed)
         module.compute_dtype = dtype
-        return module.to(heldout.device, dtype)
+        move(module.to(dtype), heldout.device)
+        return module
 
     if settings.subjects.untrained == "yes":
         first = next(iter(models.values()))

@@ -10,15 +10,21 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from regauge.training.settings import Optimizer, Schedule
 
 MATRIX_DIMENSIONS = 2
+PRIMING_RATE = 1e-3
 
 
-def build(settings: Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """Return an optimizer over master weights; vectors are not decayed."""
+def build(
+    settings: Optimizer, named: Iterable[tuple[str, nn.Parameter]], *, lazy: bool = False
+) -> torch.optim.Optimizer:
+    """Return an optimizer over master weights; vectors are not decayed.
+
+    On a lazy device its step count and its rate are data there (`capturable`).
+    """
     trained = [value for _, value in named if value.requires_grad]
     matrices = [value for value in trained if value.ndim >= MATRIX_DIMENSIONS]
     vectors = [value for value in trained if value.ndim < MATRIX_DIMENSIONS]
@@ -33,8 +39,43 @@ def build(settings: Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> tor
     if settings.kind == "adafactor":
         return torch.optim.Adafactor(groups, lr=rate)
     return torch.optim.AdamW(
-        groups, lr=rate, betas=settings.betas, eps=settings.epsilon, fused=True
+        groups,
+        lr=torch.tensor(rate) if lazy else rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        fused=not lazy,
+        capturable=lazy,
     )
+
+
+class Rates:
+    """The learning rate of every step: numbers, or a table on a lazy device that is read there."""
+
+    def __init__(
+        self, settings: Optimizer, steps: range, device: torch.device, *, lazy: bool
+    ) -> None:
+        self._settings = settings
+        self._total = steps.stop
+        self._step = steps.start
+        self._table: Tensor | None = None
+        if lazy:
+            self._table = torch.tensor([self._at(step) for step in steps] or [0.0]).to(device)
+            self._place = torch.tensor([0]).to(device)
+
+    def next(self) -> tuple[float, float | Tensor]:
+        """Return the rate of the next step, as a number and as the optimizer takes it."""
+        rate = self._at(self._step)
+        self._step += 1
+        if self._table is None:
+            return rate, rate
+        here = self._table.index_select(0, self._place)[0]
+        self._place += 1
+        return rate, here
+
+    def _at(self, step: int) -> float:
+        return learning_rate(
+            self._settings.learning_rate, self._settings.schedule, step, self._total
+        )
 
 
 def learning_rate(peak: float, schedule: Schedule, step: int, total: int) -> float:
@@ -53,22 +94,26 @@ def learning_rate(peak: float, schedule: Schedule, step: int, total: int) -> flo
     return peak * (schedule.final_share + (1 - schedule.final_share) * shape)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
     """Give every group of an optimizer a learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def prime(optimizer: torch.optim.Optimizer) -> None:
-    """Make an optimizer allocate its state, with weights unchanged, so that it can be loaded."""
+    """Make an optimizer allocate its state, with weights unchanged, so that it can be loaded.
+
+    Without gradients and decay no rate changes a weight; a rate of 0 would be divided by.
+    """
     kept = [(parameter, parameter.grad) for parameter in _parameters(optimizer)]
-    rates = [group["lr"] for group in optimizer.param_groups]
+    settings = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
     for parameter, gradient in kept:
         parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient.zero_()
-    set_learning_rate(optimizer, 0.0)
+    for group in optimizer.param_groups:
+        group["lr"], group["weight_decay"] = PRIMING_RATE, 0.0
     optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+    for group, (rate, decay) in zip(optimizer.param_groups, settings, strict=True):
+        group["lr"], group["weight_decay"] = rate, decay
     for parameter, gradient in kept:
         parameter.grad = gradient
 
@@ -84,9 +129,12 @@ def tensors(optimizer: torch.optim.Optimizer, masters: dict[str, nn.Parameter]) 
 
 
 def steps_taken(optimizer: torch.optim.Optimizer, masters: dict[str, nn.Parameter]) -> float:
-    """Return the step that an optimizer counts for its parameters; 0 where it counts none."""
-    counts = [float(state["step"]) for _, state in _states(optimizer, masters) if "step" in state]
-    return max(counts, default=0.0)
+    """Return the step that an optimizer counts for its parameters; 0 where it counts none.
+
+    They are equal, and one is read: each reading of a device is a wait for it.
+    """
+    counts = (state["step"] for _, state in _states(optimizer, masters) if "step" in state)
+    return float(next(counts, 0.0))
 
 
 def set_steps_taken(
@@ -95,7 +143,7 @@ def set_steps_taken(
     """Put back what `steps_taken` returned."""
     for _, state in _states(optimizer, masters):
         if "step" in state:
-            state["step"].fill_(count)
+            state["step"].copy_(torch.tensor(count))
 
 
 def _states(

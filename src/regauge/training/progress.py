@@ -26,12 +26,17 @@ class Interval:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._totals = torch.zeros(2, device=session.device)
-        self._norm = torch.zeros((), device=session.device)
+        self._nothing = torch.zeros(2)
+        self._totals = self._nothing.to(session.device, copy=True)
+        self._norm = torch.zeros(())
         self._counts = np.zeros(2, np.int64)
         self._settled = np.zeros(2, np.int64)
-        self._began = time.perf_counter()
+        self._began = 0.0
         self._rate = 0.0
+
+    def begin(self) -> None:
+        """Start the clock of the first interval."""
+        self._began = time.perf_counter()
 
     def add(self, totals: Tensor, norm: Tensor, rate: float, batches: list[dict[str, Any]]) -> None:
         """Add a step: its [loss sum, weight], gradient norm, learning rate and batches."""
@@ -58,9 +63,9 @@ class Interval:
             "train/mfu": self._mfu(tokens / seconds),
             "train/usd": session.ledger.usd,
         }
-        self._totals = torch.zeros_like(self._totals)
+        self._totals = self._nothing.to(session.device, copy=True)
         self._settled[:] = 0
-        self._began = time.perf_counter()
+        self.begin()
         if not math.isfinite(values["train/loss"] or 0.0):
             raise NoProgressError(
                 f"the loss is {loss} at step {session.step}",
@@ -70,8 +75,10 @@ class Interval:
 
     def settle(self) -> None:
         """Book the tokens and slots of all processes since the last call."""
-        counts = torch.tensor(self._counts.tolist(), device=self._session.device)
-        tokens, slots = summed(counts).tolist()
+        tokens, slots = self._counts.tolist()
+        if self._session.world.size > 1:
+            counts = torch.tensor([tokens, slots], device=self._session.device)
+            tokens, slots = summed(counts).tolist()
         self._counts[:] = 0
         self._settled += (tokens, slots)
         self._session.ledger.tokens += tokens

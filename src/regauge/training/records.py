@@ -7,12 +7,12 @@ and when it stops; what it computes may not.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import uuid
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from regauge import processes
 from regauge.checkpoint.folder import write_json
 from regauge.config import FACTS, FORMAT, Tables, dump
 from regauge.errors import SettingsError
@@ -30,8 +30,6 @@ IDENTITY = ("seed", "task", "model", "optimizer", "batch.rows", "data.identity")
 """What makes two runs the same; everything else may change between attempts."""
 VARIABLES = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "KMP_", "GOMP_", "MKL_")
 """Beginnings of the environment variables that torch and its threads read, on every device."""
-OWN_VARIABLES = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
-"""What torch sets itself when its compiler is imported."""
 PACKAGES = ("regauge", "torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 
 
@@ -113,8 +111,8 @@ def environment(variables: tuple[str, ...]) -> dict[str, Any]:
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "variables": {
             name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(read) and name not in OWN_VARIABLES
+            for name, value in sorted(processes.INHERITED.items())
+            if name.startswith(read)
         },
     }
 

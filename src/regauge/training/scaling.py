@@ -19,10 +19,13 @@ class LossScale:
         self._scaled = scaled
         self.value = FIRST_SCALE if scaled else 1.0
         self._steps = 0
+        self._sent: tuple[float, torch.Tensor] | None = None
 
     def tensor(self, device: torch.device) -> torch.Tensor:
-        """Return the factor as a scalar on the device."""
-        return torch.full((), self.value, device=device)
+        """Return the factor as a scalar on the device, sent when it has changed."""
+        if self._sent is None or self._sent[0] != self.value:
+            self._sent = (self.value, torch.tensor(self.value).to(device))
+        return self._sent[1]
 
     def accepts(self, norm: torch.Tensor) -> bool:
         """Return whether a step with this gradient norm counts, and adapt to it.

@@ -38,9 +38,12 @@ class Heldout:
     def outputs(self, module: nn.Module) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         """Return the metrics, and the outputs of a coupled task in the order of the rows."""
         arrays, rows = self.feed.once(self.numbers)
-        host = ({name: torch.from_numpy(value) for name, value in part.items()} for part in arrays)
-        batches = self.accelerator.wrap_loader(host, self.device)
-        return score(self.task, module, batches, rows * self.task.texts_per_row())
+        host = (
+            [{name: torch.from_numpy(value) for name, value in part.items()}] for part in arrays
+        )
+        batches = (batch for (batch,) in self.accelerator.wrap_loader(host, self.device))
+        slots = rows * self.task.texts_per_row()
+        return score(self.task, module, batches, slots, self.accelerator.end_microbatch)
 
 
 def evaluate(session: Session) -> dict[str, float]:
@@ -58,6 +61,6 @@ def evaluate(session: Session) -> dict[str, float]:
         session.heldout,
         sample(len(session.heldout), settings.evaluation.rows, session.manifest.identity),
     )
-    with session.ledger.spend("evaluate"):
+    with session.ledger.spend("evaluate"), session.computing("evaluate"):
         found = heldout.metrics(session.prepared.module)
     return {f"heldout/{name}": value for name, value in found.items()}

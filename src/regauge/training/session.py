@@ -6,6 +6,7 @@ Nothing is allocated before the settings, the dataset and the output folder have
 from __future__ import annotations
 
 import datetime as dt
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ from regauge.training.scaling import LossScale
 from regauge.training.step import Gradients
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from regauge.data.shards import Manifest
     from regauge.processes import World
     from regauge.tasks import Task
@@ -96,6 +99,14 @@ class Session:
             "ledger": self.ledger.state(),
         }
 
+    @contextmanager
+    def computing(self, account: str) -> Iterator[None]:
+        """Book what the device's compiler does inside to "compile", and not to the account."""
+        before = self.accelerator.compile_seconds()
+        yield
+        spent = self.accelerator.compile_seconds() - before
+        self.ledger.move(account, "compile", spent)
+
     def save(self, metrics: dict[str, float]) -> None:
         """Save this moment; writing goes on beside the next steps."""
         with self.ledger.spend("checkpoint"):
@@ -147,7 +158,7 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
     flops = _flops_per_token(module, ladder[-1])
     blocks = tuple(models.blocks(module))
     recompute.install(blocks, execution.activation_checkpointing, module.dropout_keys)
-    site = Site(world, device, COMPUTE_DTYPES[precision], blocks)
+    site = Site(world, device, COMPUTE_DTYPES[precision], blocks, lazy=accelerator.lazy)
     prepared = strategy.prepare(module, site)
     if execution.activation_checkpointing != "none":
         prepared.recomputes = True
@@ -165,7 +176,9 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
         manifest=manifest,
         ladder=ladder,
         prepared=prepared,
-        optimizer=optimizers.build(settings.optimizer, prepared.masters().items()),
+        optimizer=optimizers.build(
+            settings.optimizer, prepared.masters().items(), lazy=accelerator.lazy
+        ),
         gradients=Gradients(task, prepared, accelerator, slots),
         order=Order(len(rows), batch.rows, settings.seed, manifest.identity),
         feed=feed(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regauge.data.randomness import keyed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from regauge.accelerators import Accelerator
     from regauge.strategies import Prepared
@@ -28,6 +28,7 @@ Batch = dict[str, Tensor]
 class Noise:
     """What the framework's own generator is keyed by, so that native dropout can be resumed."""
 
+    accelerator: Accelerator
     seed: int
     step: int
     rank: int
@@ -35,7 +36,7 @@ class Noise:
     def begin(self, microbatch: int) -> None:
         """Seed every generator of this process for a microbatch of its step."""
         word = int(keyed(self.seed, self.step, self.rank, microbatch))
-        torch.manual_seed(word >> 1)
+        self.accelerator.seed(word >> 1)
 
 
 class Gradients:
@@ -59,14 +60,14 @@ class Gradients:
         return compute(batches, scale, noise)
 
     def _alone(self, batches: list[Batch], scale: Tensor, noise: Noise | None) -> Tensor:
-        total = torch.zeros(2, device=scale.device)
+        parts = []
         for number, batch in enumerate(batches, start=1):
             with self._prepared.accumulating(last=number == len(batches)):
                 loss, weight = self._task.loss(self._outputs(batch, number, noise), batch)
                 (loss * scale).backward()
-            total += torch.stack([loss.detach().float(), weight.float()])
+            parts.append(torch.stack([loss.detach().float(), weight.float()]))
             self._mark()
-        return summed(total)
+        return summed(torch.stack(parts).sum(0))
 
     def _coupled(self, batches: list[Batch], scale: Tensor, noise: Noise | None) -> Tensor:
         """Compute every output, then the loss over all of them, then the gradients.
@@ -84,6 +85,8 @@ class Gradients:
         leaf = everything["vectors"].requires_grad_()
         loss, weight = self._task.loss({"vectors": leaf}, everything)
         (slope,) = torch.autograd.grad(loss * scale, leaf)
+        totals = torch.stack([loss.detach().float(), weight.float()])
+        self._mark()
         for number, (batch, output) in enumerate(zip(batches, outputs, strict=True), start=1):
             with self._prepared.accumulating(last=number == len(batches)):
                 again = self._prepared.recomputes
@@ -91,7 +94,7 @@ class Gradients:
                 share = slope[batch["slots"]] * batch["real"][:, None]
                 kept["vectors"].backward(share)
             self._mark()
-        return torch.stack([loss.detach().float(), weight.float()])
+        return totals
 
     def _outputs(self, batch: Batch, number: int, noise: Noise | None) -> Batch:
         if noise is not None:
@@ -127,18 +130,19 @@ def summed(value: Tensor) -> Tensor:
 
 
 def score(
-    task: Task, module: nn.Module, batches: Iterable[Batch], slots: int
+    task: Task, module: nn.Module, batches: Iterable[Batch], slots: int, mark: Callable[[], None]
 ) -> tuple[dict[str, float], Batch]:
     """Return the held-out metrics over the batches of all processes, equal on each of them.
 
     The one evaluation path: exact sums over all rows, each row once, means taken at the end.
     `slots` is the number of places that the batches of all processes fill; the outputs of a coupled
-    task come back in their order, those of another task do not.
+    task come back in their order, those of another task do not. `mark` ends a batch.
     """
     module.eval()
-    tallied: list[Sums] = []
+    tables: list[Tensor] = []
     vectors: list[Tensor] = []
     places: list[Batch] = []
+    names: list[str] = []
     with torch.no_grad():
         for batch in batches:
             output = module(batch)
@@ -146,22 +150,31 @@ def score(
                 vectors.append(output["vectors"])
                 places.append({name: batch[name] for name in ("slots", "real")})
             else:
-                tallied.append(task.tally(output, batch))
+                names, table = _table(task.tally(output, batch))
+                tables.append(table)
+            mark()
         if task.coupled:
             everything = assembled(vectors, places, slots)
-            return means(task.tally(everything, everything)), everything
-        names = tallied[0]
-        totals = {name: _total([sums[name] for sums in tallied]) for name in names}
-    return means(totals), {}
+            names, table = _table(task.tally(everything, everything))
+            mark()
+            return _quotients(names, table.cpu()), everything
+        device = tables[0].device
+        total = torch.stack([table.cpu() for table in tables]).double().sum(0).float()
+    return _quotients(names, summed(total.to(device)).cpu()), {}
 
 
 def means(sums: Sums) -> dict[str, float]:
-    """Return each sum over its weight."""
-    return {name: float(top) / max(float(weight), 1e-9) for name, (top, weight) in sums.items()}
+    """Return each sum over its weight; one reading of the device."""
+    names, table = _table(sums)
+    return _quotients(names, table.cpu())
 
 
-def _total(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return (sum, weight) of pairs over all batches of all processes."""
-    rows = torch.stack([torch.stack([top, below]).float() for top, below in pairs])
-    total = summed(rows.double().sum(0).float())
-    return total[0], total[1]
+def _table(sums: Sums) -> tuple[list[str], Tensor]:
+    """Return the names of metrics, and [metrics, 2] of their sums and weights."""
+    rows = [torch.stack([top.float(), weight.float()]) for top, weight in sums.values()]
+    return list(sums), torch.stack(rows)
+
+
+def _quotients(names: list[str], table: Tensor) -> dict[str, float]:
+    pairs = zip(names, table.tolist(), strict=True)
+    return {name: top / max(weight, 1e-9) for name, (top, weight) in pairs}

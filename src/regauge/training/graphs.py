@@ -15,10 +15,10 @@ from regauge.errors import NoProgressError
 from regauge.log import logger
 from regauge.models import build as models
 from regauge.training import optimizer as optimizers
+from regauge.training.update import advance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from collections.abc import Set as AbstractSet
 
     from regauge.accelerators import Accelerator
     from regauge.data.loader import Feed
@@ -32,13 +32,45 @@ MODES = 3
 def warm_up(session: Session) -> None:
     """Compute every declared shape once, with weight 0; weights and gradients are unchanged.
 
-    A lazy device makes its graphs in the first steps. There everything that a step finds is made
-    now, so that the first step has the graphs of every other one.
+    On a lazy device the whole step is computed; this comes before a checkpoint is loaded, and what
+    has changed of the optimizer's state is then put right by `settle`.
     """
     if session.accelerator.lazy:
-        _settle(session)
-    if session.settings.execution.compile == "no":
+        _rehearse(session)
+    elif session.settings.execution.compile != "no":
+        _compute(session)
+
+
+def settle(session: Session) -> None:
+    """End the making of a lazy device's state; called before the first step.
+
+    Such a device updates in place what a graph made, and not what was sent to it: without this the
+    second step would have other graphs than the first. A product with 1 changes no bit.
+    """
+    if not session.accelerator.lazy:
         return
+    counts = [state["step"] for state in session.optimizer.state.values() if "step" in state]
+    with torch.no_grad():
+        torch._foreach_mul_(list(session.values().values()), 1.0)
+        torch._foreach_mul_(counts, float(session.resumed_step > 0))
+    session.accelerator.end_step()
+
+
+def _rehearse(session: Session) -> None:
+    """Do a step of no rows for every declared shape: no gradient, no decay, a vanishing rate."""
+    optimizers.prime(session.optimizer)
+    session.scale.tensor(session.device)
+    session.accelerator.end_step()
+    batch, world = session.settings.batch, session.world
+    own = -(-batch.microbatches // world.size)
+    for empty in _declared(session, session.feed, batch.microbatch_rows):
+        session.rates.begin(-1)
+        advance(session, [empty] * own)
+    session.interval.begin()
+
+
+def _compute(session: Session) -> None:
+    """Compute every shape forward and backward, and as an evaluation does."""
     _make_room(session)
     batch_rows = session.settings.batch.microbatch_rows
     for batch in _declared(session, session.feed, batch_rows):
@@ -50,23 +82,6 @@ def warm_up(session: Session) -> None:
         for batch in _declared(session, session.heldout, evaluation_rows):
             session.prepared.module(batch)
     session.accelerator.synchronize()
-
-
-def _settle(session: Session) -> None:
-    """Make the state of the optimizer, or make what was loaded the outcome of a graph.
-
-    A lazy device updates in place what a graph made, and not what was sent to it: without this the
-    second step would have other graphs than the first. A product with 1 changes no bit.
-    """
-    masters = session.prepared.masters()
-    if session.resumed_step == 0:
-        optimizers.prime(session.optimizer)
-        optimizers.set_steps_taken(session.optimizer, masters, 0.0)
-    counts = [state["step"] for state in session.optimizer.state.values() if "step" in state]
-    with torch.no_grad():
-        torch._foreach_mul_([*session.values().values(), *counts], 1.0)
-    session.scale.tensor(session.device)
-    session.accelerator.end_step()
 
 
 def _make_room(session: Session) -> None:
@@ -82,38 +97,36 @@ def _make_room(session: Session) -> None:
 
 
 class GraphGuard:
-    """Counts the graphs that are made in the course of a run.
+    """Counts the graphs that are made after the warm-up.
 
-    A lazy device makes those of a shape when it first comes; every later one is late. Elsewhere
-    `warm_up` has made all of them, and every one is.
+    A lazy device makes those of an evaluation when the first one comes.
     """
 
     def __init__(self, accelerator: Accelerator, budget: int) -> None:
         self._accelerator = accelerator
         self._budget = budget
         self._known = accelerator.graphs_compiled()
-        self._seen: set[object] = set()
+        self._evaluated = False
         self.late = 0
 
     def check_step(self, step: int, batches: list[Batch]) -> None:
         """Say late graphs with the shapes of their step; past the budget raise NoProgressError."""
         shapes = sorted({tuple(batch["tokens"].shape) for batch in batches})
         where = f"in step {step} with shapes {shapes}"
-        self._check(where, frozenset(shapes), "declare that shape")
+        self._check(where, "declare that shape")
 
     def check_evaluation(self, step: int) -> None:
         """Do the same for the graphs of an evaluation."""
-        self._check(f"in the evaluation after step {step}", {"evaluation"}, "see its rows")
+        first, self._evaluated = not self._evaluated, True
+        if first and self._accelerator.lazy:
+            self._known = self._accelerator.graphs_compiled()
+        self._check(f"in the evaluation after step {step}", "see its rows")
 
-    def _check(self, where: str, occasions: AbstractSet[object], remedy: str) -> None:
-        first = not occasions <= self._seen
-        self._seen |= occasions
+    def _check(self, where: str, remedy: str) -> None:
         count = self._accelerator.graphs_compiled()
         if count == self._known:
             return
         new, self._known = count - self._known, count
-        if first and self._accelerator.lazy:
-            return
         self.late += new
         logger.warning("%d new graphs %s", new, where)
         if self.late > self._budget:

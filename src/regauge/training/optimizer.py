@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MATRIX_DIMENSIONS = 2
 PRIMING_RATE = 1e-3
+REHEARSAL_RATE = 1e-30
+"""So small that its product with a decay vanishes beside 1; 0 would be divided by."""
 
 
 def build(
@@ -52,27 +54,35 @@ class Rates:
     """The learning rate of every step: numbers, or a table on a lazy device that is read there."""
 
     def __init__(
-        self, settings: Optimizer, steps: range, device: torch.device, *, lazy: bool
+        self, settings: Optimizer, total: int, device: torch.device, *, lazy: bool
     ) -> None:
         self._settings = settings
-        self._total = steps.stop
-        self._step = steps.start
+        self._total = total
+        self._device = device
         self._table: Tensor | None = None
         if lazy:
-            self._table = torch.tensor([self._at(step) for step in steps] or [0.0]).to(device)
-            self._place = torch.tensor([0]).to(device)
+            rates = [REHEARSAL_RATE, *map(self.at, range(total))]
+            self._table = torch.tensor(rates).to(device)
+        self.begin(0)
 
-    def next(self) -> tuple[float, float | Tensor]:
-        """Return the rate of the next step, as a number and as the optimizer takes it."""
-        rate = self._at(self._step)
-        self._step += 1
+    def begin(self, step: int) -> None:
+        """Go to a step, counted from 0; -1 is a rehearsal."""
+        self._step = step
+        if self._table is not None:
+            self._place = torch.tensor([step + 1]).to(self._device)
+
+    def next(self) -> float | Tensor:
+        """Return the rate of the next step as the optimizer takes it."""
         if self._table is None:
-            return rate, rate
+            rate = self.at(self._step)
+            self._step += 1
+            return rate
         here = self._table.index_select(0, self._place)[0]
         self._place += 1
-        return rate, here
+        return here
 
-    def _at(self, step: int) -> float:
+    def at(self, step: int) -> float:
+        """Return the rate of a step as a number."""
         return learning_rate(
             self._settings.learning_rate, self._settings.schedule, step, self._total
         )

@@ -24,47 +24,44 @@ MFU_FORMULA = "real tokens/s x (6 N + 12 L h S) / (peak FLOP/s x processes)"
 class Interval:
     """Sums the steps since the last line; every method is called by all processes."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._nothing = torch.zeros(2)
-        self._totals = self._nothing.to(session.device, copy=True)
-        self._norm = torch.zeros(())
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._counts = np.zeros(2, np.int64)
-        self._settled = np.zeros(2, np.int64)
-        self._began = 0.0
-        self._rate = 0.0
+        self._norm = torch.zeros(())
+        self.begin()
 
     def begin(self) -> None:
-        """Start the clock of the first interval."""
+        """Start an interval and its clock; sums are sent to the device as data."""
+        self._totals = torch.zeros(2).to(self._device)
+        self._settled = np.zeros(2, np.int64)
         self._began = time.perf_counter()
 
-    def add(self, totals: Tensor, norm: Tensor, rate: float, batches: list[dict[str, Any]]) -> None:
-        """Add a step: its [loss sum, weight], gradient norm, learning rate and batches."""
+    def add(self, totals: Tensor, norm: Tensor) -> None:
+        """Add a step's [loss sum, weight] and gradient norm."""
         self._totals += totals
         self._norm = norm
-        self._rate = rate
+
+    def count(self, batches: list[dict[str, Any]]) -> None:
+        """Count the tokens and slots of a step's arrays."""
         for batch in batches:
             self._counts += tokens_and_slots(batch)
 
-    def line(self) -> dict[str, float]:
+    def line(self, session: Session) -> dict[str, float]:
         """Return the values of a line of training, and begin the next interval."""
         seconds = time.perf_counter() - self._began
-        self.settle()
+        self.settle(session)
         tokens, slots = self._settled.tolist()
         loss, weight = self._totals.tolist()
-        session = self._session
         values = {
             "train/loss": loss / max(weight, 1e-9),
-            "train/learning_rate": self._rate,
+            "train/learning_rate": session.rates.at(session.step - 1),
             "train/gradient_norm": float(self._norm),
             "train/tokens_per_second": tokens / seconds,
             "train/padding_share": 1 - tokens / max(slots, 1),
             "train/epoch": session.step / session.order.steps_per_epoch,
-            "train/mfu": self._mfu(tokens / seconds),
+            "train/mfu": _mfu(session, tokens / seconds),
             "train/usd": session.ledger.usd,
         }
-        self._totals = self._nothing.to(session.device, copy=True)
-        self._settled[:] = 0
         self.begin()
         if not math.isfinite(values["train/loss"] or 0.0):
             raise NoProgressError(
@@ -73,23 +70,23 @@ class Interval:
             )
         return {name: value for name, value in values.items() if value is not None}
 
-    def settle(self) -> None:
+    def settle(self, session: Session) -> None:
         """Book the tokens and slots of all processes since the last call."""
         tokens, slots = self._counts.tolist()
-        if self._session.world.size > 1:
-            counts = torch.tensor([tokens, slots], device=self._session.device)
+        if session.world.size > 1:
+            counts = torch.tensor([tokens, slots], device=self._device)
             tokens, slots = summed(counts).tolist()
         self._counts[:] = 0
         self._settled += (tokens, slots)
-        self._session.ledger.tokens += tokens
-        self._session.ledger.slots += slots
+        session.ledger.tokens += tokens
+        session.ledger.slots += slots
 
-    def _mfu(self, tokens_per_second: float) -> float | None:
-        session = self._session
-        peak = session.chip.flops_per_second.get(session.settings.execution.precision)
-        if peak is None:
-            return None
-        return tokens_per_second * session.flops_per_token / (peak * session.world.size)
+
+def _mfu(session: Session, tokens_per_second: float) -> float | None:
+    peak = session.chip.flops_per_second.get(session.settings.execution.precision)
+    if peak is None:
+        return None
+    return tokens_per_second * session.flops_per_token / (peak * session.world.size)
 
 
 def tokens_and_slots(batch: dict[str, Any]) -> tuple[int, int]:
@@ -105,18 +102,15 @@ def write_ledger(session: Session) -> None:
     if not session.world.first:
         return
     ledger = session.ledger
-    execution = session.settings.execution
-    peak = session.chip.flops_per_second.get(execution.precision)
     steps = ledger.seconds["step"] + ledger.seconds["data_wait"]
     rate = ledger.tokens / steps if steps > 0 else 0.0
-    mfu = None if peak is None else rate * session.flops_per_token / (peak * session.world.size)
     document = {
         "attempt": session.attempt,
         "step": session.step,
         "seconds": {name: round(value, 6) for name, value in ledger.seconds.items()},
         "tokens": ledger.tokens,
         "usd": ledger.usd,
-        "mfu": mfu,
+        "mfu": _mfu(session, rate),
         "mfu_formula": MFU_FORMULA,
         "peak_source": session.chip.source,
         "padding_share": ledger.padding_share,

@@ -19,6 +19,7 @@ from regauge.registry import did_you_mean
 from regauge.trackers import RunFacts, started
 from regauge.training import records
 from regauge.training.decisions import decide
+from regauge.training.graphs import settle, warm_up
 from regauge.training.loop import Outcome, train
 from regauge.training.scoring import evaluate
 from regauge.training.session import Session, open_session
@@ -55,7 +56,10 @@ def attempt(settings: Training, world: World, began: float | None = None) -> dic
 
 
 def _tracked(session: Session, run_id: str) -> Outcome:
+    with session.ledger.spend("compile"):
+        warm_up(session)
     resumed = session.resume()
+    settle(session)
     if not resumed:
         session.before = evaluate(session)
     _check_metrics(session)

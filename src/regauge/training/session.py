@@ -21,10 +21,11 @@ from regauge.data.order import Order
 from regauge.data.shards import Dataset
 from regauge.errors import SettingsError
 from regauge.models import build as models
-from regauge.strategies import Prepared, Site
+from regauge.strategies import Prepared, Site, Strategy
 from regauge.training import optimizer as optimizers
 from regauge.training import recompute
 from regauge.training.ledger import Ledger, last_line
+from regauge.training.progress import Interval
 from regauge.training.scaling import LossScale
 from regauge.training.step import Gradients
 
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from regauge.data.shards import Manifest
+    from regauge.models.text import TextModule
     from regauge.processes import World
     from regauge.tasks import Task
-    from regauge.training.settings import Training
+    from regauge.training.settings import Execution, Training
 
 COMPUTE_DTYPES = {
     "bf16": torch.bfloat16,
@@ -64,6 +66,8 @@ class Session:
     saver: Saver
     ledger: Ledger
     scale: LossScale
+    rates: optimizers.Rates
+    interval: Interval
     flops_per_token: float
     step: int = 0
     """Steps that are done."""
@@ -117,7 +121,8 @@ class Session:
         path = newest(self.folder / "checkpoints", self.world)
         if path is None:
             return False
-        optimizers.prime(self.optimizer)
+        if not self.optimizer.state:
+            optimizers.prime(self.optimizer)
         state = load(path, self.values())
         optimizers.set_steps_taken(self.optimizer, self.prepared.masters(), state["optimizer_step"])
         self.prepared.publish()
@@ -153,19 +158,14 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
     task, manifest = settings.task, dataset.manifest
     ladder = task.ladder(manifest)
     module = task.module(settings.model, manifest, settings.seed)
-    module.compute_dtype = COMPUTE_DTYPES[precision]
     _check_length(module, ladder)
     flops = _flops_per_token(module, ladder[-1])
-    blocks = tuple(models.blocks(module))
-    recompute.install(blocks, execution.activation_checkpointing, module.dropout_keys)
-    site = Site(world, device, COMPUTE_DTYPES[precision], blocks, lazy=accelerator.lazy)
-    prepared = strategy.prepare(module, site)
-    if execution.activation_checkpointing != "none":
-        prepared.recomputes = True
-    if execution.compile == "blocks":
-        for block in blocks:
-            block.compile(dynamic=False)
+    module.compute_dtype = COMPUTE_DTYPES[precision]
+    site = Site(world, device, module.compute_dtype, tuple(models.blocks(module)), accelerator.lazy)
+    prepared = _prepared(module, site, strategy, execution)
     rows, batch = dataset.split("train"), settings.batch
+    order = Order(len(rows), batch.rows, settings.seed, manifest.identity)
+    total = settings.stop.total_steps(order.steps_per_epoch)
     slots = batch.rows * task.texts_per_row()
     return Session(
         settings=settings,
@@ -180,7 +180,7 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
             settings.optimizer, prepared.masters().items(), lazy=accelerator.lazy
         ),
         gradients=Gradients(task, prepared, accelerator, slots),
-        order=Order(len(rows), batch.rows, settings.seed, manifest.identity),
+        order=order,
         feed=feed(
             task, dataset, world, split="train", rows=batch.microbatch_rows, seed=settings.seed
         ),
@@ -197,8 +197,22 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
         ),
         ledger=Ledger(settings.stop.usd_per_hour),
         scale=LossScale(scaled=precision == "fp16"),
+        rates=optimizers.Rates(settings.optimizer, total, device, lazy=accelerator.lazy),
+        interval=Interval(device),
         flops_per_token=flops,
     )
+
+
+def _prepared(module: TextModule, site: Site, strategy: Strategy, execution: Execution) -> Prepared:
+    """Return the module on its processes, with its blocks recomputed and compiled as is asked."""
+    recompute.install(site.blocks, execution.activation_checkpointing, module.dropout_keys)
+    prepared = strategy.prepare(module, site)
+    if execution.activation_checkpointing != "none":
+        prepared.recomputes = True
+    if execution.compile == "blocks":
+        for block in site.blocks:
+            block.compile(dynamic=False)
+    return prepared
 
 
 def feed(task: Task, dataset: Dataset, world: World, *, split: str, rows: int, seed: int) -> Feed:

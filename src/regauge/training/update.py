@@ -1,0 +1,45 @@
+"""One optimizer update: the same operations for a real step and for the rehearsal of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regauge.training.optimizer import set_learning_rate
+from regauge.training.step import Noise
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regauge.accelerators import Batch
+    from regauge.training.session import Session
+
+
+def advance(session: Session, batches: list[Batch]) -> tuple[Tensor, Tensor]:
+    """Do one step; return [loss sum, weight] of the global batch and the gradient norm.
+
+    Nothing is read from the device, unless the loss is scaled.
+    """
+    prepared, clip = session.prepared, session.settings.optimizer.clip_norm
+    scale = session.scale.tensor(session.device)
+    with session.computing("step"):
+        totals = session.gradients.of(batches, scale, _noise(session))
+        rate = session.rates.next()
+        factor = 1 / (totals[1].clamp(min=1e-9) * scale)
+        norm = prepared.gradient_norm() * factor
+        if clip is not None:
+            factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
+        if session.scale.accepts(norm):
+            prepared.scale_gradients(factor)
+            set_learning_rate(session.optimizer, rate)
+            session.optimizer.step()
+            prepared.publish()
+        prepared.clear_gradients()
+        session.interval.add(totals, norm)
+        session.accelerator.end_step()
+    return totals, norm
+
+
+def _noise(session: Session) -> Noise | None:
+    if session.settings.model.dropout_kind == "counter":
+        return None
+    return Noise(session.accelerator, session.settings.seed, session.step, session.world.rank)

@@ -1,4 +1,5 @@
 # demo: prepare, train, evaluate and report on real text · test: the tests
+# test-xla: the contracts and unit tests with torch 2.9 and torch_xla, in an environment of its own
 # check: style and types · bench: the measurements of benchmarks/
 # Each target first creates .venv, once, and again when what it installs has changed.
 
@@ -6,7 +7,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check bench
+XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
+
+.PHONY: demo test test-xla check bench
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -14,6 +17,10 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+test-xla: $(XLA)/.installed
+	$(XLA)/bin/python -m pip install -q --no-deps -e .
+	$(XLA)/bin/python -m pytest tests/contracts tests/unit
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -28,4 +35,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo "make: $(PYTHON) is missing or older than Python 3.11; run: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt -e ".[dev,tensorboard]"
+	touch $@
+
+# About 7 GB, the CUDA libraries of that torch included; every clone shares it.
+$(XLA)/.installed: pyproject.toml constraints-xla.txt
+	$(PYTHON) -m venv $(XLA)
+	$(XLA)/bin/python -m pip install -c constraints-xla.txt torch_xla -e ".[dev,tensorboard]"
 	touch $@

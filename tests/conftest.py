@@ -1,19 +1,37 @@
-"""What every test is held to: it leaves nothing behind."""
+"""What every test is held to: it leaves nothing behind.
+
+The largest error of each kind of proof is printed at the end.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 from hypothesis import settings
 
 from leaks import Before
+from regauge import accelerators, registry
 from regauge.log import logger
+
+FIGURES = pytest.StashKey[dict[str, list[float]]]()
 
 # The same examples every time, on a machine of any speed, and nothing written.
 settings.register_profile("regauge", deadline=None, database=None, derandomize=True)
 settings.load_profile("regauge")
+
+
+def pytest_sessionstart() -> None:
+    """Use the lazy devices of this machine before any backward pass of a test.
+
+    Their client has to start before the first one on the CPU, and sets variables of its own.
+    """
+    for kind, found in accelerators.survey().items():
+        accelerator = registry.load("accelerators", kind)
+        if accelerator.lazy and found.fitness > 0:
+            torch.ones(2, device=accelerator().claim(0, 1)).add(1).cpu()
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +49,24 @@ def _nothing_leaks() -> Iterator[None]:
     problems = before.leaks()
     if problems:
         pytest.fail("; ".join(problems))
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
+    """Return a function that adds a measured value to the report, under the name of its kind."""
+    kinds = request.config.stash.setdefault(FIGURES, {})
+
+    def add(kind: str, value: float) -> None:
+        kinds.setdefault(kind, []).append(value)
+
+    return add
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    kinds = config.stash.get(FIGURES, {})
+    if kinds:
+        terminalreporter.write_sep("-", "distributed: largest relative error")
+    for kind, values in sorted(kinds.items()):
+        terminalreporter.write_line(f"{kind}: {max(values):.1e} ({len(values)} cases)")

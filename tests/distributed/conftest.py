@@ -1,7 +1,4 @@
-"""One shared world for each size; the world of one process is this one.
-
-The largest error of each kind of proof is printed at the end.
-"""
+"""One shared world for each size; the world of one process is this one."""
 
 from __future__ import annotations
 
@@ -13,8 +10,6 @@ import pytest
 from distributed import datasets, jobs
 from distributed.runs import Runs
 from distributed.world import World
-
-FIGURES = pytest.StashKey[dict[str, list[float]]]()
 
 
 class Alone:
@@ -51,24 +46,3 @@ def runs(worlds: Callable[[int], World | Alone], tmp_path_factory: pytest.TempPa
     root = tmp_path_factory.mktemp("data")
     data = {"packed": datasets.packed(root / "packed"), "pairs": datasets.pairs(root / "pairs")}
     return Runs(tmp_path_factory.mktemp("runs"), data, worlds)
-
-
-@pytest.fixture
-def figure(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
-    """Return a function that adds a measured value to the report, under the name of its kind."""
-    kinds = request.config.stash.setdefault(FIGURES, {})
-
-    def add(kind: str, value: float) -> None:
-        kinds.setdefault(kind, []).append(value)
-
-    return add
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    kinds = config.stash.get(FIGURES, {})
-    if kinds:
-        terminalreporter.write_sep("-", "distributed: largest relative error")
-    for kind, values in sorted(kinds.items()):
-        terminalreporter.write_line(f"{kind}: {max(values):.1e} ({len(values)} cases)")

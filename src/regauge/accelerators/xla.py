@@ -57,6 +57,9 @@ class Xla(Accelerator):
         import torch_xla
 
         torch.set_num_threads(threads)
+        if not hasattr(torch, "xla"):
+            # torch.utils.checkpoint looks for a module of the device's name, and finds none.
+            torch._register_device_module("xla", torch_xla)  # noqa: SLF001 - backends' own entry
         return torch.device(torch_xla.device())
 
     def platform(self) -> str:

@@ -83,7 +83,9 @@ class CausalLanguageModel(TextModule):
         }
 
     def _chunk(self, hidden: Tensor, labels: Tensor) -> Batch:
-        result: Batch = checkpoint(self._losses, hidden, labels, use_reentrant=False)
+        result: Batch = checkpoint(
+            self._losses, hidden, labels, use_reentrant=False, preserve_rng_state=False
+        )
         return result
 
     def _losses(self, hidden: Tensor, labels: Tensor) -> Batch:

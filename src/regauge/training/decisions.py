@@ -34,6 +34,11 @@ def decide(settings: Training, world: World) -> Training:
             " compile a new graph in every step",
             'set optimizer.kind = "adamw"',
         )
+    if lazy and execution.activation_checkpointing != "none":
+        raise SettingsError(
+            f"'{accelerator.kind}' would merge what is computed again with its first computation",
+            'set execution.activation_checkpointing = "none", and a smaller batch.microbatch_rows',
+        )
     obstacle = strategy.obstacle(world, optimizer, lazy=lazy)
     if obstacle:
         usable = [

@@ -63,9 +63,9 @@ def _rehearse(session: Session) -> None:
     session.accelerator.end_step()
     batch, world = session.settings.batch, session.world
     own = -(-batch.microbatches // world.size)
-    for empty in _declared(session, session.feed, batch.microbatch_rows):
+    for empty in _declared(session, session.feed, batch.microbatch_rows, own):
         session.rates.begin(-1)
-        advance(session, [empty] * own)
+        advance(session, empty)
     session.interval.begin()
 
 
@@ -73,13 +73,13 @@ def _compute(session: Session) -> None:
     """Compute every shape forward and backward, and as an evaluation does."""
     _make_room(session)
     batch_rows = session.settings.batch.microbatch_rows
-    for batch in _declared(session, session.feed, batch_rows):
-        session.gradients.of([batch], torch.ones((), device=session.device))
+    for batches in _declared(session, session.feed, batch_rows, 1):
+        session.gradients.of(batches, torch.ones((), device=session.device))
         session.prepared.clear_gradients()
     evaluation_rows = session.settings.evaluation.microbatch_rows or batch_rows
     session.prepared.module.eval()
     with torch.no_grad():
-        for batch in _declared(session, session.heldout, evaluation_rows):
+        for (batch,) in _declared(session, session.heldout, evaluation_rows, 1):
             session.prepared.module(batch)
     session.accelerator.synchronize()
 
@@ -136,11 +136,16 @@ class GraphGuard:
             )
 
 
-def _declared(session: Session, feed: Feed, rows: int) -> Iterator[Batch]:
-    """Yield an empty batch of every declared shape of `rows` rows, on the device."""
+def _declared(session: Session, feed: Feed, rows: int, count: int) -> Iterator[list[Batch]]:
+    """Yield `count` empty batches of `rows` rows for every declared length, on the device."""
     texts = rows * session.settings.task.texts_per_row()
-    for length in session.ladder:
-        arrays = feed.empty(texts, length)
-        host = {name: torch.from_numpy(value) for name, value in arrays.items()}
-        (batches,) = session.accelerator.wrap_loader(iter([[host]]), session.device)
-        yield from batches
+
+    def steps() -> Iterator[list[Batch]]:
+        for length in session.ladder:
+            arrays = feed.empty(texts, length)
+            yield [
+                {name: torch.from_numpy(value) for name, value in arrays.items()}
+                for _ in range(count)
+            ]
+
+    return session.accelerator.wrap_loader(steps(), session.device)

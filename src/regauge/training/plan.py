@@ -33,15 +33,33 @@ def plan(settings: Training) -> dict[str, Any]:
     rows = manifest.splits["train"].rows
     order = Order(rows, batch.rows, settings.seed, manifest.identity)
     texts = batch.microbatch_rows * settings.task.texts_per_row()
+    ladder = settings.task.ladder(manifest)
+    if settings.accelerator is not None and settings.accelerator.lazy:
+        answer["graphs"] = graphs(
+            settings, len(ladder), heldout=manifest.splits["heldout"].rows > 0
+        )
     return {
         **answer,
         "rows": rows,
         "heldout_rows": manifest.splits["heldout"].rows,
         "steps": settings.stop.total_steps(order.steps_per_epoch),
         "steps_per_epoch": order.steps_per_epoch,
-        "shapes": [f"{texts} x {length}" for length in settings.task.ladder(manifest)],
+        "shapes": [f"{texts} x {length}" for length in ladder],
         "real_token_share": round(manifest.real_token_share, 4),
     }
+
+
+def graphs(settings: Training, shapes: int, *, heldout: bool) -> int:
+    """Return how many graphs a lazy device makes for a run that was not resumed.
+
+    The state of the optimizer is made in one and settled in another. A microbatch is one for each
+    shape, or two around that of a coupled loss; an update is one. An evaluation is one for each
+    shape, and one more over all outputs of a coupled task.
+    """
+    coupled = settings.task.coupled
+    training = 2 * shapes + 1 if coupled else shapes
+    evaluation = (shapes + coupled) if heldout else 0
+    return 2 + training + 1 + evaluation
 
 
 def check(settings: Training) -> None:

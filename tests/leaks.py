@@ -7,8 +7,12 @@ import sys
 import threading
 from dataclasses import dataclass, field
 
-OWN_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
-"""pytest changes the first while a test runs; torch writes its default into the second."""
+OWN_VARIABLES = {
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "SKIP_MEGASCALE_PJRT_CLIENT",
+}
+"""What pytest changes while a test runs, and what torch and torch_xla write at their first use."""
 
 SECONDS = 1.0
 """A thread that is about to end has this long."""

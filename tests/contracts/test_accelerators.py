@@ -29,10 +29,10 @@ ERRORS = {"fp32": 1e-6, "tf32": 1e-3, "bf16": 5e-3, "fp16": 1e-3}
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    threads, precision = torch.get_num_threads(), torch.backends.cuda.matmul.fp32_precision
     yield
     torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision(precision)
+    torch.backends.cuda.matmul.fp32_precision = precision
 
 
 @pytest.fixture(params=KINDS)

@@ -64,7 +64,7 @@ class Cuda(Accelerator):
     def use(self, precision: Precision) -> None:
         import torch
 
-        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
 
     def obstacle_to_compiling(self) -> str | None:
         return None if cpp_compiler() else "no C++ compiler is installed (g++ or clang++)"

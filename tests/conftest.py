@@ -29,9 +29,9 @@ def pytest_sessionstart() -> None:
     Their client has to start before the first one on the CPU, and sets variables of its own.
     """
     for kind, found in accelerators.survey().items():
-        accelerator = registry.load("accelerators", kind)
+        accelerator = registry.load("accelerators", kind)()
         if accelerator.lazy and found.fitness > 0:
-            torch.ones(2, device=accelerator().claim(0, 1)).add(1).cpu()
+            torch.ones(2, device=accelerator.claim(0, 1)).add(1).cpu()
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ a machine where nothing is installed.
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -58,14 +59,17 @@ class CacheSettings:
 class Accelerator(Choice):
     """A kind of device."""
 
-    lazy: ClassVar[bool] = False
-    """Whether operations are only recorded, and computed as one graph at each mark.
-
-    Then what changes from step to step must be data on the device: a number would be part of the
-    graph, and a new graph is a new compilation.
-    """
     variables: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the environment variables that its libraries read, beside torch's own."""
+
+    @property
+    def lazy(self) -> bool:
+        """Whether operations are only recorded, and computed as one graph at each mark.
+
+        Then what changes from step to step must be data on the device: a number would be part of
+        the graph, and a new graph is a new compilation.
+        """
+        return False
 
     @classmethod
     def available(cls) -> Availability:
@@ -83,6 +87,10 @@ class Accelerator(Choice):
     def collectives(self) -> str:
         """Return the name of torch.distributed's backend for this device."""
         raise NotImplementedError
+
+    def rendezvous(self) -> str:
+        """Return where the processes of a run meet, as torch.distributed's `init_method`."""
+        return "env://"
 
     def precisions(self) -> tuple[Precision, ...]:
         """Return what the device computes in, the fastest that trains safely first."""
@@ -123,9 +131,17 @@ class Accelerator(Choice):
         """Return how long a compiler of the device itself has worked in this process."""
         return 0.0
 
+    def counters(self) -> dict[str, float]:
+        """Return what the device's software counts in this process, for the ledger."""
+        return {}
+
     def obstacle_to_compiling(self) -> str | None:
         """Return why torch.compile cannot work here, or None."""
         return None
+
+    def compile_backend(self) -> str:
+        """Return the name of torch.compile's backend for the device."""
+        return "inductor"
 
     def compile_cache(self) -> CacheSettings:
         """Return where compiled graphs persist."""
@@ -184,3 +200,16 @@ def settle_precision(accelerator: Accelerator, wanted: str) -> Precision:
 def cpp_compiler() -> str | None:
     """Return the C++ compiler that torch.compile would call for host code, or None."""
     return next((path for name in ("g++", "clang++") if (path := shutil.which(name))), None)
+
+
+def impose(name: str, value: str) -> None:
+    """Set an environment variable that a setting decides.
+
+    Raises SettingsError where something else has set it to another value.
+    """
+    foreign = os.environ.setdefault(name, value)
+    if foreign != value:
+        raise SettingsError(
+            f"{name}={foreign} is set from outside, and the run's settings say {value}",
+            f"unset {name}, or set the accelerator's settings to it",
+        )

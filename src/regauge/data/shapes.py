@@ -32,6 +32,13 @@ def ladder(histogram: tuple[int, ...], most: int) -> tuple[int, ...]:
     return tuple(reversed(chosen))
 
 
+def real_share(histogram: tuple[int, ...], rungs: tuple[int, ...]) -> float:
+    """Return the share of real tokens where each text of a histogram is padded to its rung."""
+    real = sum(length * count for length, count in enumerate(histogram))
+    slots = sum(fit(length, rungs) * count for length, count in enumerate(histogram) if count)
+    return real / max(slots, 1)
+
+
 def fit(length: int, rungs: tuple[int, ...]) -> int:
     """Return the smallest rung that holds a length."""
     return next(rung for rung in rungs if rung >= length)

@@ -50,6 +50,10 @@ class Task(Choice):
         """Return the lengths that batches are padded to; with the batch's rows, the shapes."""
         return (manifest.fields["tokens"].limit,)
 
+    def real_share(self, manifest: Manifest) -> float:
+        """Return the share of real tokens in batches of the declared shapes."""
+        return manifest.real_token_share
+
     def texts_per_row(self) -> int:
         """Return how many sequences the model computes for one row."""
         return 1

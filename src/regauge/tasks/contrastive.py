@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from regauge.data.batches import Piece, dropout_keys, padded
-from regauge.data.shapes import fit, ladder
+from regauge.data.shapes import fit, ladder, real_share
 from regauge.errors import SettingsError
 from regauge.registry import did_you_mean
 from regauge.tasks import Sums, Task, _retrieval
@@ -63,6 +63,14 @@ class Contrastive(Task):
 
     def ladder(self, manifest: Manifest) -> tuple[int, ...]:
         """Return the lengths with the least padding over queries and documents together."""
+        return ladder(self._lengths(manifest), self.shapes)
+
+    def real_share(self, manifest: Manifest) -> float:
+        """Return the share where every text has its own rung: that of batches of one length."""
+        return real_share(self._lengths(manifest), self.ladder(manifest))
+
+    def _lengths(self, manifest: Manifest) -> tuple[int, ...]:
+        """Return how many texts of a row have each length."""
         histograms = [
             counts
             for name in (self.query, self.document)
@@ -71,7 +79,7 @@ class Contrastive(Task):
         total = np.zeros(max(map(len, histograms)), np.int64)
         for counts in histograms:
             total[: len(counts)] += counts
-        return ladder(tuple(total.tolist()), self.shapes)
+        return tuple(total.tolist())
 
     def texts_per_row(self) -> int:
         return 2

@@ -45,7 +45,7 @@ def plan(settings: Training) -> dict[str, Any]:
         "steps": settings.stop.total_steps(order.steps_per_epoch),
         "steps_per_epoch": order.steps_per_epoch,
         "shapes": [f"{texts} x {length}" for length in ladder],
-        "real_token_share": round(manifest.real_token_share, 4),
+        "real_token_share": round(settings.task.real_share(manifest), 4),
     }
 
 

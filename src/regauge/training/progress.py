@@ -114,5 +114,6 @@ def write_ledger(session: Session) -> None:
         "mfu_formula": MFU_FORMULA,
         "peak_source": session.chip.source,
         "padding_share": ledger.padding_share,
+        "device": session.accelerator.counters(),
     }
     lines.append(session.folder / "ledger.jsonl", document)

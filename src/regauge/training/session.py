@@ -140,6 +140,7 @@ def join(accelerator: Accelerator, world: World, timeout_seconds: int) -> None:
     if world.size > 1 and not dist.is_initialized():
         dist.init_process_group(
             accelerator.collectives(),
+            init_method=accelerator.rendezvous(),
             rank=world.rank,
             world_size=world.size,
             timeout=dt.timedelta(seconds=timeout_seconds),
@@ -162,7 +163,7 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
     flops = _flops_per_token(module, ladder[-1])
     module.compute_dtype = COMPUTE_DTYPES[precision]
     site = Site(world, device, module.compute_dtype, tuple(models.blocks(module)), accelerator.lazy)
-    prepared = _prepared(module, site, strategy, execution)
+    prepared = _prepared(module, site, strategy, execution, backend=accelerator.compile_backend())
     rows, batch = dataset.split("train"), settings.batch
     order = Order(len(rows), batch.rows, settings.seed, manifest.identity)
     total = settings.stop.total_steps(order.steps_per_epoch)
@@ -203,7 +204,9 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
     )
 
 
-def _prepared(module: TextModule, site: Site, strategy: Strategy, execution: Execution) -> Prepared:
+def _prepared(
+    module: TextModule, site: Site, strategy: Strategy, execution: Execution, *, backend: str
+) -> Prepared:
     """Return the module on its processes, with its blocks recomputed and compiled as is asked."""
     recompute.install(site.blocks, execution.activation_checkpointing, module.dropout_keys)
     prepared = strategy.prepare(module, site)
@@ -211,7 +214,7 @@ def _prepared(module: TextModule, site: Site, strategy: Strategy, execution: Exe
         prepared.recomputes = True
     if execution.compile == "blocks":
         for block in site.blocks:
-            block.compile(dynamic=False)
+            block.compile(dynamic=False, backend=backend)
     return prepared
 
 

@@ -1,0 +1,191 @@
+"""Adapters of devices that are not here, against doubles that record what is asked of them.
+
+This holds the adapter to the vendor's documented names, flags and order. It is no proof that a run
+works on the device, and nothing here enters the support table.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from regauge import config, processes
+from regauge.accelerators import Accelerator, gaudi, neuron, neuron_native
+from regauge.errors import SettingsError
+from regauge.training.decisions import decide
+from regauge.training.settings import Training
+
+Calls = list[tuple[str, dict[str, str]]]
+"""Names that were called or imported, with the environment at that moment."""
+FLAGS = "--auto-cast none --model-type transformer --optlevel 1"
+
+
+class Double(ModuleType):
+    """A module that records its import and every call of a function in it."""
+
+    def __init__(self, name: str, calls: Calls, answers: dict[str, Any]) -> None:
+        super().__init__(name)
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        self.__path__: list[str] = []
+        self._calls, self._answers = calls, answers
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def called(*_: Any, **__: Any) -> Any:
+            self._calls.append((f"{self.__name__}.{name}", dict(os.environ)))
+            return self._answers.get(name)
+
+        return called
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin without variables of the vendors, and give back what an adapter sets."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    for name in list(os.environ):
+        if name.startswith(("NEURON", "PT_HPU_", "PJRT_")):
+            del os.environ[name]
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: count)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
+    """Return a function that installs doubles of modules and returns their record."""
+
+    def install(*names: str, **answers: Any) -> Calls:
+        calls: Calls = []
+        for name in names:
+            double = Double(name, calls, answers)
+            monkeypatch.setitem(sys.modules, name, double)
+            parent, _, last = name.rpartition(".")
+            if parent in sys.modules:
+                monkeypatch.setattr(sys.modules[parent], last, double, raising=False)
+        return calls
+
+    return install
+
+
+def chosen(kind: str, **table: Any) -> Any:
+    return config.choose("accelerators", {"kind": kind, **table})
+
+
+def mark(accelerator: Accelerator, calls: Calls) -> list[str]:
+    """Return what is called at the end of two microbatches and of their step."""
+    before = len(calls)
+    accelerator.end_microbatch()
+    accelerator.end_microbatch()
+    accelerator.end_step()
+    return [name for name, _ in calls[before:]]
+
+
+def test_neuron_s_compiler_is_set_before_its_client_starts(
+    installed: Callable[..., Calls],
+) -> None:
+    calls = installed("torch_xla", device=torch.device("cpu"))
+    found = chosen("neuron", target="trn1", auto_cast="all", cache="s3://graphs/bert")
+    found.claim(0, 1)
+    name, environment = calls[0]
+    assert name == "torch_xla.device"
+    assert environment["PJRT_DEVICE"] == "NEURON"
+    assert environment["NEURON_CC_FLAGS"] == (
+        "--target trn1 --auto-cast all --auto-cast-type bf16 --model-type transformer --optlevel 1"
+    )
+    assert environment["NEURON_COMPILE_CACHE_URL"] == "s3://graphs/bert"
+    assert environment["NEURON_RT_STOCHASTIC_ROUNDING_EN"] == "0"
+    assert mark(found, calls) == ["torch_xla.sync"] * 3
+    assert found.compile_cache().flags[-1] == "1"
+
+
+def test_neuron_always_says_its_auto_cast(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(neuron, "PRODUCT", tmp_path / "none")
+    assert " ".join(neuron.Neuron().flags()) == FLAGS
+    (tmp_path / "name").write_text("trn1.32xlarge\n")
+    monkeypatch.setattr(neuron, "PRODUCT", tmp_path / "name")
+    assert " ".join(neuron.Neuron().flags()) == f"--target trn1 {FLAGS}"
+    assert neuron.Neuron().chip("bf16").flops_per_second == {"bf16": 95e12}
+    assert neuron.Neuron(target="trn2").chip("bf16").flops_per_second == {}
+
+
+def test_a_foreign_value_is_refused(installed: Callable[..., Calls]) -> None:
+    installed("torch_xla", device=torch.device("cpu"))
+    os.environ["NEURON_CC_FLAGS"] = "--optlevel 3"
+    with pytest.raises(SettingsError, match="NEURON_CC_FLAGS=--optlevel 3 is set from outside"):
+        neuron.Neuron().claim(0, 1)
+
+
+@pytest.mark.parametrize(("mode", "marks"), [("eager", 0), ("lazy", 3)])
+def test_gaudi_marks_in_lazy_mode_alone(
+    mode: str, marks: int, installed: Callable[..., Calls], tmp_path: Path
+) -> None:
+    names = ("", ".torch", ".torch.core", ".torch.hpu", ".torch.distributed")
+    root = "habana_frameworks"
+    calls = installed(*(root + name for name in names), f"{root}.torch.distributed.hccl")
+    found = chosen("gaudi", mode=mode, recipe_cache=str(tmp_path))
+    assert found.claim(0, 1) == torch.device("hpu")
+    assert os.environ["PT_HPU_LAZY_MODE"] == ("1" if marks else "0")
+    assert os.environ["PT_HPU_RECIPE_CACHE_CONFIG"] == f"{tmp_path},false,1024"
+    assert found.collectives() == "hccl"
+    assert mark(found, calls) == ["habana_frameworks.torch.core.mark_step"] * marks
+    assert found.lazy == bool(marks)
+    assert (found.obstacle_to_compiling() is None) == (mode == "eager")
+    assert found.compile_backend() == "hpu_backend"
+
+
+def test_gaudi_knows_its_chips(installed: Callable[..., Calls]) -> None:
+    root = "habana_frameworks"
+    installed(root, f"{root}.torch", f"{root}.torch.hpu", get_device_name="GAUDI2")
+    assert gaudi.Gaudi().chip("bf16").flops_per_second == {"bf16": 432e12}
+    assert gaudi.Gaudi().chip("fp32").source == "unknown"
+
+
+def test_an_sdk_without_its_device_is_a_reason(
+    installed: Callable[..., Calls], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    installed("torch_neuronx", "torch_xla", "habana_frameworks")
+    monkeypatch.setattr(neuron, "version", lambda name: f"{name} 2.9")
+    monkeypatch.setattr(neuron, "missing", lambda: None)
+    for module in (neuron, gaudi):
+        monkeypatch.setattr(module, "DEVICE", tmp_path / "none")
+    assert "the Neuron driver shows no device" in neuron.Neuron.available().reason
+    assert "the Gaudi driver shows no device" in gaudi.Gaudi.available().reason
+    assert "torch.accelerator offers" in neuron_native.NeuronNative.available().reason
+    monkeypatch.setitem(sys.modules, "torch_xla", None)
+    assert "neuron-native" in neuron.Neuron.available().reason
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"strategy": "fsdp"}, "torch's fully_shard does not record"),
+        ({"optimizer": {"kind": "sgd"}}, "takes its learning rate as a number"),
+        ({"execution": {"activation_checkpointing": "full"}}, "would merge what is computed again"),
+    ],
+)
+def test_a_lazy_device_refuses_what_it_cannot_do(
+    change: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {
+        "output": {"folder": "out"},
+        "data": {"path": "data"},
+        "task": "mlm",
+        "model": {"architecture": "bert"},
+        "batch": {"rows": 8, "microbatch_rows": 2},
+        "stop": {"steps": 1},
+        "accelerator": {"kind": "gaudi", "mode": "lazy"},
+    }
+    monkeypatch.setattr("regauge.accelerators.require", lambda _: None)
+    run = config.build(Training, config.merge(table, change))
+    with pytest.raises(SettingsError, match=said):
+        decide(run, processes.World())

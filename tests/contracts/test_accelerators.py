@@ -13,7 +13,6 @@ from regauge import config, registry
 from regauge.accelerators import (
     Accelerator,
     Availability,
-    CacheSettings,
     choose,
     require,
     settle_precision,
@@ -182,7 +181,8 @@ def test_eager_work_makes_no_graph_once_its_shapes_are_known(accelerator: Accele
 def test_compiling_is_possible_or_the_obstacle_is_named(accelerator: Accelerator) -> None:
     obstacle = accelerator.obstacle_to_compiling()
     assert obstacle is None or obstacle
-    assert isinstance(accelerator.compile_cache(), CacheSettings)
+    assert accelerator.compile_backend()
+    assert accelerator.compiles_for() == accelerator.compiles_for()
 
 
 def test_settings_survive_the_run_file(accelerator: Accelerator) -> None:

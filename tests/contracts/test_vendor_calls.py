@@ -105,7 +105,7 @@ def test_neuron_s_compiler_is_set_before_its_client_starts(
     assert environment["NEURON_COMPILE_CACHE_URL"] == "s3://graphs/bert"
     assert environment["NEURON_RT_STOCHASTIC_ROUNDING_EN"] == "0"
     assert mark(found, calls) == ["torch_xla.sync"] * 3
-    assert found.compile_cache().flags[-1] == "1"
+    assert found.flags()[-1] == "1"
 
 
 def test_neuron_always_says_its_auto_cast(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

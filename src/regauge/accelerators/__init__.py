@@ -46,16 +46,6 @@ class Chip:
     """Where the peak comes from."""
 
 
-@dataclass(frozen=True)
-class CacheSettings:
-    """Where compiled graphs persist between runs."""
-
-    location: Path | str | None
-    """Folder or object store address; None where graphs are not kept."""
-    flags: tuple[str, ...] = ()
-    """Compiler flags that are part of a graph's key."""
-
-
 class Accelerator(Choice):
     """A kind of device."""
 
@@ -143,9 +133,20 @@ class Accelerator(Choice):
         """Return the name of torch.compile's backend for the device."""
         return "inductor"
 
-    def compile_cache(self) -> CacheSettings:
-        """Return where compiled graphs persist."""
-        return CacheSettings(location=None)
+    def compiles_for(self) -> str:
+        """Return what compiled graphs are for: they are worth nothing on any other."""
+        return self.kind
+
+    def use_cache(self, folder: Path) -> None:
+        """Keep compiled graphs in a folder from now on, and find those that are there."""
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+
+    def cached(self) -> tuple[int, int]:
+        """Return how many graphs this process found in its cache, and how many it had to make."""
+        from torch._dynamo.utils import counters
+
+        found = counters["inductor"]
+        return int(found["fxgraph_cache_hit"]), int(found["fxgraph_cache_miss"])
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""

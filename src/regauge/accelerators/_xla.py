@@ -10,6 +10,7 @@ from regauge.accelerators import Accelerator, impose
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+    from pathlib import Path
 
     import torch
 
@@ -120,6 +121,24 @@ class XlaDevice(Accelerator):
             "received_bytes": received[1],
             "fallen_back": len(metrics.executed_fallback_ops()),
         }
+
+    def compiles_for(self) -> str:
+        return f"{self.platform()} torch_xla {version('torch_xla')}"
+
+    def use_cache(self, folder: Path) -> None:
+        from torch_xla import runtime
+
+        runtime.initialize_cache(str(folder))
+
+    def cached(self) -> tuple[int, int]:
+        """Return executables that were read back, and those that were compiled.
+
+        XLA's client for the CPU finds its own and cannot read them back: they count as compiled.
+        """
+        from torch_xla.debug import metrics
+
+        found = metrics.counter_value("PersistentCacheHit") or 0
+        return int(found), self.graphs_compiled()
 
     def obstacle_to_compiling(self) -> str | None:
         return "XLA compiles every graph itself"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import resource
 import time
 from functools import cache
@@ -42,6 +43,10 @@ class Cpu(Accelerator):
     def precisions(self) -> tuple[Precision, ...]:
         """Return bf16 first where the processor multiplies it natively; fp16 is emulated."""
         return ("bf16", "fp32") if instructions() & BF16_INSTRUCTIONS else ("fp32", "bf16")
+
+    def compiles_for(self) -> str:
+        """Return the kernel's name of the machine, and its instruction sets."""
+        return f"{platform.machine()} {' '.join(sorted(instructions()))}"
 
     def obstacle_to_compiling(self) -> str | None:
         return None if cpp_compiler() else "no C++ compiler is installed (g++ or clang++)"

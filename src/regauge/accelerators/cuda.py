@@ -66,6 +66,11 @@ class Cuda(Accelerator):
 
         torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
 
+    def compiles_for(self) -> str:
+        import torch
+
+        return torch.cuda.get_device_name()
+
     def obstacle_to_compiling(self) -> str | None:
         return None if cpp_compiler() else "no C++ compiler is installed (g++ or clang++)"
 

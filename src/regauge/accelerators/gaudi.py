@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from regauge.accelerators import (
     Accelerator,
     Availability,
-    CacheSettings,
     Chip,
     Precision,
     impose,
 )
+from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
     import torch
@@ -95,8 +95,12 @@ class Gaudi(Accelerator):
     def obstacle_to_compiling(self) -> str | None:
         return "the bridge compiles what it records" if self.lazy else None
 
-    def compile_cache(self) -> CacheSettings:
-        return CacheSettings(self.recipe_cache)
+    def use_cache(self, folder: Path) -> None:
+        """Raise SettingsError: the bridge is told of its cache when it is imported."""
+        raise SettingsError(
+            f"execution.compile_cache = '{folder}' comes too late for this device",
+            "set accelerator.recipe_cache instead",
+        )
 
     def synchronize(self) -> None:
         from habana_frameworks.torch import hpu

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from regauge.accelerators import Availability, CacheSettings, Chip, Precision, impose
+from regauge.accelerators import Availability, Chip, Precision, impose
 from regauge.accelerators._xla import XlaDevice, missing
 
 if TYPE_CHECKING:
@@ -96,8 +96,12 @@ class Neuron(XlaDevice):
     def precisions(self) -> tuple[Precision, ...]:
         return ("bf16", "fp32")
 
-    def compile_cache(self) -> CacheSettings:
-        return CacheSettings(self.cache, self.flags())
+    def compiles_for(self) -> str:
+        return " ".join((super().compiles_for(), *self.flags()))
+
+    def use_cache(self, folder: Path) -> None:
+        """Keep the compiler's files (NEFF) in a folder; `cache` names an address for them."""
+        impose("NEURON_COMPILE_CACHE_URL", str(folder))
 
     def chip(self, precision: Precision) -> Chip:
         target = self._target() or "unknown chip"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MATRIX_DIMENSIONS = 2
 PRIMING_RATE = 1e-3
+TABLE_STEPS = 1024
 REHEARSAL_RATE = 1e-30
 """So small that its product with a decay vanishes beside 1; 0 would be divided by."""
 
@@ -51,7 +52,10 @@ def build(
 
 
 class Rates:
-    """The learning rate of every step: numbers, or a table on a lazy device that is read there."""
+    """The learning rate of every step: a number, or read from a table on a lazy device.
+
+    The table is sent anew every `TABLE_STEPS` steps, so that its size depends on no run's length.
+    """
 
     def __init__(
         self, settings: Optimizer, total: int, device: torch.device, *, lazy: bool
@@ -59,30 +63,34 @@ class Rates:
         self._settings = settings
         self._total = total
         self._device = device
-        self._table: Tensor | None = None
-        if lazy:
-            rates = [REHEARSAL_RATE, *map(self.at, range(total))]
-            self._table = torch.tensor(rates).to(device)
+        self._lazy = lazy
         self.begin(0)
 
     def begin(self, step: int) -> None:
         """Go to a step, counted from 0; -1 is a rehearsal."""
         self._step = step
-        if self._table is not None:
-            self._place = torch.tensor([step + 1]).to(self._device)
+        if self._lazy:
+            steps = range(step, step + TABLE_STEPS)
+            self._table = torch.tensor([self.at(each) for each in steps]).to(self._device)
+            self._place = torch.tensor([0]).to(self._device)
+            self._last = steps.stop
 
     def next(self) -> float | Tensor:
         """Return the rate of the next step as the optimizer takes it."""
-        if self._table is None:
-            rate = self.at(self._step)
+        if not self._lazy:
             self._step += 1
-            return rate
+            return self.at(self._step - 1)
+        if self._step == self._last:
+            self.begin(self._step)
+        self._step += 1
         here = self._table.index_select(0, self._place)[0]
         self._place += 1
         return here
 
     def at(self, step: int) -> float:
         """Return the rate of a step as a number."""
+        if step < 0:
+            return REHEARSAL_RATE
         return learning_rate(
             self._settings.learning_rate, self._settings.schedule, step, self._total
         )

@@ -60,6 +60,7 @@ def _tracked(session: Session, run_id: str) -> Outcome:
         warm_up(session)
     resumed = session.resume()
     settle(session)
+    session.seal(session.ledger.seconds["compile"])
     if not resumed:
         session.before = evaluate(session)
     _check_metrics(session)
@@ -101,6 +102,7 @@ def _check_metrics(session: Session) -> None:
 
 def _finish(session: Session, outcome: Outcome) -> dict[str, Any]:
     """Write the final model and the result."""
+    session.seal(session.ledger.seconds["compile"])
     write_model(session, session.folder / "model")
     result = {
         "format": FORMAT,

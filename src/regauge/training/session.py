@@ -22,8 +22,10 @@ from regauge.data.shards import Dataset
 from regauge.errors import SettingsError
 from regauge.models import build as models
 from regauge.strategies import Prepared, Site, Strategy
+from regauge.training import cache as caches
 from regauge.training import optimizer as optimizers
 from regauge.training import recompute
+from regauge.training.cache import Entry
 from regauge.training.ledger import Ledger, last_line
 from regauge.training.progress import Interval
 from regauge.training.scaling import LossScale
@@ -64,6 +66,7 @@ class Session:
     feed: Feed
     heldout: Feed
     saver: Saver
+    cache: Entry | None
     ledger: Ledger
     scale: LossScale
     rates: optimizers.Rates
@@ -102,6 +105,13 @@ class Session:
             "before": self.before,
             "ledger": self.ledger.state(),
         }
+
+    def seal(self, seconds: float) -> float:
+        """List the compiled graphs that are kept; return the seconds that they once took."""
+        if self.cache is None:
+            return 0.0
+        self.cache.seal(seconds)
+        return float((caches.read(self.cache.folder) or {}).get("seconds", 0.0))
 
     @contextmanager
     def computing(self, account: str) -> Iterator[None]:
@@ -193,6 +203,7 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
             rows=settings.evaluation.microbatch_rows or batch.microbatch_rows,
             seed=settings.seed,
         ),
+        cache=_cache(settings, module, ladder, world),
         saver=Saver(
             Path(settings.output.folder) / "checkpoints", settings.output.checkpoint, world
         ),
@@ -216,6 +227,19 @@ def _prepared(
         for block in site.blocks:
             block.compile(dynamic=False, backend=backend)
     return prepared
+
+
+def _cache(
+    settings: Training, module: TextModule, ladder: tuple[int, ...], world: World
+) -> Entry | None:
+    """Return the graphs that are kept for the run, in use from now on."""
+    root, accelerator = settings.execution.compile_cache, settings.accelerator
+    if root is None or accelerator is None:
+        return None
+    found = caches.facts(settings, module, ladder, world)
+    entry = caches.open_entry(Path(root).resolve(), found, world)
+    accelerator.use_cache(entry.graphs)
+    return entry
 
 
 def feed(task: Task, dataset: Dataset, world: World, *, split: str, rows: int, seed: int) -> Feed:

@@ -116,6 +116,8 @@ class Execution(Settings):
     """Whether torch.compile takes the model's repeated blocks."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What the backward pass computes again: nothing, all but matmuls, or whole blocks."""
+    compile_cache: str | None = None
+    """Folder where compiled graphs persist; graphs are code: name one that only you can write."""
     recompile_budget: int = Field(default=0, ge=0)
     """Graphs that may be compiled after the warm-up before the run fails."""
     timeout_seconds: int = Field(default=600, ge=1)

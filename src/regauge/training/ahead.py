@@ -1,0 +1,72 @@
+"""Compiling ahead of time: a trial of every declared shape, an evaluation and a save, no training.
+
+What a run compiles is then in its cache, and the run itself starts at once.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from regauge.data.shards import Dataset
+from regauge.errors import SettingsError
+from regauge.training.decisions import decide
+from regauge.training.graphs import settle, warm_up
+from regauge.training.scoring import evaluate
+from regauge.training.session import open_session
+
+if TYPE_CHECKING:
+    from regauge.processes import World
+    from regauge.training.settings import Training
+
+
+def check(settings: Training) -> None:
+    """Raise SettingsError for a run without a cache."""
+    if settings.execution.compile_cache is None:
+        raise SettingsError(
+            "the run keeps no compiled graphs", "set execution.compile_cache to a folder for them"
+        )
+
+
+def compile_ahead(settings: Training, world: World) -> dict[str, Any]:
+    """Fill the cache of a run, and return what was found there and what was made.
+
+    Every process of the run calls this. Raises SettingsError for a run that compiles nothing.
+    """
+    check(settings)
+    dataset = Dataset(Path(settings.data.path))
+    settings.task.check(dataset.manifest)
+    settings = decide(settings, world)
+    accelerator = settings.accelerator
+    if accelerator is None or not (accelerator.lazy or settings.execution.compile != "no"):
+        raise SettingsError("the run compiles nothing", 'set execution.compile = "blocks"')
+    joined = dist.is_initialized()
+    with tempfile.TemporaryDirectory(prefix="regauge-trial-") as folder:
+        output = settings.output.model_copy(update={"folder": folder})
+        trial = settings.model_copy(update={"output": output})
+        began = time.perf_counter()
+        session = open_session(trial, world, dataset)
+        opened = time.perf_counter()
+        warm_up(session)
+        settle(session)
+        evaluate(session)
+        took = time.perf_counter() - opened
+        session.save({})
+        session.saver.wait()
+        before = session.seal(took)
+        if dist.is_initialized() and not joined:
+            dist.destroy_process_group()
+    hits, misses = accelerator.cached()
+    return {
+        "cache": str(session.cache.folder) if session.cache else None,
+        "graphs": accelerator.graphs_compiled(),
+        "found": hits,
+        "made": misses,
+        "seconds": round(took, 3),
+        "seconds_saved": round(max(0.0, before - took), 3),
+        "seconds_to_open": round(opened - began, 3),
+    }

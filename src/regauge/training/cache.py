@@ -1,0 +1,196 @@
+"""Compiled graphs that persist between runs, under a root that the user named.
+
+    <root>/<key>/entry.json    what the graphs are for, the hash of every file, how long they took
+    <root>/<key>/graphs/       what the device's compiler keeps
+
+Graphs are code. What is in no list of hashes, or is not what its hash says, is removed before a
+compiler sees it, and made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from regauge.checkpoint.folder import write_json
+from regauge.config import FORMAT, dump
+from regauge.data.shards import file_sha256
+from regauge.errors import DataError
+from regauge.log import logger
+from regauge.models import build as models
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from regauge.processes import World
+    from regauge.training.settings import Training
+
+ENTRY, GRAPHS = "entry.json", "graphs"
+KEY_DIGITS = 16
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The graphs of one kind of run."""
+
+    folder: Path
+    facts: Facts
+    first: bool
+    """Whether this process writes the list."""
+
+    def seal(self, seconds: float) -> None:
+        """List every graph with its hash; `seconds` is what compiling them took."""
+        if not self.first:
+            return
+        known = read(self.folder)
+        took = max(seconds, known.get("seconds", 0.0)) if known else seconds
+        files = {name: _described(self.folder / GRAPHS / name) for name in _names(self.folder)}
+        write_json(
+            self.folder / ENTRY,
+            {"format": FORMAT, "facts": self.facts, "seconds": round(took, 3), "files": files},
+        )
+
+    @property
+    def graphs(self) -> Path:
+        """The folder that the compiler reads and writes."""
+        return self.folder / GRAPHS
+
+
+def facts(settings: Training, module: nn.Module, ladder: tuple[int, ...], world: World) -> Facts:
+    """Return everything that decides which graphs a run has."""
+    accelerator = settings.accelerator
+    inner: Any = module.model
+    execution = settings.execution
+    return {
+        "versions": {name: version(name) for name in ("regauge", "torch", "transformers")},
+        "code": _code(inner),
+        "model": {**inner.config.to_dict(), "dropout": settings.model.dropout},
+        "task": dump(settings.task),
+        "accelerator": dump(accelerator) if accelerator else None,
+        "target": accelerator.compiles_for() if accelerator else "",
+        "strategy": dump(settings.strategy) if settings.strategy else None,
+        "precision": execution.precision,
+        "compile": execution.compile,
+        "recomputed": execution.activation_checkpointing,
+        "optimizer": settings.optimizer.kind,
+        "clip": settings.optimizer.clip_norm,
+        "microbatch_rows": settings.batch.microbatch_rows,
+        "microbatches": -(-settings.batch.microbatches // world.size),
+        "evaluation_rows": settings.evaluation.microbatch_rows,
+        "lengths": list(ladder),
+        "processes": world.size,
+    }
+
+
+def open_entry(root: Path, found: Facts, world: World) -> Entry:
+    """Return the entry of a kind of run, its files verified; every process calls this."""
+    text = json.dumps(found, sort_keys=True, default=str)
+    key = hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
+    entry = Entry(root / key, json.loads(text), world.first)
+    if world.first:
+        entry.graphs.mkdir(parents=True, exist_ok=True)
+        if removed := _purge(entry.folder):
+            logger.warning("%s: made again, not what was written: %s", entry.folder, removed)
+    if dist.is_initialized():
+        dist.barrier()
+    return entry
+
+
+def listed(root: Path) -> list[dict[str, Any]]:
+    """Return the entries under a root, each with what it is for and its size."""
+    rows = []
+    for path in sorted(root.glob(f"*/{ENTRY}")):
+        document = read(path.parent) or {}
+        files, known = document.get("files", {}), document.get("facts", {})
+        words = (
+            (known.get("accelerator") or {}).get("kind"),
+            known.get("precision"),
+            known.get("task", {}).get("kind"),
+            known.get("model", {}).get("model_type"),
+        )
+        rows.append(
+            {
+                "key": path.parent.name,
+                "what": " ".join(str(word) for word in words),
+                "lengths": ", ".join(map(str, known.get("lengths", ()))),
+                "files": len(files),
+                "mb": round(sum(file["bytes"] for file in files.values()) / 1e6, 1),
+                "seconds": document.get("seconds"),
+            }
+        )
+    return rows
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """Return the list of an entry; None where there is none, or none that can be read."""
+    try:
+        document: dict[str, Any] = json.loads((folder / ENTRY).read_text())
+    except (OSError, ValueError):
+        return None
+    return document
+
+
+def copy(source: str, target: str) -> int:
+    """Copy the entries under one root to another, folders or object stores; return how many.
+
+    Raises DataError where there is none to copy.
+    """
+    import fsspec
+
+    here, origin = fsspec.url_to_fs(source)
+    there, root = fsspec.url_to_fs(target)
+    lists = here.glob(f"{origin.rstrip('/')}/*/{ENTRY}")
+    if not lists:
+        raise DataError(f"{source} holds no compiled graphs", "compile them first, or name another")
+    for path in lists:
+        folder = path.rsplit("/", 1)[0]
+        key = folder.rsplit("/", 1)[1]
+        for name in (*json.loads(here.cat_file(path))["files"], None):
+            inside = ENTRY if name is None else f"{GRAPHS}/{name}"
+            destination = f"{root.rstrip('/')}/{key}/{inside}"
+            there.makedirs(destination.rsplit("/", 1)[0], exist_ok=True)
+            with here.open(f"{folder}/{inside}") as file, there.open(destination, "wb") as new:
+                shutil.copyfileobj(file, new)
+    return len(lists)
+
+
+def _purge(folder: Path) -> list[str]:
+    """Remove every file that is not what the list says; return their names."""
+    files = (read(folder) or {}).get("files", {})
+    removed = []
+    for name in _names(folder):
+        path = folder / GRAPHS / name
+        if name not in files or _described(path) != files[name]:
+            path.unlink()
+            removed.append(name)
+    return removed
+
+
+def _names(folder: Path) -> list[str]:
+    graphs = folder / GRAPHS
+    return sorted(
+        str(path.relative_to(graphs))
+        for path in graphs.rglob("*")
+        if path.is_file() and path.suffix != ".lock"
+    )
+
+
+def _described(path: Path) -> dict[str, Any]:
+    return {"sha256": file_sha256(path), "bytes": path.stat().st_size}
+
+
+def _code(model: nn.Module) -> str:
+    """Return a hash of the source that a model's graphs are traced from."""
+    own = sorted(Path(models.__file__).parent.glob("*.py"))
+    sources = [Path(inspect.getfile(type(model))), *own]
+    texts = b"".join(path.read_bytes() for path in sources)
+    return hashlib.sha256(texts).hexdigest()[:KEY_DIGITS]

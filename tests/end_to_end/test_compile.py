@@ -1,0 +1,130 @@
+"""Graphs that are compiled ahead: the run that follows compiles none, and damage is made good."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributed import datasets
+from distributed.runs import settings
+from regauge import accelerators
+from regauge.config import dump
+
+pytestmark = [
+    pytest.mark.skipif(
+        accelerators.cpp_compiler() is None,
+        reason="no C++ compiler: that a second start compiles nothing is not proved here",
+    ),
+    pytest.mark.timeout(240),
+]
+
+PROBE = """
+import json, sys
+from regauge import accelerators, cli, registry
+sys.argv = ["regauge", *sys.argv[1:]]
+try:
+    cli.main()
+except SystemExit as error:
+    assert not error.code, error.code
+print("CACHED", json.dumps(registry.load("accelerators", "cpu")().cached()))
+"""
+Command = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a run file whose graphs are compiled and kept."""
+    root = tmp_path_factory.mktemp("compiled")
+    changes: dict[str, Any] = {
+        "execution": {"compile": "blocks", "compile_cache": str(root / "graphs")},
+        "task": {"shapes": 1},
+        "model": {"config": {"num_hidden_layers": 1}},
+        "stop": {"steps": 3},
+    }
+    run = settings(root / "run", datasets.pairs(root / "data"), "contrastive", **changes)
+    (root / "run.json").write_text(json.dumps(dump(run)))
+    said = json.loads(command(root, "compile", "--json")[0].rpartition("CACHED")[0])
+    assert said["made"] > 0
+    assert said["found"] == 0
+    return root
+
+
+def command(place: Path, verb: str, *arguments: str) -> tuple[str, str]:
+    """Return what a verb prints, in a process of its own, and what it says."""
+    line = [sys.executable, "-c", PROBE, verb, str(place / "run.json"), *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def cached(output: str) -> tuple[int, int]:
+    hits, misses = json.loads(output.rpartition("CACHED")[2])
+    return hits, misses
+
+
+def entry(place: Path) -> dict[str, Any]:
+    (path,) = (place / "graphs").glob("*/entry.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_the_run_that_follows_compiles_nothing(place: Path) -> None:
+    hits, misses = cached(command(place, "train")[0])
+    assert hits > 0
+    assert misses == 0
+    assert len(list((place / "graphs").glob("*/entry.json"))) == 1
+
+
+def test_a_damaged_graph_is_ignored_said_and_made_again(place: Path) -> None:
+    (folder,) = (place / "graphs").iterdir()
+    listed = entry(place)["files"]
+    victim = max(listed, key=lambda name: listed[name]["bytes"])
+    for name, content in ((victim, b"damaged"), ("stranger.py", b"print('surprise')")):
+        (folder / "graphs" / name).write_bytes(content)
+    output, said = command(place, "compile", "--json")
+    assert "made again, not what was written" in said
+    assert victim in said
+    assert "stranger.py" in said
+    assert not (folder / "graphs" / "stranger.py").exists()
+    assert json.loads(output.rpartition("CACHED")[0])["graphs"] > 0
+    assert cached(command(place, "compile", "--json")[0])[1] == 0
+
+
+def test_what_is_kept_is_listed(place: Path) -> None:
+    said = command(place, "compile", "--list", "--json")[0]
+    assert len(json.loads(said.rpartition("CACHED")[0])["entries"]) == 1
+    plan = json.loads(command(place, "compile", "--dry-run", "--json")[0].rpartition("CACHED")[0])
+    assert plan["cache"] == str(place / "graphs")
+
+
+def test_graphs_travel(place: Path, tmp_path: Path) -> None:
+    there, here = tmp_path / "store", tmp_path / "here"
+    command(place, "compile", "--push", f"file://{there}")
+    pulled = ("--pull", f"file://{there}", f"execution.compile_cache={here}", "--json")
+    said = json.loads(command(place, "compile", *pulled)[0].rpartition("CACHED")[0])
+    assert said["pulled"] == 1
+    (row,) = said["entries"]
+    assert row["files"] == len(entry(place)["files"])
+    hits, misses = cached(command(place, "compile", f"execution.compile_cache={here}")[0])
+    assert misses == 0
+    assert hits > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (("execution.compile=no",), 'the run compiles nothing; set execution.compile = "blocks"'),
+        (("--pull", "/nowhere"), "/nowhere holds no compiled graphs"),
+    ],
+)
+def test_what_cannot_be_compiled_is_said(place: Path, changes: tuple[str, ...], said: str) -> None:
+    line = [sys.executable, "-m", "regauge", "compile", str(place / "run.json"), *changes]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode in (2, 64)
+    assert said in done.stderr

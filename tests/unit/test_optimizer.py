@@ -93,3 +93,22 @@ def test_vectors_are_not_decayed_and_frozen_weights_are_left_out() -> None:
     own = optimizers.build(Optimizer(weight_decay=0.1), layer.named_parameters())
     groups = [(len(group["params"]), group["weight_decay"]) for group in own.param_groups]
     assert groups == [(1, 0.1), (3, 0.0)]
+
+
+def test_a_table_of_rates_is_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lazy device reads its rates from tables that follow one another."""
+    monkeypatch.setattr(optimizers, "TABLE_STEPS", 3)
+    settings = Optimizer(learning_rate=0.5, schedule=Schedule(kind="cosine", warmup_steps=2))
+    rates = {
+        lazy: optimizers.Rates(settings, 9, torch.device("cpu"), lazy=lazy)
+        for lazy in (False, True)
+    }
+    for start in (0, 4):
+        for each in rates.values():
+            each.begin(start)
+        for step in range(start, 9):
+            expected = optimizers.learning_rate(0.5, settings.schedule, step, 9)
+            assert rates[False].next() == expected
+            assert float(rates[True].next()) == pytest.approx(expected)
+    rates[True].begin(-1)
+    assert 0 < float(rates[True].next()) < 1e-20

@@ -31,24 +31,90 @@ GRADIENT_BYTES = 4
 
 
 class Bucket:
-    """Some parameters' fp32 gradients: views of one flat buffer, or apart on a lazy device."""
+    """Some parameters' fp32 gradients, views of one flat buffer."""
 
     def __init__(self, shapes: Mapping[str, torch.Size], owner: int | None, site: Site) -> None:
         self.names = list(shapes)
         self.owner = owner
         self.missing = len(shapes)
-        if site.lazy:
-            # Made on the host and sent: a zero made there would be a constant of the first graph.
-            self.views = {
-                name: torch.zeros(shape).to(site.device) for name, shape in shapes.items()
-            }
-            self.parts = list(self.views.values())
-            return
-        sizes = [shape.numel() for shape in shapes.values()]
-        flat = torch.zeros(sum(sizes), device=site.device)
-        pieces = zip(shapes, flat.split(sizes), strict=True)
-        self.views = {name: piece.view(shapes[name]) for name, piece in pieces}
-        self.parts = [flat]
+        self._flat = torch.zeros(
+            sum(shape.numel() for shape in shapes.values()), device=site.device
+        )
+        pieces = self._flat.split([shape.numel() for shape in shapes.values()])
+        self._views = {
+            name: piece.view(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)
+        }
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """The tensors that hold all gradients of a step, between `close` and `clear`."""
+        return [self._flat]
+
+    def attach(self, name: str, parameter: nn.Parameter, master: nn.Parameter | None) -> None:
+        """Let the gradient of a parameter, and of its master where it is here, lie in the buffer."""
+        view = self._views[name]
+        if master is not None:
+            master.grad = view
+        if parameter.dtype == torch.float32:
+            parameter.grad = view
+
+    def add(self, name: str, parameter: Tensor) -> None:
+        """Add a gradient that has just been computed, where torch did not add it in place."""
+        view = self._views[name]
+        if parameter.grad is not None and parameter.grad is not view:
+            view.add_(parameter.grad)
+            parameter.grad = None
+
+    def close(self) -> None:
+        """Take note that every gradient of the step is there."""
+
+    def clear(self) -> None:
+        """Set the gradients to zero."""
+        self._flat.zero_()
+
+
+class Loose(Bucket):
+    """The same for a lazy device: each is a tensor of its own, made by a step's first microbatch.
+
+    A buffer that is cleared and added to would be two more passes over the memory in every step.
+    """
+
+    def __init__(self, shapes: Mapping[str, torch.Size], owner: int | None, site: Site) -> None:
+        del site
+        self.names = list(shapes)
+        self.owner = owner
+        self.missing = len(shapes)
+        self._found: dict[str, Tensor] = {}
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._masters: dict[str, nn.Parameter] = {}
+
+    @property
+    def parts(self) -> list[Tensor]:
+        return [self._found[name] for name in self.names]
+
+    def attach(self, name: str, parameter: nn.Parameter, master: nn.Parameter | None) -> None:
+        self._parameters[name] = parameter
+        if master is not None:
+            self._masters[name] = master
+
+    def add(self, name: str, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            gradient, known = parameter.grad.float(), self._found.get(name)
+            self._found[name] = gradient if known is None else known.add_(gradient)
+            parameter.grad = None
+
+    def close(self) -> None:
+        for name in self.names:
+            if name not in self._found:
+                zeros = torch.zeros_like(self._parameters[name], dtype=torch.float32)
+                self._found[name] = zeros
+        for name, master in self._masters.items():
+            master.grad = self._found[name]
+
+    def clear(self) -> None:
+        self._found.clear()
+        for master in self._masters.values():
+            master.grad = None
 
 
 class Replica:
@@ -86,6 +152,8 @@ class Replica:
             bucket.missing = len(bucket.names)
         yield
         if last:
+            for bucket in self._buckets:
+                bucket.close()
             self._reduce_ready(force=True)
             for work in self._pending:
                 work.wait()
@@ -118,8 +186,7 @@ class Replica:
 
     def clear_gradients(self) -> None:
         for bucket in self._buckets:
-            for part in bucket.parts:
-                part.zero_()
+            bucket.clear()
 
     def whole(self, name: str) -> Tensor:
         """Return a master; where another process owns it, its owner sends it."""
@@ -146,6 +213,7 @@ class Replica:
 
     def _lay_out(self, named: dict[str, nn.Parameter], limit: int, site: Site) -> list[Bucket]:
         """Fill buckets in reverse order of the parameters, roughly the order of the backward."""
+        kind = Loose if site.lazy else Bucket
         groups: dict[int | None, list[list[str]]] = {}
         for name in reversed(list(named)):
             if not named[name].requires_grad:
@@ -157,27 +225,19 @@ class Replica:
                 group.append([])
             group[-1].append(name)
         return [
-            Bucket({name: named[name].shape for name in names}, owner, site)
+            kind({name: named[name].shape for name in names}, owner, site)
             for owner, lists in groups.items()
             for names in lists
         ]
 
     def _connect(self, named: dict[str, nn.Parameter]) -> None:
         for name, bucket in self._bucket_of.items():
-            parameter = named[name]
-            view = bucket.views[name]
-            if name in self._masters:
-                self._masters[name].grad = view
-            if parameter.dtype == torch.float32:
-                parameter.grad = view
-            hook = self._counted(bucket, view)
-            parameter.register_post_accumulate_grad_hook(hook)
+            bucket.attach(name, named[name], self._masters.get(name))
+            named[name].register_post_accumulate_grad_hook(self._counted(bucket, name))
 
-    def _counted(self, bucket: Bucket, view: Tensor) -> Callable[[Tensor], None]:
+    def _counted(self, bucket: Bucket, name: str) -> Callable[[Tensor], None]:
         def arrived(parameter: Tensor) -> None:
-            if parameter.grad is not None and parameter.grad is not view:
-                view.add_(parameter.grad)
-                parameter.grad = None
+            bucket.add(name, parameter)
             bucket.missing -= 1
             if self._last and self._overlaps and bucket.missing == 0:
                 self._reduce_ready(force=False)

@@ -53,11 +53,13 @@ def graphs(settings: Training, shapes: int, *, heldout: bool) -> int:
     """Return how many graphs a lazy device makes for a run that was not resumed.
 
     The state of the optimizer is made in one and settled in another. A microbatch is one for each
-    shape, or two around that of a coupled loss; an update is one. An evaluation is one for each
-    shape, and one more over all outputs of a coupled task.
+    shape, and another where a process adds to the gradients of an earlier one; a coupled loss has
+    one between the outputs, of a graph for each shape, and the gradients. An update is one. An
+    evaluation is one for each shape, and one more over all outputs of a coupled task.
     """
-    coupled = settings.task.coupled
-    training = 2 * shapes + 1 if coupled else shapes
+    coupled, size = settings.task.coupled, settings.execution.processes
+    own = -(-settings.batch.microbatches // (size if isinstance(size, int) else 1))
+    training = min(2, own) * shapes + (shapes + 1 if coupled else 0)
     evaluation = (shapes + coupled) if heldout else 0
     return 2 + training + 1 + evaluation
 

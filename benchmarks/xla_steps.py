@@ -1,0 +1,154 @@
+"""The step on XLA against a minimal hand-written torch_xla loop: seconds, and transfers.
+
+One process alternates between the two, as `overhead.py` does: chunks of steps of `regauge train`,
+and chunks of a loop that sends its batches, marks after each microbatch and after the optimizer,
+and keeps its learning rate. Both compute the same model in fp32.
+
+    <environment with torch_xla>/bin/python benchmarks/xla_steps.py [--alternations 10] [--steps 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+import torch_xla
+from overhead import CONFIDENCE_Z, LIMIT, MODEL, Alternating, corpus
+
+from regauge import processes
+from regauge.config import build
+from regauge.data.shards import Dataset
+from regauge.trackers import RunFacts, started
+from regauge.training.decisions import decide
+from regauge.training.graphs import settle, warm_up
+from regauge.training.loop import train
+from regauge.training.session import Session, open_session
+from regauge.training.settings import Training
+
+ROWS, MICROBATCH_ROWS = 16, 8
+BARE_WARM_UP = 3
+
+
+def main() -> None:
+    """Print and write the ratio of the two loops, and what each sends and reads in a step."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--alternations", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/xla_steps.json"))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        result = measured(Path(scratch), arguments.alternations, arguments.steps)
+    arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    sys.stdout.write(json.dumps(result, indent=2) + "\n")
+
+
+def measured(scratch: Path, alternations: int, steps: int) -> dict[str, object]:
+    """Return the result of a run that alternates between the two loops."""
+    tables = {
+        "output": {"folder": str(scratch / "run"), "trackers": (), "every_steps": steps},
+        "data": {"path": str(corpus(scratch / "data"))},
+        "task": "mlm",
+        "model": {**MODEL, "dropout": 0.1},
+        "accelerator": "xla",
+        "execution": {"precision": "fp32"},
+        "batch": {"rows": ROWS, "microbatch_rows": MICROBATCH_ROWS},
+        "stop": {"steps": (alternations + 1) * steps},
+        "evaluation": {"rows": 2},
+    }
+    world = processes.World()
+    settings = decide(build(Training, tables), world)
+    session = open_session(settings, world, Dataset(Path(settings.data.path)))
+    session.folder.mkdir()
+    warm_up(session)
+    settle(session)
+    one_step = bare_step(session)
+    for _ in range(BARE_WARM_UP):
+        one_step()
+    sent: dict[str, list[dict[str, float]]] = {"ours": [], "bare": []}
+    before = session.accelerator.counters()
+
+    def chunk() -> float:
+        between = session.accelerator.counters()
+        began = time.perf_counter()
+        for _ in range(steps):
+            one_step()
+        session.accelerator.synchronize()
+        took = time.perf_counter() - began
+        after = session.accelerator.counters()
+        sent["ours"].append({name: between[name] - before[name] for name in between})
+        sent["bare"].append({name: after[name] - between[name] for name in after})
+        before.update(after)
+        return took
+
+    tracker = Alternating()
+    tracker._other = chunk  # noqa: SLF001 - made for this
+    facts = RunFacts(name="xla", run_id="xla", folder=session.folder)
+    with started((tracker,), facts) as trackers:
+        trackers.log(0, {})
+        train(session, trackers)
+    pairs = tracker._pairs[1:]  # noqa: SLF001 - made for this
+    ratios = [ours / bare - 1 for ours, bare in pairs]
+    mean = statistics.mean(ratios)
+    error = CONFIDENCE_Z * statistics.stdev(ratios) / len(ratios) ** 0.5
+    return {
+        "benchmark": "a step on XLA over a minimal torch_xla loop",
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "machine": f"{session.chip.name}, {torch.get_num_threads()} threads",
+        "versions": {name: version(name) for name in ("torch", "torch_xla")},
+        "alternations": len(pairs),
+        "seconds_per_step": statistics.median(ours for ours, _ in pairs) / steps,
+        "bare_seconds_per_step": statistics.median(bare for _, bare in pairs) / steps,
+        "overhead": mean,
+        "interval_95": [mean - error, mean + error],
+        "limit": LIMIT,
+        "met": mean - error <= LIMIT,
+        "per_step": {
+            loop: {
+                name: statistics.median(chunk[name] for chunk in chunks[1:]) / steps
+                for name in ("sent", "sent_bytes", "received", "graphs_compiled", "fallen_back")
+            }
+            for loop, chunks in sent.items()
+        },
+    }
+
+
+def bare_step(session: Session) -> Callable[[], None]:
+    """Return a function that does one hand-written step."""
+    settings, task = session.settings, session.settings.task
+    module = task.module(settings.model, session.manifest, settings.seed).train().to(session.device)
+    module.model.tie_weights()
+    weights = list(module.parameters())
+    optimizer = torch.optim.AdamW(weights, lr=1e-4, betas=(0.9, 0.98), capturable=True)
+    arrays = session.feed.batches(session.order.batch(0), epoch=0, step=0)
+    host = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
+
+    def one_step() -> None:
+        counts = []
+        for part in host:
+            batch = {name: value.to(session.device) for name, value in part.items()}
+            loss, count = task.loss(module(batch), batch)
+            loss.backward()
+            counts.append(count)
+            torch_xla.sync()
+        factor = 1 / sum(counts)
+        for weight in weights:
+            weight.grad.mul_(factor)
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+
+    return one_step
+
+
+if __name__ == "__main__":
+    main()

@@ -38,9 +38,9 @@ def main() -> None:
         line = "{lengths:>11}  {how:<14} {count:>2} shapes  real {real:.3f}\n".format(**row)
         sys.stdout.write(line)
     if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"benchmark": "ladder", "rows": rows}, indent=2) + "\n"
-        )
+        text = json.dumps({"benchmark": "ladder", "rows": rows}, indent=2)
+        arguments.json.write_text(text + "
+")
 
 
 def measured(name: str) -> list[dict[str, object]]:

@@ -51,7 +51,7 @@ class Bucket:
         return [self._flat]
 
     def attach(self, name: str, parameter: nn.Parameter, master: nn.Parameter | None) -> None:
-        """Let the gradient of a parameter, and of its master where it is here, lie in the buffer."""
+        """Let the gradients of a parameter, and of its master here, lie in the buffer."""
         view = self._views[name]
         if master is not None:
             master.grad = view

@@ -39,8 +39,7 @@ def main() -> None:
         sys.stdout.write(line)
     if arguments.json:
         text = json.dumps({"benchmark": "ladder", "rows": rows}, indent=2)
-        arguments.json.write_text(text + "
-")
+        arguments.json.write_text(text + "\n")
 
 
 def measured(name: str) -> list[dict[str, object]]:

@@ -12,15 +12,39 @@ import pytest
 import torch
 from hypothesis import settings
 
+import support
 from leaks import Before
 from regauge import accelerators, registry
 from regauge.log import logger
 
+PROOFS = pytest.StashKey[support.Proofs]()
 FIGURES = pytest.StashKey[dict[str, list[float]]]()
 
 # The same examples every time, on a machine of any speed, and nothing written.
 settings.register_profile("regauge", deadline=None, database=None, derandomize=True)
 settings.load_profile("regauge")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--support", action="store_true", help="write what ran into the README")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    proofs = session.config.stash.get(PROOFS, {})
+    if proofs and session.config.getoption("--support"):
+        support.merge(proofs)
+        support.write()
+
+
+@pytest.fixture
+def supports(request: pytest.FixtureRequest) -> Callable[[str, str, str], None]:
+    """Return a function that notes an accelerator, a strategy and a task as run here."""
+    proofs = request.config.stash.setdefault(PROOFS, {})
+
+    def note(accelerator: str, strategy: str, task: str) -> None:
+        proofs[f"{accelerator}/{strategy}/{task}"] = support.proof(accelerator)
+
+    return note
 
 
 def pytest_sessionstart() -> None:

@@ -98,9 +98,16 @@ def worst(one: Path, other: Path, figure: Callable[[str, float], None], what: st
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(HERE, 2)))
 def test_fifty_steps_are_the_same(
-    run: Run, first: str, second: str, task: str, figure: Callable[[str, float], None]
+    run: Run,
+    first: str,
+    second: str,
+    task: str,
+    figure: Callable[[str, float], None],
+    supports: Callable[[str, str, str], None],
 ) -> None:
     worst(run(first, task), run(second, task), figure, f"{first} {second} {task}")
+    for kind in (first, second):
+        supports(kind, "single", task)
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distributed.jobs import lines, losses
-from distributed.runs import STRATEGIES, Runs, named
+from distributed.runs import STRATEGIES, TASKS, Runs, named
 
 STEPS = 20
 LONG: dict[str, Any] = {"stop": {"steps": STEPS}, "output": {"checkpoint": {"every_steps": 12}}}
@@ -40,12 +40,18 @@ def error(runs: Runs, size: int, task: str, changes: dict[str, Any], base: dict[
 
 @pytest.mark.parametrize(("task", "size", "strategy"), CASES)
 def test_every_strategy_and_size_gives_the_same_losses(
-    runs: Runs, size: int, strategy: str, task: str, figure: Callable[[str, float], None]
+    runs: Runs,
+    size: int,
+    strategy: str,
+    task: str,
+    figure: Callable[[str, float], None],
+    supports: Callable[[str, str, str], None],
 ) -> None:
     """4 microbatches on 3 processes are shares of 2, 1 and 1."""
     found = error(runs, size, task, {"strategy": named(strategy), **LONG}, LONG)
     figure(f"equality {task}", found)
     assert found < TOLERANCE
+    supports("cpu", named(strategy)["kind"], TASKS[task]["task"]["kind"])
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])

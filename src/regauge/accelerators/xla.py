@@ -44,11 +44,10 @@ class Xla(XlaDevice):
 
     def use(self, precision: Precision) -> None:
         """Let fp32 products be fp32: a TPU's default rounds their factors to bf16."""
-        from torch_xla import backends
+        if self.platform() == "TPU":
+            from torch_xla import backends
 
-        wanted = "highest" if precision == "fp32" else "default"
-        if backends.get_mat_mul_precision() != wanted:
-            backends.set_mat_mul_precision(wanted)
+            backends.set_mat_mul_precision("highest" if precision == "fp32" else "default")
 
     def chip(self, precision: Precision) -> Chip:
         if self.platform() == "CPU":

@@ -40,5 +40,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 # About 7 GB, the CUDA libraries of that torch included; every clone shares it.
 $(XLA)/.installed: pyproject.toml constraints-xla.txt
 	$(PYTHON) -m venv $(XLA)
-	$(XLA)/bin/python -m pip install -c constraints-xla.txt torch_xla -e ".[dev,tensorboard]"
+	$(XLA)/bin/python -m pip install -c constraints-xla.txt -e ".[dev,tensorboard,xla]"
 	touch $@

@@ -165,12 +165,12 @@ class _Watched:
 
     def __init__(self, steps: Iterator[list[Batch]]) -> None:
         self._steps = steps
-        self.failure: BaseException | None = None
+        self.failure: Exception | None = None
 
     def __iter__(self) -> Iterator[list[Batch]]:
         try:
             yield from self._steps
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread of the loop
+        except Exception as error:  # noqa: BLE001 - raised again in the thread of the loop
             self.failure = error
 
 

@@ -77,7 +77,14 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         pairs = alternate(Path(scratch), arguments.alternations, arguments.steps)
-    result = summary(pairs, arguments.steps)
+    result = {
+        "benchmark": "overhead of the loop over a bare PyTorch loop",
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "machine": f"{Cpu().chip('bf16').name}, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "rows_per_step": ROWS,
+        **comparison(pairs, arguments.steps),
+    }
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(result, indent=2) + "\n")
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
@@ -163,19 +170,14 @@ def bare_loop(session: Session, steps: int) -> Callable[[], float]:
     return timed
 
 
-def summary(pairs: list[tuple[float, float]], steps: int) -> dict[str, object]:
+def comparison(pairs: list[tuple[float, float]], steps: int) -> dict[str, object]:
     """Return the mean of the ratios with its 95 % interval; met when that includes the limit."""
     ratios = [ours / bare - 1 for ours, bare in pairs]
     mean = statistics.mean(ratios)
     error = CONFIDENCE_Z * statistics.stdev(ratios) / len(ratios) ** 0.5
     return {
-        "benchmark": "overhead of the loop over a bare PyTorch loop",
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": f"{Cpu().chip('bf16').name}, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
         "alternations": len(pairs),
         "steps_per_chunk": steps,
-        "rows_per_step": ROWS,
         "seconds_per_step": statistics.median(ours for ours, _ in pairs) / steps,
         "bare_seconds_per_step": statistics.median(bare for _, bare in pairs) / steps,
         "overhead": mean,

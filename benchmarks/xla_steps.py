@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 import torch_xla
-from overhead import CONFIDENCE_Z, LIMIT, MODEL, Alternating, corpus
+from overhead import MODEL, Alternating, comparison, corpus
 
 from regauge import processes
 from regauge.config import build
@@ -95,22 +95,12 @@ def measured(scratch: Path, alternations: int, steps: int) -> dict[str, object]:
     with started((tracker,), facts) as trackers:
         trackers.log(0, {})
         train(session, trackers)
-    pairs = tracker._pairs[1:]  # noqa: SLF001 - made for this
-    ratios = [ours / bare - 1 for ours, bare in pairs]
-    mean = statistics.mean(ratios)
-    error = CONFIDENCE_Z * statistics.stdev(ratios) / len(ratios) ** 0.5
     return {
         "benchmark": "a step on XLA over a minimal torch_xla loop",
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "machine": f"{session.chip.name}, {torch.get_num_threads()} threads",
         "versions": {name: version(name) for name in ("torch", "torch_xla")},
-        "alternations": len(pairs),
-        "seconds_per_step": statistics.median(ours for ours, _ in pairs) / steps,
-        "bare_seconds_per_step": statistics.median(bare for _, bare in pairs) / steps,
-        "overhead": mean,
-        "interval_95": [mean - error, mean + error],
-        "limit": LIMIT,
-        "met": mean - error <= LIMIT,
+        **comparison(tracker._pairs[1:], steps),  # noqa: SLF001 - made for this
         "per_step": {
             loop: {
                 name: statistics.median(chunk[name] for chunk in chunks[1:]) / steps

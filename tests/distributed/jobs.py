@@ -33,6 +33,7 @@ from regauge.models.dropout import CounterDropout, DropoutKeys
 from regauge.training import optimizer as optimizers
 from regauge.training.decisions import decide
 from regauge.training.graphs import GraphGuard
+from regauge.training.plan import plan
 from regauge.training.run import attempt
 from regauge.training.session import Session, open_session
 from regauge.training.settings import Training
@@ -168,7 +169,7 @@ def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> 
     compile_module = torch.nn.Module.compile
 
     def chosen(self: torch.nn.Module, **named: Any) -> None:
-        compile_module(self, backend="aot_eager", **named)
+        compile_module(self, **{**named, "backend": "aot_eager"})
 
     def odd(self: Feed, numbers: Any, *, epoch: int, step: int) -> Any:
         declared = self._ladder
@@ -198,7 +199,8 @@ def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> 
         except RegaugeError as error:
             answer = {"code": error.exit_code, "problem": str(error)}
     end = run.accelerator.graphs_compiled() if run.accelerator else 0
-    return {**answer, "counts": [*counts, end], "shapes": sorted(shapes)}
+    planned = plan(run)["graphs_per_block"]
+    return {**answer, "counts": [*counts, end], "shapes": sorted(shapes), "planned": planned}
 
 
 def train_compiled(folder: str, data: str, task: str, changes: dict[str, Any]) -> Lines:

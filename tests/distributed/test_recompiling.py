@@ -60,6 +60,7 @@ def test_nothing_is_compiled_after_the_warm_up(alone: World, data: Path, tmp_pat
     assert len(found["counts"]) == STEPS + 1
     assert len(found["shapes"]) == 2, "a ladder of one length proves little"
     assert set(found["counts"]) == {4}, "two lengths, in training and in evaluation"
+    assert found["planned"] == 4
 
 
 def test_nor_is_it_after_a_resume(alone: World, data: Path, tmp_path: Path) -> None:

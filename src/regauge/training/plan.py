@@ -35,9 +35,10 @@ def plan(settings: Training) -> dict[str, Any]:
     texts = batch.microbatch_rows * settings.task.texts_per_row()
     ladder = settings.task.ladder(manifest)
     if settings.accelerator is not None and settings.accelerator.lazy:
-        answer["graphs"] = graphs(
-            settings, len(ladder), heldout=manifest.splits["heldout"].rows > 0
-        )
+        heldout = manifest.splits["heldout"].rows > 0
+        answer["graphs"] = graphs(settings, len(ladder), heldout=heldout)
+    elif settings.execution.compile != "no":
+        answer["graphs_per_block"] = 2 * len(ladder)
     return {
         **answer,
         "rows": rows,

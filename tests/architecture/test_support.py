@@ -24,5 +24,5 @@ def test_a_proof_is_laid_over_an_older_one(tmp_path: Path) -> None:
     rows = support.table(proofs).splitlines()
     assert next(row for row in rows if "`cpu`" in row).endswith("| b, torch 2.13.0 (2026-02-02) |")
     cuda = next(row for row in rows if "`cuda`" in row)
-    assert cuda.split(" | ")[1:3] == ["", "mlm"] or "|  | mlm |" in cuda
+    assert cuda.startswith("| `cuda` |  | mlm |  |")
     assert "not run" in next(row for row in rows if "`gaudi`" in row)

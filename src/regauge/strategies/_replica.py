@@ -31,27 +31,51 @@ GRADIENT_BYTES = 4
 
 
 class Bucket:
-    """Some parameters' fp32 gradients, views of one flat buffer."""
+    """Some parameters' fp32 gradients, which are summed and scaled together."""
 
-    def __init__(self, shapes: Mapping[str, torch.Size], owner: int | None, site: Site) -> None:
+    def __init__(self, shapes: Mapping[str, torch.Size], owner: int | None) -> None:
         self.names = list(shapes)
         self.owner = owner
         self.missing = len(shapes)
-        self._flat = torch.zeros(
-            sum(shape.numel() for shape in shapes.values()), device=site.device
-        )
-        pieces = self._flat.split([shape.numel() for shape in shapes.values()])
-        self._views = {
-            name: piece.view(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)
-        }
 
     @property
     def parts(self) -> list[Tensor]:
         """The tensors that hold all gradients of a step, between `close` and `clear`."""
+        raise NotImplementedError
+
+    def attach(self, name: str, parameter: nn.Parameter, master: nn.Parameter | None) -> None:
+        """Learn of a parameter, and of its master where it is here."""
+        raise NotImplementedError
+
+    def add(self, name: str, parameter: Tensor) -> None:
+        """Add a gradient that has just been computed, where torch did not add it in place."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Take note that every gradient of the step is there."""
+
+    def clear(self) -> None:
+        """Begin the next step without gradients."""
+        raise NotImplementedError
+
+
+class Flat(Bucket):
+    """Views of one buffer, so that one message sums all of them."""
+
+    def __init__(
+        self, shapes: Mapping[str, torch.Size], owner: int | None, device: torch.device
+    ) -> None:
+        super().__init__(shapes, owner)
+        sizes = [shape.numel() for shape in shapes.values()]
+        self._flat = torch.zeros(sum(sizes), device=device)
+        pieces = zip(shapes, self._flat.split(sizes), strict=True)
+        self._views = {name: piece.view(shapes[name]) for name, piece in pieces}
+
+    @property
+    def parts(self) -> list[Tensor]:
         return [self._flat]
 
     def attach(self, name: str, parameter: nn.Parameter, master: nn.Parameter | None) -> None:
-        """Let the gradients of a parameter, and of its master here, lie in the buffer."""
         view = self._views[name]
         if master is not None:
             master.grad = view
@@ -59,31 +83,23 @@ class Bucket:
             parameter.grad = view
 
     def add(self, name: str, parameter: Tensor) -> None:
-        """Add a gradient that has just been computed, where torch did not add it in place."""
         view = self._views[name]
         if parameter.grad is not None and parameter.grad is not view:
             view.add_(parameter.grad)
             parameter.grad = None
 
-    def close(self) -> None:
-        """Take note that every gradient of the step is there."""
-
     def clear(self) -> None:
-        """Set the gradients to zero."""
         self._flat.zero_()
 
 
 class Loose(Bucket):
-    """The same for a lazy device: each is a tensor of its own, made by a step's first microbatch.
+    """Tensors of their own, made by a step's first microbatch: for a lazy device.
 
     A buffer that is cleared and added to would be two more passes over the memory in every step.
     """
 
-    def __init__(self, shapes: Mapping[str, torch.Size], owner: int | None, site: Site) -> None:
-        del site
-        self.names = list(shapes)
-        self.owner = owner
-        self.missing = len(shapes)
+    def __init__(self, shapes: Mapping[str, torch.Size], owner: int | None) -> None:
+        super().__init__(shapes, owner)
         self._found: dict[str, Tensor] = {}
         self._parameters: dict[str, nn.Parameter] = {}
         self._masters: dict[str, nn.Parameter] = {}
@@ -213,7 +229,6 @@ class Replica:
 
     def _lay_out(self, named: dict[str, nn.Parameter], limit: int, site: Site) -> list[Bucket]:
         """Fill buckets in reverse order of the parameters, roughly the order of the backward."""
-        kind = Loose if site.lazy else Bucket
         groups: dict[int | None, list[list[str]]] = {}
         for name in reversed(list(named)):
             if not named[name].requires_grad:
@@ -224,11 +239,14 @@ class Replica:
             if group[-1] and filled + named[name].numel() > limit:
                 group.append([])
             group[-1].append(name)
-        return [
-            kind({name: named[name].shape for name in names}, owner, site)
+        laid_out = [
+            ({name: named[name].shape for name in names}, owner)
             for owner, lists in groups.items()
             for names in lists
         ]
+        if site.lazy:
+            return [Loose(*each) for each in laid_out]
+        return [Flat(*each, site.device) for each in laid_out]
 
     def _connect(self, named: dict[str, nn.Parameter]) -> None:
         for name, bucket in self._bucket_of.items():

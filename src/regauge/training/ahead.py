@@ -24,20 +24,11 @@ if TYPE_CHECKING:
     from regauge.training.settings import Training
 
 
-def check(settings: Training) -> None:
-    """Raise SettingsError for a run without a cache."""
-    if settings.execution.compile_cache is None:
-        raise SettingsError(
-            "the run keeps no compiled graphs", "set execution.compile_cache to a folder for them"
-        )
-
-
 def compile_ahead(settings: Training, world: World) -> dict[str, Any]:
     """Fill the cache of a run, and return what was found there and what was made.
 
     Every process of the run calls this. Raises SettingsError for a run that compiles nothing.
     """
-    check(settings)
     dataset = Dataset(Path(settings.data.path))
     settings.task.check(dataset.manifest)
     settings = decide(settings, world)

@@ -4,7 +4,7 @@
     <root>/<key>/graphs/       what the device's compiler keeps
 
 Graphs are code. What is in no list of hashes, or is not what its hash says, is removed before a
-compiler sees it, and made again.
+compiler sees it, and made again. No torch here where entries are only listed or copied.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
+from regauge import registry
 from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT, dump
 from regauge.data.shards import file_sha256
 from regauge.errors import DataError
 from regauge.log import logger
-from regauge.models import build as models
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,17 +45,20 @@ class Entry:
     first: bool
     """Whether this process writes the list."""
 
-    def seal(self, seconds: float) -> None:
-        """List every graph with its hash; `seconds` is what compiling them took."""
+    def seal(self, seconds: float) -> float:
+        """List every graph with its hash; `seconds` is what compiling took in this process.
+
+        Return the longest that it ever took: what the graphs save who finds them.
+        """
         if not self.first:
-            return
-        known = read(self.folder)
-        took = max(seconds, known.get("seconds", 0.0)) if known else seconds
+            return 0.0
+        took: float = max(seconds, (read(self.folder) or {}).get("seconds", 0.0))
         files = {name: _described(self.folder / GRAPHS / name) for name in _names(self.folder)}
         write_json(
             self.folder / ENTRY,
             {"format": FORMAT, "facts": self.facts, "seconds": round(took, 3), "files": files},
         )
+        return took
 
     @property
     def graphs(self) -> Path:
@@ -100,7 +101,9 @@ def open_entry(root: Path, found: Facts, world: World) -> Entry:
         entry.graphs.mkdir(parents=True, exist_ok=True)
         if removed := _purge(entry.folder):
             logger.warning("%s: made again, not what was written: %s", entry.folder, removed)
-    if dist.is_initialized():
+    if world.size > 1:
+        import torch.distributed as dist
+
         dist.barrier()
     return entry
 
@@ -142,7 +145,7 @@ def read(folder: Path) -> dict[str, Any] | None:
 def copy(source: str, target: str) -> int:
     """Copy the entries under one root to another, folders or object stores; return how many.
 
-    Raises DataError where there is none to copy.
+    Raises DataError where there is none to copy, or one that names files outside of its folder.
     """
     import fsspec
 
@@ -154,8 +157,10 @@ def copy(source: str, target: str) -> int:
     for path in lists:
         folder = path.rsplit("/", 1)[0]
         key = folder.rsplit("/", 1)[1]
-        for name in (*json.loads(here.cat_file(path))["files"], None):
-            inside = ENTRY if name is None else f"{GRAPHS}/{name}"
+        names = json.loads(here.cat_file(path))["files"]
+        if strange := [name for name in names if ".." in Path(name).parts or name.startswith("/")]:
+            raise DataError(f"{path} names '{strange[0]}', outside of its folder", "do not use it")
+        for inside in (*(f"{GRAPHS}/{name}" for name in names), ENTRY):
             destination = f"{root.rstrip('/')}/{key}/{inside}"
             there.makedirs(destination.rsplit("/", 1)[0], exist_ok=True)
             with here.open(f"{folder}/{inside}") as file, there.open(destination, "wb") as new:
@@ -190,7 +195,7 @@ def _described(path: Path) -> dict[str, Any]:
 
 def _code(model: nn.Module) -> str:
     """Return a hash of the source that a model's graphs are traced from."""
-    own = sorted(Path(models.__file__).parent.glob("*.py"))
+    own = sorted((registry.PACKAGE / "models").glob("*.py"))
     sources = [Path(inspect.getfile(type(model))), *own]
     texts = b"".join(path.read_bytes() for path in sources)
     return hashlib.sha256(texts).hexdigest()[:KEY_DIGITS]

@@ -20,11 +20,10 @@ from regauge.training.update import advance
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.accelerators import Accelerator
+    from regauge.accelerators import Accelerator, Batch
     from regauge.data.loader import Feed
     from regauge.training.session import Session
 
-Batch = dict[str, torch.Tensor]
 MODES = 3
 """A shape is computed with gradients, without them, and in evaluation."""
 

@@ -75,3 +75,11 @@ def check(settings: Training) -> None:
     if not processes.launched() and isinstance(settings.execution.processes, int):
         size = settings.execution.processes
         check_shares(settings, processes.World(rank=1, size=size, local_size=size))
+
+
+def check_cache(settings: Training) -> None:
+    """Raise SettingsError for a run that keeps no compiled graphs."""
+    if settings.execution.compile_cache is None:
+        raise SettingsError(
+            "the run keeps no compiled graphs", "set execution.compile_cache to a folder for them"
+        )

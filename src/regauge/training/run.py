@@ -58,11 +58,12 @@ def attempt(settings: Training, world: World, began: float | None = None) -> dic
 def _tracked(session: Session, run_id: str) -> Outcome:
     with session.ledger.spend("compile"):
         warm_up(session)
+    compiling = session.ledger.seconds["compile"]
     resumed = session.resume()
     settle(session)
-    session.seal(session.ledger.seconds["compile"])
     if not resumed:
         session.before = evaluate(session)
+    session.seal(compiling)
     _check_metrics(session)
     facts = RunFacts(
         name=session.folder.name,
@@ -102,7 +103,7 @@ def _check_metrics(session: Session) -> None:
 
 def _finish(session: Session, outcome: Outcome) -> dict[str, Any]:
     """Write the final model and the result."""
-    session.seal(session.ledger.seconds["compile"])
+    session.seal()
     write_model(session, session.folder / "model")
     result = {
         "format": FORMAT,

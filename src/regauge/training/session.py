@@ -106,12 +106,9 @@ class Session:
             "ledger": self.ledger.state(),
         }
 
-    def seal(self, seconds: float) -> float:
+    def seal(self, seconds: float = 0.0) -> float:
         """List the compiled graphs that are kept; return the seconds that they once took."""
-        if self.cache is None:
-            return 0.0
-        self.cache.seal(seconds)
-        return float((caches.read(self.cache.folder) or {}).get("seconds", 0.0))
+        return self.cache.seal(seconds) if self.cache else 0.0
 
     @contextmanager
     def computing(self, account: str) -> Iterator[None]:

@@ -17,11 +17,9 @@ from regauge.data.randomness import keyed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from regauge.accelerators import Accelerator
+    from regauge.accelerators import Accelerator, Batch
     from regauge.strategies import Prepared
     from regauge.tasks import Sums, Task
-
-Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)

@@ -42,20 +42,23 @@ def plan(settings: Training) -> dict[str, Any]:
 
 def run(settings: Training) -> dict[str, Any]:
     """Compile on as many processes as the run has; return what was found and what was made."""
-    from regauge.training.ahead import check, compile_ahead
+    from regauge.training.plan import check_cache
 
-    check(settings)
+    check_cache(settings)
     size = verbs.local_processes(settings.execution.processes, settings.accelerator)
     if size == 1 or processes.launched():
+        from regauge.training.ahead import compile_ahead
+
         return compile_ahead(settings, processes.world())
     verbs.spread("compile", settings, size, Path(settings.output.folder))
     return _keep(settings, None, None)
 
 
 def _keep(settings: Training, push: str | None, pull: str | None) -> dict[str, Any]:
-    from regauge.training import ahead, cache
+    from regauge.training import cache
+    from regauge.training.plan import check_cache
 
-    ahead.check(settings)
+    check_cache(settings)
     root = str(settings.execution.compile_cache)
     answer: dict[str, Any] = {}
     if pull:

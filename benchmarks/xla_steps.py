@@ -68,7 +68,7 @@ def measured(scratch: Path, alternations: int, steps: int) -> dict[str, object]:
     settings = decide(build(Training, tables), world)
     session = open_session(settings, world, Dataset(Path(settings.data.path)))
     session.folder.mkdir()
-    warm_up(session)
+    warm_up(session, session.ladder)
     settle(session)
     one_step = bare_step(session)
     for _ in range(BARE_WARM_UP):

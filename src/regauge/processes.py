@@ -111,38 +111,64 @@ def start(command: list[str], size: int, logs: Path) -> int:
     """
     logs.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    children = [_spawn(command, rank, size, port, logs) for rank in range(size)]
+    places = [_place(rank, size, port) for rank in range(size)]
+    return _awaited(
+        [
+            _spawn(command, logs / f"{rank}.log" if rank else None, place)
+            for rank, place in enumerate(places)
+        ]
+    )
+
+
+def start_beside(commands: list[list[str]], logs: Path, variables: Mapping[str, str]) -> int:
+    """Run commands that know nothing of each other at once, with more environment variables.
+
+    The output of each is in `<logs>/<number>.log`; failures are as in `start`.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    return _awaited(
+        [
+            _spawn(command, logs / f"{number}.log", variables)
+            for number, command in enumerate(commands, start=1)
+        ]
+    )
+
+
+def _place(rank: int, size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _spawn(
+    command: list[str], log: Path | None, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **variables}
+    # The parent has no threads, so preexec_fn is safe, and only the child can ask this.
+    if log is None:
+        return subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent)  # noqa: PLW1509
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdout=file,
+            stderr=file,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509
+        )
+
+
+def _awaited(children: list[subprocess.Popen[bytes]]) -> int:
     try:
         return _wait(children)
     except KeyboardInterrupt:
         return _wait(children)
     finally:
         _stop(children)
-
-
-def _spawn(
-    command: list[str], rank: int, size: int, port: int, logs: Path
-) -> subprocess.Popen[bytes]:
-    place = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
-    # The parent has no threads, so preexec_fn is safe, and only the child can ask this.
-    if rank == 0:
-        return subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent)  # noqa: PLW1509
-    with (logs / f"{rank}.log").open("ab") as log:
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdout=log,
-            stderr=log,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509
-        )
 
 
 def _die_with_parent() -> None:

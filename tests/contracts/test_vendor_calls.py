@@ -53,11 +53,9 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin without variables of the vendors, and give back what an adapter sets."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     for name in list(os.environ):
-        if name.startswith(("NEURON", "PT_HPU_", "PJRT_")):
+        if name.startswith(("NEURON", "PT_HPU_", "PJRT_", "NCCL_")):
             del os.environ[name]
-    threads = torch.get_num_threads()
     monkeypatch.setattr(torch, "set_num_threads", lambda count: count)
-    assert torch.get_num_threads() == threads
 
 
 @pytest.fixture
@@ -141,6 +139,38 @@ def test_gaudi_marks_in_lazy_mode_alone(
     assert found.lazy == bool(marks)
     assert (found.obstacle_to_compiling() is None) == (mode == "eager")
     assert found.compile_backend() == "hpu_backend"
+
+
+@pytest.mark.parametrize(
+    ("table", "wrapped"),
+    [({"mode": "lazy"}, 1), ({"mode": "lazy", "hpu_graphs": "no"}, 0), ({"mode": "eager"}, 0)],
+)
+def test_gaudi_replays_saved_models_in_lazy_mode(
+    table: dict[str, str], wrapped: int, installed: Callable[..., Calls]
+) -> None:
+    root = "habana_frameworks"
+    calls = installed(root, f"{root}.torch", f"{root}.torch.hpu")
+    chosen("gaudi", **table).for_inference(torch.nn.Identity())
+    assert [name for name, _ in calls] == [f"{root}.torch.hpu.wrap_in_hpu_graph"] * wrapped
+
+
+def test_nccl_is_set_before_a_gpu_is_taken_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = chosen("cuda", nccl={"SOCKET_IFNAME": "eth0", "NTHREADS": 512}, cuda_graphs="yes")
+    seen: list[str | None] = []
+    taken = lambda _: seen.append(os.environ.get("NCCL_NTHREADS"))  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "set_device", taken)
+    assert found.claim(0, 1) == torch.device("cuda", 0)
+    assert seen == ["512"]
+    assert "NCCL: SOCKET_IFNAME=eth0 NTHREADS=512" in caplog.text
+    assert found.compile_options() == {"triton.cudagraphs": True}
+    assert chosen("cuda").compile_options() == {}
+    os.environ["NCCL_SOCKET_IFNAME"] = "eth1"
+    with pytest.raises(SettingsError, match="NCCL_SOCKET_IFNAME=eth1 is set from outside"):
+        found.claim(0, 1)
+    with pytest.raises(SettingsError, match="write NCCL_DEBUG as DEBUG"):
+        chosen("cuda", nccl={"NCCL_DEBUG": "INFO"})
 
 
 def test_gaudi_knows_its_chips(installed: Callable[..., Calls]) -> None:

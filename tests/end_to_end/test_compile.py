@@ -15,6 +15,8 @@ from distributed import datasets
 from distributed.runs import settings
 from regauge import accelerators
 from regauge.config import dump
+from regauge.errors import DataError
+from regauge.training import cache
 
 pytestmark = [
     pytest.mark.skipif(
@@ -128,3 +130,31 @@ def test_what_cannot_be_compiled_is_said(place: Path, changes: tuple[str, ...], 
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode in (2, 64)
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"files": {"../../escaped": {}}, "seconds": 1.0}, "names '../../escaped', outside of its"),
+        ({"files": {"/escaped": {}}, "seconds": 1.0}, "names '/escaped', outside of its folder"),
+        ({"files": {}}, "is no list of compiled graphs"),
+    ],
+)
+def test_a_hostile_list_is_refused(document: dict[str, Any], said: str, tmp_path: Path) -> None:
+    (tmp_path / "there" / "key" / "graphs").mkdir(parents=True)
+    (tmp_path / "there" / "key" / "entry.json").write_text(json.dumps(document))
+    (tmp_path / "escaped").write_text("a stranger")
+    with pytest.raises(DataError, match=said):
+        cache.copy(str(tmp_path / "there"), str(tmp_path / "deep" / "here"))
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_push_adds_to_what_is_there(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        graphs = tmp_path / name / "key" / "graphs"
+        graphs.mkdir(parents=True)
+        (graphs / name).write_text(name)
+        cache.Entry(tmp_path / name / "key", {}, first=True).seal(len(name))
+        cache.copy(str(tmp_path / name), str(tmp_path / "all"))
+    (row,) = cache.listed(tmp_path / "all")
+    assert row["files"] == 2

@@ -16,10 +16,27 @@ from distributed.runs import BERT, GPT, LLAMA
 from regauge.data.batches import positions
 from regauge.errors import SettingsError
 from regauge.models.build import blocks, build
+from regauge.models.reading import Reading
 from regauge.models.settings import Model
-from regauge.models.text import CausalLanguageModel, Encoder, TextModule, attention_bias
+from regauge.models.text import CausalLanguageModel, Encoder, TextModule
 
 VOCABULARY = 300
+WINDOW = 4
+SMALL = {**LLAMA["config"], "max_position_embeddings": 64}
+MODERN = {"architecture": "modernbert", "config": {**BERT["config"], "local_attention": 2 * WINDOW}}
+MISTRAL = {"architecture": "mistral", "config": {**SMALL, "sliding_window": WINDOW}}
+ROBERTA = {"architecture": "roberta", "config": {**BERT["config"], "max_position_embeddings": 40}}
+MPNET = {"architecture": "mpnet", "config": {**BERT["config"], "max_position_embeddings": 40}}
+QWEN = {
+    "architecture": "qwen3",
+    "config": {
+        **SMALL,
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "use_sliding_window": True,
+        "max_window_layers": 1,
+    },
+}
 LENGTHS = (9, 5, 13)
 ROW = 32
 
@@ -36,16 +53,21 @@ def batch(segments: list[list[int]], tokens: list[list[int]]) -> dict[str, Tenso
 
 def module(model: dict[str, Any], attention: str) -> TextModule:
     settings = Model(**{**model, "dropout": 0.0, "attention": attention})
-    causal = model is not BERT
-    return TextModule(*build(settings, "causal" if causal else "none", VOCABULARY, 0)).eval()
+    return TextModule(*build(settings, "none", VOCABULARY, 0)).eval()
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("model", [BERT, LLAMA, GPT], ids=["bert", "llama", "gpt2"])
+@pytest.mark.parametrize(
+    "model",
+    [BERT, LLAMA, GPT, MODERN, MISTRAL, QWEN, ROBERTA, MPNET],
+    ids=lambda model: model["architecture"],
+)
 def test_a_document_in_a_packed_row_is_as_it_is_alone(
     model: dict[str, Any], attention: str
 ) -> None:
-    draw, causal = np.random.default_rng(0), model is not BERT
+    if (model["architecture"], attention) == ("mpnet", "sdpa"):
+        attention = "eager"
+    draw = np.random.default_rng(0)
     documents = [draw.integers(5, VOCABULARY, length).tolist() for length in LENGTHS]
     padding = ROW - sum(LENGTHS)
     segments = [n for n, length in enumerate(LENGTHS, start=1) for _ in range(length)]
@@ -53,7 +75,7 @@ def test_a_document_in_a_packed_row_is_as_it_is_alone(
     text = module(model, attention)
     row = batch([segments + [0] * padding], [tokens + [0] * padding])
     with torch.no_grad():
-        packed = text.hidden(row, packed=True, causal=causal)[0]
+        packed = text.hidden(row, packed=True)[0]
         begin = 0
         for document in documents:
             one = text.model.base_model(torch.tensor([document])).last_hidden_state[0]
@@ -67,18 +89,57 @@ def test_a_document_in_a_packed_row_is_as_it_is_alone(
 def test_tokens_see_their_own_document_and_none_after_them() -> None:
     segments = torch.tensor([[1, 1, 2, 0]])
     lowest = torch.finfo(torch.float32).min
-    both = attention_bias(segments, torch.float32, packed=True, causal=False)
+    both = Reading().bias(segments, torch.float32, None, packed=True)
     assert both.shape == (1, 1, 4, 4)
     assert set(both.unique().tolist()) == {0.0, lowest}
     seen = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     assert (both[0, 0] == 0).int().tolist() == seen
-    causal = attention_bias(segments, torch.bfloat16, packed=True, causal=True)
+    causal = Reading(causal=True).bias(segments, torch.bfloat16, None, packed=True)
     assert causal.dtype == torch.bfloat16
     seen = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     assert (causal[0, 0] == 0).int().tolist() == seen
-    padded = attention_bias(segments, torch.float32, packed=False, causal=False)
+    padded = Reading().bias(segments, torch.float32, None, packed=False)
     assert padded.shape == (1, 1, 1, 4)
     assert (padded[0, 0] == 0).int().tolist() == [[1, 1, 1, 0]]
+
+
+def test_tokens_see_no_farther_than_their_window() -> None:
+    segments = torch.ones(1, 4, dtype=torch.int32)
+    causal = Reading(causal=True).bias(segments, torch.float32, 2, packed=True)
+    seen = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert (causal[0, 0] == 0).int().tolist() == seen
+    both = Reading().bias(segments, torch.float32, 1, packed=True)
+    seen = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
+    assert (both[0, 0] == 0).int().tolist() == seen
+
+
+@pytest.mark.parametrize(
+    ("architecture", "attention", "said"),
+    [
+        ("deberta-v2", "eager", "does not keep the texts of a row apart"),
+        ("llama4_text", "sdpa", "layers of kind 'chunked_attention'"),
+        ("mpnet", "sdpa", "no attention of kind 'sdpa'; set model.attention = \"eager\""),
+    ],
+)
+def test_an_architecture_whose_masks_would_be_misread_is_refused(
+    architecture: str, attention: Any, said: str
+) -> None:
+    shape = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+    own = Model(architecture=architecture, config=shape, attention=attention)
+    with pytest.raises(SettingsError, match=said):
+        TextModule(*build(own, "none", VOCABULARY, 0))
+
+
+def test_a_causal_loss_needs_a_causal_architecture() -> None:
+    own = {**BERT, "config": {**BERT["config"], "is_decoder": False}}
+    with pytest.raises(SettingsError, match="'bert' sees the tokens that it should predict"):
+        CausalLanguageModel(*build(Model(**own), "causal", VOCABULARY, 0))
+
+
+def test_positions_before_the_first_leave_less_room_for_text() -> None:
+    roberta = TextModule(*build(Model(**ROBERTA), "none", VOCABULARY, 0, pad=3))
+    assert roberta.reading.first_position == 4
+    assert roberta.longest == 36
 
 
 def test_padding_and_its_length_do_not_change_a_vector() -> None:

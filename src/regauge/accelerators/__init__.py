@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+    from torch import nn
 
     Batch = dict[str, torch.Tensor]
 
@@ -46,11 +47,25 @@ class Chip:
     """Where the peak comes from."""
 
 
+@dataclass(frozen=True)
+class Collecting:
+    """How a vendor's tool compiles the graphs of a trial all at once, after it."""
+
+    collect: tuple[str, ...]
+    """What is written before a command whose graphs shall only be collected."""
+    compile: tuple[str, ...]
+    """What is written before the same command to compile them."""
+    folder: str
+    """The environment variable that tells the second where they are."""
+
+
 class Accelerator(Choice):
     """A kind of device."""
 
     variables: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the environment variables that its libraries read, beside torch's own."""
+    shared: ClassVar[bool] = False
+    """Whether several processes can compute on one device at the same time."""
 
     @property
     def lazy(self) -> bool:
@@ -137,6 +152,14 @@ class Accelerator(Choice):
         """Return what compiled graphs are for: they are worth nothing on any other."""
         return self.kind
 
+    def compile_options(self) -> dict[str, bool]:
+        """Return what torch.compile's backend is told beside its defaults."""
+        return {}
+
+    def collecting(self) -> Collecting | None:
+        """Return the vendor's tool that compiles ahead of time; None where a trial does it."""
+        return None
+
     def use_cache(self, folder: Path) -> None:
         """Keep compiled graphs in a folder from now on, and find those that are there."""
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
@@ -147,6 +170,10 @@ class Accelerator(Choice):
 
         found = counters["inductor"]
         return int(found["fxgraph_cache_hit"]), int(found["fxgraph_cache_miss"])
+
+    def for_inference(self, module: nn.Module) -> nn.Module:
+        """Return a module, placed and in evaluation mode, as the device computes it fastest."""
+        return module
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""

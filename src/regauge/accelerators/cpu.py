@@ -23,6 +23,7 @@ MEASURED_SECONDS = 0.5
 class Cpu(Accelerator):
     """A CPU process; several of them meet over gloo."""
 
+    shared: ClassVar[bool] = True
     variables: ClassVar[tuple[str, ...]] = ("ATEN_CPU_", "DNNL_", "ONEDNN_", "GLOO_")
 
     @classmethod

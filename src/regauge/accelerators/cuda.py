@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import re
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from regauge.accelerators import Accelerator, Availability, Chip, Precision, cpp_compiler
+from pydantic import field_validator
+
+from regauge.accelerators import (
+    Accelerator,
+    Availability,
+    Chip,
+    Precision,
+    cpp_compiler,
+    impose,
+)
+from regauge.log import logger
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +37,21 @@ AMPERE = (8, 0)
 class Cuda(Accelerator):
     """One GPU per process; several of them meet over NCCL."""
 
+    shared: ClassVar[bool] = True
     variables: ClassVar[tuple[str, ...]] = ("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVIDIA_")
+
+    cuda_graphs: Literal["no", "yes"] = "no"
+    """Whether compiled blocks are replayed as CUDA graphs: less launching, more memory."""
+    nccl: dict[str, str | int] = {}
+    """NCCL's variables without their prefix, such as `SOCKET_IFNAME = "eth0"`."""
+
+    @field_validator("nccl")
+    @classmethod
+    def _named_as_nccl_does(cls, value: dict[str, str | int]) -> dict[str, str | int]:
+        for name in value:
+            if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name) or name.startswith("NCCL_"):
+                raise ValueError(f"'{name}' is no NCCL variable; write NCCL_DEBUG as DEBUG")
+        return value
 
     @classmethod
     def available(cls) -> Availability:
@@ -39,8 +64,14 @@ class Cuda(Accelerator):
         return Availability(100, torch.cuda.get_device_name(0))
 
     def claim(self, local_rank: int, threads: int) -> torch.device:
+        """Hand NCCL its settings, which it reads when processes meet, and take a GPU."""
         import torch
 
+        for name, value in self.nccl.items():
+            impose(f"NCCL_{name}", str(value))
+        if self.nccl and local_rank == 0:
+            said = " ".join(f"{name}={value}" for name, value in self.nccl.items())
+            logger.info("NCCL: %s", said)
         torch.set_num_threads(threads)
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
@@ -65,6 +96,16 @@ class Cuda(Accelerator):
         import torch
 
         torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+
+    def end_step(self) -> None:
+        """Let CUDA graphs use the memory of the step's outputs again."""
+        if self.cuda_graphs == "yes":
+            import torch
+
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def compile_options(self) -> dict[str, bool]:
+        return {"triton.cudagraphs": True} if self.cuda_graphs == "yes" else {}
 
     def compiles_for(self) -> str:
         import torch

@@ -20,6 +20,7 @@ from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 DEVICE = Path("/dev/accel/accel0")
 TERA = 1e12
@@ -34,6 +35,8 @@ class Gaudi(Accelerator):
 
     mode: Literal["eager", "lazy"] = "eager"
     """Whether operations run at once, or are recorded; the vendor no longer develops `lazy`."""
+    hpu_graphs: Literal["no", "yes"] = "yes"
+    """Whether saved models are measured as recorded graphs that are replayed; in mode `lazy`."""
     recipe_cache: str | None = None
     """Folder where compiled recipes persist."""
     recipe_cache_mib: int = 1024
@@ -101,6 +104,14 @@ class Gaudi(Accelerator):
             f"execution.compile_cache = '{folder}' comes too late for this device",
             "set accelerator.recipe_cache instead",
         )
+
+    def for_inference(self, module: nn.Module) -> nn.Module:
+        if not self.lazy or self.hpu_graphs == "no":
+            return module
+        from habana_frameworks.torch import hpu
+
+        replayed: nn.Module = hpu.wrap_in_hpu_graph(module)
+        return replayed
 
     def synchronize(self) -> None:
         from habana_frameworks.torch import hpu

@@ -10,12 +10,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from regauge.accelerators import Availability, Chip, Precision, impose
+from regauge.accelerators import Availability, Chip, Collecting, Precision, impose
 from regauge.accelerators._xla import XlaDevice, missing
 
 if TYPE_CHECKING:
     import torch
 
+TOOL = "neuron_parallel_compile"
+CACHE = "NEURON_COMPILE_CACHE_URL"
 DEVICE = Path("/dev/neuron0")
 PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
 TERA = 1e12
@@ -74,7 +76,7 @@ class Neuron(XlaDevice):
             "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(self.stochastic_rounding == "yes")),
         }
         if self.cache is not None:
-            found["NEURON_COMPILE_CACHE_URL"] = self.cache
+            found[CACHE] = self.cache
         if self.visible_cores is not None:
             found["NEURON_RT_VISIBLE_CORES"] = self.visible_cores
         return found
@@ -101,7 +103,11 @@ class Neuron(XlaDevice):
 
     def use_cache(self, folder: Path) -> None:
         """Keep the compiler's files (NEFF) in a folder; `cache` names an address for them."""
-        impose("NEURON_COMPILE_CACHE_URL", str(folder))
+        impose(CACHE, str(folder))
+
+    def collecting(self) -> Collecting:
+        """Return the SDK's tool: a trial computes nothing, then its graphs compile in parallel."""
+        return Collecting((TOOL, "--command", "collect"), (TOOL, "--command", "compile"), CACHE)
 
     def chip(self, precision: Precision) -> Chip:
         target = self._target() or "unknown chip"

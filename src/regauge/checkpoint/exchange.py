@@ -23,6 +23,7 @@ from regauge.checkpoint.saver import newest
 from regauge.checkpoint.tensors import read_into
 from regauge.errors import DataError, SettingsError
 from regauge.models import build as models
+from regauge.models.reading import longest, reading
 from regauge.processes import World
 
 if TYPE_CHECKING:
@@ -192,7 +193,8 @@ def _describe_pooling(target: Path) -> None:
         "pooling_mode_cls_token": False,
         "pooling_mode_max_tokens": False,
     }
-    length = {"max_seq_length": config["max_position_embeddings"], "do_lower_case": False}
+    model = models.load(target)
+    length = {"max_seq_length": longest(model, reading(model)), "do_lower_case": False}
     for path, _ in parts[1:]:
         (target / path).mkdir()
     _write(target / "modules.json", modules)

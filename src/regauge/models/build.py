@@ -30,12 +30,13 @@ AUTO_CLASSES: dict[Head, str] = {
 
 
 def build(
-    settings: Model, head: Head, vocabulary: int, seed: int
+    settings: Model, head: Head, vocabulary: int, seed: int, pad: int = 0
 ) -> tuple[PreTrainedModel, DropoutKeys]:
     """Return a transformers model in fp32 on the CPU, and the keys of its dropout.
 
-    Equal settings, vocabulary and seed give equal weights. Raises SettingsError where the
-    architecture, a field of its configuration or the vocabulary does not fit.
+    `pad` is the tokenizer's number of padding. Equal settings, vocabulary and seed give equal
+    weights. Raises SettingsError where the architecture, its attention, a field of its
+    configuration or the vocabulary does not fit.
     """
     import transformers
 
@@ -43,10 +44,13 @@ def build(
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
     try:
-        model = _made(settings, head, vocabulary)
-    except (OSError, TypeError, ValueError, StrictDataclassError) as error:
+        model = _made(settings, head, vocabulary, pad)
+    except (AssertionError, OSError, TypeError, ValueError, StrictDataclassError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         name = settings.architecture or settings.path
+        if "attention implementation" in reason:
+            problem = f"'{name}' has no attention of kind '{settings.attention}'"
+            raise SettingsError(problem, 'set model.attention = "eager"') from None
         raise SettingsError(f"no model of '{name}': {reason}", "correct [model]") from None
     _fit_vocabulary(model, vocabulary, settings)
     keys = DropoutKeys()
@@ -55,10 +59,10 @@ def build(
     return model.float(), keys
 
 
-def _made(settings: Model, head: Head, vocabulary: int) -> PreTrainedModel:
+def _made(settings: Model, head: Head, vocabulary: int, pad: int) -> PreTrainedModel:
     import transformers
 
-    config = _configuration(settings, vocabulary)
+    config = _configuration(settings, vocabulary, pad)
     config._attn_implementation = settings.attention  # noqa: SLF001 - as from_config's argument does
     _set_dropout(config, settings.dropout)
     auto = getattr(transformers, AUTO_CLASSES[head])
@@ -121,7 +125,7 @@ def matmul_parameters(model: nn.Module) -> int:
     )
 
 
-def _configuration(settings: Model, vocabulary: int) -> PretrainedConfig:
+def _configuration(settings: Model, vocabulary: int, pad: int) -> PretrainedConfig:
     from transformers import AutoConfig
 
     if settings.path is not None:
@@ -139,6 +143,8 @@ def _configuration(settings: Model, vocabulary: int) -> PretrainedConfig:
             remedy = registry.did_you_mean(name, fields)
             raise SettingsError(f"unknown key 'model.config.{name}'", remedy)
     own = {"vocab_size": vocabulary, **settings.config}
+    if "pad_token_id" not in own and isinstance(getattr(known, "pad_token_id", None), int):
+        own["pad_token_id"] = pad
     return type(known)(**own)
 
 

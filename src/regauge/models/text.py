@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy, normalize
 from torch.utils.checkpoint import checkpoint
 
 from regauge.errors import SettingsError
+from regauge.models.reading import longest, reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,17 +37,23 @@ class TextModule(nn.Module):
         self.model = model
         self.dropout_keys = keys
         self.compute_dtype = torch.float32
+        self.reading = reading(model)
 
-    def hidden(self, batch: Batch, *, packed: bool, causal: bool = False) -> Tensor:
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that a text can have, or None where nothing limits them."""
+        return longest(self.model, self.reading)
+
+    def hidden(self, batch: Batch, *, packed: bool) -> Tensor:
         """Return the last hidden states, [batch, length, width]."""
         self.dropout_keys.rows = batch["keys"] if self.training else None
-        bias = attention_bias(batch["segments"], self.compute_dtype, packed=packed, causal=causal)
+        habits, places = self.reading, batch["positions"]
         inner: Any = self.model.base_model
         output = inner(
             input_ids=batch["tokens"],
-            attention_mask=bias,
-            position_ids=batch["positions"],
-            **({"use_cache": False} if causal else {}),
+            attention_mask=habits.masks(batch["segments"], self.compute_dtype, packed=packed),
+            position_ids=places + habits.first_position if habits.first_position else places,
+            **({"use_cache": False} if habits.causal else {}),
         )
         states: Tensor = output.last_hidden_state
         return states
@@ -70,9 +77,17 @@ class MaskedLanguageModel(TextModule):
 class CausalLanguageModel(TextModule):
     """Predicts each next token of a packed row; logits exist for one chunk at a time."""
 
+    def __init__(self, model: PreTrainedModel, keys: DropoutKeys) -> None:
+        super().__init__(model, keys)
+        if not self.reading.causal:
+            raise SettingsError(
+                f"architecture '{model.config.model_type}' sees the tokens that it should predict",
+                "choose a causal one, such as llama or gpt2",
+            )
+
     def forward(self, batch: Batch) -> Batch:
         """Return `nll` and `correct`, [batch, length]."""
-        hidden = self.hidden(batch, packed=True, causal=True)
+        hidden = self.hidden(batch, packed=True)
         rows, length, width = hidden.shape
         chunks = hidden.reshape(-1, width).split(CHUNK_TOKENS)
         labels = batch["labels"].reshape(-1).split(CHUNK_TOKENS)
@@ -117,21 +132,6 @@ def token_losses(logits: Tensor, labels: Tensor) -> Batch:
     nll = cross_entropy(scores.flatten(0, -2), labels.flatten().long(), reduction="none")
     hits = scores.detach().argmax(-1) == labels
     return {"nll": nll.view(labels.shape).clone(), "correct": hits.to(torch.float32)}
-
-
-def attention_bias(segments: Tensor, dtype: torch.dtype, *, packed: bool, causal: bool) -> Tensor:
-    """Return the additive attention mask, [batch, 1, length or 1, length].
-
-    Padding sees padding, so that no row of the softmax is empty.
-    """
-    if packed:
-        allowed = segments[:, :, None] == segments[:, None, :]
-        if causal:
-            allowed = allowed & torch.ones_like(allowed[0]).tril()
-    else:
-        allowed = (segments > 0)[:, None, :]
-    bias = torch.zeros(allowed.shape, dtype=dtype, device=segments.device)
-    return bias.masked_fill(~allowed, torch.finfo(dtype).min)[:, None]
 
 
 def _masked_head(model: PreTrainedModel) -> Any:

@@ -23,7 +23,8 @@ class Clm(TokenTask):
         from regauge.models.build import build
         from regauge.models.text import CausalLanguageModel
 
-        return CausalLanguageModel(*build(model, "causal", manifest.tokenizer.vocabulary, seed))
+        facts = manifest.tokenizer
+        return CausalLanguageModel(*build(model, "causal", facts.vocabulary, seed, facts.pad))
 
     def batch(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
         """Label each token with the one after it; the last of a document has weight 0."""

@@ -116,7 +116,8 @@ class Contrastive(Task):
         from regauge.models.build import build
         from regauge.models.text import Encoder
 
-        return Encoder(*build(model, "none", manifest.tokenizer.vocabulary, seed))
+        facts = manifest.tokenizer
+        return Encoder(*build(model, "none", facts.vocabulary, seed, facts.pad))
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the loss over the whole global batch: vectors are queries, then documents."""

@@ -34,7 +34,8 @@ class Mlm(TokenTask):
         from regauge.models.build import build
         from regauge.models.text import MaskedLanguageModel
 
-        return MaskedLanguageModel(*build(model, "masked", manifest.tokenizer.vocabulary, seed))
+        facts = manifest.tokenizer
+        return MaskedLanguageModel(*build(model, "masked", facts.vocabulary, seed, facts.pad))
 
     def batch(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
         """Mask exactly K places of each row; those a short row cannot fill have weight 0.

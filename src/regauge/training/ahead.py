@@ -16,6 +16,7 @@ from regauge.data.shards import Dataset
 from regauge.errors import SettingsError
 from regauge.training.decisions import decide
 from regauge.training.graphs import settle, warm_up
+from regauge.training.parts import Part
 from regauge.training.scoring import evaluate
 from regauge.training.session import open_session
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from regauge.processes import World
     from regauge.training.settings import Training
 
+WHOLE = Part()
 
-def compile_ahead(settings: Training, world: World) -> dict[str, Any]:
+
+def compile_ahead(settings: Training, world: World, part: Part = WHOLE) -> dict[str, Any]:
     """Fill the cache of a run, and return what was found there and what was made.
 
     Every process of the run calls this. Raises SettingsError for a run that compiles nothing.
@@ -42,9 +45,10 @@ def compile_ahead(settings: Training, world: World) -> dict[str, Any]:
         began = time.perf_counter()
         session = open_session(trial, world, dataset)
         opened = time.perf_counter()
-        warm_up(session)
+        warm_up(session, part.of(session.ladder))
         settle(session)
-        evaluate(session)
+        if part == WHOLE:
+            evaluate(session)
         took = time.perf_counter() - opened
         session.save({})
         session.saver.wait()

@@ -108,6 +108,12 @@ def open_entry(root: Path, found: Facts, world: World) -> Entry:
     return entry
 
 
+def entries(root: Path) -> list[Entry]:
+    """Return the entries under a root that have a list."""
+    found = ((path.parent, read(path.parent)) for path in sorted(root.glob(f"*/{ENTRY}")))
+    return [Entry(folder, document["facts"], first=True) for folder, document in found if document]
+
+
 def listed(root: Path) -> list[dict[str, Any]]:
     """Return the entries under a root, each with what it is for and its size."""
     rows = []
@@ -145,7 +151,8 @@ def read(folder: Path) -> dict[str, Any] | None:
 def copy(source: str, target: str) -> int:
     """Copy the entries under one root to another, folders or object stores; return how many.
 
-    Raises DataError where there is none to copy, or one that names files outside of its folder.
+    What the target already has of an entry stays. Raises DataError where there is none to copy, or
+    one that names files outside of its folder.
     """
     import fsspec
 
@@ -156,16 +163,37 @@ def copy(source: str, target: str) -> int:
         raise DataError(f"{source} holds no compiled graphs", "compile them first, or name another")
     for path in lists:
         folder = path.rsplit("/", 1)[0]
-        key = folder.rsplit("/", 1)[1]
-        names = json.loads(here.cat_file(path))["files"]
-        if strange := [name for name in names if ".." in Path(name).parts or name.startswith("/")]:
+        destination = f"{root.rstrip('/')}/{folder.rsplit('/', 1)[1]}"
+        document = _listing(here.cat_file(path), path)
+        if strange := [name for name in document["files"] if _leaves(name)]:
             raise DataError(f"{path} names '{strange[0]}', outside of its folder", "do not use it")
-        for inside in (*(f"{GRAPHS}/{name}" for name in names), ENTRY):
-            destination = f"{root.rstrip('/')}/{key}/{inside}"
-            there.makedirs(destination.rsplit("/", 1)[0], exist_ok=True)
-            with here.open(f"{folder}/{inside}") as file, there.open(destination, "wb") as new:
+        for name in document["files"]:
+            inside = f"{GRAPHS}/{name}"
+            there.makedirs(f"{destination}/{inside}".rsplit("/", 1)[0], exist_ok=True)
+            with (
+                here.open(f"{folder}/{inside}") as file,
+                there.open(f"{destination}/{inside}", "wb") as new,
+            ):
                 shutil.copyfileobj(file, new)
+        if there.exists(f"{destination}/{ENTRY}"):
+            known = _listing(there.cat_file(f"{destination}/{ENTRY}"), f"{destination}/{ENTRY}")
+            document["files"] = {**known["files"], **document["files"]}
+            document["seconds"] = max(known["seconds"], document["seconds"])
+        there.pipe_file(f"{destination}/{ENTRY}", json.dumps(document, indent=2).encode())
     return len(lists)
+
+
+def _listing(text: bytes, path: str) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(text)
+        document["files"], document["seconds"]
+    except (ValueError, TypeError, KeyError):
+        raise DataError(f"{path} is no list of compiled graphs", "remove its folder") from None
+    return document
+
+
+def _leaves(name: str) -> bool:
+    return ".." in Path(name).parts or name.startswith("/")
 
 
 def _purge(folder: Path) -> list[str]:

@@ -28,16 +28,16 @@ MODES = 3
 """A shape is computed with gradients, without them, and in evaluation."""
 
 
-def warm_up(session: Session) -> None:
-    """Compute every declared shape once, with weight 0; weights and gradients are unchanged.
+def warm_up(session: Session, lengths: tuple[int, ...]) -> None:
+    """Compute declared shapes once, with weight 0; weights and gradients are unchanged.
 
     On a lazy device the whole step is computed; this comes before a checkpoint is loaded, and what
     has changed of the optimizer's state is then put right by `settle`.
     """
     if session.accelerator.lazy:
-        _rehearse(session)
+        _rehearse(session, lengths)
     elif session.settings.execution.compile != "no":
-        _compute(session)
+        _compute(session, lengths)
 
 
 def settle(session: Session) -> None:
@@ -55,30 +55,30 @@ def settle(session: Session) -> None:
     session.accelerator.end_step()
 
 
-def _rehearse(session: Session) -> None:
-    """Do a step of no rows for every declared shape: no gradient, no decay, a vanishing rate."""
+def _rehearse(session: Session, lengths: tuple[int, ...]) -> None:
+    """Do a step of no rows for every shape: no gradient, no decay, a vanishing rate."""
     optimizers.prime(session.optimizer)
     session.scale.tensor(session.device)
     session.accelerator.end_step()
     batch, world = session.settings.batch, session.world
     own = -(-batch.microbatches // world.size)
-    for empty in _declared(session, session.feed, batch.microbatch_rows, own):
+    for empty in _empty(session, session.feed, lengths, (own, batch.microbatch_rows)):
         session.rates.begin(-1)
         advance(session, empty)
     session.interval.begin()
 
 
-def _compute(session: Session) -> None:
+def _compute(session: Session, lengths: tuple[int, ...]) -> None:
     """Compute every shape forward and backward, and as an evaluation does."""
     _make_room(session)
     batch_rows = session.settings.batch.microbatch_rows
-    for batches in _declared(session, session.feed, batch_rows, 1):
+    for batches in _empty(session, session.feed, lengths, (1, batch_rows)):
         session.gradients.of(batches, torch.ones((), device=session.device))
         session.prepared.clear_gradients()
     evaluation_rows = session.settings.evaluation.microbatch_rows or batch_rows
     session.prepared.module.eval()
     with torch.no_grad():
-        for (batch,) in _declared(session, session.heldout, evaluation_rows, 1):
+        for (batch,) in _empty(session, session.heldout, lengths, (1, evaluation_rows)):
             session.prepared.module(batch)
     session.accelerator.synchronize()
 
@@ -135,12 +135,15 @@ class GraphGuard:
             )
 
 
-def _declared(session: Session, feed: Feed, rows: int, count: int) -> Iterator[list[Batch]]:
-    """Yield `count` empty batches of `rows` rows for every declared length, on the device."""
+def _empty(
+    session: Session, feed: Feed, lengths: tuple[int, ...], size: tuple[int, int]
+) -> Iterator[list[Batch]]:
+    """Yield empty batches of every length, on the device; `size` is how many, of how many rows."""
+    count, rows = size
     texts = rows * session.settings.task.texts_per_row()
 
     def steps() -> Iterator[list[Batch]]:
-        for length in session.ladder:
+        for length in lengths:
             arrays = feed.empty(texts, length)
             yield [
                 {name: torch.from_numpy(value) for name, value in arrays.items()}

@@ -22,8 +22,8 @@ from regauge.training.step import means
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
-    from regauge.models.text import TextModule
     from regauge.processes import World
     from regauge.training.settings import Evaluating
 
@@ -77,11 +77,11 @@ def _rows(
 ) -> list[Row]:
     rows: list[Row] = []
 
-    def placed(model: Model) -> TextModule:
+    def placed(model: Model) -> nn.Module:
         module = settings.task.module(model, dataset.manifest, settings.seed)
         module.compute_dtype = dtype
         move(module.to(dtype), heldout.device)
-        return module
+        return heldout.accelerator.for_inference(module.eval())
 
     if settings.subjects.untrained == "yes":
         first = next(iter(models.values()))

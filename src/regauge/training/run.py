@@ -57,7 +57,7 @@ def attempt(settings: Training, world: World, began: float | None = None) -> dic
 
 def _tracked(session: Session, run_id: str) -> Outcome:
     with session.ledger.spend("compile"):
-        warm_up(session)
+        warm_up(session, session.ladder)
     compiling = session.ledger.seconds["compile"]
     resumed = session.resume()
     settle(session)

@@ -170,7 +170,7 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
     flops = _flops_per_token(module, ladder[-1])
     module.compute_dtype = COMPUTE_DTYPES[precision]
     site = Site(world, device, module.compute_dtype, tuple(models.blocks(module)), accelerator.lazy)
-    prepared = _prepared(module, site, strategy, execution, backend=accelerator.compile_backend())
+    prepared = _prepared(module, site, strategy, execution, accelerator)
     rows, batch = dataset.split("train"), settings.batch
     order = Order(len(rows), batch.rows, settings.seed, manifest.identity)
     total = settings.stop.total_steps(order.steps_per_epoch)
@@ -213,7 +213,11 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
 
 
 def _prepared(
-    module: TextModule, site: Site, strategy: Strategy, execution: Execution, *, backend: str
+    module: TextModule,
+    site: Site,
+    strategy: Strategy,
+    execution: Execution,
+    accelerator: Accelerator,
 ) -> Prepared:
     """Return the module on its processes, with its blocks recomputed and compiled as is asked."""
     recompute.install(site.blocks, execution.activation_checkpointing, module.dropout_keys)
@@ -221,8 +225,9 @@ def _prepared(
     if execution.activation_checkpointing != "none":
         prepared.recomputes = True
     if execution.compile == "blocks":
+        backend, options = accelerator.compile_backend(), accelerator.compile_options()
         for block in site.blocks:
-            block.compile(dynamic=False, backend=backend)
+            block.compile(dynamic=False, backend=backend, options=options or None)
     return prepared
 
 
@@ -253,8 +258,8 @@ def feed(task: Task, dataset: Dataset, world: World, *, split: str, rows: int, s
     )
 
 
-def _check_length(module: Any, ladder: tuple[int, ...]) -> None:
-    limit = getattr(module.model.config, "max_position_embeddings", None)
+def _check_length(module: TextModule, ladder: tuple[int, ...]) -> None:
+    limit = module.longest
     if limit is not None and ladder[-1] > limit:
         raise SettingsError(
             f"rows of {ladder[-1]} tokens do not fit the model's {limit} positions",

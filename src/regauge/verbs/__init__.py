@@ -97,7 +97,13 @@ def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def spread(verb: str, settings: config.Settings, size: int, folder: Path) -> None:
+def spread(
+    verb: str,
+    settings: config.Settings,
+    size: int,
+    folder: Path,
+    arguments: tuple[str, ...] = (),
+) -> None:
     """Run a verb on resolved settings as `size` processes of this machine.
 
     Raises ChildError with the code of the first process that failed.
@@ -105,7 +111,7 @@ def spread(verb: str, settings: config.Settings, size: int, folder: Path) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     request = folder / ".request.json"
     request.write_text(json.dumps(config.dump(settings)))
-    command = [sys.executable, "-m", "regauge", verb, str(request)]
+    command = [sys.executable, "-m", "regauge", verb, str(request), *arguments]
     code = processes.start(command, size, folder / "ranks")
     if code:
         raise ChildError(code, f"see {folder / 'ranks'}, then start the same command again")

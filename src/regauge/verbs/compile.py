@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from regauge import processes, verbs
+from regauge import accelerators, processes, verbs
 from regauge.training.settings import Training
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
@@ -21,6 +21,8 @@ def main(
     listing: Annotated[bool, Parameter(name="--list", help="show what is kept")] = False,
     push: Annotated[str | None, Parameter(help="copy all of it to a folder or an address")] = None,
     pull: Annotated[str | None, Parameter(help="copy all of it from there first")] = None,
+    jobs: Annotated[int, Parameter(help="processes at once, each with the whole model")] = 1,
+    part: Annotated[str | None, Parameter(help="only a share of the shapes, such as 2/4")] = None,
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> dict[str, Any]:
@@ -30,7 +32,7 @@ def main(
         return verbs.show(plan(settings), as_json=json)
     if listing or push or pull:
         return verbs.show(_keep(settings, push, pull), as_json=json)
-    return verbs.show(run(settings), as_json=json)
+    return verbs.show(run(settings, jobs, part), as_json=json)
 
 
 def plan(settings: Training) -> dict[str, Any]:
@@ -40,17 +42,25 @@ def plan(settings: Training) -> dict[str, Any]:
     return {**planned(settings), "cache": settings.execution.compile_cache}
 
 
-def run(settings: Training) -> dict[str, Any]:
+def run(settings: Training, jobs: int = 1, part: str | None = None) -> dict[str, Any]:
     """Compile on as many processes as the run has; return what was found and what was made."""
-    from regauge.training.plan import check_cache
+    from regauge.training import parts
+    from regauge.training import plan as planning
 
-    check_cache(settings)
+    planning.check_cache(settings)
+    planning.check(settings)
+    share = parts.Part.parsed(part) if part else parts.Part()
+    if part is None and not processes.launched():
+        accelerator = settings.accelerator or accelerators.choose()[0]
+        if jobs > 1 or accelerator.collecting():
+            parts.compile_apart(settings, accelerator, jobs)
     size = verbs.local_processes(settings.execution.processes, settings.accelerator)
     if size == 1 or processes.launched():
         from regauge.training.ahead import compile_ahead
 
-        return compile_ahead(settings, processes.world())
-    verbs.spread("compile", settings, size, Path(settings.output.folder))
+        return compile_ahead(settings, processes.world(), share)
+    arguments = ("--part", part) if part else ()
+    verbs.spread("compile", settings, size, Path(settings.output.folder), arguments)
     return _keep(settings, None, None)
 
 

@@ -144,6 +144,9 @@ class Accelerator(Choice):
         """Return why torch.compile cannot work here, or None."""
         return None
 
+    def expect_compiling(self) -> None:
+        """Start what the compiler must find out of this machine, beside other work."""
+
     def compile_backend(self) -> str:
         """Return the name of torch.compile's backend for the device."""
         return "inductor"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import resource
+import threading
 import time
 from functools import cache
 from pathlib import Path
@@ -52,6 +53,13 @@ class Cpu(Accelerator):
     def obstacle_to_compiling(self) -> str | None:
         return None if cpp_compiler() else "no C++ compiler is installed (g++ or clang++)"
 
+    def expect_compiling(self) -> None:
+        """Try the C++ compiler's vector instructions in a thread: more than a second of waiting.
+
+        What it finds is remembered by torch. One that fails here fails again where it is said.
+        """
+        threading.Thread(target=_try_vectors, name="vectors", daemon=True).start()
+
     def peak_memory_bytes(self) -> int | None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -76,6 +84,12 @@ def _model_name() -> str:
     lines = path.read_text().splitlines() if path.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "CPU")
+
+
+def _try_vectors() -> None:
+    from torch._inductor import cpu_vec_isa
+
+    cpu_vec_isa.pick_vec_isa()
 
 
 @cache

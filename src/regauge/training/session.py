@@ -161,6 +161,8 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
         raise SettingsError("nothing was decided", "call decisions.decide first")
     precision = settle_precision(accelerator, execution.precision)
     device = accelerator.claim(world.local_rank, execution.threads or 1)
+    if execution.compile != "no":
+        accelerator.expect_compiling()
     accelerator.use(precision)
     join(accelerator, world, execution.timeout_seconds)
     task, manifest = settings.task, dataset.manifest

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from regauge import config, processes
+from regauge import accelerators, config, processes
 from regauge.accelerators import Accelerator, gaudi, neuron, neuron_native
-from regauge.errors import SettingsError
+from regauge.errors import PreflightError, SettingsError
 from regauge.training.decisions import decide
 from regauge.training.settings import Training
 
@@ -171,6 +171,18 @@ def test_nccl_is_set_before_a_gpu_is_taken_and_said(
         found.claim(0, 1)
     with pytest.raises(SettingsError, match="write NCCL_DEBUG as DEBUG"):
         chosen("cuda", nccl={"NCCL_DEBUG": "INFO"})
+
+
+def test_a_device_in_use_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(_: int) -> None:
+        raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nMore")
+
+    monkeypatch.setattr(torch.cuda, "set_device", busy)
+    with pytest.raises(PreflightError) as caught:
+        accelerators.take(chosen("cuda"), 3, 1)
+    assert "\n" not in str(caught.value)
+    assert "device 3 of 'cuda' cannot be taken: CUDA error" in str(caught.value)
+    assert "see whether another process uses it" in str(caught.value)
 
 
 def test_gaudi_knows_its_chips(installed: Callable[..., Calls]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from regauge import registry
 from regauge.config import Choice
-from regauge.errors import SettingsError
+from regauge.errors import PreflightError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
@@ -212,6 +212,27 @@ def require(accelerator: Accelerator) -> None:
             f"accelerator '{accelerator.kind}' is not usable here: {availability.reason}",
             f"usable here: {', '.join(usable)}",
         )
+
+
+def take(accelerator: Accelerator, local_rank: int, threads: int) -> torch.device:
+    """Claim a device for this process.
+
+    Raises PreflightError for one that is there and cannot be had: another process uses it, or there
+    are fewer than processes.
+    """
+    import torch
+
+    try:
+        device = accelerator.claim(local_rank, threads)
+        if not accelerator.lazy:
+            torch.zeros(1, device=device)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PreflightError(
+            f"device {local_rank} of '{accelerator.kind}' cannot be taken: {reason}",
+            "see whether another process uses it (regauge doctor), or start fewer processes",
+        ) from None
+    return device
 
 
 def settle_precision(accelerator: Accelerator, wanted: str) -> Precision:

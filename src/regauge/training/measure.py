@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from regauge.accelerators import take
 from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT
 from regauge.data.order import sample
@@ -40,7 +41,7 @@ def measure(settings: Evaluating, world: World) -> dict[str, Any]:
         raise DataError(f"{settings.data.path} has no held-out rows", "raise split.heldout_share")
     models = {name: _checked(folder, dataset) for name, folder in settings.subjects.models.items()}
     accelerator, execution = settle(settings.accelerator, settings.execution, world)
-    device = accelerator.claim(world.local_rank, execution.threads or 1)
+    device = take(accelerator, world.local_rank, execution.threads or 1)
     join(accelerator, world, execution.timeout_seconds)
     share = feed(
         settings.task,

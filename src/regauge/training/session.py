@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from regauge.accelerators import Accelerator, Chip, settle_precision
+from regauge.accelerators import Accelerator, Chip, settle_precision, take
 from regauge.checkpoint.saver import Saver, load, newest
 from regauge.data.loader import Facts, Feed, Share
 from regauge.data.order import Order
@@ -160,7 +160,7 @@ def open_session(settings: Training, world: World, dataset: Dataset) -> Session:
     if accelerator is None or strategy is None:
         raise SettingsError("nothing was decided", "call decisions.decide first")
     precision = settle_precision(accelerator, execution.precision)
-    device = accelerator.claim(world.local_rank, execution.threads or 1)
+    device = take(accelerator, world.local_rank, execution.threads or 1)
     if execution.compile != "no":
         accelerator.expect_compiling()
     accelerator.use(precision)

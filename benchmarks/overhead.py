@@ -29,7 +29,8 @@ from regauge.data.shards import Dataset
 from regauge.trackers import RunFacts, Tracker, started
 from regauge.training.decisions import decide
 from regauge.training.loop import train
-from regauge.training.session import COMPUTE_DTYPES, Session, open_session
+from regauge.training.opening import COMPUTE_DTYPES, open_session
+from regauge.training.session import Session
 from regauge.training.settings import Training
 from regauge.verbs import prepare
 

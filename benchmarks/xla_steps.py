@@ -31,7 +31,8 @@ from regauge.trackers import RunFacts, started
 from regauge.training.decisions import decide
 from regauge.training.graphs import settle, warm_up
 from regauge.training.loop import train
-from regauge.training.session import Session, open_session
+from regauge.training.opening import open_session
+from regauge.training.session import Session
 from regauge.training.settings import Training
 
 ROWS, MICROBATCH_ROWS = 16, 8

@@ -6,6 +6,7 @@ The largest error of each kind of proof is printed at the end.
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -50,8 +51,10 @@ def supports(request: pytest.FixtureRequest) -> Callable[[str, str, str], None]:
 def pytest_sessionstart() -> None:
     """Use the lazy devices of this machine before any backward pass of a test.
 
-    Their client has to start before the first one on the CPU, and sets variables of its own.
+    Their client has to start before the first one on the CPU, and sets variables of its own. A
+    shell starts what it runs in the background deaf to Ctrl-C, and tests send that.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for kind, found in accelerators.survey().items():
         accelerator = registry.load("accelerators", kind)()
         if accelerator.lazy and found.fitness > 0:

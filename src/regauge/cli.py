@@ -6,19 +6,15 @@ What a verb raises ends here, as one line and an exit code; no verb knows how it
 
 from __future__ import annotations
 
-import errno
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from cyclopts import App, CycloptsError, Parameter
 
 from regauge import __doc__ as package_doc
-from regauge import __version__, log, registry
-from regauge.errors import INTERRUPTED, RegaugeError, SettingsError, TransientError
-
-SHOW_TRACEBACK = "--traceback"
+from regauge import __version__, log, processes, registry
+from regauge.errors import SHOW_TRACEBACK, SettingsError, explain
 
 _EPILOGUE = f"""\
 A run file is TOML; key.path=value on the command line goes over it. With {SHOW_TRACEBACK} an \
@@ -59,25 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if show_traceback:
             traceback.print_exception(error)
         line, code = explain(error)
+        if processes.supervised():
+            return code  # Its supervisor says the line.
         log.stderr.print(f"regauge: {line}", style="red", markup=False)
         return code
     return 0
-
-
-def explain(error: BaseException) -> tuple[str, int]:
-    """Return the one line for an error that ended a verb, and the exit code."""
-    if isinstance(error, KeyboardInterrupt):
-        return "stopped; run the same command again and it continues", INTERRUPTED
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        where = f" at {error.filename}" if error.filename else ""
-        error = TransientError(
-            f"no space left on the disk{where}", "free some and run the same command again"
-        )
-    if isinstance(error, RegaugeError):
-        return _one_line(str(error)), error.exit_code
-    what = _one_line(str(error)) or "no message"
-    remedy = f"run again with {SHOW_TRACEBACK} to see all of it"
-    return f"{type(error).__name__} in {_place(error)}: {what}; {remedy}", 1
 
 
 def _call(tokens: list[str]) -> None:
@@ -99,20 +81,3 @@ def _usage(error: CycloptsError, verb: str) -> SettingsError:
     problem, _, remedy = str(error).strip().partition(". ")
     problem = problem[:1].lower() + problem[1:].rstrip(".")
     return SettingsError(problem, remedy[:1].lower() + remedy[1:] or f"see 'regauge {verb} --help'")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _place(error: BaseException) -> str:
-    """Return `file:line` of the innermost frame of Regauge, or of the innermost one of all."""
-    walked = traceback.walk_tb(error.__traceback__)
-    places = [(Path(frame.f_code.co_filename), line) for frame, line in walked]
-    ours = [
-        (path.relative_to(registry.PACKAGE.parent), line)
-        for path, line in places
-        if path.is_relative_to(registry.PACKAGE)
-    ]
-    path, line = (ours or places)[-1]
-    return f"{path}:{line}"

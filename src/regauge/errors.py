@@ -5,8 +5,14 @@ A message is one line: what is wrong, then what to do. Nothing here knows how it
 
 from __future__ import annotations
 
+import errno
+import traceback
+from pathlib import Path
 from typing import Self
 
+SHOW_TRACEBACK = "--traceback"
+
+PACKAGE = Path(__file__).parent
 INTERRUPTED = 130
 """The exit code after Ctrl-C where nothing was saved, as shells have it."""
 
@@ -77,8 +83,43 @@ class PreemptedError(RegaugeError):
 
 
 class ChildError(RegaugeError):
-    """A process of the run ended with a code of its own, and has said why."""
+    """A process that was started here ended with a code of its own; the line says why."""
 
-    def __init__(self, exit_code: int, remedy: str) -> None:
-        super().__init__(f"a process of the run ended with code {exit_code}", remedy)
+    def __init__(self, exit_code: int, line: str) -> None:
+        problem, _, remedy = line.rpartition("; ")
+        super().__init__(problem or remedy, remedy if problem else "")
+        self.args = (line,)
         self.exit_code = exit_code
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """Return the one line for an error that ended a verb, and the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped; run the same command again and it continues", INTERRUPTED
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        where = f" at {error.filename}" if error.filename else ""
+        error = TransientError(
+            f"no space left on the disk{where}", "free some and run the same command again"
+        )
+    if isinstance(error, RegaugeError):
+        return _one_line(str(error)), error.exit_code
+    what = _one_line(str(error)) or "no message"
+    remedy = f"run again with {SHOW_TRACEBACK} to see all of it"
+    return f"{type(error).__name__} in {_place(error)}: {what}; {remedy}", 1
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _place(error: BaseException) -> str:
+    """Return `file:line` of the innermost frame of Regauge, or of the innermost one of all."""
+    walked = traceback.walk_tb(error.__traceback__)
+    places = [(Path(frame.f_code.co_filename), line) for frame, line in walked]
+    ours = [
+        (path.relative_to(PACKAGE.parent), line)
+        for path, line in places
+        if path.is_relative_to(PACKAGE)
+    ]
+    path, line = (ours or places)[-1]
+    return f"{path}:{line}"

@@ -41,3 +41,16 @@ def append(path: Path, document: Mapping[str, Any]) -> None:
     """Add one document at the end of a file."""
     with opened(path) as file:
         write(file, document)
+
+
+def last(path: Path) -> dict[str, Any] | None:
+    """Return the last whole line of a file of JSON lines; a torn one is passed over."""
+    if not path.exists():
+        return None
+    for line in reversed(path.read_bytes().splitlines()):
+        try:
+            document: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue
+        return document
+    return None

@@ -13,7 +13,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,11 @@ from regauge.errors import SettingsError
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher sets for each process, in torchrun's names."""
+
+SUPERVISED = "REGAUGE_SUPERVISED"
+"""Set by our own launcher: the folder where a process finds its orders and leaves signs of life."""
+NOTHING: Mapping[str, str] = MappingProxyType({})
+Child = subprocess.Popen[bytes]
 
 INHERITED: Mapping[str, str] = MappingProxyType(dict(os.environ))
 """The environment that this process was started with; libraries add to it when imported."""
@@ -50,6 +56,11 @@ class World:
 def launched() -> bool:
     """Return whether a launcher (torchrun, srun, ours) started this process as one of several."""
     return ("RANK" in os.environ and "WORLD_SIZE" in os.environ) or _step_tasks() > 1
+
+
+def supervised() -> bool:
+    """Return whether our own supervisor started this process: it answers for it, too."""
+    return SUPERVISED in os.environ
 
 
 def world() -> World:
@@ -106,18 +117,36 @@ def free_port() -> int:
 def start(command: list[str], size: int, logs: Path) -> int:
     """Run a command as `size` local processes; return 0, or the code of the first that failed.
 
-    Rank 0 keeps this terminal; the others write `<logs>/<rank>.log`. When one fails, the others
-    are told to stop and killed after ten seconds. They die with this process.
+    When one fails, the others are told to stop and killed after ten seconds.
     """
-    logs.mkdir(parents=True, exist_ok=True)
+    with started(command, size, logs) as children:
+        return _awaited(children)
+
+
+@contextmanager
+def started(
+    command: list[str], size: int, logs: Path, variables: Mapping[str, str] = NOTHING
+) -> Iterator[list[Child]]:
+    """Start a command as `size` local processes with a meeting place of their own.
+
+    Rank 0 keeps this terminal; the others write `<logs>/<rank>.log`. They die with this process,
+    and are killed at the end of the block. Signals of the terminal reach this process alone where
+    it has variables for them: then it is their supervisor.
+    """
+    if size > 1:
+        logs.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    places = [_place(rank, size, port) for rank in range(size)]
-    return _awaited(
-        [
-            _spawn(command, logs / f"{rank}.log" if rank else None, place)
-            for rank, place in enumerate(places)
-        ]
-    )
+    children: list[Child] = []
+    try:
+        for rank in range(size):
+            own = {**_place(rank, size, port), **variables}
+            children.append(_spawn(command, logs / f"{rank}.log" if rank else None, own))
+        yield children
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
 
 
 def start_beside(commands: list[list[str]], logs: Path, variables: Mapping[str, str]) -> int:
@@ -145,24 +174,21 @@ def _place(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
-def _spawn(
-    command: list[str], log: Path | None, variables: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, **variables}
+def _spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) -> Child:
     # The parent has no threads, so preexec_fn is safe, and only the child can ask this.
-    if log is None:
-        return subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent)  # noqa: PLW1509
-    with log.open("ab") as file:
+    own_session = SUPERVISED in variables
+    with log.open("ab") if log else nullcontext() as file:
         return subprocess.Popen(
             command,
-            env=environment,
+            env={**os.environ, **variables},
             stdout=file,
             stderr=file,
             preexec_fn=_die_with_parent,  # noqa: PLW1509
+            start_new_session=own_session,
         )
 
 
-def _awaited(children: list[subprocess.Popen[bytes]]) -> int:
+def _awaited(children: list[Child]) -> int:
     try:
         return _wait(children)
     except KeyboardInterrupt:
@@ -176,7 +202,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _wait(children: list[subprocess.Popen[bytes]]) -> int:
+def _wait(children: list[Child]) -> int:
     while True:
         codes = [child.poll() for child in children]
         failed = [code for code in codes if code]
@@ -187,7 +213,7 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int:
         time.sleep(0.05)
 
 
-def _stop(children: list[subprocess.Popen[bytes]]) -> None:
+def _stop(children: list[Child]) -> None:
     for child in children:
         if child.poll() is None:
             child.terminate()

@@ -10,7 +10,15 @@ from architecture.tree import CHOICES, Source, imports, sources
 
 FOUNDATION = ("config", "registry", "log", "errors", "processes", "lines")
 PARTS = ("data", "models")
-MACHINERY = ("training", "checkpoint", "inference", "health", "planning", "reporting")
+MACHINERY = (
+    "training",
+    "supervision",
+    "checkpoint",
+    "inference",
+    "health",
+    "planning",
+    "reporting",
+)
 TOP = ("cli", "__main__", "__init__")
 LAYERS = ("foundation", "accelerators' interface", "parts", "choices", "machinery", "verbs", "cli")
 

@@ -33,9 +33,10 @@ from regauge.models.dropout import CounterDropout, DropoutKeys
 from regauge.training import optimizer as optimizers
 from regauge.training.decisions import decide
 from regauge.training.graphs import GraphGuard
+from regauge.training.opening import open_session
 from regauge.training.plan import plan
 from regauge.training.run import attempt
-from regauge.training.session import Session, open_session
+from regauge.training.session import Session
 from regauge.training.settings import Training
 from regauge.training.step import Gradients
 

@@ -30,7 +30,7 @@ STEPS, SAVED = 48, 6
 AGAIN = (1, 2)
 """Sizes at which the same command is given again: a process costs four seconds to start."""
 LIMIT_SECONDS = 100
-Victim = Literal["one process", "all processes"]
+Victim = Literal["the supervisor", "all processes"]
 
 
 def changes(writing: str, strategy: str) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Command:
             assert time.monotonic() < deadline, f"step {step} never came"
             time.sleep(0.002)
         everyone = [*children(process.pid), process.pid]
-        victims = everyone if victim == "all processes" else [draw.choice(everyone[:-1])]
+        victims = everyone if victim == "all processes" else [process.pid]
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
         assert process.wait(LIMIT_SECONDS) != 0, "the run ended before it was killed"
@@ -114,8 +114,8 @@ def command(runs: Runs, size: int, changed: dict[str, Any]) -> Command:
     ("size", "victim", "writing", "strategy"),
     [
         (1, "all processes", "background", "single"),
-        (2, "one process", "blocking", "ddp"),
-        (3, "one process", "background", "zero1"),
+        (2, "the supervisor", "blocking", "ddp"),
+        (3, "the supervisor", "background", "zero1"),
         (4, "all processes", "background", "ddp"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from regauge import lines
-from regauge.training.ledger import ACCOUNTS, Ledger, last_line
+from regauge.training.ledger import ACCOUNTS, Ledger
 
 
 class Clock:
@@ -93,14 +93,14 @@ def test_a_line_after_a_torn_one_is_whole(torn: str, tmp_path: Path) -> None:
     found = path.read_text().splitlines()
     assert found[-2:] == ['{"step": 3}', json.dumps({"step": 4, "path": str(path)})]
     assert path.read_text().startswith(torn)
-    assert last_line(path) == {"step": 4, "path": str(path)}
+    assert lines.last(path) == {"step": 4, "path": str(path)}
 
 
 def test_the_last_whole_line_is_found(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    assert last_line(path) is None
+    assert lines.last(path) is None
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert last_line(path) == {"step": 2}
+    assert lines.last(path) == {"step": 2}
 
 
 def test_a_number_that_json_cannot_write_is_refused(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from regauge import processes
 from regauge.data.shards import Dataset
 from regauge.models.text import TextModule
 from regauge.training.decisions import decide
+from regauge.training.opening import open_session
 from regauge.training.optimizer import Rates
-from regauge.training.session import Session, open_session
+from regauge.training.session import Session
 from regauge.training.update import advance
 
 RATE = 0.05

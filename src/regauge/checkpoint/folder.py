@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from regauge.config import FORMAT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 MANIFEST = "manifest.json"
@@ -65,11 +65,22 @@ def flush(paths: Iterable[Path]) -> None:
             os.close(handle)
 
 
-def commit(root: Path, step: int, files: dict[str, dict[str, Any]]) -> Path:
+def nothing(_moment: str, *, step: int = 0) -> None:
+    """Do nothing at a moment of a save."""
+
+
+def commit(
+    root: Path,
+    step: int,
+    files: dict[str, dict[str, Any]],
+    moment: Callable[[str], None] = nothing,
+) -> Path:
     """Turn a part folder into the checkpoint of its step; the rename is the commit."""
     part, final = part_of(root, step), root / name_of(step)
+    moment("manifest")
     write_json(part / MANIFEST, {"format": FORMAT, "step": step, "files": files})
     flush([part])
+    moment("rename")
     if final.exists():
         old = root / f".{name_of(step)}.old"
         shutil.rmtree(old, ignore_errors=True)
@@ -79,6 +90,7 @@ def commit(root: Path, step: int, files: dict[str, dict[str, Any]]) -> Path:
     else:
         part.rename(final)
     flush([root])
+    moment("latest")
     write_text(root / LATEST, final.name)
     return final
 

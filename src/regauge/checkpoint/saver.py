@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from regauge.errors import NoCheckpointError, TransientError
 from regauge.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -28,12 +29,22 @@ Failure = BaseException | None
 
 
 class Saver:
-    """Writes the checkpoints of a run; one at a time, in a thread of its own."""
+    """Writes the checkpoints of a run; one at a time, in a thread of its own.
 
-    def __init__(self, root: Path, settings: Checkpoint, world: World) -> None:
+    `moment` is called with each moment of a save and its step; it may fail as the save may.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        settings: Checkpoint,
+        world: World,
+        moment: Callable[..., None] = folder.nothing,
+    ) -> None:
         self._root = root
         self._settings = settings
         self._world = world
+        self._moment = moment
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
         self._thread: threading.Thread | None = None
         self._failure: Failure = None
@@ -77,18 +88,23 @@ class Saver:
         metrics: dict[str, float],
     ) -> None:
         part = folder.part_of(self._root, step)
+        moment = partial(self._moment, step=step)
         with self._together():
+            moment("begin")
             if self._world.first:
                 _empty(part)
         files: dict[str, dict[str, Any]] = {}
         with self._together():
+            moment("staged")
             tensors.write(part, values, self._group)
+            moment("written")
             files = self._own_files(part, state)
         everything = self._gathered(files)
         with self._together():
             if self._world.first:
-                folder.commit(self._root, step, everything)
+                folder.commit(self._root, step, everything, moment)
                 self._keep_best(step, metrics)
+                moment("retention")
                 folder.retain(self._root, self._settings.keep, step)
 
     @contextmanager

@@ -16,9 +16,9 @@ from regauge.data.shards import Dataset
 from regauge.errors import SettingsError
 from regauge.training.decisions import decide
 from regauge.training.graphs import settle, warm_up
+from regauge.training.opening import open_session
 from regauge.training.parts import Part
 from regauge.training.scoring import evaluate
-from regauge.training.session import open_session
 
 if TYPE_CHECKING:
     from regauge.processes import World

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 ACCOUNTS = ("init", "compile", "data_wait", "step", "evaluate", "checkpoint", "lost")
 
 
 class Ledger:
-    """Seconds by account, real tokens and padded slots; they go on when a run resumes."""
+    """Seconds by account, real tokens and padded slots; they go on when a run resumes.
 
-    def __init__(self, usd_per_hour: float | None) -> None:
+    `told` is called with each account that time begins to go to.
+    """
+
+    def __init__(
+        self, usd_per_hour: float | None, told: Callable[[str | None], None] | None = None
+    ) -> None:
         self._booked = dict.fromkeys(ACCOUNTS, 0.0)
         self.tokens = 0
         self.slots = 0
         self._usd_per_hour = usd_per_hour
+        self._told = told
         self._account: str | None = None
         self._since = time.perf_counter()
 
@@ -56,6 +60,8 @@ class Ledger:
             self._booked[self._account] += now - self._since
         self._since = now
         outer, self._account = self._account, account
+        if self._told is not None and account != outer:
+            self._told(account)
         return outer
 
     @property
@@ -87,16 +93,3 @@ class Ledger:
         if last_known is not None:
             after = sum(last_known["seconds"].values()) - sum(state["seconds"].values())
             self._booked["lost"] += max(0.0, after)
-
-
-def last_line(path: Path) -> dict[str, Any] | None:
-    """Return the last whole line of a file of JSON lines; a torn one is passed over."""
-    if not path.exists():
-        return None
-    for line in reversed(path.read_bytes().splitlines()):
-        try:
-            document: dict[str, Any] = json.loads(line)
-        except ValueError:
-            continue
-        return document
-    return None

@@ -44,8 +44,10 @@ def train(session: Session, trackers: Together) -> Outcome:
     outcome, stop, last = Outcome(), NOTHING, True
     with Stopping(session) as stopping, ledger.spend("step"):
         for arrays, batches in _batches(session, total):
+            session.chaos.strike("step", session.step)
             advance(session, batches)
             session.step += 1
+            session.report.done(session.step)
             interval.count(arrays)
             guard.check_step(session.step, batches)
             stop = stopping.reason()
@@ -88,6 +90,7 @@ def _batches(session: Session, total: int) -> Generator[tuple[list[Arrays], list
     with closing(session.accelerator.wrap_loader(host, session.device)) as wrapped:
         while True:
             with session.ledger.spend("data_wait"):
+                session.chaos.strike("data", session.step)
                 batches = next(wrapped, None)
             if batches is None:
                 return

@@ -17,8 +17,8 @@ from regauge.models.build import weights_at
 from regauge.models.placing import move
 from regauge.models.settings import Model
 from regauge.training.decisions import settle
+from regauge.training.opening import COMPUTE_DTYPES, feed, join
 from regauge.training.scoring import Heldout
-from regauge.training.session import COMPUTE_DTYPES, feed, join
 from regauge.training.step import means
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def measure(settings: Evaluating, world: World) -> dict[str, Any]:
         seed=settings.seed,
     )
     numbers = sample(len(share), settings.evaluation.rows, dataset.manifest.identity)
-    heldout = Heldout(settings.task, accelerator, device, share, numbers)
+    heldout = Heldout(
+        settings.task, accelerator, accelerator.end_microbatch, device, share, numbers
+    )
     rows = _rows(settings, dataset, heldout, models, COMPUTE_DTYPES[execution.precision])
     if dist.is_initialized():
         dist.barrier()

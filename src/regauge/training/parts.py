@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, TypeVar
 from regauge import processes
 from regauge.config import dump, merge
 from regauge.errors import ChildError, SettingsError
-from regauge.log import logger
 from regauge.training import cache
 
 if TYPE_CHECKING:
@@ -90,6 +89,6 @@ def _start(
 ) -> None:
     code = processes.start_beside(commands, logs, variables)
     if code:
-        for log in sorted(logs.glob("*.log")):
-            logger.error("%s", (log.read_text().splitlines() or ["nothing was said"])[-1])
-        raise ChildError(code, "correct that, or compile without --jobs")
+        said = [text for log in sorted(logs.glob("*.log")) if (text := log.read_text().strip())]
+        line = said[0].splitlines()[-1] if said else f"a process ended with code {code}"
+        raise ChildError(code, line.removeprefix("regauge: "))

@@ -127,7 +127,7 @@ def _version(name: str) -> str | None:
 def _check_empty(folder: Path) -> None:
     """Raise SettingsError for a folder in use; what the first process of this run writes is not."""
     strangers = [path.name for path in folder.glob("*")] if folder.is_dir() else []
-    known = {RUN, ENVIRONMENT, "done.json", "ranks", "metrics.jsonl", "ledger.jsonl"}
+    known = {RUN, ENVIRONMENT, "ranks", "metrics.jsonl", "ledger.jsonl", "attempts.jsonl"}
     foreign = [name for name in strangers if name not in known and not name.startswith(".")]
     if foreign:
         raise SettingsError(

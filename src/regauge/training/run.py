@@ -16,25 +16,35 @@ from regauge.errors import SettingsError
 from regauge.log import logger
 from regauge.models import build as models
 from regauge.registry import did_you_mean
+from regauge.supervision import orders
+from regauge.supervision.orders import Report
 from regauge.trackers import RunFacts, started
 from regauge.training import records
 from regauge.training.decisions import decide
 from regauge.training.graphs import settle, warm_up
 from regauge.training.loop import Outcome, train
+from regauge.training.opening import open_session
 from regauge.training.scoring import evaluate
-from regauge.training.session import Session, open_session
+from regauge.training.session import Session
 
 if TYPE_CHECKING:
     from regauge.processes import World
     from regauge.training.settings import Training
 
 
-def attempt(settings: Training, world: World, began: float | None = None) -> dict[str, Any]:
+def attempt(settings: Training, world: World) -> dict[str, Any]:
     """Start or go on with a run and return its result; every process of it calls this.
 
-    `began` is the moment (`time.perf_counter`) from which the time is the run's.
+    Where a supervisor started the process, it hears signs of life and how the attempt ends.
     """
-    began = time.perf_counter() if began is None else began
+    report = Report(orders.received(), world.rank)
+    with report.kept():
+        return _attempt(settings, world, report)
+
+
+def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]:
+    began = report.orders.began if report.orders else time.time()
+    report.pulse.beat("init")
     folder = Path(settings.output.folder)
     dataset = Dataset(Path(settings.data.path))
     settings.task.check(dataset.manifest)
@@ -44,11 +54,12 @@ def attempt(settings: Training, world: World, began: float | None = None) -> dic
     run_id = records.check_same_run(folder, settings, identity)
     settings = decide(records.inherit(settings, folder), world)
     joined = dist.is_initialized()
-    session = open_session(settings, world, dataset)
-    session.ledger.book("init", time.perf_counter() - began)
+    session = open_session(settings, world, dataset, report)
+    session.ledger.book("init", time.time() - began)
     try:
         if world.first:
             records.write(folder, settings, identity, run_id)
+            report.begin(folder, world.size)
         return _finish(session, _tracked(session, run_id))
     finally:
         if dist.is_initialized() and not joined:
@@ -60,6 +71,9 @@ def _tracked(session: Session, run_id: str) -> Outcome:
         warm_up(session, session.ladder)
     compiling = session.ledger.seconds["compile"]
     resumed = session.resume()
+    session.report.done(session.step)
+    if session.report.orders:
+        session.attempt = session.report.orders.attempt
     settle(session)
     if not resumed:
         session.before = evaluate(session)

@@ -11,6 +11,8 @@ from regauge.data.order import sample
 from regauge.training.step import score
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from torch import nn
 
@@ -26,6 +28,8 @@ class Heldout:
 
     task: Task
     accelerator: Accelerator
+    mark: Callable[[], None]
+    """Ends a batch."""
     device: torch.device
     feed: Feed
     numbers: np.ndarray
@@ -43,7 +47,7 @@ class Heldout:
         )
         batches = (batch for (batch,) in self.accelerator.wrap_loader(host, self.device))
         slots = rows * self.task.texts_per_row()
-        return score(self.task, module, batches, slots, self.accelerator.end_microbatch)
+        return score(self.task, module, batches, slots, self.mark)
 
 
 def evaluate(session: Session) -> dict[str, float]:
@@ -57,10 +61,12 @@ def evaluate(session: Session) -> dict[str, float]:
     heldout = Heldout(
         settings.task,
         session.accelerator,
+        session.mark,
         session.device,
         session.heldout,
         sample(len(session.heldout), settings.evaluation.rows, session.manifest.identity),
     )
     with session.ledger.spend("evaluate"), session.computing("evaluate"):
+        session.chaos.strike("evaluate", session.step)
         found = heldout.metrics(session.prepared.module)
     return {f"heldout/{name}": value for name, value in found.items()}

@@ -103,6 +103,15 @@ class Optimizer(Settings):
     """The learning rate over the steps."""
 
 
+class Supervision(Settings):
+    """What happens when a process of the run dies, hangs or is told to stop."""
+
+    attempts_at_a_step: int = Field(default=3, ge=1)
+    """Attempts that may fail at the same step in the same way; then the run ends with code 66."""
+    hang_seconds: float = Field(default=60.0, gt=0)
+    """Shortest silence of a process that counts as a hang; ten times what is usual, if longer."""
+
+
 class Execution(Settings):
     """How the run is computed; none of it changes what is computed."""
 
@@ -122,6 +131,8 @@ class Execution(Settings):
     """Graphs that may be compiled after the warm-up before the run fails."""
     timeout_seconds: int = Field(default=600, ge=1)
     """Longest wait of one process for the others."""
+    supervision: Supervision = Supervision()
+    """What follows when a process fails."""
 
 
 class Target(Settings):

@@ -38,15 +38,15 @@ class Noise:
 
 
 class Gradients:
-    """Computes a step's gradients for a task on a prepared module."""
+    """Computes a step's gradients for a task on a prepared module; `mark` ends a microbatch."""
 
     def __init__(
-        self, task: Task, prepared: Prepared, accelerator: Accelerator, slots: int
+        self, task: Task, prepared: Prepared, mark: Callable[[], None], slots: int
     ) -> None:
         self._task = task
         self._prepared = prepared
         self._slots = slots
-        self._mark = accelerator.end_microbatch
+        self._mark = mark
 
     def of(self, batches: list[Batch], scale: Tensor, noise: Noise | None = None) -> Tensor:
         """Add the gradients of a global batch times scale; return [loss sum, weight] of all.

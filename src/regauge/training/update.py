@@ -21,8 +21,11 @@ def advance(session: Session, batches: list[Batch]) -> tuple[Tensor, Tensor]:
     """
     prepared, clip = session.prepared, session.settings.optimizer.clip_norm
     scale = session.scale.tensor(session.device)
+    fault = session.chaos.gradient_factor(session.step)
     with session.computing("step"):
-        totals = session.gradients.of(batches, scale, _noise(session))
+        totals = session.gradients.of(
+            batches, scale if fault == 1 else scale * fault, _noise(session)
+        )
         rate = session.rates.next()
         factor = 1 / (totals[1].clamp(min=1e-9) * scale)
         norm = prepared.gradient_norm() * factor

@@ -114,7 +114,8 @@ def spread(
     command = [sys.executable, "-m", "regauge", verb, str(request), *arguments]
     code = processes.start(command, size, folder / "ranks")
     if code:
-        raise ChildError(code, f"see {folder / 'ranks'}, then start the same command again")
+        problem = f"a process of '{verb}' ended with code {code}"
+        raise ChildError(code, f"{problem}; see {folder / 'ranks'}, then start it again")
 
 
 def local_processes(wanted: int | Literal["auto"], accelerator: Accelerator | None) -> int:

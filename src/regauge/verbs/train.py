@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from regauge import config, processes, verbs
 from regauge.training.settings import Training
@@ -15,11 +16,18 @@ OUTPUT = "output.folder"
 
 
 def main(
-    run_file: RunFile, *overrides: Override, dry_run: DryRun = False, json: AsJson = False
+    run_file: RunFile,
+    *overrides: Override,
+    chaos: Annotated[Path | None, Parameter(help="a plan of faults to inject on purpose")] = None,
+    dry_run: DryRun = False,
+    json: AsJson = False,
 ) -> dict[str, Any]:
     """Train as a run file says; the same command goes on with a run that was stopped."""
     settings = verbs.load(Training, run_file, overrides)
-    return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
+    if dry_run:
+        return verbs.show(plan(settings), as_json=json)
+    result = run(settings, chaos)
+    return result if processes.supervised() else verbs.show(result, as_json=json)
 
 
 def plan(settings: Training) -> dict[str, Any]:
@@ -29,18 +37,24 @@ def plan(settings: Training) -> dict[str, Any]:
     return planned(settings)
 
 
-def run(settings: Training) -> dict[str, Any]:
-    """Train on as many processes as the settings or the launcher say; return the result."""
+def run(settings: Training, chaos: Path | None = None) -> dict[str, Any]:
+    """Train on as many processes as the settings or the launcher say; return the result.
+
+    Where no launcher started this process, it starts those of the run and supervises them.
+    """
     from regauge.training import plan as planning
-    from regauge.training.records import RESULT
 
     planning.check(settings)
-    size = verbs.local_processes(settings.execution.processes, settings.accelerator)
-    if size == 1 or processes.launched():
-        began = time.perf_counter()
+    if processes.launched():
         from regauge.training.run import attempt
 
-        return attempt(settings, processes.world(), began)
-    folder = Path(settings.output.folder)
-    verbs.spread("train", settings, size, folder)
-    return config.read(folder / RESULT)
+        return attempt(settings, processes.world())
+    from regauge.supervision import supervisor
+    from regauge.supervision.chaos import read
+    from regauge.training.records import RESULT
+
+    if chaos is not None:
+        read(chaos)
+    size = verbs.local_processes(settings.execution.processes, settings.accelerator)
+    supervisor.supervise(settings, size, str(chaos.resolve()) if chaos else None)
+    return config.read(Path(settings.output.folder) / RESULT)

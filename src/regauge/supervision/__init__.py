@@ -1,0 +1,1 @@
+"""The processes of a run: started, watched, named when they fail, and started again."""

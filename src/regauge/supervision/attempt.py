@@ -1,0 +1,233 @@
+"""One launch of a run's processes: started, watched, and its end named.
+
+What ends an attempt is the first process that failed, and not those that only noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge import lines, processes
+from regauge.checkpoint.folder import write_json
+from regauge.config import FORMAT, dump
+from regauge.log import logger
+from regauge.supervision.failures import POLICIES, Failure
+from regauge.supervision.orders import ATTEMPTS, PULSE, Answers, Orders, text
+from regauge.supervision.pulse import Pulses
+from regauge.supervision.signals import LOOK_SECONDS, Signals
+from regauge.supervision.watchdog import Watchdog, culprit, witnesses
+
+if TYPE_CHECKING:
+    from regauge.training.settings import Training
+
+FAILURES = "failures"
+EVIDENCE_SECONDS = 1.0
+"""How long the others may still say what they noticed, after the first has failed."""
+ENDING = {0, 67, 143}
+"""Codes with which all processes of a run end together."""
+STACK_LINES, LOG_LINES = 30, 5
+RECORDER = {"TORCH_FR_BUFFER_SIZE": "256"}
+"""Collectives that torch's flight recorder keeps, where the backend has one."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ended."""
+
+    failure: Failure | None
+    """None where the run is finished."""
+    code: int = 0
+
+
+class Attempt:
+    """One launch of a run's processes on this machine."""
+
+    def __init__(
+        self, settings: Training, size: int, scratch: Path, chaos: str | None, signals: Signals
+    ) -> None:
+        self._settings = settings
+        self._folder = Path(settings.output.folder)
+        self._size = size
+        self._signals = signals
+        for leftover in scratch.iterdir():
+            leftover.unlink()
+        self._scratch = scratch
+        self._orders = Orders(scratch, _attempts(self._folder) + 1, time.time(), chaos)
+        self._answers = Answers(scratch, size)
+
+    def run(self) -> End:
+        """Start the processes and wait for their end."""
+        self._orders.write()
+        (self._scratch / "run.json").write_text(json.dumps(dump(self._settings)))
+        pulses = Pulses(self._scratch / PULSE, self._size)
+        limits = self._settings.execution.supervision
+        watchdog = Watchdog(
+            pulses, limits.hang_seconds, float(self._settings.execution.timeout_seconds)
+        )
+        memory = _memory_kills()
+        command = [sys.executable, "-m", "regauge", "train", str(self._scratch / "run.json")]
+        own = {processes.SUPERVISED: str(self._scratch), **RECORDER}
+        with processes.started(command, self._size, self._folder / "ranks", own) as children:
+            self._signals.pids = [child.pid for child in children]
+            if self._signals.told:
+                self._signals.forward()
+            try:
+                failure = self._watched(children, watchdog)
+            finally:
+                self._signals.pids = []
+        if failure is None:
+            return End(None)
+        if failure.kind == "process" and _memory_kills() > memory:
+            problem = f"{failure.problem}: no memory was left"
+            failure = replace(failure, kind="memory", problem=problem)
+        sign = pulses.read(failure.rank)
+        step = max(failure.step, sign.step)
+        pulses.close()
+        return End(replace(failure, step=step, phase=failure.phase or sign.phase))
+
+    def note(self, end: End) -> None:
+        """Write what became of the attempt; nothing where it did not come to its first word."""
+        failure = end.failure
+        if not (self._folder / ATTEMPTS).exists():
+            return
+        document = {
+            "attempt": self._orders.attempt,
+            "began": round(self._orders.began, 3),
+            "ended": round(time.time(), 3),
+            "processes": self._size,
+            "end": failure.kind if failure else "finished",
+            "rank": failure.rank if failure else None,
+            "step": failure.step if failure else None,
+        }
+        lines.append(self._folder / ATTEMPTS, document)
+        if failure is not None and POLICIES[failure.kind].code not in ENDING:
+            path = self._folder / FAILURES
+            path.mkdir(exist_ok=True)
+            write_json(
+                path / f"attempt-{self._orders.attempt:04d}.json",
+                {"format": FORMAT, "attempt": self._orders.attempt, **failure.document()},
+            )
+
+    def _watched(self, children: list[processes.Child], watchdog: Watchdog) -> Failure | None:
+        """Wait until all processes have ended, or one of them failed or is silent."""
+        while True:
+            codes = [child.poll() for child in children]
+            first = self._first_bad(codes)
+            if first is not None:
+                return self._named(children, first)
+            if all(code is not None for code in codes):
+                return self._agreed(codes)
+            if why := watchdog.overdue():
+                return self._hung(children, watchdog, why)
+            time.sleep(LOOK_SECONDS)
+
+    def _first_bad(self, codes: list[int | None]) -> int | None:
+        """Return the first process that ended as none should."""
+        for rank, code in enumerate(codes):
+            ended_well = self._answers.done(rank) or (code in ENDING and self._answers.said(rank))
+            if code is not None and not ended_well:
+                return rank
+        return None
+
+    def _agreed(self, codes: list[int | None]) -> Failure | None:
+        """Return why all processes stopped together; None where the run is finished."""
+        for rank, code in enumerate(codes):
+            if code and self._answers.done(rank):
+                logger.warning("process %d finished, and then ended with code %d", rank, code)
+        said = [failure for rank in range(self._size) if (failure := self._answers.said(rank))]
+        return said[0] if said else None
+
+    def _named(self, children: list[processes.Child], first: int) -> Failure:
+        """Return the failure that came first; what others noticed of it is left out."""
+        self._answers.ask()
+        until = time.monotonic() + EVIDENCE_SECONDS
+        while time.monotonic() < until and any(child.poll() is None for child in children):
+            time.sleep(LOOK_SECONDS)
+        code = children[first].poll() or 0
+        found = [failure for rank in range(self._size) if (failure := self._answers.said(rank))]
+        silent = [
+            Failure(
+                "process",
+                rank,
+                0,
+                _ended(rank, ended),
+                socket.gethostname(),
+                evidence={"exit_code": ended, **self._last_words(rank)},
+            )
+            for rank, child in enumerate(children)
+            if (ended := child.poll()) is not None
+            and not self._answers.done(rank)
+            and self._answers.said(rank) is None
+        ]
+        own = [failure for failure in found if failure.kind != "network"]
+        candidates = [*silent, *own, *found]
+        if not candidates:
+            return Failure("process", first, 0, _ended(first, code), socket.gethostname())
+        return candidates[0]
+
+    def _hung(self, children: list[processes.Child], watchdog: Watchdog, why: str) -> Failure:
+        """Return which process the others wait for, with the stacks of all of them."""
+        found = witnesses(watchdog.pulses, [child.pid for child in children], self._answers)
+        one = culprit(found)
+        stopped = " (it is stopped)" if one.state in ("T", "t") else ""
+        return Failure(
+            "hang",
+            one.rank,
+            one.sign.step,
+            f"process {one.rank} hangs{stopped}: {why}",
+            socket.gethostname(),
+            one.sign.phase,
+            {
+                "states": {str(each.rank): each.state for each in found},
+                "collectives": {str(each.rank): each.collectives for each in found},
+                "stacks": {str(each.rank): each.stack[-STACK_LINES:] for each in found},
+            },
+        )
+
+    def _last_words(self, rank: int) -> dict[str, Any]:
+        """Return what is left of a process that said nothing, and the others' collectives."""
+        log = text(self._folder / "ranks" / f"{rank}.log").splitlines()
+        others = {
+            str(other): self._answers.collectives(other)
+            for other in range(self._size)
+            if other != rank
+        }
+        return {
+            "stack": self._answers.stack(rank)[:STACK_LINES],
+            "log": log[-LOG_LINES:],
+            "collectives": others,
+        }
+
+
+def _ended(rank: int, code: int) -> str:
+    if code == 0:
+        return f"process {rank} left before the end of the run"
+    if code > 0:
+        return f"process {rank} ended with code {code} and said nothing"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"process {rank} died by {name}"
+
+
+def _attempts(folder: Path) -> int:
+    """Return how many attempts a run has had."""
+    last = lines.last(folder / ATTEMPTS)
+    return int(last["attempt"]) if last else 0
+
+
+def _memory_kills() -> int:
+    """Return how often the kernel killed a process of this control group for its memory."""
+    try:
+        text = Path("/sys/fs/cgroup/memory.events").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in text.splitlines() if "oom_kill " in line), 0)

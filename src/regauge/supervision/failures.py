@@ -1,0 +1,142 @@
+"""What can end an attempt, what it is called, and whether the run starts again after it.
+
+No torch here: errors are known by the names of their classes and by what they say.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import traceback
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from regauge.errors import (
+    DataError,
+    LimitReachedError,
+    NoCheckpointError,
+    NoProgressError,
+    PreemptedError,
+    PreflightError,
+    RegaugeError,
+    SettingsError,
+    TransientError,
+)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What follows a kind of failure."""
+
+    code: int
+    """The exit code where the run does not start again."""
+    retried: bool = False
+    """Whether the run starts again."""
+    counted: bool = True
+    """Whether attempts that fail so at the same step are counted."""
+    wait_seconds: float = 0.0
+    """First wait before it starts again; doubled each time in a row."""
+
+
+POLICIES = {
+    "settings": Policy(2),
+    "user": Policy(64, retried=True),
+    "data": Policy(64),
+    "memory": Policy(64),
+    "checkpoint": Policy(65),
+    "progress": Policy(66),
+    "limit": Policy(67),
+    "preempted": Policy(143, counted=False),
+    "device": Policy(75, retried=True),
+    "preflight": Policy(76),
+    "process": Policy(75, retried=True),
+    "hang": Policy(75, retried=True),
+    "storage": Policy(75, retried=True, wait_seconds=1.0),
+    "network": Policy(75, retried=True, counted=False, wait_seconds=1.0),
+}
+"""By kind: a `process` died by a signal or left early, one of `memory` ran out of it."""
+ERRORS: dict[type[RegaugeError], str] = {
+    SettingsError: "settings",
+    DataError: "data",
+    NoCheckpointError: "checkpoint",
+    NoProgressError: "progress",
+    LimitReachedError: "limit",
+    PreemptedError: "preempted",
+    PreflightError: "preflight",
+    TransientError: "storage",
+}
+STORAGE = {errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.ESTALE, errno.EFBIG}
+MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
+NETWORK = (
+    "connection closed by peer",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "socket",
+    "timed out waiting",
+    "gloo/transport",
+)
+NETWORK_CLASSES = {"DistBackendError", "DistNetworkError", "DistStoreError"}
+DEVICE_CLASSES = {"AcceleratorError"}
+TRACE_LINES = 40
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one process ended an attempt."""
+
+    kind: str
+    rank: int
+    step: int
+    problem: str
+    """One line."""
+    host: str = ""
+    phase: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+    """Exit code or signal, traceback, stacks of all processes."""
+
+    @property
+    def policy(self) -> Policy:
+        """What follows."""
+        return POLICIES[self.kind]
+
+    def same(self, other: Failure) -> bool:
+        """Return whether this is the same failure at the same step."""
+        if (self.kind, self.step) != (other.kind, other.step):
+            return False
+        return self.kind != "user" or self.evidence.get("place") == other.evidence.get("place")
+
+    def document(self) -> dict[str, Any]:
+        """Return what is written of it."""
+        return {**asdict(self), "retryable": self.policy.retried}
+
+
+def kind_of(error: BaseException) -> str:
+    """Return what kind of failure an error is."""
+    for known, kind in ERRORS.items():
+        if isinstance(error, known):
+            return kind
+    name, said = type(error).__name__, str(error).lower()
+    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or _says(said, MEMORY):
+        return "memory"
+    if isinstance(error, OSError) and error.errno in STORAGE:
+        return "storage"
+    if name in DEVICE_CLASSES:
+        return "device"
+    if name in NETWORK_CLASSES or isinstance(error, ConnectionError) or _says(said, NETWORK):
+        return "network"
+    return "user"
+
+
+def evidence_of(error: BaseException) -> dict[str, Any]:
+    """Return where an error was raised, and a hash of that place."""
+    lines = traceback.format_exception(error)
+    frames = [
+        f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    place = hashlib.sha256("\n".join([type(error).__name__, *frames]).encode()).hexdigest()[:12]
+    return {"traceback": "".join(lines).splitlines()[-TRACE_LINES:], "place": place}
+
+
+def _says(text: str, words: tuple[str, ...]) -> bool:
+    return any(word in text for word in words)

@@ -1,0 +1,193 @@
+"""What a supervisor tells the processes of an attempt, and what they leave for it.
+
+<scratch>/orders.json       attempt, when it began, the fault plan
+<scratch>/pulse             signs of life
+<scratch>/failure-<rank>.json, done-<rank>, stack-<rank>.txt
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge import lines, processes
+from regauge.errors import PreemptedError, explain
+from regauge.supervision.failures import Failure, evidence_of, kind_of
+from regauge.supervision.pulse import Pulse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ATTEMPTS = "attempts.jsonl"
+ORDERS, PULSE, ASKED = "orders.json", "pulse", "asked"
+ANSWER_SECONDS = 0.2
+COLLECTIVES = 8
+"""Last collectives that a process tells of."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What one attempt must know."""
+
+    scratch: Path
+    attempt: int
+    began: float
+    """Seconds since the epoch when the supervisor started the attempt."""
+    chaos: str | None = None
+    """File of a fault plan."""
+
+    def write(self) -> None:
+        """Write them where the processes read them."""
+        document = {"attempt": self.attempt, "began": self.began, "chaos": self.chaos}
+        (self.scratch / ORDERS).write_text(json.dumps(document))
+
+
+def received() -> Orders | None:
+    """Return the orders of this process's supervisor; None where it has none."""
+    place = os.environ.get(processes.SUPERVISED)
+    if place is None:
+        return None
+    return Orders(Path(place), **json.loads((Path(place) / ORDERS).read_text()))
+
+
+class Report:
+    """What a process says of itself; to nobody where it has no supervisor."""
+
+    def __init__(self, orders: Orders | None, rank: int) -> None:
+        self.orders = orders
+        self._rank = rank
+        self.pulse = Pulse(orders.scratch / PULSE if orders else None, rank)
+        self.step = 0
+
+    def begin(self, folder: Path, size: int) -> None:
+        """Write that an attempt of the run has begun; the first process calls this."""
+        if self.orders is not None:
+            document = {"attempt": self.orders.attempt, "began": round(self.orders.began, 3)}
+            lines.append(folder / ATTEMPTS, {**document, "processes": size})
+
+    def done(self, step: int) -> None:
+        """Say how many steps are done."""
+        self.step = step
+        self.pulse.beat(step=step)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Tell the supervisor how the block ends: done, or by which failure."""
+        if self.orders is None:
+            yield
+            return
+        scratch = self.orders.scratch
+        stack = (scratch / f"stack-{self._rank}.txt").open("w")
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+        faulthandler.enable(file=stack, all_threads=True)
+        signal.signal(signal.SIGTERM, _told_to_stop)
+        threading.Thread(target=self._answer, name="recorder", daemon=True).start()
+        try:
+            yield
+        except BaseException as error:
+            self._write(f"failure-{self._rank}.json", self._failure(error))
+            raise
+        finally:
+            self.pulse.beat("end")
+        self._write(f"done-{self._rank}", {})
+
+    def _answer(self) -> None:
+        """Wait until the supervisor asks, and write down this process's last collectives."""
+        if self.orders is None:
+            return
+        asked = self.orders.scratch / ASKED
+        while not asked.exists():
+            time.sleep(ANSWER_SECONDS)
+        self._write(f"collectives-{self._rank}.json", {"entries": _collectives()})
+
+    def _failure(self, error: BaseException) -> dict[str, Any]:
+        line, code = explain(error)
+        failure = Failure(
+            kind=kind_of(error),
+            rank=self._rank,
+            step=self.step,
+            problem=line,
+            host=socket.gethostname(),
+            evidence={**evidence_of(error), "exit_code": code, "collectives": _collectives()},
+        )
+        return {**failure.document(), "at": time.monotonic()}
+
+    def _write(self, name: str, document: dict[str, Any]) -> None:
+        if self.orders is not None:
+            aside = self.orders.scratch / f".{name}"
+            aside.write_text(json.dumps(document))
+            aside.replace(self.orders.scratch / name)
+
+
+def _collectives() -> list[dict[str, Any]]:
+    """Return the last collectives that torch's flight recorder knows, oldest first."""
+    recorder = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
+    if recorder is None:
+        return []
+    entries = json.loads(recorder(includeCollectives=True)).get("entries", [])
+    wanted = ("collective_seq_id", "profiling_name", "state", "input_sizes", "process_group")
+    return [{name: entry.get(name) for name in wanted} for entry in entries[-COLLECTIVES:]]
+
+
+class Answers:
+    """What the processes of an attempt left, as their supervisor reads it."""
+
+    def __init__(self, scratch: Path, size: int) -> None:
+        self._scratch = scratch
+        self.size = size
+
+    def ask(self) -> None:
+        """Ask every process for its last collectives."""
+        (self._scratch / ASKED).touch()
+
+    def done(self, rank: int) -> bool:
+        """Return whether a process came to the end of the run."""
+        return (self._scratch / f"done-{rank}").exists()
+
+    def said(self, rank: int) -> Failure | None:
+        """Return the failure that a process told of itself."""
+        document = _document(self._scratch / f"failure-{rank}.json")
+        known = Failure.__dataclass_fields__
+        own = {name: value for name, value in document.items() if name in known}
+        return Failure(**own) if own else None
+
+    def stack(self, rank: int) -> list[str]:
+        """Return the stacks of a process's threads, as it was asked or as it died."""
+        return text(self._scratch / f"stack-{rank}.txt").splitlines()
+
+    def collectives(self, rank: int) -> list[dict[str, Any]]:
+        """Return a process's last collectives, oldest first; empty where it did not tell."""
+        found: list[dict[str, Any]]
+        found = _document(self._scratch / f"collectives-{rank}.json").get("entries", [])
+        failure = self.said(rank)
+        return found or (failure.evidence.get("collectives", []) if failure else [])
+
+
+def text(path: Path) -> str:
+    """Return what a file holds; nothing where it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(text(path))
+    except ValueError:
+        return {}
+    return document
+
+
+def _told_to_stop(_number: int, _frame: object) -> None:
+    raise PreemptedError("told to stop where nothing is to be saved", "the same command goes on")

@@ -1,0 +1,90 @@
+"""Signs of life: what each process of a run does now, in memory that its supervisor reads.
+
+One record for each process in a file that all of them map. A sign costs no system call, and can be
+read while its writer's interpreter is blocked or the process is stopped. No torch here.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PHASES = (
+    "start",
+    "init",
+    "compile",
+    "data_wait",
+    "step",
+    "evaluate",
+    "checkpoint",
+    "lost",
+    "end",
+)
+RECORD = struct.Struct("<QQQd")
+STRIDE = 64
+"""Bytes from one record to the next: a line of the processor's cache."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a process last said."""
+
+    count: int
+    """Signs so far."""
+    step: int
+    """Steps that are done."""
+    phase: str
+    """Account of the ledger that its time goes to."""
+    at: float
+    """When, by the machine's monotonic clock."""
+
+
+class Pulse:
+    """The signs of one process; without a file they go nowhere."""
+
+    def __init__(self, path: Path | None = None, rank: int = 0) -> None:
+        self._map: mmap.mmap | None = None
+        self._offset = rank * STRIDE
+        self._count = self._step = self._phase = 0
+        if path is not None:
+            with path.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), 0)
+
+    def beat(self, phase: str | None = None, step: int | None = None) -> None:
+        """Give a sign; what is left out is as it was."""
+        if phase is not None:
+            self._phase = PHASES.index(phase)
+        if step is not None:
+            self._step = step
+        self._count += 1
+        if self._map is not None:
+            record = (self._count, self._step, self._phase, time.monotonic())
+            RECORD.pack_into(self._map, self._offset, *record)
+
+
+class Pulses:
+    """The signs of all processes, as their supervisor sees them."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        now = time.monotonic()
+        path.write_bytes(bytes(size * STRIDE))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        for rank in range(size):
+            RECORD.pack_into(self._map, rank * STRIDE, 0, 0, 0, now)
+        self.size = size
+
+    def read(self, rank: int) -> Sign:
+        """Return the last sign of a process."""
+        count, step, phase, at = RECORD.unpack_from(self._map, rank * STRIDE)
+        return Sign(count, step, PHASES[phase % len(PHASES)], at)
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._map.close()

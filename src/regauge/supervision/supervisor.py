@@ -1,0 +1,104 @@
+"""A run over as many attempts as it takes to end it.
+
+The supervisor computes nothing and imports no torch. Every attempt has new processes and a new
+meeting place. What ends one is written to `failures/`, and decides whether the run starts again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.errors import ChildError
+from regauge.log import logger
+from regauge.supervision.attempt import FAILURES, Attempt
+from regauge.supervision.failures import POLICIES, Failure
+from regauge.supervision.signals import Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from regauge.training.settings import Training
+
+LONGEST_WAIT_SECONDS = 60.0
+
+
+def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
+    """Run `size` processes of a run until it ends; raises ChildError where it ends by a failure."""
+    folder = Path(settings.output.folder)
+    limit = settings.execution.supervision.attempts_at_a_step
+    failures: list[Failure] = []
+    with _scratch() as scratch, Signals() as signals:
+        while True:
+            one = Attempt(settings, size, scratch, chaos, signals)
+            end = one.run()
+            one.note(end)
+            if end.failure is None:
+                return
+            failures.append(end.failure)
+            wait = _wait_before_next(failures, limit)
+            if wait is None or signals.told:
+                raise _last_word(failures, limit, folder)
+            when = f"in {wait:g} s" if wait else "now"
+            logger.warning("%s; starting again %s", _told(end.failure), when)
+            signals.sleep(wait)
+
+
+def _wait_before_next(failures: list[Failure], limit: int) -> float | None:
+    """Return the seconds before the next attempt; None where there is none."""
+    last = failures[-1]
+    if not last.policy.retried:
+        return None
+    same = 0
+    for failure in reversed(failures):
+        if not failure.same(last):
+            break
+        same += 1
+    if last.kind == "user":
+        return None if same > 1 else 0.0
+    if last.policy.counted and same >= limit:
+        return None
+    in_a_row = 0
+    for failure in reversed(failures):
+        if failure.kind != last.kind:
+            break
+        in_a_row += 1
+    return min(LONGEST_WAIT_SECONDS, math.ldexp(last.policy.wait_seconds, in_a_row - 1))
+
+
+def _last_word(failures: list[Failure], limit: int, folder: Path) -> ChildError:
+    last = failures[-1]
+    policy = last.policy
+    if not policy.retried or last.kind == "user":
+        return ChildError(policy.code if policy.retried else _code(last), last.problem)
+    if policy.counted and len(failures) >= limit:
+        return ChildError(
+            POLICIES["progress"].code,
+            f"{limit} attempts failed at step {last.step} in the same way: {last.problem};"
+            f" see {folder / FAILURES}",
+        )
+    return ChildError(policy.code, f"{last.problem}; see {folder / FAILURES}")
+
+
+def _code(failure: Failure) -> int:
+    """Return the exit code that the process itself had for its failure."""
+    return int(failure.evidence.get("exit_code", failure.policy.code))
+
+
+def _told(failure: Failure) -> str:
+    return f"{failure.problem} (process {failure.rank}, after step {failure.step})"
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Yield a folder in memory, where there is one, for orders and signs of life."""
+    shared = Path("/dev/shm")  # noqa: S108 - a folder of its own is made there
+    roomy = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 1 << 20
+    place = shared if roomy else None
+    with tempfile.TemporaryDirectory(prefix="regauge-run-", dir=place) as folder:
+        yield Path(folder)

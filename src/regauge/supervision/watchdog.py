@@ -1,0 +1,113 @@
+"""Which process of a run is silent for too long, seen from outside of all of them.
+
+A limit is learned: ten times the longest that a phase has lasted between two signs, and no less
+than a floor. Until a phase has been seen, the longest wait of the run's settings holds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regauge.supervision.orders import Answers
+    from regauge.supervision.pulse import Pulses, Sign
+
+PATIENCE = 10.0
+"""A phase may last so many times the longest that was seen."""
+FIRST = ("start", "init", "compile")
+"""Phases that come once: nothing is learned of them."""
+STACK_SECONDS = 1.0
+
+
+@dataclass
+class Watchdog:
+    """The signs of an attempt's processes, and how long each phase took so far."""
+
+    pulses: Pulses
+    floor_seconds: float
+    ceiling_seconds: float
+    longest: dict[str, float] = field(default_factory=dict)
+    _last: dict[int, Sign] = field(default_factory=dict)
+
+    def overdue(self) -> str | None:
+        """Return what is wrong when a process has given no sign for too long, or None."""
+        now = time.monotonic()
+        for rank in range(self.pulses.size):
+            sign, before = self.pulses.read(rank), self._last.get(rank)
+            if before is not None and sign.count > before.count:
+                took = sign.at - before.at
+                self.longest[before.phase] = max(self.longest.get(before.phase, 0.0), took)
+            self._last[rank] = sign
+            silent, limit = now - sign.at, self.limit(sign.phase)
+            if sign.phase != "end" and silent > limit:
+                return f"no sign for {silent:.1f} s in phase '{sign.phase}' (limit {limit:.1f} s)"
+        return None
+
+    def limit(self, phase: str) -> float:
+        """Return how long a process may be silent in a phase."""
+        seen = self.longest.get(phase)
+        if seen is None or phase in FIRST:
+            return max(self.floor_seconds, self.ceiling_seconds)
+        return max(self.floor_seconds, min(PATIENCE * seen, self.ceiling_seconds))
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One process as it was found when the run hung."""
+
+    rank: int
+    sign: Sign
+    state: str
+    """The kernel's letter: T is stopped, R runs, S sleeps, D waits for a device."""
+    stack: list[str]
+    """Its threads' frames; empty where it did not answer."""
+    collectives: list[dict[str, Any]]
+    """Its last collectives, oldest first; empty where it did not answer, or has none."""
+
+    @property
+    def sequence(self) -> int:
+        """The number of its last collective."""
+        return max((int(each["collective_seq_id"]) for each in self.collectives), default=0)
+
+
+def witnesses(pulses: Pulses, pids: list[int], answers: Answers) -> list[Witness]:
+    """Ask every process for its stacks, and return what each was found in."""
+    signs = [pulses.read(rank) for rank in range(pulses.size)]
+    answers.ask()
+    states = [_state(pid) for pid in pids]
+    for pid, state in zip(pids, states, strict=True):
+        if state not in ("T", "t", "Z", ""):
+            os.kill(pid, signal.SIGUSR1)
+    time.sleep(STACK_SECONDS)
+    return [
+        Witness(rank, sign, state, answers.stack(rank), answers.collectives(rank))
+        for rank, (sign, state) in enumerate(zip(signs, states, strict=True))
+    ]
+
+
+def culprit(found: list[Witness]) -> Witness:
+    """Return the process that the others wait for.
+
+    It is stopped, or answers nothing, or has come to fewer collectives than the others.
+    """
+    return min(
+        found,
+        key=lambda one: (
+            one.state not in ("T", "t"),
+            bool(one.stack),
+            one.sequence,
+            one.sign.at,
+        ),
+    )
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

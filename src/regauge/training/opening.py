@@ -1,0 +1,213 @@
+"""A session put together: what a run needs, placed on this process.
+
+Nothing is allocated before the settings, the dataset and the output folder have been checked.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from regauge.accelerators import Accelerator, settle_precision, take
+from regauge.checkpoint.saver import Saver
+from regauge.data.loader import Facts, Feed, Share
+from regauge.data.order import Order
+from regauge.data.shards import Dataset
+from regauge.errors import SettingsError
+from regauge.models import build as models
+from regauge.strategies import Prepared, Site, Strategy
+from regauge.supervision import chaos as chaos_plans
+from regauge.supervision.chaos import Chaos
+from regauge.supervision.orders import Report
+from regauge.training import cache as caches
+from regauge.training import optimizer as optimizers
+from regauge.training import recompute
+from regauge.training.cache import Entry
+from regauge.training.ledger import Ledger
+from regauge.training.progress import Interval
+from regauge.training.scaling import LossScale
+from regauge.training.session import Session
+from regauge.training.step import Gradients
+
+if TYPE_CHECKING:
+    from regauge.models.text import TextModule
+    from regauge.processes import World
+    from regauge.tasks import Task
+    from regauge.training.settings import Execution, Training
+
+COMPUTE_DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+}
+
+
+UNHEARD = Report(None, 0)
+"""Of a process without a supervisor."""
+
+
+def join(accelerator: Accelerator, world: World, timeout_seconds: int) -> None:
+    """Meet the other processes of the run."""
+    if world.size > 1 and not dist.is_initialized():
+        dist.init_process_group(
+            accelerator.collectives(),
+            init_method=accelerator.rendezvous(),
+            rank=world.rank,
+            world_size=world.size,
+            timeout=dt.timedelta(seconds=timeout_seconds),
+        )
+
+
+def open_session(
+    settings: Training, world: World, dataset: Dataset, report: Report = UNHEARD
+) -> Session:
+    """Return an assembled session; `settings` are decided ones, `report` hears signs of life."""
+    accelerator, strategy, execution = settings.accelerator, settings.strategy, settings.execution
+    if accelerator is None or strategy is None:
+        raise SettingsError("nothing was decided", "call decisions.decide first")
+    precision = settle_precision(accelerator, execution.precision)
+    device = take(accelerator, world.local_rank, execution.threads or 1)
+    if execution.compile != "no":
+        accelerator.expect_compiling()
+    accelerator.use(precision)
+    join(accelerator, world, execution.timeout_seconds)
+    task, manifest = settings.task, dataset.manifest
+    ladder = task.ladder(manifest)
+    module = task.module(settings.model, manifest, settings.seed)
+    _check_length(module, ladder)
+    flops = _flops_per_token(module, ladder[-1])
+    module.compute_dtype = COMPUTE_DTYPES[precision]
+    site = Site(world, device, module.compute_dtype, tuple(models.blocks(module)), accelerator.lazy)
+    prepared = _prepared(module, site, strategy, execution, accelerator)
+    rows, batch = dataset.split("train"), settings.batch
+    order = Order(len(rows), batch.rows, settings.seed, manifest.identity)
+    total = settings.stop.total_steps(order.steps_per_epoch)
+    slots = batch.rows * task.texts_per_row()
+    chaos = _chaos(settings, world, report)
+    ledger = Ledger(settings.stop.usd_per_hour, report.pulse.beat)
+
+    def mark() -> None:
+        accelerator.end_microbatch()
+        report.pulse.beat()
+
+    return Session(
+        settings=settings,
+        world=world,
+        accelerator=accelerator,
+        device=device,
+        chip=accelerator.chip(precision),
+        manifest=manifest,
+        ladder=ladder,
+        prepared=prepared,
+        optimizer=optimizers.build(
+            settings.optimizer, prepared.masters().items(), lazy=accelerator.lazy
+        ),
+        gradients=Gradients(task, prepared, mark, slots),
+        mark=mark,
+        order=order,
+        feed=_feed(settings, dataset, world, "train"),
+        heldout=_feed(settings, dataset, world, "heldout"),
+        cache=_cache(settings, module, ladder, world),
+        saver=_saver(settings, world, chaos),
+        ledger=ledger,
+        report=report,
+        chaos=chaos,
+        scale=LossScale(scaled=precision == "fp16"),
+        rates=optimizers.Rates(settings.optimizer, total, device, lazy=accelerator.lazy),
+        interval=Interval(device),
+        flops_per_token=flops,
+    )
+
+
+def _chaos(settings: Training, world: World, report: Report) -> Chaos:
+    orders = report.orders
+    plan = chaos_plans.read(Path(orders.chaos)) if orders and orders.chaos else None
+    record = Path(settings.output.folder) / chaos_plans.RECORD
+    return Chaos(plan, record, world.rank, orders.attempt if orders else 1)
+
+
+def _saver(settings: Training, world: World, chaos: Chaos) -> Saver:
+    root = Path(settings.output.folder) / "checkpoints"
+    return Saver(root, settings.output.checkpoint, world, partial(_at_save, chaos))
+
+
+def _feed(settings: Training, dataset: Dataset, world: World, split: str) -> Feed:
+    rows = settings.batch.microbatch_rows
+    if split == "heldout":
+        rows = settings.evaluation.microbatch_rows or rows
+    return feed(settings.task, dataset, world, split=split, rows=rows, seed=settings.seed)
+
+
+def _at_save(chaos: Chaos, moment: str, *, step: int) -> None:
+    chaos.strike(f"save:{moment}", step)
+
+
+def _prepared(
+    module: TextModule,
+    site: Site,
+    strategy: Strategy,
+    execution: Execution,
+    accelerator: Accelerator,
+) -> Prepared:
+    """Return the module on its processes, with its blocks recomputed and compiled as is asked."""
+    recompute.install(site.blocks, execution.activation_checkpointing, module.dropout_keys)
+    prepared = strategy.prepare(module, site)
+    if execution.activation_checkpointing != "none":
+        prepared.recomputes = True
+    if execution.compile == "blocks":
+        backend, options = accelerator.compile_backend(), accelerator.compile_options()
+        for block in site.blocks:
+            block.compile(dynamic=False, backend=backend, options=options or None)
+    return prepared
+
+
+def _cache(
+    settings: Training, module: TextModule, ladder: tuple[int, ...], world: World
+) -> Entry | None:
+    """Return the graphs that are kept for the run, in use from now on."""
+    root, accelerator = settings.execution.compile_cache, settings.accelerator
+    if root is None or accelerator is None:
+        return None
+    found = caches.facts(settings, module, ladder, world)
+    entry = caches.open_entry(Path(root).resolve(), found, world)
+    accelerator.use_cache(entry.graphs)
+    return entry
+
+
+def feed(task: Task, dataset: Dataset, world: World, *, split: str, rows: int, seed: int) -> Feed:
+    """Return the batches of a split for this process, `rows` rows a microbatch."""
+    facts = dataset.manifest.tokenizer
+    return Feed(
+        task,
+        dataset.split(split),
+        facts=Facts(facts.vocabulary, facts.pad, facts.mask, facts.special),
+        microbatch_rows=rows,
+        ladder=task.ladder(dataset.manifest),
+        share=Share(world.rank, world.size),
+        seed=seed,
+    )
+
+
+def _check_length(module: TextModule, ladder: tuple[int, ...]) -> None:
+    limit = module.longest
+    if limit is not None and ladder[-1] > limit:
+        raise SettingsError(
+            f"rows of {ladder[-1]} tokens do not fit the model's {limit} positions",
+            "prepare shorter rows, or raise model.config.max_position_embeddings",
+        )
+
+
+def _flops_per_token(module: Any, length: int) -> float:
+    """Return training FLOPs per token: 6 N + 12 L h S (Chowdhery et al., 2022, appendix B).
+
+    N counts the weights of the blocks that enter matrix products; heads are left out.
+    """
+    config = module.model.config
+    attention = 12 * config.num_hidden_layers * config.hidden_size * length
+    return float(6 * models.matmul_parameters(module) + attention)

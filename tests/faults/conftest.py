@@ -1,0 +1,172 @@
+"""Runs that a fault plan hits, as a user starts them, beside the same runs without a fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributed import datasets
+from distributed.conftest import runs, worlds
+from distributed.jobs import lines, losses
+from distributed.runs import Runs, settings
+from distributed.test_resume import assert_same
+from regauge.config import dump, merge
+
+__all__ = ["runs", "worlds"]
+LIMIT_SECONDS = 120
+SHARED, SCRATCH = Path("/dev/shm"), "regauge-run-"  # noqa: S108 - looked at, not written
+BASE: dict[str, Any] = {
+    "stop": {"steps": 24},
+    "output": {"checkpoint": {"every_steps": 6, "keep": 3}},
+    "execution": {"timeout_seconds": 60, "supervision": {"hang_seconds": 2.0}},
+}
+
+
+@dataclass
+class Job:
+    """One supervised run: how it was started, and what it left."""
+
+    folder: Path
+    size: int
+    changes: dict[str, Any]
+    code: int = -1
+    said: str = ""
+    seconds: float = 0.0
+    process: subprocess.Popen[str] | None = None
+    faults: list[dict[str, Any]] = field(default_factory=list)
+
+    def start(self) -> Job:
+        """Start the command and do not wait."""
+        command = [sys.executable, "-m", "regauge", "train", str(self.folder.with_suffix(".json"))]
+        if self.faults:
+            plan = self.folder.with_suffix(".plan.json")
+            plan.write_text(json.dumps({"fault": self.faults}))
+            command += ["--chaos", str(plan)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        self.seconds = -time.monotonic()
+        return self
+
+    def wait(self) -> Job:
+        """Wait for the end of the command."""
+        assert self.process is not None
+        try:
+            _, self.said = self.process.communicate(timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        self.seconds += time.monotonic()
+        self.code = self.process.returncode
+        return self
+
+    def until(self, step: int) -> None:
+        """Wait until the run has told of a step."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        path = self.folder / "metrics.jsonl"
+        while time.monotonic() < deadline:
+            told = path.read_text().splitlines() if path.exists() else []
+            if any(json.loads(line)["step"] >= step for line in told if line.endswith("}")):
+                return
+            assert self.process is not None
+            assert self.process.poll() is None, self.process.communicate()[1]
+            time.sleep(0.01)
+        raise AssertionError(f"step {step} never came")
+
+    @property
+    def struck(self) -> list[dict[str, Any]]:
+        """What the injector says it did."""
+        path = self.folder / "chaos.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """The failure records, in the order of the attempts."""
+        found = sorted((self.folder / "failures").glob("*.json"))
+        return [json.loads(path.read_text()) for path in found]
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        """The attempts that have ended, in their order."""
+        told = (self.folder / "attempts.jsonl").read_text().splitlines()
+        return [line for text in told if "end" in (line := json.loads(text))]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """The loss of each step, as the last attempt that came to it has it."""
+        return losses(lines(self.folder))
+
+
+@dataclass
+class Jobs:
+    """Supervised runs, and the same ones without a fault."""
+
+    runs: Runs
+
+    def job(self, *faults: dict[str, Any], size: int = 2, **changes: Any) -> Job:
+        """Return a run of two processes that is not started yet."""
+        folder = self.runs.folder("faulty")
+        folder.rmdir()
+        changed = merge(merge(BASE, changes), {"execution": {"processes": size}})
+        run = settings(folder, self.runs.data["packed"], "mlm", **changed)
+        folder.with_suffix(".json").write_text(json.dumps(dump(run)))
+        return Job(folder, size, changes, faults=list(faults))
+
+    def survives(self, job: Job) -> Job:
+        """Run a job to its end, and assert that it ends as the same run without a fault."""
+        job.start().wait()
+        assert job.code == 0, job.said
+        if job.faults:
+            assert job.struck, "the fault did not strike"
+        assert_same(self.whole(job), job.folder)
+        self.nothing_is_left(job)
+        return job
+
+    def whole(self, job: Job) -> Path:
+        """Return the folder of the same run without a fault."""
+        return self.runs.trained(job.size, "mlm", **merge(BASE, job.changes))
+
+    def nothing_is_left(self, job: Job) -> None:
+        """Assert that no process and no folder of a run outlives it."""
+        assert not [path for path in SHARED.glob(f"{SCRATCH}*") if _mine(path)]
+        assert not list((job.folder / "checkpoints").glob(".step-*"))
+        assert not [pid for pid in _pids() if str(job.folder) in _command(pid)]
+
+
+def _mine(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime < LIMIT_SECONDS
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def jobs(runs: Runs) -> Jobs:
+    """Return what makes runs for faults to hit."""
+    return Jobs(runs)
+
+
+def terminate(job: Job) -> None:
+    """Send SIGTERM to the command of a run, as a scheduler does."""
+    assert job.process is not None
+    os.kill(job.process.pid, signal.SIGTERM)
+
+
+_ = datasets

@@ -1,0 +1,93 @@
+"""Processes that die, leave, hang or are slow: rows 1 to 9 and 41 of the fault matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from faults.conftest import Jobs
+
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("kill", "SIGKILL"), ("segfault", "SIGSEGV"), ("abort", "SIGABRT"), ("leave", "left before")],
+)
+def test_a_process_that_dies_is_named_and_the_run_goes_on(jobs: Jobs, kind: str, said: str) -> None:
+    job = jobs.survives(jobs.job({"kind": kind, "rank": 1, "step": 10}))
+    (failure,) = job.failures
+    assert failure["kind"] == "process"
+    assert failure["rank"] == 1
+    assert failure["step"] == 10
+    assert failure["retryable"]
+    assert said in failure["problem"]
+    assert [line["end"] for line in job.attempts] == ["process", "finished"]
+    detected = job.attempts[0]["ended"] - job.struck[0]["time"]
+    assert detected < 2
+    assert said in job.said
+
+
+def test_an_exception_is_tried_once_more_and_then_is_the_user_s(jobs: Jobs) -> None:
+    job = jobs.job({"kind": "raise", "rank": 1, "step": 10, "attempt": 0})
+    job.start().wait()
+    assert job.code == 64
+    assert "RuntimeError in regauge/training/chaos.py" in job.said.splitlines()[-1]
+    first, second = job.failures
+    assert first["kind"] == second["kind"] == "user"
+    assert first["rank"] == second["rank"] == 1
+    assert "injected by the fault plan" in "\n".join(first["evidence"]["traceback"])
+    assert len(job.struck) == 2
+    jobs.nothing_is_left(job)
+
+
+def test_an_exception_that_does_not_come_again_is_survived(jobs: Jobs) -> None:
+    job = jobs.survives(jobs.job({"kind": "raise", "rank": 0, "step": 10}))
+    assert [failure["kind"] for failure in job.failures] == ["user"]
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("stop", 1), ("block", 1), ("stop", 0)])
+def test_a_process_that_hangs_is_named_and_the_run_goes_on(
+    jobs: Jobs, kind: str, rank: int
+) -> None:
+    job = jobs.survives(jobs.job({"kind": kind, "rank": rank, "step": 10}))
+    (failure,) = job.failures
+    assert failure["kind"] == "hang"
+    assert failure["rank"] == rank
+    assert failure["step"] == 10
+    assert "no sign for" in failure["problem"]
+    detected = job.attempts[0]["ended"] - job.struck[0]["time"]
+    assert detected < 2 + 10, "it waited for a grace, or for the longest wait"
+    stack = failure["evidence"]["stacks"][str(1 - rank)]
+    assert any("regauge/training/step.py" in line for line in stack)
+
+
+def test_a_collective_that_one_process_leaves_out_is_told_of(jobs: Jobs) -> None:
+    """Gloo sees a message of another size and aborts; where it cannot, the others wait."""
+    job = jobs.survives(jobs.job({"kind": "skip-collective", "rank": 1, "step": 10}))
+    (failure,) = job.failures
+    if failure["kind"] == "process":
+        assert any("in all_reduce" in line for line in failure["evidence"]["stack"])
+    told = failure["evidence"]["collectives"][str(1 - failure["rank"])]
+    assert told[-1]["profiling_name"] == "gloo:all_reduce"
+
+
+def test_a_process_that_waits_for_something_else_is_behind_in_its_collectives(jobs: Jobs) -> None:
+    job = jobs.survives(jobs.job({"kind": "sleep", "rank": 1, "step": 10, "seconds": 1000}))
+    (failure,) = job.failures
+    assert failure["kind"] == "hang"
+    assert failure["rank"] == 1
+    told: dict[str, Any] = failure["evidence"]["collectives"]
+    assert told["0"][-1]["profiling_name"] == "gloo:all_reduce"
+    assert told["0"][-1]["collective_seq_id"] > told["1"][-1]["collective_seq_id"]
+    assert any("chaos.py" in line for line in failure["evidence"]["stacks"]["1"])
+
+
+def test_the_same_fault_for_ever_ends_the_run(jobs: Jobs) -> None:
+    job = jobs.job({"kind": "kill", "rank": 1, "step": 10, "attempt": 0})
+    job.start().wait()
+    assert job.code == 66
+    assert "3 attempts failed at step 10 in the same way" in job.said.splitlines()[-1]
+    assert len(job.failures) == len(job.struck) == 3
+    jobs.nothing_is_left(job)

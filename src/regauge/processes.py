@@ -26,6 +26,8 @@ ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 SUPERVISED = "REGAUGE_SUPERVISED"
 """Set by our own launcher: the folder where a process finds its orders and leaves signs of life."""
+RECORDER: Mapping[str, str] = MappingProxyType({"TORCH_FR_BUFFER_SIZE": "256"})
+"""Collectives that torch's flight recorder keeps for the supervisor, where the backend has one."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 Child = subprocess.Popen[bytes]
 

@@ -71,21 +71,31 @@ def test_when_all_are_damaged_the_run_does_not_start_again_from_nothing(tmp_path
     assert caught.value.exit_code == 65
 
 
-def test_a_failed_save_is_raised_by_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_failed_save_is_said_and_the_last_one_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = saver(tmp_path)
     with monkeypatch.context() as broken:
         broken.setattr(folder, "commit", no_room)
         own.save(2, values(2), {}, {})
-        assert own._thread is not None
-        own._thread.join()
-    with pytest.raises(OSError, match="No space left"):
-        own.save(4, values(4), {}, {})
+        with pytest.raises(OSError, match="No space left"):
+            own.wait()
+    assert "the checkpoint of step 2 was not saved, and training goes on" in caplog.text
     assert newest(tmp_path, ALONE) is None
     own.save(6, values(6), {"step": 6}, {})
     own.wait()
     assert newest(tmp_path, ALONE) == tmp_path / folder.name_of(6)
+
+
+def test_the_third_lost_save_in_a_row_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = saver(tmp_path, writing="blocking")
+    monkeypatch.setattr(folder, "commit", no_room)
+    for step in (2, 4):
+        own.save(step, values(step), {}, {})
+    with pytest.raises(OSError, match="No space left"):
+        own.save(6, values(6), {}, {})
 
 
 def no_room(*_: object) -> Path:
@@ -95,8 +105,9 @@ def no_room(*_: object) -> Path:
 def test_a_failed_write_says_where_and_what_to_do(tmp_path: Path) -> None:
     own = saver(tmp_path / "root", writing="blocking")
     (tmp_path / "root").write_text("a file")
+    own.save(2, values(2), {}, {})
     with pytest.raises(OSError, match="root"):
-        own.save(2, values(2), {}, {})
+        own.wait()
     with pytest.raises(TransientError, match=r"could not be written to .*make room on that disk"):
         tensors.write(Path("/proc/nowhere"), values(1), None)
 

@@ -85,6 +85,7 @@ def commit(
         old = root / f".{name_of(step)}.old"
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
+        moment("swap")
         part.rename(final)
         shutil.rmtree(old)
     else:
@@ -93,6 +94,15 @@ def commit(
     moment("latest")
     write_text(root / LATEST, final.name)
     return final
+
+
+def recover(root: Path) -> None:
+    """Finish what was stopped while one checkpoint took another's place: the new one is whole."""
+    for old in root.glob(".step-*.old"):
+        final = root / old.name.removeprefix(".").removesuffix(".old")
+        part = root / f".{final.name}.part"
+        if not final.exists():
+            (part if (part / MANIFEST).exists() else old).rename(final)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from regauge.training.settings import Checkpoint
 
 Failure = BaseException | None
+MOST_LOST = 3
+"""Saves in a row that may fail before the run does."""
 
 
 class Saver:
@@ -48,6 +50,9 @@ class Saver:
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
         self._thread: threading.Thread | None = None
         self._failure: Failure = None
+        self._step = 0
+        self._lost = 0
+        self._last: BaseException = TransientError("nothing was saved", "save first")
 
     def save(
         self,
@@ -56,23 +61,47 @@ class Saver:
         state: dict[str, Any],
         metrics: dict[str, float],
     ) -> None:
-        """Save tensors and a JSON state as a step's checkpoint; raises what an earlier save did."""
-        self.wait()
+        """Save tensors and a JSON state as a step's checkpoint.
+
+        An earlier save that failed is said, and raised when it was the third in a row.
+        """
+        self.look(wait=True)
+        self._step = step
         copies = {name: _copied(value) for name, value in values.items()}
         arguments = (step, copies, state, metrics)
         self._thread = threading.Thread(target=self._guarded, args=arguments, name="checkpoint")
         self._thread.start()
         if self._settings.writing == "blocking":
-            self.wait()
+            self.look(wait=True)
+
+    def look(self, *, wait: bool = False) -> None:
+        """Take note of how the save under way ended, if it has; training goes on after a failure.
+
+        Raises the failure of the third save in a row that was lost: the disk does not recover.
+        """
+        if self._thread is None or (self._thread.is_alive() and not wait):
+            return
+        self._thread.join()
+        self._thread = None
+        failure, self._failure = self._failure, None
+        self._lost = self._lost + 1 if failure else 0
+        if failure is None:
+            return
+        if self._lost == MOST_LOST or not isinstance(failure, OSError | TransientError):
+            raise failure
+        self._last = failure
+        if self._world.first:
+            logger.warning(
+                "the checkpoint of step %d was not saved, and training goes on: %s",
+                self._step,
+                failure,
+            )
 
     def wait(self) -> None:
-        """Wait for the save under way; raises its failure."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        """Wait for the save under way; raises its failure: it was the last one."""
+        self.look(wait=True)
+        if self._lost:
+            raise self._last
 
     def _guarded(self, *arguments: Any) -> None:
         try:
@@ -96,6 +125,7 @@ class Saver:
         files: dict[str, dict[str, Any]] = {}
         with self._together():
             moment("staged")
+        with self._together():
             tensors.write(part, values, self._group)
             moment("written")
             files = self._own_files(part, state)
@@ -113,7 +143,7 @@ class Saver:
         problem: Failure = None
         try:
             yield
-        except (OSError, TransientError) as error:
+        except Exception as error:  # noqa: BLE001 - raised again, here and on the others
             problem = error
         self._agree(problem)
 
@@ -167,6 +197,10 @@ def newest(root: Path, world: World) -> Path | None:
     Raises NoCheckpointError when there are some and all are damaged: a run never starts again from
     nothing in silence.
     """
+    if world.first:
+        folder.recover(root)
+    if world.size > 1:
+        dist.barrier()
     damages = []
     for step in folder.steps(root):
         path = root / folder.name_of(step)

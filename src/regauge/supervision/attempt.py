@@ -33,8 +33,6 @@ EVIDENCE_SECONDS = 1.0
 ENDING = {0, 67, 143}
 """Codes with which all processes of a run end together."""
 STACK_LINES, LOG_LINES = 30, 5
-RECORDER = {"TORCH_FR_BUFFER_SIZE": "256"}
-"""Collectives that torch's flight recorder keeps, where the backend has one."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Attempt:
         )
         memory = _memory_kills()
         command = [sys.executable, "-m", "regauge", "train", str(self._scratch / "run.json")]
-        own = {processes.SUPERVISED: str(self._scratch), **RECORDER}
+        own = {processes.SUPERVISED: str(self._scratch), **processes.RECORDER}
         with processes.started(command, self._size, self._folder / "ranks", own) as children:
             self._signals.pids = [child.pid for child in children]
             if self._signals.told:
@@ -132,7 +130,8 @@ class Attempt:
         """Return the first process that ended as none should."""
         for rank, code in enumerate(codes):
             ended_well = self._answers.done(rank) or (code in ENDING and self._answers.said(rank))
-            if code is not None and not ended_well:
+            told = code == -signal.SIGTERM and self._signals.told
+            if code is not None and not ended_well and not told:
                 return rank
         return None
 
@@ -142,6 +141,8 @@ class Attempt:
             if code and self._answers.done(rank):
                 logger.warning("process %d finished, and then ended with code %d", rank, code)
         said = [failure for rank in range(self._size) if (failure := self._answers.said(rank))]
+        if not said and -signal.SIGTERM in codes:
+            return Failure("preempted", 0, 0, "told to stop before the run began", _host())
         return said[0] if said else None
 
     def _named(self, children: list[processes.Child], first: int) -> Failure:
@@ -158,7 +159,7 @@ class Attempt:
                 rank,
                 0,
                 _ended(rank, ended),
-                socket.gethostname(),
+                _host(),
                 evidence={"exit_code": ended, **self._last_words(rank)},
             )
             for rank, child in enumerate(children)
@@ -169,7 +170,7 @@ class Attempt:
         own = [failure for failure in found if failure.kind != "network"]
         candidates = [*silent, *own, *found]
         if not candidates:
-            return Failure("process", first, 0, _ended(first, code), socket.gethostname())
+            return Failure("process", first, 0, _ended(first, code), _host())
         return candidates[0]
 
     def _hung(self, children: list[processes.Child], watchdog: Watchdog, why: str) -> Failure:
@@ -182,7 +183,7 @@ class Attempt:
             one.rank,
             one.sign.step,
             f"process {one.rank} hangs{stopped}: {why}",
-            socket.gethostname(),
+            _host(),
             one.sign.phase,
             {
                 "states": {str(each.rank): each.state for each in found},
@@ -218,10 +219,14 @@ def _ended(rank: int, code: int) -> str:
     return f"process {rank} died by {name}"
 
 
+def _host() -> str:
+    return socket.gethostname()
+
+
 def _attempts(folder: Path) -> int:
-    """Return how many attempts a run has had."""
-    last = lines.last(folder / ATTEMPTS)
-    return int(last["attempt"]) if last else 0
+    """Return the number of a run's last attempt, with a supervisor or without; 0 without any."""
+    told = (lines.last(folder / name) for name in (ATTEMPTS, "ledger.jsonl"))
+    return max((int(line["attempt"]) for line in told if line), default=0)
 
 
 def _memory_kills() -> int:

@@ -181,6 +181,8 @@ def _exhaust(_: Fault) -> None:
 
 
 def _limit_files(_: Fault) -> None:
-    """Let every file of this process end at 64 KiB, as on a full disk."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    """Let every file of this process end at 64 KiB, as on a full disk.
+
+    Python ignores the signal that comes with it.
+    """
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))

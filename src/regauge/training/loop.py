@@ -48,6 +48,7 @@ def train(session: Session, trackers: Together) -> Outcome:
             advance(session, batches)
             session.step += 1
             session.report.done(session.step)
+            session.saver.look()
             interval.count(arrays)
             guard.check_step(session.step, batches)
             stop = stopping.reason()

@@ -112,7 +112,7 @@ def environment(variables: tuple[str, ...]) -> dict[str, Any]:
         "variables": {
             name: value
             for name, value in sorted(processes.INHERITED.items())
-            if name.startswith(read)
+            if name.startswith(read) and name not in processes.RECORDER
         },
     }
 

@@ -1,0 +1,97 @@
+"""SIGTERM and Ctrl-C in every phase of a run: rows 27 to 29 of the fault matrix."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from distributed.test_kill import children
+from distributed.test_resume import assert_same
+from faults.conftest import Job, Jobs, terminate
+
+pytestmark = pytest.mark.timeout(200)
+GRACE_SECONDS = 30.0
+
+
+def stopped(job: Job) -> int:
+    """Assert that a run was told to stop and saved; return the step it saved at."""
+    assert job.process is not None
+    began = time.monotonic()
+    job.wait()
+    assert time.monotonic() - began < GRACE_SECONDS
+    assert job.code == 143, job.said
+    assert not (job.folder / "failures").exists()
+    (last,) = [line for line in job.attempts if line["attempt"] == 1]
+    assert last["end"] == "preempted"
+    return int(last["step"])
+
+
+def goes_on(jobs: Jobs, job: Job) -> None:
+    """Assert that the same command ends the run as if it had not been stopped."""
+    job.faults = []
+    job.start().wait()
+    assert job.code == 0, job.said
+    assert_same(jobs.whole(job), job.folder)
+    jobs.nothing_is_left(job)
+
+
+@pytest.mark.parametrize("at", ["step", "data", "evaluate", "save:staged"])
+def test_a_process_that_is_told_to_stop_saves_with_the_others(jobs: Jobs, at: str) -> None:
+    """The second process alone gets the signal; all of them save the same step."""
+    evaluation = {"evaluation": {"every_steps": 6}} if at == "evaluate" else {}
+    step = 12 if at in ("evaluate", "save:staged") else 10
+    fault = {"kind": "terminate", "at": at, "rank": 1, "step": step}
+    job = jobs.job(fault, **evaluation).start()
+    saved = stopped(job)
+    assert job.struck
+    assert step <= saved <= step + 2, "more than one step was lost to the answer"
+    document = json.loads((checkpoint(job, saved) / "state.json").read_text())
+    assert document["step"] == saved
+    goes_on(jobs, job)
+
+
+def checkpoint(job: Job, step: int) -> Path:
+    return job.folder / "checkpoints" / f"step-{step:08d}"
+
+
+def test_a_job_that_is_told_to_stop_saves(jobs: Jobs) -> None:
+    job = jobs.job({"kind": "sleep", "rank": 0, "step": 8, "count": 8, "seconds": 0.3}).start()
+    job.until(9)
+    terminate(job)
+    saved = stopped(job)
+    assert 9 <= saved < 24
+    assert "told to stop, and saved at step" in job.said.splitlines()[-1]
+    goes_on(jobs, job)
+
+
+def test_a_job_that_is_told_to_stop_before_its_first_step_has_nothing_to_save(jobs: Jobs) -> None:
+    job = jobs.job().start()
+    assert job.process is not None
+    deadline = time.monotonic() + GRACE_SECONDS
+    while len(children(job.process.pid)) < job.size and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(2.0)
+    terminate(job)
+    job.wait()
+    assert job.code == 143
+    assert "told to stop" in job.said
+    goes_on(jobs, job)
+
+
+def test_a_second_signal_in_the_save_leaves_no_half_of_it(jobs: Jobs) -> None:
+    slow = {"kind": "sleep", "at": "save:staged", "rank": 0, "step": 0, "count": 24, "seconds": 3}
+    job = jobs.job(slow).start()
+    assert job.process is not None
+    job.until(8)
+    terminate(job)
+    time.sleep(1.0)
+    for pid in children(job.process.pid):
+        os.kill(pid, signal.SIGTERM)
+    job.wait()
+    assert job.code != 0
+    goes_on(jobs, job)

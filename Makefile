@@ -1,5 +1,6 @@
 # demo: prepare, train, evaluate and report on real text · test: the tests
 # test-xla: the contracts and unit tests with torch 2.9 and torch_xla, in an environment of its own
+# test-faults: the whole fault matrix, of which `test` does a part
 # check: style and types · bench: the measurements of benchmarks/
 # Each target first creates .venv, once, and again when what it installs has changed.
 
@@ -9,7 +10,7 @@ INSTALLED := .venv/.installed
 
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
 
-.PHONY: demo test test-xla check bench
+.PHONY: demo test test-xla test-faults check bench
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -21,6 +22,9 @@ test: $(INSTALLED)
 test-xla: $(XLA)/.installed
 	$(XLA)/bin/python -m pip install -q --no-deps -e .
 	$(XLA)/bin/python -m pytest tests/contracts tests/unit
+
+test-faults: $(INSTALLED)
+	$(BIN)/python -m pytest tests/faults -m "full or not full"
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -70,6 +70,12 @@ class TransientError(RegaugeError):
     exit_code = 75
 
 
+class DeviceError(RegaugeError):
+    """A device computed something else than it should have."""
+
+    exit_code = 75
+
+
 class PreflightError(RegaugeError):
     """This machine is not fit to start the run."""
 

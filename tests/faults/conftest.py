@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from distributed import datasets
 from distributed.conftest import runs, worlds
 from distributed.jobs import lines, losses
 from distributed.runs import Runs, settings
@@ -23,6 +22,8 @@ from regauge.config import dump, merge
 
 __all__ = ["runs", "worlds"]
 LIMIT_SECONDS = 120
+full = pytest.mark.full
+"""In `make test-faults`, and not in `make test`: each of these runs is ten seconds or more."""
 SHARED, SCRATCH = Path("/dev/shm"), "regauge-run-"  # noqa: S108 - looked at, not written
 BASE: dict[str, Any] = {
     "stop": {"steps": 24},
@@ -167,6 +168,3 @@ def terminate(job: Job) -> None:
     """Send SIGTERM to the command of a run, as a scheduler does."""
     assert job.process is not None
     os.kill(job.process.pid, signal.SIGTERM)
-
-
-_ = datasets

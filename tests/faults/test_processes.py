@@ -6,14 +6,19 @@ from typing import Any
 
 import pytest
 
-from faults.conftest import Jobs
+from faults.conftest import Jobs, full
 
 pytestmark = pytest.mark.timeout(200)
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [("kill", "SIGKILL"), ("segfault", "SIGSEGV"), ("abort", "SIGABRT"), ("leave", "left before")],
+    [
+        ("kill", "SIGKILL"),
+        pytest.param("segfault", "SIGSEGV", marks=full),
+        pytest.param("abort", "SIGABRT", marks=full),
+        pytest.param("leave", "left before", marks=full),
+    ],
 )
 def test_a_process_that_dies_is_named_and_the_run_goes_on(jobs: Jobs, kind: str, said: str) -> None:
     job = jobs.survives(jobs.job({"kind": kind, "rank": 1, "step": 10}))
@@ -29,6 +34,7 @@ def test_a_process_that_dies_is_named_and_the_run_goes_on(jobs: Jobs, kind: str,
     assert said in job.said
 
 
+@full
 def test_an_exception_is_tried_once_more_and_then_is_the_user_s(jobs: Jobs) -> None:
     job = jobs.job({"kind": "raise", "rank": 1, "step": 10, "attempt": 0})
     job.start().wait()
@@ -42,12 +48,16 @@ def test_an_exception_is_tried_once_more_and_then_is_the_user_s(jobs: Jobs) -> N
     jobs.nothing_is_left(job)
 
 
+@full
 def test_an_exception_that_does_not_come_again_is_survived(jobs: Jobs) -> None:
     job = jobs.survives(jobs.job({"kind": "raise", "rank": 0, "step": 10}))
     assert [failure["kind"] for failure in job.failures] == ["user"]
 
 
-@pytest.mark.parametrize(("kind", "rank"), [("stop", 1), ("block", 1), ("stop", 0)])
+@pytest.mark.parametrize(
+    ("kind", "rank"),
+    [("stop", 1), pytest.param("block", 1, marks=full), pytest.param("stop", 0, marks=full)],
+)
 def test_a_process_that_hangs_is_named_and_the_run_goes_on(
     jobs: Jobs, kind: str, rank: int
 ) -> None:
@@ -63,6 +73,7 @@ def test_a_process_that_hangs_is_named_and_the_run_goes_on(
     assert any("regauge/training/step.py" in line for line in stack)
 
 
+@full
 def test_a_collective_that_one_process_leaves_out_is_told_of(jobs: Jobs) -> None:
     """Gloo sees a message of another size and aborts; where it cannot, the others wait."""
     job = jobs.survives(jobs.job({"kind": "skip-collective", "rank": 1, "step": 10}))
@@ -73,6 +84,7 @@ def test_a_collective_that_one_process_leaves_out_is_told_of(jobs: Jobs) -> None
     assert told[-1]["profiling_name"] == "gloo:all_reduce"
 
 
+@full
 def test_a_process_that_waits_for_something_else_is_behind_in_its_collectives(jobs: Jobs) -> None:
     job = jobs.survives(jobs.job({"kind": "sleep", "rank": 1, "step": 10, "seconds": 1000}))
     (failure,) = job.failures
@@ -84,6 +96,7 @@ def test_a_process_that_waits_for_something_else_is_behind_in_its_collectives(jo
     assert any("chaos.py" in line for line in failure["evidence"]["stacks"]["1"])
 
 
+@full
 def test_the_same_fault_for_ever_ends_the_run(jobs: Jobs) -> None:
     job = jobs.job({"kind": "kill", "rank": 1, "step": 10, "attempt": 0})
     job.start().wait()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.conftest import Job, Jobs
+from faults.conftest import Job, Jobs, full
 from regauge.checkpoint import folder
 
 pytestmark = pytest.mark.timeout(200)
@@ -18,9 +18,10 @@ MOMENTS = ("begin", "staged", "written")
 COMMIT = ("manifest", "rename", "latest", "retention")
 """Those of the first process alone."""
 CASES = [(moment, rank) for moment in MOMENTS for rank in (0, 1)] + [(name, 0) for name in COMMIT]
+OTHERS = [pytest.param(*case, marks=full) for case in CASES if case != ("rename", 0)]
 
 
-@pytest.mark.parametrize(("moment", "rank"), CASES)
+@pytest.mark.parametrize(("moment", "rank"), [("rename", 0), *OTHERS])
 def test_a_save_that_is_killed_leaves_the_one_before(jobs: Jobs, moment: str, rank: int) -> None:
     job = jobs.job({"kind": "kill", "at": f"save:{moment}", "rank": rank, "step": 12})
     jobs.survives(job)
@@ -32,6 +33,7 @@ def test_a_save_that_is_killed_leaves_the_one_before(jobs: Jobs, moment: str, ra
     assert min(line["step"] for line in second) == (13 if committed else 7)
 
 
+@full
 def test_a_checkpoint_that_takes_another_s_place_is_one_of_the_two(jobs: Jobs) -> None:
     """The run passes over a damaged step 12, writes it again, and is killed between two renames."""
     job = stopped_at_18(jobs, lambda root: flip(root / folder.name_of(18)))
@@ -75,7 +77,13 @@ def swap_shards(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "harm",
-    [flip, truncate, empty, lose_a_shard, lose_the_manifest, swap_shards],
+    [
+        flip,
+        *(
+            pytest.param(harm, marks=full)
+            for harm in (truncate, empty, lose_a_shard, lose_the_manifest, swap_shards)
+        ),
+    ],
     ids=lambda harm: harm.__name__,
 )
 def test_a_damaged_checkpoint_is_named_and_passed_over(
@@ -101,6 +109,7 @@ def test_without_a_whole_checkpoint_a_run_does_not_begin_again(jobs: Jobs) -> No
     assert {line["attempt"] for line in metrics(job)} == {1}
 
 
+@full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_disk_that_stays_full_is_said_each_time(jobs: Jobs, rank: int) -> None:
     """Three saves in a row are lost, the last of them too: then the run starts again."""
@@ -115,7 +124,7 @@ def test_a_disk_that_stays_full_is_said_each_time(jobs: Jobs, rank: int) -> None
     assert min(line["step"] for line in metrics(job) if line["attempt"] == 2) == 7
 
 
-@pytest.mark.parametrize("writing", ["background", "blocking"])
+@pytest.mark.parametrize("writing", ["background", pytest.param("blocking", marks=full)])
 def test_a_save_that_fails_once_is_said_and_training_goes_on(jobs: Jobs, writing: str) -> None:
     fault = {"kind": "fail", "at": "save:staged", "rank": 1, "step": 12}
     job = jobs.survives(jobs.job(fault, output={"checkpoint": {"writing": writing}}))
@@ -124,6 +133,7 @@ def test_a_save_that_fails_once_is_said_and_training_goes_on(jobs: Jobs, writing
     assert "No space left on device" in job.said
 
 
+@full
 def test_a_last_save_that_fails_is_no_success(jobs: Jobs) -> None:
     fault = {"kind": "fail", "at": "save:staged", "rank": 0, "step": 24, "attempt": 0}
     job = jobs.job(fault, output={"checkpoint": {"writing": "background"}})
@@ -132,6 +142,7 @@ def test_a_last_save_that_fails_is_no_success(jobs: Jobs) -> None:
     assert not (job.folder / "result.json").exists()
 
 
+@full
 def test_slow_storage_stops_no_more_than_one_save(jobs: Jobs) -> None:
     fault = {"kind": "sleep", "at": "save:staged", "rank": 0, "step": 6, "seconds": 4}
     job = jobs.survives(jobs.job(fault, output={"checkpoint": {"writing": "background"}}))

@@ -12,7 +12,7 @@ import pytest
 
 from distributed.test_kill import children
 from distributed.test_resume import assert_same
-from faults.conftest import Job, Jobs, terminate
+from faults.conftest import Job, Jobs, full, terminate
 
 pytestmark = pytest.mark.timeout(200)
 GRACE_SECONDS = 30.0
@@ -40,6 +40,7 @@ def goes_on(jobs: Jobs, job: Job) -> None:
     jobs.nothing_is_left(job)
 
 
+@full
 @pytest.mark.parametrize("at", ["step", "data", "evaluate", "save:staged"])
 def test_a_process_that_is_told_to_stop_saves_with_the_others(jobs: Jobs, at: str) -> None:
     """The second process alone gets the signal; all of them save the same step."""
@@ -69,6 +70,7 @@ def test_a_job_that_is_told_to_stop_saves(jobs: Jobs) -> None:
     goes_on(jobs, job)
 
 
+@full
 def test_a_job_that_is_told_to_stop_before_its_first_step_has_nothing_to_save(jobs: Jobs) -> None:
     job = jobs.job().start()
     assert job.process is not None
@@ -83,6 +85,7 @@ def test_a_job_that_is_told_to_stop_before_its_first_step_has_nothing_to_save(jo
     goes_on(jobs, job)
 
 
+@full
 def test_a_second_signal_in_the_save_leaves_no_half_of_it(jobs: Jobs) -> None:
     slow = {"kind": "sleep", "at": "save:staged", "rank": 0, "step": 0, "count": 24, "seconds": 3}
     job = jobs.job(slow).start()

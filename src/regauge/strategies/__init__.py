@@ -62,6 +62,10 @@ class Prepared(Protocol):
         """Multiply all gradients by a scalar."""
         ...
 
+    def replicas(self) -> list[Tensor]:
+        """Return what every process holds alike, to the last bit; nothing where there is none."""
+        ...
+
     def publish(self) -> None:
         """Make what computes equal to the master weights, after a step or a load."""
         ...

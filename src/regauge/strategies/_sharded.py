@@ -84,6 +84,9 @@ class Sharded:
             local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             local.mul_(factor)
 
+    def replicas(self) -> list[Tensor]:
+        return []
+
     def publish(self) -> None:
         """Do nothing: the shards are the masters."""
 

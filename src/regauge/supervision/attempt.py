@@ -48,7 +48,14 @@ class Attempt:
     """One launch of a run's processes on this machine."""
 
     def __init__(
-        self, settings: Training, size: int, scratch: Path, chaos: str | None, signals: Signals
+        self,
+        settings: Training,
+        size: int,
+        scratch: Path,
+        chaos: str | None,
+        *,
+        token: str,
+        signals: Signals,
     ) -> None:
         self._settings = settings
         self._folder = Path(settings.output.folder)
@@ -57,7 +64,7 @@ class Attempt:
         for leftover in scratch.iterdir():
             leftover.unlink()
         self._scratch = scratch
-        self._orders = Orders(scratch, _attempts(self._folder) + 1, time.time(), chaos)
+        self._orders = Orders(scratch, _attempts(self._folder) + 1, time.time(), token, chaos)
         self._answers = Answers(scratch, size)
 
     def run(self) -> End:

@@ -13,6 +13,7 @@ from typing import Any
 
 from regauge.errors import (
     DataError,
+    DeviceError,
     LimitReachedError,
     NoCheckpointError,
     NoProgressError,
@@ -63,6 +64,7 @@ ERRORS: dict[type[RegaugeError], str] = {
     LimitReachedError: "limit",
     PreemptedError: "preempted",
     PreflightError: "preflight",
+    DeviceError: "device",
     TransientError: "storage",
 }
 STORAGE = {errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.ESTALE, errno.EFBIG}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import lines, processes
 from regauge.errors import PreemptedError, explain
+from regauge.supervision import owner
 from regauge.supervision.failures import Failure, evidence_of, kind_of
 from regauge.supervision.pulse import Pulse
 
@@ -43,12 +44,15 @@ class Orders:
     attempt: int
     began: float
     """Seconds since the epoch when the supervisor started the attempt."""
+    token: str
+    """The attempt's right to publish checkpoints."""
     chaos: str | None = None
     """File of a fault plan."""
 
     def write(self) -> None:
         """Write them where the processes read them."""
-        document = {"attempt": self.attempt, "began": self.began, "chaos": self.chaos}
+        own = ("attempt", "began", "token", "chaos")
+        document = {name: getattr(self, name) for name in own}
         (self.scratch / ORDERS).write_text(json.dumps(document))
 
 
@@ -66,11 +70,18 @@ class Report:
     def __init__(self, orders: Orders | None, rank: int) -> None:
         self.orders = orders
         self._rank = rank
+        self._folder: Path | None = None
         self.pulse = Pulse(orders.scratch / PULSE if orders else None, rank)
         self.step = 0
 
+    def check_owner(self) -> None:
+        """Raise PreemptedError where another attempt has taken this one's place."""
+        if self.orders is not None and self._folder is not None:
+            owner.check(self._folder, self.orders.token)
+
     def begin(self, folder: Path, size: int) -> None:
         """Write that an attempt of the run has begun; the first process calls this."""
+        self._folder = folder
         if self.orders is not None:
             document = {"attempt": self.orders.attempt, "began": round(self.orders.began, 3)}
             lines.append(folder / ATTEMPTS, {**document, "processes": size})

@@ -18,6 +18,7 @@ from regauge.errors import ChildError
 from regauge.log import logger
 from regauge.supervision.attempt import FAILURES, Attempt
 from regauge.supervision.failures import POLICIES, Failure
+from regauge.supervision.owner import Owner
 from regauge.supervision.signals import Signals
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
     folder = Path(settings.output.folder)
     limit = settings.execution.supervision.attempts_at_a_step
     failures: list[Failure] = []
-    with _scratch() as scratch, Signals() as signals:
+    with Owner(folder) as owner, _scratch() as scratch, Signals() as signals:
         while True:
-            one = Attempt(settings, size, scratch, chaos, signals)
+            one = Attempt(settings, size, scratch, chaos, token=owner.admit(), signals=signals)
             end = one.run()
             one.note(end)
             if end.failure is None:
@@ -43,7 +44,7 @@ def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
             failures.append(end.failure)
             wait = _wait_before_next(failures, limit)
             if wait is None or signals.told:
-                raise _last_word(failures, limit, folder)
+                raise _last_word(failures, settings)
             when = f"in {wait:g} s" if wait else "now"
             logger.warning("%s; starting again %s", _told(end.failure), when)
             signals.sleep(wait)
@@ -71,23 +72,19 @@ def _wait_before_next(failures: list[Failure], limit: int) -> float | None:
     return min(LONGEST_WAIT_SECONDS, math.ldexp(last.policy.wait_seconds, in_a_row - 1))
 
 
-def _last_word(failures: list[Failure], limit: int, folder: Path) -> ChildError:
-    last = failures[-1]
-    policy = last.policy
+def _last_word(failures: list[Failure], settings: Training) -> ChildError:
+    last, folder = failures[-1], Path(settings.output.folder)
+    policy, limit = last.policy, settings.execution.supervision.attempts_at_a_step
+    if last.kind == "memory":
+        rows = max(1, settings.batch.microbatch_rows // 2)
+        remedy = f"try batch.microbatch_rows = {rows}, or execution.activation_checkpointing"
+        return ChildError(policy.code, f"{last.problem} (process {last.rank}); {remedy}")
     if not policy.retried or last.kind == "user":
-        return ChildError(policy.code if policy.retried else _code(last), last.problem)
+        return ChildError(policy.code, last.problem)
     if policy.counted and len(failures) >= limit:
-        return ChildError(
-            POLICIES["progress"].code,
-            f"{limit} attempts failed at step {last.step} in the same way: {last.problem};"
-            f" see {folder / FAILURES}",
-        )
+        line = f"{limit} attempts failed at step {last.step} in the same way: {last.problem}"
+        return ChildError(POLICIES["progress"].code, f"{line}; see {folder / FAILURES}")
     return ChildError(policy.code, f"{last.problem}; see {folder / FAILURES}")
-
-
-def _code(failure: Failure) -> int:
-    """Return the exit code that the process itself had for its failure."""
-    return int(failure.evidence.get("exit_code", failure.policy.code))
 
 
 def _told(failure: Failure) -> str:

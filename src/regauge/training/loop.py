@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regauge.training.graphs import GraphGuard
+from regauge.training.guard import flip
 from regauge.training.progress import write_ledger
 from regauge.training.scoring import evaluate
 from regauge.training.stopping import NOTHING, Stopping
@@ -44,16 +45,12 @@ def train(session: Session, trackers: Together) -> Outcome:
     outcome, stop, last = Outcome(), NOTHING, True
     with Stopping(session) as stopping, ledger.spend("step"):
         for arrays, batches in _batches(session, total):
-            session.chaos.strike("step", session.step)
-            advance(session, batches)
-            session.step += 1
-            session.report.done(session.step)
-            session.saver.look()
-            interval.count(arrays)
+            _step(session, arrays, batches)
             guard.check_step(session.step, batches)
             stop = stopping.reason()
             last = session.step == total
             if last or stop or _due(session.step, settings.output.every_steps):
+                session.guard.look(session.step)
                 trackers.log(session.step, interval.line(session))
                 write_ledger(session)
             measured: dict[str, float] = {}
@@ -78,6 +75,20 @@ def train(session: Session, trackers: Together) -> Outcome:
     if stop and not last:
         raise stopping.error(stop)
     return outcome
+
+
+def _step(session: Session, arrays: list[Arrays], batches: list[Batch]) -> None:
+    """Do one step, and what watches over it."""
+    session.chaos.strike("step", session.step)
+    advance(session, batches)
+    session.step += 1
+    session.interval.count(arrays)
+    session.report.done(session.step)
+    session.saver.look()
+    if session.chaos.flips(session.step):
+        flip(next(iter(session.prepared.replicas())))
+    if _due(session.step, session.settings.execution.supervision.check_every_steps):
+        session.check_replicas()
 
 
 def _batches(session: Session, total: int) -> Generator[tuple[list[Arrays], list[Batch]]]:

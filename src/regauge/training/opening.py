@@ -28,6 +28,7 @@ from regauge.training import cache as caches
 from regauge.training import optimizer as optimizers
 from regauge.training import recompute
 from regauge.training.cache import Entry
+from regauge.training.guard import Guard
 from regauge.training.ledger import Ledger
 from regauge.training.progress import Interval
 from regauge.training.scaling import LossScale
@@ -85,10 +86,12 @@ def open_session(
     module.compute_dtype = COMPUTE_DTYPES[precision]
     site = Site(world, device, module.compute_dtype, tuple(models.blocks(module)), accelerator.lazy)
     prepared = _prepared(module, site, strategy, execution, accelerator)
+    optimizer = optimizers.build(
+        settings.optimizer, prepared.masters().items(), lazy=accelerator.lazy
+    )
     rows, batch = dataset.split("train"), settings.batch
     order = Order(len(rows), batch.rows, settings.seed, manifest.identity)
     total = settings.stop.total_steps(order.steps_per_epoch)
-    slots = batch.rows * task.texts_per_row()
     chaos = _chaos(settings, world, report)
     ledger = Ledger(settings.stop.usd_per_hour, report.pulse.beat)
 
@@ -105,19 +108,18 @@ def open_session(
         manifest=manifest,
         ladder=ladder,
         prepared=prepared,
-        optimizer=optimizers.build(
-            settings.optimizer, prepared.masters().items(), lazy=accelerator.lazy
-        ),
-        gradients=Gradients(task, prepared, mark, slots),
+        optimizer=optimizer,
+        gradients=Gradients(task, prepared, mark, batch.rows * task.texts_per_row()),
         mark=mark,
         order=order,
         feed=_feed(settings, dataset, world, "train"),
         heldout=_feed(settings, dataset, world, "heldout"),
         cache=_cache(settings, module, ladder, world),
-        saver=_saver(settings, world, chaos),
+        saver=_saver(settings, world, chaos, report),
         ledger=ledger,
         report=report,
         chaos=chaos,
+        guard=Guard(optimizer, execution.supervision.bad_steps, lazy=accelerator.lazy),
         scale=LossScale(scaled=precision == "fp16"),
         rates=optimizers.Rates(settings.optimizer, total, device, lazy=accelerator.lazy),
         interval=Interval(device),
@@ -132,9 +134,9 @@ def _chaos(settings: Training, world: World, report: Report) -> Chaos:
     return Chaos(plan, record, world.rank, orders.attempt if orders else 1)
 
 
-def _saver(settings: Training, world: World, chaos: Chaos) -> Saver:
+def _saver(settings: Training, world: World, chaos: Chaos, report: Report) -> Saver:
     root = Path(settings.output.folder) / "checkpoints"
-    return Saver(root, settings.output.checkpoint, world, partial(_at_save, chaos))
+    return Saver(root, settings.output.checkpoint, world, partial(_at_save, chaos, report))
 
 
 def _feed(settings: Training, dataset: Dataset, world: World, split: str) -> Feed:
@@ -144,8 +146,10 @@ def _feed(settings: Training, dataset: Dataset, world: World, split: str) -> Fee
     return feed(settings.task, dataset, world, split=split, rows=rows, seed=settings.seed)
 
 
-def _at_save(chaos: Chaos, moment: str, *, step: int) -> None:
+def _at_save(chaos: Chaos, report: Report, moment: str, *, step: int) -> None:
     chaos.strike(f"save:{moment}", step)
+    if moment == "rename":
+        report.check_owner()
 
 
 def _prepared(

@@ -53,7 +53,7 @@ class Interval:
         tokens, slots = self._settled.tolist()
         loss, weight = self._totals.tolist()
         values = {
-            "train/loss": loss / max(weight, 1e-9),
+            "train/loss": loss / weight if weight else None,
             "train/learning_rate": session.rates.at(session.step - 1),
             "train/gradient_norm": float(self._norm),
             "train/tokens_per_second": tokens / seconds,

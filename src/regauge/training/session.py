@@ -19,6 +19,7 @@ from regauge.supervision.chaos import Chaos
 from regauge.supervision.orders import Report
 from regauge.training import optimizer as optimizers
 from regauge.training.cache import Entry
+from regauge.training.guard import Guard, check_replicas
 from regauge.training.ledger import Ledger
 from regauge.training.progress import Interval
 from regauge.training.scaling import LossScale
@@ -57,6 +58,7 @@ class Session:
     report: Report
     chaos: Chaos
     scale: LossScale
+    guard: Guard
     rates: optimizers.Rates
     interval: Interval
     flops_per_token: float
@@ -107,9 +109,14 @@ class Session:
         self.ledger.move(account, "compile", spent)
 
     def save(self, metrics: dict[str, float]) -> None:
-        """Save this moment; writing goes on beside the next steps."""
+        """Save this moment, once all replicas agree; writing goes on beside the next steps."""
+        self.check_replicas()
         with self.ledger.spend("checkpoint"):
             self.saver.save(self.step, self.values(), self.state(), metrics)
+
+    def check_replicas(self) -> None:
+        """Raise DeviceError where processes that should hold equal weights do not."""
+        check_replicas(self.prepared.replicas(), self.world, self.step)
 
     def resume(self) -> bool:
         """Go on from the newest whole checkpoint, if there is one."""

@@ -108,6 +108,10 @@ class Supervision(Settings):
 
     attempts_at_a_step: int = Field(default=3, ge=1)
     """Attempts that may fail at the same step in the same way; then the run ends with code 66."""
+    bad_steps: int = Field(default=3, ge=1)
+    """Steps in a row whose gradients may not be finite and are skipped; then the run ends."""
+    check_every_steps: int = Field(default=500, ge=1)
+    """Steps between two comparisons of the replicas' weights; each save compares them, too."""
     hang_seconds: float = Field(default=60.0, gt=0)
     """Shortest silence of a process that counts as a hang; ten times what is usual, if longer."""
 

@@ -31,7 +31,8 @@ def advance(session: Session, batches: list[Batch]) -> tuple[Tensor, Tensor]:
         norm = prepared.gradient_norm() * factor
         if clip is not None:
             factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
-        if session.scale.accepts(norm):
+        admitted, totals = session.guard.admits(norm, totals)
+        if session.scale.accepts(norm) and admitted:
             prepared.scale_gradients(factor)
             set_learning_rate(session.optimizer, rate)
             session.optimizer.step()

@@ -1,0 +1,80 @@
+"""One writer for each output folder.
+
+A lock holds while a run is supervised; a token tells the attempt of today from one that outlived
+its supervisor.
+
+    .lock     locked by the supervisor; says which process that is
+    .token    of the attempt that may publish checkpoints
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import uuid
+from typing import IO, TYPE_CHECKING, Self
+
+from regauge.checkpoint.folder import write_text
+from regauge.errors import PreemptedError, SettingsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOCK, TOKEN = ".lock", ".token"
+
+
+class Owner:
+    """The right to write an output folder, for as long as the block lasts.
+
+    Raises SettingsError where another process has it. A folder that the run never came to write in
+    is gone afterwards.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._file = (self._folder / LOCK).open("a+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            who = self._file.read().strip() or "another process"
+            self._file.close()
+            raise SettingsError(
+                f"{self._folder} is being written by {who}",
+                "wait for its end, stop it, or name another output.folder",
+            ) from None
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} of {socket.gethostname()}\n")
+        self._file.flush()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        (self._folder / TOKEN).unlink(missing_ok=True)
+        (self._folder / LOCK).unlink(missing_ok=True)
+        if self._file is not None:
+            self._file.close()
+        if not any(self._folder.iterdir()):
+            self._folder.rmdir()
+
+    def admit(self) -> str:
+        """Give a new attempt the right to publish, taken from every other; return its token."""
+        token = uuid.uuid4().hex
+        write_text(self._folder / TOKEN, token)
+        return token
+
+
+def check(folder: Path, token: str) -> None:
+    """Raise PreemptedError where another attempt has taken this one's place."""
+    try:
+        found = (folder / TOKEN).read_text().strip()
+    except OSError:
+        found = ""
+    if found != token:
+        raise PreemptedError(
+            f"another attempt writes {folder} now: nothing was published", "let it go on"
+        )

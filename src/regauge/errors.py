@@ -70,10 +70,8 @@ class TransientError(RegaugeError):
     exit_code = 75
 
 
-class DeviceError(RegaugeError):
+class DeviceError(TransientError):
     """A device computed something else than it should have."""
-
-    exit_code = 75
 
 
 class PreflightError(RegaugeError):

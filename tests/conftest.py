@@ -94,6 +94,6 @@ def pytest_terminal_summary(
 ) -> None:
     kinds = config.stash.get(FIGURES, {})
     if kinds:
-        terminalreporter.write_sep("-", "distributed: largest relative error")
+        terminalreporter.write_sep("-", "largest relative errors and longest seconds")
     for kind, values in sorted(kinds.items()):
-        terminalreporter.write_line(f"{kind}: {max(values):.1e} ({len(values)} cases)")
+        terminalreporter.write_line(f"{kind}: {max(values):.2g} ({len(values)} cases)")

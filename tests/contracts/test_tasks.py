@@ -136,7 +136,7 @@ def test_pieces_hold_every_text_once_and_fill_every_slot(case: Case) -> None:
 def test_an_empty_batch_weighs_nothing_and_has_no_gradient(case: Case) -> None:
     texts = BATCH * case.task.texts_per_row()
     prepared = case.prepared()
-    gradients = Gradients(case.task, prepared, Cpu(), texts)
+    gradients = Gradients(case.task, prepared, Cpu().end_microbatch, texts)
     for length in case.ladder:
         batch = tensors(case.feed().empty(texts, length))
         loss, weight = gradients.of([batch], torch.ones(())).tolist()
@@ -156,7 +156,8 @@ def test_padding_rows_change_neither_loss_nor_gradient(case: Case) -> None:
         (8, case.task.cut(case.rows, padded, 4, case.ladder)),
     ):
         prepared = case.prepared()
-        gradients = Gradients(case.task, prepared, Cpu(), rows * case.task.texts_per_row())
+        slots = rows * case.task.texts_per_row()
+        gradients = Gradients(case.task, prepared, Cpu().end_microbatch, slots)
         batches = [tensors(case.batch(piece)) for piece in pieces]
         totals = gradients.of(batches, torch.ones(()))
         found.append((totals, prepared.gradient_norm()))

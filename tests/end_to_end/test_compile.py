@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge import accelerators
+from regauge import accelerators, processes
 from regauge.config import dump
 from regauge.errors import DataError
 from regauge.training import cache
@@ -58,9 +59,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(place: Path, verb: str, *arguments: str) -> tuple[str, str]:
-    """Return what a verb prints, in a process of its own, and what it says."""
+    """Return what a verb prints, in a process of its own, and what it says.
+
+    A run is started as a launcher does it, so that it counts in the process that computes.
+    """
     line = [sys.executable, "-c", PROBE, verb, str(place / "run.json"), *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=200)
+    launched = dict.fromkeys(processes.ENVIRONMENT, "0") | {"WORLD_SIZE": "1"}
+    environment = {**os.environ, **(launched if verb == "train" else {})}
+    done = subprocess.run(
+        line, env=environment, capture_output=True, text=True, check=False, timeout=200
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

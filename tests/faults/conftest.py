@@ -28,7 +28,7 @@ SHARED, SCRATCH = Path("/dev/shm"), "regauge-run-"  # noqa: S108 - looked at, no
 BASE: dict[str, Any] = {
     "stop": {"steps": 24},
     "output": {"checkpoint": {"every_steps": 6, "keep": 3}},
-    "execution": {"timeout_seconds": 60, "supervision": {"hang_seconds": 2.0}},
+    "execution": {"timeout_seconds": 60, "supervision": {"hang_seconds": 5.0}},
 }
 
 

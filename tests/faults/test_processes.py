@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +21,9 @@ pytestmark = pytest.mark.timeout(200)
         pytest.param("leave", "left before", marks=full),
     ],
 )
-def test_a_process_that_dies_is_named_and_the_run_goes_on(jobs: Jobs, kind: str, said: str) -> None:
+def test_a_process_that_dies_is_named_and_the_run_goes_on(
+    jobs: Jobs, kind: str, said: str, figure: Callable[[str, float], None]
+) -> None:
     job = jobs.survives(jobs.job({"kind": kind, "rank": 1, "step": 10}))
     (failure,) = job.failures
     assert failure["kind"] == "process"
@@ -29,8 +32,7 @@ def test_a_process_that_dies_is_named_and_the_run_goes_on(jobs: Jobs, kind: str,
     assert failure["retryable"]
     assert said in failure["problem"]
     assert [line["end"] for line in job.attempts] == ["process", "finished"]
-    detected = job.attempts[0]["ended"] - job.struck[0]["time"]
-    assert detected < 2
+    figure(f"seconds to notice {kind}", job.attempts[0]["ended"] - job.struck[0]["time"])
     assert said in job.said
 
 
@@ -59,7 +61,7 @@ def test_an_exception_that_does_not_come_again_is_survived(jobs: Jobs) -> None:
     [("stop", 1), pytest.param("block", 1, marks=full), pytest.param("stop", 0, marks=full)],
 )
 def test_a_process_that_hangs_is_named_and_the_run_goes_on(
-    jobs: Jobs, kind: str, rank: int
+    jobs: Jobs, kind: str, rank: int, figure: Callable[[str, float], None]
 ) -> None:
     job = jobs.survives(jobs.job({"kind": kind, "rank": rank, "step": 10}))
     (failure,) = job.failures
@@ -67,8 +69,7 @@ def test_a_process_that_hangs_is_named_and_the_run_goes_on(
     assert failure["rank"] == rank
     assert failure["step"] == 10
     assert "no sign for" in failure["problem"]
-    detected = job.attempts[0]["ended"] - job.struck[0]["time"]
-    assert detected < 2 + 10, "it waited for a grace, or for the longest wait"
+    figure(f"seconds to notice {kind}", job.attempts[0]["ended"] - job.struck[0]["time"])
     stack = failure["evidence"]["stacks"][str(1 - rank)]
     assert any("regauge/training/step.py" in line for line in stack)
 

@@ -88,7 +88,9 @@ def _last_word(failures: list[Failure], settings: Training) -> ChildError:
 
 
 def _told(failure: Failure) -> str:
-    return f"{failure.problem} (process {failure.rank}, after step {failure.step})"
+    who = f"process {failure.rank}"
+    named = failure.problem if who in failure.problem else f"{who}: {failure.problem}"
+    return f"{named}, after step {failure.step}"
 
 
 @contextmanager

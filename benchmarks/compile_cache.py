@@ -10,7 +10,6 @@ one shape; an encoder of pairs has a ladder of five, as in the quickstart.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import os
 import subprocess
@@ -20,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from overhead import MODEL
+from recording import RESULTS, keep
 
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
@@ -37,21 +36,13 @@ TASKS: dict[str, dict[str, Any]] = {
 def main() -> None:
     """Print and write the seconds of both starts of both runs, and their ratios."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/compile_cache.json"))
+    parser.add_argument("--json", type=Path, default=RESULTS / "compile_cache.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         _prepare(Path(scratch) / "data")
         runs = {rows: starts(Path(scratch), rows) for rows in TASKS}
-    result = {
-        "benchmark": "seconds to the end of the first step, without and with kept graphs",
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": f"{Cpu().chip('bf16').name}, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-        "limit": LIMIT,
-        "runs": runs,
-    }
-    arguments.json.write_text(json.dumps(result, indent=2) + "\n")
-    sys.stdout.write(json.dumps(result, indent=2) + "\n")
+    benchmark = "seconds to the end of the first step, without and with kept graphs"
+    keep(arguments.json, benchmark, Cpu().chip("bf16"), {"limit": LIMIT, "runs": runs})
 
 
 def starts(scratch: Path, rows: str) -> dict[str, Any]:

@@ -10,10 +10,8 @@ compute in the same precision with fp32 masters, clip, and step the same fused A
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +19,7 @@ from pathlib import Path
 
 import torch
 from pydantic import PrivateAttr
+from recording import RESULTS, keep
 
 from regauge import processes
 from regauge.accelerators.cpu import Cpu
@@ -74,21 +73,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--alternations", type=int, default=12)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/overhead.json"))
+    parser.add_argument("--json", type=Path, default=RESULTS / "overhead.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         pairs = alternate(Path(scratch), arguments.alternations, arguments.steps)
-    result = {
-        "benchmark": "overhead of the loop over a bare PyTorch loop",
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": f"{Cpu().chip('bf16').name}, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-        "rows_per_step": ROWS,
-        **comparison(pairs, arguments.steps),
-    }
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(result, indent=2) + "\n")
-    sys.stdout.write(json.dumps(result, indent=2) + "\n")
+    figures = {"rows_per_step": ROWS, **comparison(pairs, arguments.steps)}
+    benchmark = "overhead of the loop over a bare PyTorch loop"
+    keep(arguments.json, benchmark, Cpu().chip("bf16"), figures)
 
 
 def alternate(scratch: Path, alternations: int, steps: int) -> list[tuple[float, float]]:

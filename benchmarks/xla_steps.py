@@ -10,21 +10,19 @@ and keeps its learning rate. Both compute the same model in fp32.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 import torch_xla
 from overhead import MODEL, Alternating, comparison, corpus
+from recording import RESULTS, keep
 
 from regauge import processes
+from regauge.accelerators import Chip
 from regauge.config import build
 from regauge.data.shards import Dataset
 from regauge.trackers import RunFacts, started
@@ -44,16 +42,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--alternations", type=int, default=10)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/xla_steps.json"))
+    parser.add_argument("--json", type=Path, default=RESULTS / "xla_steps.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        result = measured(Path(scratch), arguments.alternations, arguments.steps)
-    arguments.json.write_text(json.dumps(result, indent=2) + "\n")
-    sys.stdout.write(json.dumps(result, indent=2) + "\n")
+        chip, figures = measured(Path(scratch), arguments.alternations, arguments.steps)
+    keep(arguments.json, "a step on XLA over a minimal torch_xla loop", chip, figures, "torch_xla")
 
 
-def measured(scratch: Path, alternations: int, steps: int) -> dict[str, object]:
-    """Return the result of a run that alternates between the two loops."""
+def measured(scratch: Path, alternations: int, steps: int) -> tuple[Chip, dict[str, object]]:
+    """Return the device, and the figures of a run that alternates between the two loops."""
     tables = {
         "output": {"folder": str(scratch / "run"), "trackers": (), "every_steps": steps},
         "data": {"path": str(corpus(scratch / "data"))},
@@ -96,20 +93,19 @@ def measured(scratch: Path, alternations: int, steps: int) -> dict[str, object]:
     with started((tracker,), facts) as trackers:
         trackers.log(0, {})
         train(session, trackers)
-    return {
-        "benchmark": "a step on XLA over a minimal torch_xla loop",
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": f"{session.chip.name}, {torch.get_num_threads()} threads",
-        "versions": {name: version(name) for name in ("torch", "torch_xla")},
-        **comparison(tracker._pairs[1:], steps),  # noqa: SLF001 - made for this
-        "per_step": {
-            loop: {
-                name: statistics.median(chunk[name] for chunk in chunks[1:]) / steps
-                for name in ("sent", "sent_bytes", "received", "graphs_compiled", "fallen_back")
-            }
-            for loop, chunks in sent.items()
+    return (
+        session.chip,
+        {
+            **comparison(tracker._pairs[1:], steps),  # noqa: SLF001 - made for this
+            "per_step": {
+                loop: {
+                    name: statistics.median(chunk[name] for chunk in chunks[1:]) / steps
+                    for name in ("sent", "sent_bytes", "received", "graphs_compiled", "fallen_back")
+                }
+                for loop, chunks in sent.items()
+            },
         },
-    }
+    )
 
 
 def bare_step(session: Session) -> Callable[[], None]:

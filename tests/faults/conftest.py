@@ -41,13 +41,14 @@ class Job:
     changes: dict[str, Any]
     code: int = -1
     said: str = ""
-    seconds: float = 0.0
     process: subprocess.Popen[str] | None = None
     faults: list[dict[str, Any]] = field(default_factory=list)
+    options: tuple[str, ...] = ()
 
     def start(self) -> Job:
         """Start the command and do not wait."""
-        command = [sys.executable, "-m", "regauge", "train", str(self.folder.with_suffix(".json"))]
+        file = str(self.folder.with_suffix(".json"))
+        command = [sys.executable, "-m", "regauge", "train", file, *self.options]
         if self.faults:
             plan = self.folder.with_suffix(".plan.json")
             plan.write_text(json.dumps({"fault": self.faults}))
@@ -55,7 +56,6 @@ class Job:
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
-        self.seconds = -time.monotonic()
         return self
 
     def wait(self) -> Job:
@@ -66,7 +66,6 @@ class Job:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
-        self.seconds += time.monotonic()
         self.code = self.process.returncode
         return self
 

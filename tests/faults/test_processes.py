@@ -39,9 +39,12 @@ def test_a_process_that_dies_is_named_and_the_run_goes_on(
 @full
 def test_an_exception_is_tried_once_more_and_then_is_the_user_s(jobs: Jobs) -> None:
     job = jobs.job({"kind": "raise", "rank": 1, "step": 10, "attempt": 0})
+    job.options = ("--traceback",)
     job.start().wait()
     assert job.code == 64
-    assert "RuntimeError in regauge/training/chaos.py" in job.said.splitlines()[-1]
+    assert "RuntimeError in regauge/supervision/chaos.py" in job.said.splitlines()[-1]
+    assert "In process 1:\nTraceback (most recent call last):" in job.said
+    assert 'raise RuntimeError("injected by the fault plan")' in job.said
     first, second = job.failures
     assert first["kind"] == second["kind"] == "user"
     assert first["rank"] == second["rank"] == 1

@@ -52,7 +52,7 @@ class Saver:
         self._failure: Failure = None
         self._step = 0
         self._lost = 0
-        self._last: BaseException = TransientError("nothing was saved", "save first")
+        self._last: Failure = None
 
     def save(
         self,
@@ -85,11 +85,11 @@ class Saver:
         self._thread = None
         failure, self._failure = self._failure, None
         self._lost = self._lost + 1 if failure else 0
+        self._last = failure
         if failure is None:
             return
         if self._lost == MOST_LOST or not isinstance(failure, OSError | TransientError):
             raise failure
-        self._last = failure
         if self._world.first:
             logger.warning(
                 "the checkpoint of step %d was not saved, and training goes on: %s",
@@ -100,7 +100,7 @@ class Saver:
     def wait(self) -> None:
         """Wait for the save under way; raises its failure: it was the last one."""
         self.look(wait=True)
-        if self._lost:
+        if self._last is not None:
             raise self._last
 
     def _guarded(self, *arguments: Any) -> None:

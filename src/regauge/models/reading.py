@@ -79,10 +79,12 @@ def reading(model: PreTrainedModel) -> Reading:
     config: Any = model.config
     window, mixed = _window(config)
     pad = config.pad_token_id if isinstance(config.pad_token_id, int) else 0
+    text = _text(model, pad)
+    alone = _output(model, text)
     for causal in (False, True):
         for first in dict.fromkeys((0, pad + 1, BEHIND_PADDING)):
             found = Reading(causal, window, mixed, first)
-            if _keeps_apart(model, found, pad):
+            if alone is not None and _keeps_apart(model, found, text, alone):
                 return found
     raise SettingsError(
         f"architecture '{config.model_type}' does not keep the texts of a row apart",
@@ -111,28 +113,37 @@ def _window(config: PretrainedConfig) -> tuple[int | None, bool]:
     return reach, SLIDING in kinds
 
 
-def _keeps_apart(model: PreTrainedModel, found: Reading, pad: int) -> bool:
-    """Return whether the second of two texts in a row comes out as it does alone."""
-    inner: Any = model.base_model
+def _text(model: PreTrainedModel, pad: int) -> Tensor:
+    """Return a text of six tokens, [1, 6], of the last words of the vocabulary."""
     embeddings: Any = model.get_input_embeddings()
     count = embeddings.weight.shape[0]
     words = torch.tensor([number for number in range(max(0, count - 5), count) if number != pad])
-    text = words[torch.tensor([[0, 1, 2, 3, 1, 2]])]
+    return words[torch.tensor([[0, 1, 2, 3, 1, 2]])]
+
+
+def _keeps_apart(model: PreTrainedModel, found: Reading, text: Tensor, alone: Tensor) -> bool:
+    """Return whether a text behind its own second half comes out of a row as it does alone."""
     row = torch.cat([text[:, 3:], text], 1)
     places = torch.cat([torch.arange(3), torch.arange(6)])[None] + found.first_position
     segments = torch.tensor([[1] * 3 + [2] * 6])
     masks = found.masks(segments, torch.float32, packed=True)
+    both = _output(model, row, attention_mask=masks, position_ids=places)
+    return both is not None and torch.allclose(both[:, 3:], alone, rtol=1e-3, atol=1e-4)
+
+
+def _output(model: PreTrainedModel, row: Tensor, **how: Any) -> Tensor | None:
+    """Return the hidden states of a row without dropout; None where the model refuses it."""
+    inner: Any = model.base_model
     training = model.training
     try:
         with torch.no_grad():
             inner.eval()
-            packed = inner(row, attention_mask=masks, position_ids=places)[0][:, 3:]
-            alone = inner(text)[0]
+            states: Tensor = inner(row, **how)[0]
     except (RuntimeError, TypeError, ValueError, IndexError):
-        return False
+        return None
     finally:
         model.train(training)
-    return torch.allclose(packed, alone, rtol=1e-3, atol=1e-4)
+    return states
 
 
 def _band(segments: Tensor, least: int, most: int) -> Tensor:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import sys
 import time
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from regauge import lines, processes
 from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT, dump
 from regauge.log import logger
-from regauge.supervision.failures import POLICIES, Failure
+from regauge.supervision.failures import Failure
 from regauge.supervision.orders import ATTEMPTS, PULSE, Answers, Orders, text
 from regauge.supervision.pulse import Pulses
 from regauge.supervision.signals import LOOK_SECONDS, Signals
@@ -33,15 +33,6 @@ EVIDENCE_SECONDS = 1.0
 ENDING = {0, 67, 143}
 """Codes with which all processes of a run end together."""
 STACK_LINES, LOG_LINES = 30, 5
-
-
-@dataclass(frozen=True)
-class End:
-    """How an attempt ended."""
-
-    failure: Failure | None
-    """None where the run is finished."""
-    code: int = 0
 
 
 class Attempt:
@@ -67,11 +58,14 @@ class Attempt:
         self._orders = Orders(scratch, _attempts(self._folder) + 1, time.time(), token, chaos)
         self._answers = Answers(scratch, size)
 
-    def run(self) -> End:
-        """Start the processes and wait for their end."""
+    def run(self) -> Failure | None:
+        """Start the processes and wait for their end; return what ended them before the run's."""
         self._orders.write()
         (self._scratch / "run.json").write_text(json.dumps(dump(self._settings)))
-        pulses = Pulses(self._scratch / PULSE, self._size)
+        with closing(Pulses(self._scratch / PULSE, self._size)) as pulses:
+            return self._ended(pulses)
+
+    def _ended(self, pulses: Pulses) -> Failure | None:
         limits = self._settings.execution.supervision
         watchdog = Watchdog(
             pulses, limits.hang_seconds, float(self._settings.execution.timeout_seconds)
@@ -88,18 +82,16 @@ class Attempt:
             finally:
                 self._signals.pids = []
         if failure is None:
-            return End(None)
+            return None
         if failure.kind == "process" and _memory_kills() > memory:
             problem = f"{failure.problem}: no memory was left"
             failure = replace(failure, kind="memory", problem=problem)
         sign = pulses.read(failure.rank)
         step = max(failure.step, sign.step)
-        pulses.close()
-        return End(replace(failure, step=step, phase=failure.phase or sign.phase))
+        return replace(failure, step=step, phase=failure.phase or sign.phase)
 
-    def note(self, end: End) -> None:
+    def note(self, failure: Failure | None) -> None:
         """Write what became of the attempt; nothing where it did not come to its first word."""
-        failure = end.failure
         if not (self._folder / ATTEMPTS).exists():
             return
         document = {
@@ -112,7 +104,7 @@ class Attempt:
             "step": failure.step if failure else None,
         }
         lines.append(self._folder / ATTEMPTS, document)
-        if failure is not None and POLICIES[failure.kind].code not in ENDING:
+        if failure is not None and failure.policy.code not in ENDING:
             path = self._folder / FAILURES
             path.mkdir(exist_ok=True)
             write_json(
@@ -147,9 +139,9 @@ class Attempt:
         for rank, code in enumerate(codes):
             if code and self._answers.done(rank):
                 logger.warning("process %d finished, and then ended with code %d", rank, code)
-        said = [failure for rank in range(self._size) if (failure := self._answers.said(rank))]
+        said = self._answers.failures()
         if not said and -signal.SIGTERM in codes:
-            return Failure("preempted", 0, 0, "told to stop before the run began", _host())
+            return Failure("preempted", 0, 0, "told to stop before the run began")
         return said[0] if said else None
 
     def _named(self, children: list[processes.Child], first: int) -> Failure:
@@ -159,14 +151,13 @@ class Attempt:
         while time.monotonic() < until and any(child.poll() is None for child in children):
             time.sleep(LOOK_SECONDS)
         code = children[first].poll() or 0
-        found = [failure for rank in range(self._size) if (failure := self._answers.said(rank))]
+        found = self._answers.failures()
         silent = [
             Failure(
                 "process",
                 rank,
                 0,
                 _ended(rank, ended),
-                _host(),
                 evidence={"exit_code": ended, **self._last_words(rank)},
             )
             for rank, child in enumerate(children)
@@ -175,10 +166,9 @@ class Attempt:
             and self._answers.said(rank) is None
         ]
         own = [failure for failure in found if failure.kind != "network"]
-        candidates = [*silent, *own, *found]
-        if not candidates:
-            return Failure("process", first, 0, _ended(first, code), _host())
-        return candidates[0]
+        first_own = [failure for failure in own if failure.rank == first]
+        candidates = [*first_own, *silent, *own, *found]
+        return candidates[0] if candidates else Failure("process", first, 0, _ended(first, code))
 
     def _hung(self, children: list[processes.Child], watchdog: Watchdog, why: str) -> Failure:
         """Return which process the others wait for, with the stacks of all of them."""
@@ -190,9 +180,8 @@ class Attempt:
             one.rank,
             one.sign.step,
             f"process {one.rank} hangs{stopped}: {why}",
-            _host(),
-            one.sign.phase,
-            {
+            phase=one.sign.phase,
+            evidence={
                 "states": {str(each.rank): each.state for each in found},
                 "collectives": {str(each.rank): each.collectives for each in found},
                 "stacks": {str(each.rank): each.stack[-STACK_LINES:] for each in found},
@@ -226,10 +215,6 @@ def _ended(rank: int, code: int) -> str:
     return f"process {rank} died by {name}"
 
 
-def _host() -> str:
-    return socket.gethostname()
-
-
 def _attempts(folder: Path) -> int:
     """Return the number of a run's last attempt, with a supervisor or without; 0 without any."""
     told = (lines.last(folder / name) for name in (ATTEMPTS, "ledger.jsonl"))
@@ -238,8 +223,5 @@ def _attempts(folder: Path) -> int:
 
 def _memory_kills() -> int:
     """Return how often the kernel killed a process of this control group for its memory."""
-    try:
-        text = Path("/sys/fs/cgroup/memory.events").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in text.splitlines() if "oom_kill " in line), 0)
+    events = text(Path("/sys/fs/cgroup/memory.events")).splitlines()
+    return next((int(line.split()[1]) for line in events if "oom_kill " in line), 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import socket
 import traceback
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -92,7 +93,7 @@ class Failure:
     step: int
     problem: str
     """One line."""
-    host: str = ""
+    host: str = field(default_factory=socket.gethostname)
     phase: str = ""
     evidence: dict[str, Any] = field(default_factory=dict)
     """Exit code or signal, traceback, stacks of all processes."""

@@ -1,8 +1,12 @@
 """What a supervisor tells the processes of an attempt, and what they leave for it.
 
-<scratch>/orders.json       attempt, when it began, the fault plan
-<scratch>/pulse             signs of life
-<scratch>/failure-<rank>.json, done-<rank>, stack-<rank>.txt
+<scratch>/orders.json                attempt, when it began, its token, the fault plan
+<scratch>/pulse                      signs of life
+<scratch>/asked                      the supervisor asks for the last collectives
+<scratch>/collectives-<rank>.json    what a process answered
+<scratch>/failure-<rank>.json        why it ended before the run's end
+<scratch>/done-<rank>                it came to the run's end
+<scratch>/stack-<rank>.txt           stacks of its threads
 """
 
 from __future__ import annotations
@@ -11,12 +15,12 @@ import faulthandler
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +55,8 @@ class Orders:
 
     def write(self) -> None:
         """Write them where the processes read them."""
-        own = ("attempt", "began", "token", "chaos")
-        document = {name: getattr(self, name) for name in own}
+        document = asdict(self)
+        del document["scratch"]
         (self.scratch / ORDERS).write_text(json.dumps(document))
 
 
@@ -128,7 +132,6 @@ class Report:
             rank=self._rank,
             step=self.step,
             problem=line,
-            host=socket.gethostname(),
             evidence={**evidence_of(error), "exit_code": code, "collectives": _collectives()},
         )
         return {**failure.document(), "at": time.monotonic()}
@@ -155,7 +158,7 @@ class Answers:
 
     def __init__(self, scratch: Path, size: int) -> None:
         self._scratch = scratch
-        self.size = size
+        self._size = size
 
     def ask(self) -> None:
         """Ask every process for its last collectives."""
@@ -167,10 +170,16 @@ class Answers:
 
     def said(self, rank: int) -> Failure | None:
         """Return the failure that a process told of itself."""
-        document = _document(self._scratch / f"failure-{rank}.json")
-        known = Failure.__dataclass_fields__
-        own = {name: value for name, value in document.items() if name in known}
-        return Failure(**own) if own else None
+        document = self._told(rank)
+        return _failure(document) if document else None
+
+    def failures(self) -> list[Failure]:
+        """Return what all processes told, the first failure first."""
+        told = filter(None, map(self._told, range(self._size)))
+        return [_failure(document) for document in sorted(told, key=itemgetter("at"))]
+
+    def _told(self, rank: int) -> dict[str, Any]:
+        return _document(self._scratch / f"failure-{rank}.json")
 
     def stack(self, rank: int) -> list[str]:
         """Return the stacks of a process's threads, as it was asked or as it died."""
@@ -190,6 +199,11 @@ def text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def _failure(document: dict[str, Any]) -> Failure:
+    known = Failure.__dataclass_fields__
+    return Failure(**{name: value for name, value in document.items() if name in known})
 
 
 def _document(path: Path) -> dict[str, Any]:

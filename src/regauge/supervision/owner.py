@@ -55,11 +55,11 @@ class Owner:
 
     def __exit__(self, *_: object) -> None:
         (self._folder / TOKEN).unlink(missing_ok=True)
-        (self._folder / LOCK).unlink(missing_ok=True)
+        if [path.name for path in self._folder.iterdir()] == [LOCK]:
+            (self._folder / LOCK).unlink()
+            self._folder.rmdir()
         if self._file is not None:
             self._file.close()
-        if not any(self._folder.iterdir()):
-            self._folder.rmdir()
 
     def admit(self) -> str:
         """Give a new attempt the right to publish, taken from every other; return its token."""

@@ -1,31 +1,52 @@
-"""SIGTERM and SIGINT of a supervisor, handed on to the processes that it has started."""
+"""SIGTERM and SIGINT, caught where a run can still do something about them."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from abc import ABC, abstractmethod
 from typing import Any, Self
 
 LOOK_SECONDS = 0.02
 
 
-class Signals:
-    """SIGTERM and SIGINT, noted here and handed on to the processes of the attempt."""
+class Caught(ABC):
+    """Catches both signals for as long as the block lasts; nothing outside of the main thread."""
 
     def __init__(self) -> None:
-        self.told = False
-        self.pids: list[int] = []
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._old[number] = signal.signal(number, self._catch)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._old[number] = signal.signal(number, self._catch)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
+        for number in self._old:
+            self.give_back(number)
+
+    @abstractmethod
+    def caught(self, number: int) -> None:
+        """Note a signal."""
+
+    def give_back(self, number: int) -> None:
+        """Catch a signal no longer: the next one does what it did before the block."""
+        signal.signal(number, self._old[number])
+
+    def _catch(self, number: int, _frame: object) -> None:
+        self.caught(number)
+
+
+class Signals(Caught):
+    """Those of a supervisor, handed on to the processes of the attempt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = False
+        self.pids: list[int] = []
 
     def sleep(self, seconds: float) -> None:
         """Wait, unless a signal comes."""
@@ -33,7 +54,9 @@ class Signals:
         while time.monotonic() < until and not self.told:
             time.sleep(LOOK_SECONDS)
 
-    def _catch(self, _number: int, _frame: object) -> None:
+    def caught(self, number: int) -> None:
+        """Hand a signal on."""
+        del number
         self.told = True
         self.forward()
 

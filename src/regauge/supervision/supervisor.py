@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from regauge.supervision.owner import Owner
 from regauge.supervision.signals import Signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from regauge.training.settings import Training
 
@@ -37,16 +38,16 @@ def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
     with Owner(folder) as owner, _scratch() as scratch, Signals() as signals:
         while True:
             one = Attempt(settings, size, scratch, chaos, token=owner.admit(), signals=signals)
-            end = one.run()
-            one.note(end)
-            if end.failure is None:
+            failure = one.run()
+            one.note(failure)
+            if failure is None:
                 return
-            failures.append(end.failure)
+            failures.append(failure)
             wait = _wait_before_next(failures, limit)
             if wait is None or signals.told:
                 raise _last_word(failures, settings)
             when = f"in {wait:g} s" if wait else "now"
-            logger.warning("%s; starting again %s", _told(end.failure), when)
+            logger.warning("%s; starting again %s", _told(failure), when)
             signals.sleep(wait)
 
 
@@ -55,36 +56,42 @@ def _wait_before_next(failures: list[Failure], limit: int) -> float | None:
     last = failures[-1]
     if not last.policy.retried:
         return None
-    same = 0
-    for failure in reversed(failures):
-        if not failure.same(last):
-            break
-        same += 1
+    same = _in_a_row(failures, last.same)
     if last.kind == "user":
         return None if same > 1 else 0.0
     if last.policy.counted and same >= limit:
         return None
-    in_a_row = 0
-    for failure in reversed(failures):
-        if failure.kind != last.kind:
-            break
-        in_a_row += 1
+    in_a_row = _in_a_row(failures, lambda failure: failure.kind == last.kind)
     return min(LONGEST_WAIT_SECONDS, math.ldexp(last.policy.wait_seconds, in_a_row - 1))
 
 
+def _in_a_row(failures: list[Failure], alike: Callable[[Failure], bool]) -> int:
+    """Return how many of the last failures are alike."""
+    return sum(1 for _ in takewhile(alike, reversed(failures)))
+
+
 def _last_word(failures: list[Failure], settings: Training) -> ChildError:
+    error = ChildError(*_summary(failures, settings))
+    if trace := failures[-1].evidence.get("traceback"):
+        error.add_note("\n".join([f"In process {failures[-1].rank}:", *trace]))
+    return error
+
+
+def _summary(failures: list[Failure], settings: Training) -> tuple[int, str]:
+    """Return the exit code and the line for failures that the run does not start again after."""
     last, folder = failures[-1], Path(settings.output.folder)
     policy, limit = last.policy, settings.execution.supervision.attempts_at_a_step
     if last.kind == "memory":
         rows = max(1, settings.batch.microbatch_rows // 2)
         remedy = f"try batch.microbatch_rows = {rows}, or execution.activation_checkpointing"
-        return ChildError(policy.code, f"{last.problem} (process {last.rank}); {remedy}")
+        return policy.code, f"{last.problem} (process {last.rank}); {remedy}"
     if not policy.retried or last.kind == "user":
-        return ChildError(policy.code, last.problem)
-    if policy.counted and len(failures) >= limit:
-        line = f"{limit} attempts failed at step {last.step} in the same way: {last.problem}"
-        return ChildError(POLICIES["progress"].code, f"{line}; see {folder / FAILURES}")
-    return ChildError(policy.code, f"{last.problem}; see {folder / FAILURES}")
+        return policy.code, last.problem
+    same = _in_a_row(failures, last.same)
+    if policy.counted and same >= limit:
+        line = f"{same} attempts failed at step {last.step} in the same way: {last.problem}"
+        return POLICIES["progress"].code, f"{line}; see {folder / FAILURES}"
+    return policy.code, f"{last.problem}; see {folder / FAILURES}"
 
 
 def _told(failure: Failure) -> str:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regauge.supervision.orders import text
+
 if TYPE_CHECKING:
     from regauge.supervision.orders import Answers
     from regauge.supervision.pulse import Pulses, Sign
@@ -107,7 +109,5 @@ def culprit(found: list[Witness]) -> Witness:
 
 
 def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    fields = text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return fields[0] if fields else ""

@@ -26,6 +26,8 @@ from regauge.errors import DataError
 from regauge.log import logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
     from regauge.processes import World
@@ -110,15 +112,13 @@ def open_entry(root: Path, found: Facts, world: World) -> Entry:
 
 def entries(root: Path) -> list[Entry]:
     """Return the entries under a root that have a list."""
-    found = ((path.parent, read(path.parent)) for path in sorted(root.glob(f"*/{ENTRY}")))
-    return [Entry(folder, document["facts"], first=True) for folder, document in found if document]
+    return [Entry(folder, document["facts"], first=True) for folder, document in _lists(root)]
 
 
 def listed(root: Path) -> list[dict[str, Any]]:
     """Return the entries under a root, each with what it is for and its size."""
     rows = []
-    for path in sorted(root.glob(f"*/{ENTRY}")):
-        document = read(path.parent) or {}
+    for folder, document in _lists(root):
         files, known = document.get("files", {}), document.get("facts", {})
         words = (
             (known.get("accelerator") or {}).get("kind"),
@@ -128,7 +128,7 @@ def listed(root: Path) -> list[dict[str, Any]]:
         )
         rows.append(
             {
-                "key": path.parent.name,
+                "key": folder.name,
                 "what": " ".join(str(word) for word in words),
                 "lengths": ", ".join(map(str, known.get("lengths", ()))),
                 "files": len(files),
@@ -146,6 +146,13 @@ def read(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return document
+
+
+def _lists(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the folders under a root whose list can be read, with it."""
+    for path in sorted(root.glob(f"*/{ENTRY}")):
+        if document := read(path.parent):
+            yield path.parent, document
 
 
 def copy(source: str, target: str) -> int:

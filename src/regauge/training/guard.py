@@ -84,8 +84,10 @@ def check_replicas(values: Iterable[Tensor], world: World, step: int) -> None:
 
     From three processes on the smaller side is named.
     """
+    if world.size == 1:
+        return
     own = digest(values)
-    if world.size == 1 or own is None:
+    if own is None:
         return
     everywhere = [torch.zeros_like(own) for _ in range(world.size)]
     dist.all_gather(everywhere, own)

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from regauge import processes
@@ -66,7 +65,7 @@ def compile_apart(settings: Training, accelerator: Accelerator, jobs: int) -> No
         ]
         tool = accelerator.collecting()
         before = tool.collect if tool else ()
-        _start([[*before, *trial] for trial in trials], Path(scratch))
+        _start([[*before, *trial] for trial in trials], Path(scratch), processes.NOTHING)
         for root, trial in zip(roots, trials, strict=True):
             if tool:
                 (entry,) = cache.entries(root)
@@ -84,9 +83,7 @@ def _trial(settings: Training, root: Path, part: str) -> list[str]:
     return [sys.executable, "-m", "regauge", "compile", str(request), "--part", part]
 
 
-def _start(
-    commands: list[list[str]], logs: Path, variables: Mapping[str, str] = MappingProxyType({})
-) -> None:
+def _start(commands: list[list[str]], logs: Path, variables: Mapping[str, str]) -> None:
     code = processes.start_beside(commands, logs, variables)
     if code:
         said = [text for log in sorted(logs.glob("*.log")) if (text := log.read_text().strip())]

@@ -110,8 +110,8 @@ class Session:
 
     def save(self, metrics: dict[str, float]) -> None:
         """Save this moment, once all replicas agree; writing goes on beside the next steps."""
-        self.check_replicas()
         with self.ledger.spend("checkpoint"):
+            self.check_replicas()
             self.saver.save(self.step, self.values(), self.state(), metrics)
 
     def check_replicas(self) -> None:

@@ -6,42 +6,29 @@ them found is known to all one step later, so that no step waits for the answer.
 
 from __future__ import annotations
 
-import signal
-import threading
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from regauge.errors import LimitReachedError, PreemptedError, RegaugeError
+from regauge.supervision.signals import Caught
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from regauge.training.session import Session
 
 NOTHING, SECONDS, USD, TOKENS, SIGNAL = range(5)
 AGAIN = "the same command goes on from there"
 
 
-class Stopping:
+class Stopping(Caught):
     """Watches signals and limits while its block runs; a second signal is not caught."""
 
     def __init__(self, session: Session) -> None:
+        super().__init__()
         self._session = session
         self._signalled = False
         self._asked: torch.Tensor | None = None
-        self._old: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._old[number] = signal.signal(number, self._catch)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
 
     def reason(self) -> int:
         """Return why all processes stop after this step, or NOTHING; called once a step."""
@@ -52,6 +39,11 @@ class Stopping:
         self._asked = torch.tensor(found, device=self._session.device)
         dist.all_reduce(self._asked, dist.ReduceOp.MAX)
         return told
+
+    def caught(self, number: int) -> None:
+        """Note a signal; the next one ends the process."""
+        self._signalled = True
+        self.give_back(number)
 
     def error(self, reason: int) -> RegaugeError:
         """Return the error that says how the run was stopped."""
@@ -74,7 +66,3 @@ class Stopping:
             return SECONDS
         usd = ledger.usd
         return USD if limits.usd is not None and usd is not None and usd >= limits.usd else NOTHING
-
-    def _catch(self, number: int, _frame: FrameType | None) -> None:
-        self._signalled = True
-        signal.signal(number, self._old[number])

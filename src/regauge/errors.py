@@ -58,6 +58,10 @@ class NoProgressError(RegaugeError):
     exit_code = 66
 
 
+class RollBackError(NoProgressError):
+    """Steps that must not count: the run goes back to its last checkpoint, once."""
+
+
 class LimitReachedError(RegaugeError):
     """The run stopped at a limit of time or dollars, and saved."""
 

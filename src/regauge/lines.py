@@ -43,14 +43,21 @@ def append(path: Path, document: Mapping[str, Any]) -> None:
         write(file, document)
 
 
+def whole(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a file, a torn one passed over; none where there is no file."""
+    texts = path.read_bytes().splitlines() if path.exists() else []
+    return [document for text in texts if (document := _parsed(text)) is not None]
+
+
 def last(path: Path) -> dict[str, Any] | None:
-    """Return the last whole line of a file of JSON lines; a torn one is passed over."""
-    if not path.exists():
+    """Return the last whole line of a file; None where there is none."""
+    texts = path.read_bytes().splitlines() if path.exists() else []
+    return next(filter(None, map(_parsed, reversed(texts))), None)
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    try:
+        document: dict[str, Any] = json.loads(text)
+    except ValueError:
         return None
-    for line in reversed(path.read_bytes().splitlines()):
-        try:
-            document: dict[str, Any] = json.loads(line)
-        except ValueError:
-            continue
-        return document
-    return None
+    return document

@@ -101,6 +101,11 @@ class Job:
         return [line for text in told if "end" in (line := json.loads(text))]
 
     @property
+    def told(self) -> str:
+        """What the command said, as one line: a terminal's breaks are left out."""
+        return " ".join(self.said.split())
+
+    @property
     def losses(self) -> dict[int, float]:
         """The loss of each step, as the last attempt that came to it has it."""
         return losses(lines(self.folder))

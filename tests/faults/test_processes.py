@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 
 from faults.conftest import Jobs, full
+from regauge.lines import whole
+from regauge.reporting.runs import read
+from regauge.reporting.story import tell
+from regauge.reporting.text import markdown
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -98,6 +102,19 @@ def test_a_process_that_waits_for_something_else_is_behind_in_its_collectives(jo
     assert told["0"][-1]["profiling_name"] == "gloo:all_reduce"
     assert told["0"][-1]["collective_seq_id"] > told["1"][-1]["collective_seq_id"]
     assert any("chaos.py" in line for line in failure["evidence"]["stacks"]["1"])
+
+
+@full
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_process_that_is_slow_is_named_and_the_run_goes_on(jobs: Jobs, strategy: str) -> None:
+    slow = {"kind": "sleep", "rank": 1, "step": 8, "count": 16, "seconds": 0.5}
+    job = jobs.survives(jobs.job(slow, strategy=strategy))
+    assert "process 1 holds the others up" in job.told
+    assert len(job.attempts) == 1
+    named = [line for line in whole(job.folder / "ledger.jsonl") if line["slowest"]]
+    assert {line["slowest"]["rank"] for line in named} == {1}
+    assert named[0]["step"] <= 12
+    assert "held up by: process 1" in markdown(tell((read(job.folder),)))
 
 
 @full

@@ -66,7 +66,7 @@ def test_last_attempt_counts_where_steps_were_run_again() -> None:
         {"attempt": 1, "step": 40, "b": 1.0},
         *({"attempt": 2, "step": step, "a": 2.0} for step in (30, 35)),
     ]
-    found = attempts(lines)
+    found = attempts(lines, {})
     assert [(one.number, one.first, one.last, one.again) for one in found] == [
         (1, 10, 40, 30),
         (2, 30, 35, None),
@@ -79,12 +79,12 @@ def test_value_that_only_the_first_attempt_measured_at_the_resumed_step_stays() 
         {"attempt": 1, "step": 20, "heldout/loss": 1.0},
         {"attempt": 2, "step": 20, "train/loss": 2.0},
     ]
-    assert merged(lines, attempts(lines))["heldout/loss"] == ((20, 1.0),)
+    assert merged(lines, attempts(lines, {}))["heldout/loss"] == ((20, 1.0),)
 
 
 def test_infinities_written_as_text_are_read_as_numbers() -> None:
     lines = [{"attempt": 1, "step": 1, "a": "NaN", "b": "-Infinity", "c": "text"}]
-    series = merged(lines, attempts(lines))
+    series = merged(lines, attempts(lines, {}))
     assert math.isnan(series["a"][0][1])
     assert series["b"] == ((1, -math.inf),)
     assert "c" not in series

@@ -15,6 +15,7 @@ from typing import Any
 from regauge.config import FACTS, FORMAT
 from regauge.errors import DataError, SettingsError
 from regauge.reporting.series import Attempt, Series, attempts, merged
+from regauge.supervision.goodput import Goodput, goodput
 
 KNOWN = ("run.json", "metrics.jsonl", "ledger.jsonl", "evaluation.json", "inputs.json")
 """A folder with one of these is an output folder that can be reported on."""
@@ -42,6 +43,10 @@ class Run:
     dataset: Document = field(default_factory=dict)
     """The manifest, where the run prepared data."""
     failures: tuple[Document, ...] = ()
+    goodput: Goodput | None = None
+    """Where the time of all attempts went; None where no supervisor wrote it down."""
+    slowest: Document = field(default_factory=dict)
+    """The process that held the others up last, and by how much; empty for none."""
     seconds: float | None = None
     """Wall-clock of the whole stage, where a pipeline took it."""
     end: str | None = None
@@ -88,7 +93,8 @@ def read(folder: Path) -> Run:
     saved = _document(folder / "run.json", remarks)
     dataset = _document(folder / "manifest.json", remarks)
     values = [line for line in lines if "summary" not in line]
-    found = attempts(values)
+    useful = goodput(folder)
+    found = attempts(values, useful.ends if useful else {})
     failures = sorted((folder / "failures").glob("*.json"))
     return Run(
         folder=folder,
@@ -102,6 +108,8 @@ def read(folder: Path) -> Run:
         evaluation=_document(folder / "evaluation.json", remarks),
         dataset=dataset,
         failures=tuple({"file": path.name, **_document(path, remarks)} for path in failures),
+        goodput=useful,
+        slowest=next((line["slowest"] for line in reversed(ledger) if line.get("slowest")), {}),
         seconds=done.get("seconds"),
         end=_end(lines) if lines else ("finished" if done or result else None),
         remarks=tuple(remarks),

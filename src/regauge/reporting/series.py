@@ -6,6 +6,7 @@ values stand, and what earlier attempts had measured there is lost work.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -29,9 +30,11 @@ class Attempt:
     """Step from which a later attempt ran it again; None where every step counts."""
     seconds: float | None
     """From the start of the attempt to its last line."""
+    end: str | None = None
+    """How it ended, as its supervisor wrote it; None where it goes on, or had none."""
 
 
-def attempts(lines: list[dict[str, Any]]) -> tuple[Attempt, ...]:
+def attempts(lines: list[dict[str, Any]], ends: Mapping[int, str]) -> tuple[Attempt, ...]:
     """Return the attempts that lines came from, in the order of their numbers."""
     ordered = sorted(lines, key=lambda line: int(line["attempt"]))
     found: list[Attempt] = []
@@ -40,7 +43,7 @@ def attempts(lines: list[dict[str, Any]]) -> tuple[Attempt, ...]:
     for number, own in reversed(groups):
         steps = [int(line["step"]) for line in own]
         seconds = max((line["seconds"] for line in own if "seconds" in line), default=None)
-        found.append(Attempt(number, min(steps), max(steps), again, seconds))
+        found.append(Attempt(number, min(steps), max(steps), again, seconds, ends.get(number)))
         again = min(steps) if again is None else min(again, *steps)
     return tuple(reversed(found))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from regauge.reporting import words
 from regauge.reporting.evaluation import Table, table
 from regauge.reporting.runs import Run
+from regauge.supervision.failures import POLICIES
 
 PARTS = {
     "init": "starting processes, reading the model and the data",
@@ -18,6 +20,7 @@ PARTS = {
     "evaluate": "measuring on held-out rows",
     "checkpoint": "training stood still for a save",
     "lost": "work of ended attempts that was done again",
+    "idle": "between attempts, or cut off before it was written down",
 }
 """Where time goes, in the ledger's words."""
 
@@ -115,7 +118,18 @@ def _verdict(tables: tuple[Table, ...], chapters: tuple[Chapter, ...]) -> tuple[
     if not sentences:
         sentences = [line for chapter in chapters for line in _heldout(chapter.run)]
     sentences += [f"{chapter.run.name}: {chapter.state}." for chapter in going_on]
+    sentences += [sentence for found in going_on for sentence in _failed(found.run)]
     return tuple(sentences)
+
+
+def _failed(run: Run) -> list[str]:
+    """Return how the last attempt of a run ended, and what to do next."""
+    if not run.failures:
+        return []
+    last = run.failures[-1]
+    advice = POLICIES[last["kind"]].advice if last.get("kind") in POLICIES else ""
+    line = f"{run.name}: attempt {last.get('attempt')} ended after step {last.get('step')}: "
+    return [f"{line}{last.get('problem')}{f'; {advice}' if advice else ''}."]
 
 
 def _heldout(run: Run) -> list[str]:
@@ -160,8 +174,8 @@ def _chapter(run: Run) -> Chapter:
         run=run,
         what=_what(run),
         state=_state(run),
-        figures=_throughput(run.ledger) if run.ledger else (),
-        parts=_parts(run.ledger.get("seconds") or {}),
+        figures=(*_reliability(run), *(_throughput(run.ledger) if run.ledger else ())),
+        parts=_parts(run.goodput.seconds if run.goodput else run.ledger.get("seconds") or {}),
         settings=tuple(f"{key}={json.dumps(value)}" for key, value in flat(run.settings)),
         environment=tuple((key, _plain(value)) for key, value in flat(run.environment)),
     )
@@ -187,7 +201,21 @@ def _state(run: Run) -> str:
     return f"{run.end or 'not finished: last seen'} at step {run.step:,}{of}"
 
 
-def _parts(seconds: dict[str, float]) -> tuple[Part, ...]:
+def _reliability(run: Run) -> tuple[Figure, ...]:
+    """Return the goodput, and which process was slow."""
+    if run.goodput is None:
+        return ()
+    count = len(run.goodput.ends)
+    ends = "1 attempt" if count == 1 else f"{count} attempts"
+    share = Figure("goodput", words.share(run.goodput.share), f"steps and measurements; {ends}")
+    if not run.slowest:
+        return (share,)
+    late = words.duration(run.slowest["seconds"])
+    note = f"it comes {late} later than the others in each step"
+    return share, Figure("held up by", f"process {run.slowest['rank']}", note)
+
+
+def _parts(seconds: Mapping[str, float]) -> tuple[Part, ...]:
     total = sum(seconds.values())
     names = [*(name for name in PARTS if name in seconds), *(n for n in seconds if n not in PARTS)]
     return tuple(

@@ -46,6 +46,9 @@ class Prepared(Protocol):
     recomputes: bool
     """Whether a coupled loss must compute outputs twice, since only one graph may be alive."""
 
+    gathers: bool
+    """Whether processes wait for each other within a forward pass."""
+
     def masters(self) -> dict[str, nn.Parameter]:
         """Return the fp32 weights that this process updates, by their unsharded names."""
         ...

@@ -35,6 +35,7 @@ class Replica:
     """The model, its masters and its buckets."""
 
     recomputes = False
+    gathers = False
 
     def __init__(
         self, module: nn.Module, site: Site, *, bucket_mib: int, owner: Owner | None = None

@@ -45,6 +45,7 @@ class Sharded:
     """A module under FSDP2."""
 
     recomputes = True
+    gathers = True
 
     def __init__(
         self, module: nn.Module, site: Site, mesh: DeviceMesh, *, reshard_after_forward: bool

@@ -21,6 +21,7 @@ from regauge.errors import (
     PreemptedError,
     PreflightError,
     RegaugeError,
+    RollBackError,
     SettingsError,
     TransientError,
 )
@@ -36,31 +37,40 @@ class Policy:
     """Whether the run starts again."""
     counted: bool = True
     """Whether attempts that fail so at the same step are counted."""
+    most: int | None = None
+    """Attempts that may fail so at the same step; None where the run's settings say it."""
+    advice: str = ""
+    """What to do where the run did not survive it and its line does not say."""
     wait_seconds: float = 0.0
     """First wait before it starts again; doubled each time in a row."""
 
 
+AGAIN = "the same command goes on; its stacks and last log lines are below"
+LOOK = "look at that device with `regauge doctor`, then run the same command"
 POLICIES = {
     "settings": Policy(2),
-    "user": Policy(64, retried=True),
+    "user": Policy(64, retried=True, most=2),
     "data": Policy(64),
     "memory": Policy(64),
     "checkpoint": Policy(65),
     "progress": Policy(66),
+    "values": Policy(66, retried=True, most=2),
     "limit": Policy(67),
     "preempted": Policy(143, counted=False),
-    "device": Policy(75, retried=True),
+    "device": Policy(75, retried=True, advice=LOOK),
     "preflight": Policy(76),
-    "process": Policy(75, retried=True),
-    "hang": Policy(75, retried=True),
-    "storage": Policy(75, retried=True, wait_seconds=1.0),
-    "network": Policy(75, retried=True, counted=False, wait_seconds=1.0),
+    "process": Policy(75, retried=True, advice=AGAIN),
+    "hang": Policy(75, retried=True, advice=AGAIN),
+    "storage": Policy(75, retried=True, wait_seconds=1.0, advice="make room, or mend the storage"),
+    "network": Policy(75, retried=True, counted=False, wait_seconds=1.0, advice=AGAIN),
 }
-"""By kind: a `process` died by a signal or left early, one of `memory` ran out of it."""
+"""By kind: a `process` died by a signal or left early, one of `memory` ran out of it; `values` must
+not get into the weights."""
 ERRORS: dict[type[RegaugeError], str] = {
     SettingsError: "settings",
     DataError: "data",
     NoCheckpointError: "checkpoint",
+    RollBackError: "values",
     NoProgressError: "progress",
     LimitReachedError: "limit",
     PreemptedError: "preempted",

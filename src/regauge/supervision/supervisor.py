@@ -56,10 +56,7 @@ def _wait_before_next(failures: list[Failure], limit: int) -> float | None:
     last = failures[-1]
     if not last.policy.retried:
         return None
-    same = _in_a_row(failures, last.same)
-    if last.kind == "user":
-        return None if same > 1 else 0.0
-    if last.policy.counted and same >= limit:
+    if last.policy.counted and _in_a_row(failures, last.same) >= (last.policy.most or limit):
         return None
     in_a_row = _in_a_row(failures, lambda failure: failure.kind == last.kind)
     return min(LONGEST_WAIT_SECONDS, math.ldexp(last.policy.wait_seconds, in_a_row - 1))
@@ -85,7 +82,7 @@ def _summary(failures: list[Failure], settings: Training) -> tuple[int, str]:
         rows = max(1, settings.batch.microbatch_rows // 2)
         remedy = f"try batch.microbatch_rows = {rows}, or execution.activation_checkpointing"
         return policy.code, f"{last.problem} (process {last.rank}); {remedy}"
-    if not policy.retried or last.kind == "user":
+    if not policy.retried or policy.most is not None:
         return policy.code, last.problem
     same = _in_a_row(failures, last.same)
     if policy.counted and same >= limit:

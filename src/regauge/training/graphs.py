@@ -66,6 +66,7 @@ def _rehearse(session: Session, lengths: tuple[int, ...]) -> None:
         session.rates.begin(-1)
         advance(session, empty)
     session.interval.begin()
+    session.guard.begin()
 
 
 def _compute(session: Session, lengths: tuple[int, ...]) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from regauge.training.graphs import GraphGuard
-from regauge.training.guard import flip
 from regauge.training.progress import write_ledger
+from regauge.training.replicas import flip
 from regauge.training.scoring import evaluate
 from regauge.training.stopping import NOTHING, Stopping
 from regauge.training.update import advance
@@ -40,6 +40,7 @@ def train(session: Session, trackers: Together) -> Outcome:
     total = settings.stop.total_steps(session.order.steps_per_epoch)
     interval = session.interval
     interval.begin()
+    session.guard.begin()
     session.rates.begin(session.step)
     guard = GraphGuard(session.accelerator, settings.execution.recompile_budget)
     outcome, stop, last = Outcome(), NOTHING, True
@@ -62,7 +63,8 @@ def train(session: Session, trackers: Together) -> Outcome:
                 if settings.stop.target and settings.stop.target.reached(outcome.metrics):
                     outcome.reason = f"reached {settings.stop.target.metric}"
             over = last or stop != NOTHING or outcome.reason != "finished"
-            if over or _due(session.step, settings.output.checkpoint.every_steps):
+            due = _due(session.step, settings.output.checkpoint.every_steps)
+            if over or (due and session.guard.look(session.step)):
                 interval.settle(session)
                 session.save(measured)
             if over:
@@ -87,7 +89,7 @@ def _step(session: Session, arrays: list[Arrays], batches: list[Batch]) -> None:
     session.saver.look()
     if session.chaos.flips(session.step):
         flip(next(iter(session.prepared.replicas())))
-    if _due(session.step, session.settings.execution.supervision.check_every_steps):
+    if _due(session.step, session.settings.guard.check_every_steps):
         session.check_replicas()
 
 
@@ -101,6 +103,7 @@ def _batches(session: Session, total: int) -> Generator[tuple[list[Arrays], list
     host = _tensors(steps, counted)
     with closing(session.accelerator.wrap_loader(host, session.device)) as wrapped:
         while True:
+            session.pace.begin()
             with session.ledger.spend("data_wait"):
                 session.chaos.strike("data", session.step)
                 batches = next(wrapped, None)

@@ -30,6 +30,7 @@ from regauge.training import recompute
 from regauge.training.cache import Entry
 from regauge.training.guard import Guard
 from regauge.training.ledger import Ledger
+from regauge.training.pace import Pace
 from regauge.training.progress import Interval
 from regauge.training.scaling import LossScale
 from regauge.training.session import Session
@@ -92,6 +93,7 @@ def open_session(
     rows, batch = dataset.split("train"), settings.batch
     order = Order(len(rows), batch.rows, settings.seed, manifest.identity)
     total = settings.stop.total_steps(order.steps_per_epoch)
+    pace = Pace(world, device)
     chaos = _chaos(settings, world, report)
     ledger = Ledger(settings.stop.usd_per_hour, report.pulse.beat)
 
@@ -109,7 +111,7 @@ def open_session(
         ladder=ladder,
         prepared=prepared,
         optimizer=optimizer,
-        gradients=Gradients(task, prepared, mark, batch.rows * task.texts_per_row()),
+        gradients=Gradients(task, prepared, mark, batch.rows * task.texts_per_row(), pace.arrive),
         mark=mark,
         order=order,
         feed=_feed(settings, dataset, world, "train"),
@@ -119,10 +121,11 @@ def open_session(
         ledger=ledger,
         report=report,
         chaos=chaos,
-        guard=Guard(optimizer, execution.supervision.bad_steps, lazy=accelerator.lazy),
+        guard=Guard(settings.guard, optimizer, device, lazy=accelerator.lazy),
         scale=LossScale(scaled=precision == "fp16"),
         rates=optimizers.Rates(settings.optimizer, total, device, lazy=accelerator.lazy),
         interval=Interval(device),
+        pace=pace,
         flops_per_token=flops,
     )
 

@@ -98,7 +98,8 @@ def tokens_and_slots(batch: dict[str, Any]) -> tuple[int, int]:
 
 
 def write_ledger(session: Session) -> None:
-    """Append where time and money went so far to ledger.jsonl; the first process writes it."""
+    """Append where time and money went so far to ledger.jsonl; all processes call this."""
+    slowest = session.pace.look()
     if not session.world.first:
         return
     ledger = session.ledger
@@ -114,6 +115,7 @@ def write_ledger(session: Session) -> None:
         "mfu_formula": MFU_FORMULA,
         "peak_source": session.chip.source,
         "padding_share": ledger.padding_share,
+        "slowest": slowest,
         "device": session.accelerator.counters(),
     }
     lines.append(session.folder / "ledger.jsonl", document)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import torch
 
+from regauge.errors import NoProgressError
+
 FIRST_SCALE = 2.0**16
+LEAST_SCALE = 2.0**-16
 GROWTH_STEPS = 2000
 
 
@@ -39,6 +42,11 @@ class LossScale:
         self._steps = self._steps + 1 if finite else 0
         if not finite:
             self.value /= 2
+            if self.value < LEAST_SCALE:
+                raise NoProgressError(
+                    "the gradients are not finite, however small the loss is scaled",
+                    "lower optimizer.learning_rate, or go on from an earlier checkpoint",
+                )
         elif self._steps == GROWTH_STEPS:
             self.value, self._steps = self.value * 2, 0
         return finite

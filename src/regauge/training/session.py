@@ -19,9 +19,11 @@ from regauge.supervision.chaos import Chaos
 from regauge.supervision.orders import Report
 from regauge.training import optimizer as optimizers
 from regauge.training.cache import Entry
-from regauge.training.guard import Guard, check_replicas
+from regauge.training.guard import Guard
 from regauge.training.ledger import Ledger
+from regauge.training.pace import Pace
 from regauge.training.progress import Interval
+from regauge.training.replicas import check_replicas
 from regauge.training.scaling import LossScale
 from regauge.training.step import Gradients
 
@@ -61,6 +63,7 @@ class Session:
     guard: Guard
     rates: optimizers.Rates
     interval: Interval
+    pace: Pace
     flops_per_token: float
     step: int = 0
     """Steps that are done."""
@@ -92,6 +95,7 @@ class Session:
             "attempt": self.attempt,
             "optimizer_step": optimizers.steps_taken(self.optimizer, self.prepared.masters()),
             "loss_scale": self.scale.state(),
+            "guard": self.guard.state(),
             "before": self.before,
             "ledger": self.ledger.state(),
         }
@@ -133,5 +137,6 @@ class Session:
         self.attempt = state["attempt"] + 1
         self.before = state["before"]
         self.scale.restore(state["loss_scale"])
+        self.guard.restore(state["guard"])
         self.ledger.restore(state["ledger"], lines.last(self.folder / "ledger.jsonl"))
         return True

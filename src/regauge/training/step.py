@@ -37,16 +37,29 @@ class Noise:
         self.accelerator.seed(word >> 1)
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 class Gradients:
-    """Computes a step's gradients for a task on a prepared module; `mark` ends a microbatch."""
+    """Computes a step's gradients for a task on a prepared module.
+
+    `mark` ends a microbatch, `arrive` comes before this process may wait for others.
+    """
 
     def __init__(
-        self, task: Task, prepared: Prepared, mark: Callable[[], None], slots: int
+        self,
+        task: Task,
+        prepared: Prepared,
+        mark: Callable[[], None],
+        slots: int,
+        arrive: Callable[[], None] = nothing,
     ) -> None:
         self._task = task
         self._prepared = prepared
         self._slots = slots
         self._mark = mark
+        self._arrive = arrive
 
     def of(self, batches: list[Batch], scale: Tensor, noise: Noise | None = None) -> Tensor:
         """Add the gradients of a global batch times scale; return [loss sum, weight] of all.
@@ -97,7 +110,10 @@ class Gradients:
     def _outputs(self, batch: Batch, number: int, noise: Noise | None) -> Batch:
         if noise is not None:
             noise.begin(number)
+        if self._prepared.gathers:
+            self._arrive()
         outputs: Batch = self._prepared.module(batch)
+        self._arrive()
         return outputs
 
     def _marked(self, output: Batch) -> Batch:

@@ -31,14 +31,13 @@ def advance(session: Session, batches: list[Batch]) -> tuple[Tensor, Tensor]:
         norm = prepared.gradient_norm() * factor
         if clip is not None:
             factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
-        admitted, totals = session.guard.admits(norm, totals)
-        if session.scale.accepts(norm) and admitted:
+        if session.scale.accepts(norm) and session.guard.admits(norm, totals):
             prepared.scale_gradients(factor)
-            set_learning_rate(session.optimizer, rate)
+            set_learning_rate(session.optimizer, session.guard.disarmed(rate))
             session.optimizer.step()
             prepared.publish()
         prepared.clear_gradients()
-        session.interval.add(totals, norm)
+        session.interval.add(totals.where(norm.isfinite(), totals.new_zeros(())), norm)
         session.accelerator.end_step()
     return totals, norm
 

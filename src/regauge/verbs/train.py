@@ -51,10 +51,14 @@ def run(settings: Training, chaos: Path | None = None) -> dict[str, Any]:
         return attempt(settings, processes.world())
     from regauge.supervision import supervisor
     from regauge.supervision.chaos import read
+    from regauge.supervision.goodput import goodput
     from regauge.training.records import RESULT
 
     if chaos is not None:
         read(chaos)
     size = verbs.local_processes(settings.execution.processes, settings.accelerator)
     supervisor.supervise(settings, size, str(chaos.resolve()) if chaos else None)
-    return config.read(Path(settings.output.folder) / RESULT)
+    folder = Path(settings.output.folder)
+    found = goodput(folder)
+    result = config.read(folder / RESULT)
+    return {**result, "goodput": round(found.share, 4)} if found else result

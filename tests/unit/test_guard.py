@@ -44,6 +44,12 @@ def test_a_spike_of_either_is_found_at_its_step(loss: float, norm: float) -> Non
     assert spikes(losses, norms) == [40]
 
 
+def test_a_spike_does_not_hide_the_next() -> None:
+    losses = noisy(60, 0.05)
+    losses[40] = losses[43] = 10.0
+    assert spikes(losses, [1.0] * 60) == [40, 43]
+
+
 def test_nothing_is_a_spike_before_the_usual_is_known() -> None:
     losses = [1.0] * LEARNING_STEPS
     losses[-1] = 100.0

@@ -109,6 +109,13 @@ def _translated(slurm: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def share_of_cores(world: World) -> int:
+    """Return how many of this machine's cores each of its processes can have, 1 at least."""
+    asks = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if asks else os.cpu_count() or 1
+    return max(1, cores // world.local_size)
+
+
 def free_port() -> int:
     """Return a TCP port of the loopback interface that is free now."""
     with socket.socket() as probe:
@@ -127,22 +134,28 @@ def start(command: list[str], size: int, logs: Path) -> int:
 
 @contextmanager
 def started(
-    command: list[str], size: int, logs: Path, variables: Mapping[str, str] = NOTHING
+    command: list[str],
+    size: int,
+    logs: Path,
+    variables: Mapping[str, str] = NOTHING,
+    *,
+    quiet: bool = False,
 ) -> Iterator[list[Child]]:
     """Start a command as `size` local processes with a meeting place of their own.
 
-    Rank 0 keeps this terminal; the others write `<logs>/<rank>.log`. They die with this process,
-    and are killed at the end of the block. Signals of the terminal reach this process alone where
-    it has variables for them: then it is their supervisor.
+    Rank 0 keeps this terminal unless it shall be quiet; the others write `<logs>/<rank>.log`. They
+    die with this process, and are killed at the end of the block. Signals of the terminal reach
+    this process alone where it has variables for them: then it is their supervisor.
     """
-    if size > 1:
+    if size > 1 or quiet:
         logs.mkdir(parents=True, exist_ok=True)
     port = free_port()
     children: list[Child] = []
     try:
         for rank in range(size):
             own = {**_place(rank, size, port), **variables}
-            children.append(_spawn(command, logs / f"{rank}.log" if rank else None, own))
+            log = logs / f"{rank}.log" if rank or quiet else None
+            children.append(_spawn(command, log, own))
         yield children
     finally:
         for child in children:

@@ -100,7 +100,7 @@ def test_a_toy_from_outside_trains(package: Path, tmp_path: Path) -> None:
 
 
 def test_it_is_known_by_its_name(package: Path, tmp_path: Path) -> None:
-    said = json.loads(regauge(package, tmp_path / "counts", "doctor", "--json"))
+    said = json.loads(regauge(package, tmp_path / "counts", "doctor", "--survey", "--json"))
     rows = {row["name"]: row for row in said["accelerators"]}
     assert rows["abacus"]["why"] == "it is a toy"
     assert rows["abacus"]["usable"] == "yes"

@@ -64,7 +64,7 @@ def test_too_many_in_a_row_that_come_again_end_the_run(jobs: Jobs) -> None:
 
 @full
 def test_gradients_that_are_not_finite_stop_a_run_that_asks_for_it(jobs: Jobs) -> None:
-    job = jobs.job(every(0, kind="nan", step=10), guard={"not_finite": "stop"})
+    job = jobs.job(every(0, kind="nan", step=10), optimizer={"guard": {"not_finite": "stop"}})
     job.start().wait()
     assert job.code == 66
     assert "had gradients that are not finite, the first was step 11" in job.said.splitlines()[-1]
@@ -83,7 +83,9 @@ def test_a_spike_is_said_and_changes_nothing(jobs: Jobs) -> None:
 
 @full
 def test_a_spike_is_skipped_by_a_run_that_asks_for_it(jobs: Jobs) -> None:
-    job = finished(jobs.job(every(1, kind="spike", step=21), guard={"spike": "skip"}))
+    job = finished(
+        jobs.job(every(1, kind="spike", step=21), optimizer={"guard": {"spike": "skip"}})
+    )
     assert "far above the usual, the first was step 22; they were skipped" in job.told
     state = job.folder / "checkpoints" / "step-00000024" / "state.json"
     assert json.loads(state.read_text())["optimizer_step"] == 23
@@ -91,7 +93,9 @@ def test_a_spike_is_skipped_by_a_run_that_asks_for_it(jobs: Jobs) -> None:
 
 @full
 def test_a_spike_is_rolled_back_by_a_run_that_asks_for_it(jobs: Jobs) -> None:
-    job = jobs.survives(jobs.job(every(1, kind="spike", step=21), guard={"spike": "roll-back"}))
+    job = jobs.survives(
+        jobs.job(every(1, kind="spike", step=21), optimizer={"guard": {"spike": "roll-back"}})
+    )
     assert [failure["kind"] for failure in job.failures] == ["values"]
 
 

@@ -54,6 +54,30 @@ def link(path: Path) -> None:
     (path / TENSORS).symlink_to(path.parent / "elsewhere")
 
 
+def rename(path: Path) -> None:
+    (path / TENSORS).rename(path / "b.safetensors")
+
+
+def lists(path: Path) -> None:
+    (path / MANIFEST).write_text("[1]")
+
+
+def deep(path: Path) -> None:
+    (path / MANIFEST).write_text("[" * 100_000)
+
+
+def huge(path: Path) -> None:
+    with (path / STATE).open("wb") as file:
+        file.truncate(folder.DOCUMENT_BYTES + 1)
+
+
+def outside(path: Path) -> None:
+    (path.parent / "elsewhere").write_text("w")
+    document = json.loads((path / MANIFEST).read_text())
+    document["files"]["../elsewhere"] = folder.digest(path.parent / "elsewhere")
+    (path / MANIFEST).write_text(json.dumps(document))
+
+
 def later(path: Path) -> None:
     document = json.loads((path / MANIFEST).read_text())
     (path / MANIFEST).write_text(json.dumps({**document, "format": 2}))
@@ -63,10 +87,24 @@ DAMAGES = {
     "a flipped bit": (flip, "is not what it was when it was saved"),
     "a torn file": (lambda path: (path / TENSORS).write_text("w"), "is not what it was"),
     "a missing file": (lambda path: (path / TENSORS).unlink(), "is missing"),
-    "a renamed file": (lambda path: (path / TENSORS).rename(path / "b.safetensors"), "is missing"),
+    "a renamed file": (
+        lambda path: (path / TENSORS).rename(path / "b.safetensors"),
+        "in no manifest",
+    ),
+    "a file too many": (lambda path: (path / "b.safetensors").write_text("w"), "in no manifest"),
+    "a state too large": (huge, "larger than any"),
+    "a path that leads outside": (outside, "is missing"),
+    "a manifest of another form": (
+        lambda path: (path / MANIFEST).write_text("[1]"),
+        "cannot be read",
+    ),
+    "a manifest without end": (
+        lambda path: (path / MANIFEST).write_text("[" * 100_000),
+        "cannot be read",
+    ),
     "a file behind a link": (link, "is missing"),
     "another state": (lambda path: (path / STATE).write_text("{}"), f"{STATE} is not what it was"),
-    "no manifest": (lambda path: (path / MANIFEST).unlink(), "cannot be read"),
+    "no manifest": (lambda path: (path / MANIFEST).unlink(), f"{MANIFEST} is missing"),
     "a torn manifest": (lambda path: (path / MANIFEST).write_text("{"), "cannot be read"),
     "a later format": (later, "a later Regauge"),
 }

@@ -116,8 +116,7 @@ def test_no_scalar_and_no_pickle_passes(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"scalars do not belong .*'step'"):
         tensors.write(tmp_path, {"step": torch.tensor(3.0), "a": torch.ones(2)}, None)
     (tmp_path / "a.safetensors").write_bytes(b"PK\x03\x04 a zip archive of pickles")
-    with pytest.raises(TransientError, match="was not written whole"):
-        tensors.check_headers(tmp_path)
+    assert "a.safetensors holds no tensors" in (tensors.damage(tmp_path) or "")
 
 
 def test_a_metric_keeps_its_best_checkpoint(tmp_path: Path) -> None:

@@ -31,11 +31,11 @@ def failure(kind: str = "process", step: int = 10, **evidence: Any) -> Failure:
 
 
 def waits(*failures: Failure) -> float | None:
-    return supervisor._wait_before_next(list(failures), LIMIT)  # noqa: SLF001 - decided here
+    return supervisor._wait_before_next(list(failures), LIMIT)
 
 
 def last_word(*failures: Failure) -> tuple[int, str]:
-    error = supervisor._last_word(list(failures), SETTINGS)  # noqa: SLF001 - decided here
+    error = supervisor._last_word(list(failures), SETTINGS)
     return error.exit_code, str(error)
 
 
@@ -105,7 +105,7 @@ def test_steps_that_must_not_count_are_gone_back_over_once() -> None:
 
 def test_the_worker_s_traceback_is_kept_for_who_asks() -> None:
     one = failure("user", traceback=["Traceback (most recent call last):", "ValueError: x"])
-    error = supervisor._last_word([one], SETTINGS)  # noqa: SLF001 - decided here
+    error = supervisor._last_word([one], SETTINGS)
     assert error.__notes__ == ["In process 1:\nTraceback (most recent call last):\nValueError: x"]
 
 

@@ -185,6 +185,18 @@ class Accelerator(Choice):
         """Return the largest memory in use since the start, or None where it is not known."""
         return None
 
+    def tools(self, size: int) -> tuple[tuple[str, ...], ...]:
+        """Return the vendor's checks of `size` devices, as commands; code 0 says all is well."""
+        del size
+        return ()
+
+    def occupants(self) -> tuple[str, ...]:
+        """Return the command that prints a line for each process on the devices; none by default.
+
+        It is the vendor's, as those of `tools`.
+        """
+        return ()
+
     def chip(self, precision: Precision) -> Chip:
         """Return the device's name and its peak for a precision."""
         raise NotImplementedError

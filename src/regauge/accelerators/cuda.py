@@ -84,6 +84,15 @@ class Cuda(Accelerator):
     def collectives(self) -> str:
         return "nccl"
 
+    def tools(self, size: int) -> tuple[tuple[str, ...], ...]:
+        """Return DCGM's readiness check, and nccl-tests' sum."""
+        sums = ("all_reduce_perf", "-b", "8", "-e", "64M", "-f", "4", "-g", str(size))
+        return (("dcgmi", "diag", "-r", "1"), sums)
+
+    def occupants(self) -> tuple[str, ...]:
+        fields = "--query-compute-apps=pid,process_name,used_memory"
+        return ("nvidia-smi", fields, "--format=csv,noheader")
+
     def precisions(self) -> tuple[Precision, ...]:
         """Return bf16 first; fp16 alone is offered where the chip has no bf16."""
         import torch

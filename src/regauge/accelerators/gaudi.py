@@ -78,6 +78,10 @@ class Gaudi(Accelerator):
 
         return int(hpu.device_count())
 
+    def tools(self, size: int) -> tuple[tuple[str, ...], ...]:
+        del size
+        return (("hl-smi",),)
+
     def collectives(self) -> str:
         import habana_frameworks.torch.distributed.hccl  # noqa: F401 - it registers itself
 

@@ -63,6 +63,10 @@ class Neuron(XlaDevice):
     def platform(self) -> str:
         return "NEURON"
 
+    def tools(self, size: int) -> tuple[tuple[str, ...], ...]:
+        """Return the SDK's sum over `size` cores."""
+        return (("nccom-test", "-r", str(size), "allr"),)
+
     def claim(self, local_rank: int, threads: int) -> torch.device:
         """Hand the settings to the compiler and the runtime, which read them when they start."""
         for name, value in self.environment().items():

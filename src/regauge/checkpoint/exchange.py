@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 from regauge.checkpoint import folder as checkpoints
-from regauge.checkpoint.saver import newest
+from regauge.checkpoint.saver import damage_of, newest
 from regauge.checkpoint.tensors import read_into
 from regauge.errors import DataError, SettingsError
 from regauge.models import build as models
@@ -75,7 +75,7 @@ def weights_at(run: Path, step: Literal["latest", "best"] | int) -> dict[str, Te
     if path is None or not path.is_dir():
         kept = ", ".join(map(str, checkpoints.steps(root))) or "none"
         raise SettingsError(f"{run} has no checkpoint '{step}'", f"kept steps: {kept}")
-    damage = checkpoints.damage(path)
+    damage = damage_of(path, World())
     if damage:
         raise DataError(damage, "name another step")
     found = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
+DOCUMENT_BYTES = 1 << 26
+"""Largest manifest or state that is read."""
 LATEST = "LATEST"
 BEST = "BEST"
 
@@ -119,20 +121,40 @@ def steps(root: Path) -> list[int]:
 
 
 def damage(path: Path, *, rank: int = 0, size: int = 1) -> str | None:
-    """Return what is wrong with a checkpoint, or None; each of `size` processes hashes a share."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        files: dict[str, dict[str, Any]] = manifest["files"]
-    except (OSError, ValueError, KeyError) as error:
-        return f"{path / MANIFEST} cannot be read: {error}"
-    if manifest.get("format", 0) > FORMAT:
-        return f"{path} was written by a later Regauge"
+    """Return what is wrong with a checkpoint, or None; each of `size` processes hashes a share.
+
+    It may come from a stranger: nothing outside of it is read, nothing that its manifest leaves
+    out, and no document that would fill the memory.
+    """
+    files = _listed(path)
+    if isinstance(files, str):
+        return files
     for name in sorted(files)[rank::size]:
         if "/" in name or not (path / name).is_file() or (path / name).is_symlink():
             return f"{path / name} is missing"
         if digest(path / name) != files[name]:
             return f"{path / name} is not what it was when it was saved"
     return None
+
+
+def _listed(path: Path) -> dict[str, dict[str, Any]] | str:
+    """Return the files of a checkpoint as its manifest lists them, or what is wrong with it."""
+    if path.is_symlink():
+        return f"{path} is a link"
+    try:
+        for document in (MANIFEST, STATE):
+            if (path / document).stat().st_size > DOCUMENT_BYTES:
+                return f"{path / document} is larger than any that is written"
+        manifest = json.loads((path / MANIFEST).read_text())
+        files: dict[str, dict[str, Any]] = dict(manifest["files"])
+        if int(manifest.get("format", 0)) > FORMAT:
+            return f"{path} was written by a later Regauge"
+    except FileNotFoundError as error:
+        return f"{error.filename} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return f"{path / MANIFEST} cannot be read: {error}"
+    unknown = sorted({one.name for one in path.iterdir()} - {MANIFEST} - files.keys())
+    return f"{path / unknown[0]} is in no manifest" if unknown else files
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from regauge.checkpoint import folder, tensors
-from regauge.errors import NoCheckpointError, TransientError
+from regauge.errors import NoCheckpointError, RegaugeError, TransientError
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -153,7 +152,8 @@ class Saver:
             dist.barrier(self._group)
         if self._world.first:
             folder.write_json(part / folder.STATE, state)
-            tensors.check_headers(part)
+            if problem := tensors.damage(part):
+                raise TransientError(problem, "start the run again")
         names = sorted(path.name for path in part.glob("*.safetensors"))
         mine = names[self._world.rank :: self._world.size]
         if self._world.first:
@@ -204,7 +204,7 @@ def newest(root: Path, world: World) -> Path | None:
     damages = []
     for step in folder.steps(root):
         path = root / folder.name_of(step)
-        damage = _first_damage(folder.damage(path, rank=world.rank, size=world.size), world)
+        damage = _first_damage(damage_of(path, world), world)
         if damage is None:
             return path
         damages.append(damage)
@@ -215,6 +215,11 @@ def newest(root: Path, world: World) -> Path | None:
             "restore one from a copy, or start a new run in another output.folder",
         )
     return None
+
+
+def damage_of(path: Path, world: World) -> str | None:
+    """Return what is wrong with a checkpoint, or None; each process looks at a share of it."""
+    return folder.damage(path, rank=world.rank, size=world.size) or tensors.damage(path)
 
 
 def _first_damage(damage: str | None, world: World) -> str | None:
@@ -238,7 +243,18 @@ def _empty(part: Path) -> None:
 
 
 def load(path: Path, values: dict[str, Tensor]) -> dict[str, Any]:
-    """Fill tensors from a checkpoint and return its state."""
-    with torch.no_grad():
+    """Fill tensors from a checkpoint and return its state.
+
+    Raises NoCheckpointError for one of another model.
+    """
+    try:
         tensors.read_into(path, values)
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | RegaugeError):
+            raise
+        said = str(error).strip().splitlines()
+        raise NoCheckpointError(
+            f"{path} does not fit this run: {said[-1] if said else repr(error)}",
+            "move it away, or name the run that it is of",
+        ) from error
     return folder.read_state(path)

@@ -22,7 +22,7 @@ from regauge.supervision.failures import Failure
 from regauge.supervision.orders import ATTEMPTS, PULSE, Answers, Orders, text
 from regauge.supervision.pulse import Pulses
 from regauge.supervision.signals import LOOK_SECONDS, Signals
-from regauge.supervision.watchdog import Watchdog, culprit, witnesses
+from regauge.supervision.watchdog import PREFLIGHT, Watchdog, culprit, witnesses
 
 if TYPE_CHECKING:
     from regauge.training.settings import Training
@@ -45,6 +45,7 @@ class Attempt:
         scratch: Path,
         chaos: str | None,
         *,
+        preflight: bool,
         token: str,
         signals: Signals,
     ) -> None:
@@ -55,7 +56,8 @@ class Attempt:
         for leftover in scratch.iterdir():
             leftover.unlink()
         self._scratch = scratch
-        self._orders = Orders(scratch, _attempts(self._folder) + 1, time.time(), token, chaos)
+        number = _attempts(self._folder) + 1
+        self._orders = Orders(scratch, number, time.time(), preflight, token, chaos)
         self._answers = Answers(scratch, size)
 
     def run(self) -> Failure | None:
@@ -176,7 +178,7 @@ class Attempt:
         one = culprit(found)
         stopped = " (it is stopped)" if one.state in ("T", "t") else ""
         return Failure(
-            "hang",
+            "preflight" if one.sign.phase == PREFLIGHT else "hang",
             one.rank,
             one.sign.step,
             f"process {one.rank} hangs{stopped}: {why}",

@@ -46,6 +46,7 @@ Kind = Literal[
     "nan",
     "spike",
     "flip",
+    "corrupt",
     "memory",
     "file-limit",
     "fail",
@@ -57,10 +58,11 @@ class Fault(Settings):
 
     kind: Kind
     """`kill`, `stop` and `terminate` are signals; `leave` is an exit with code 0; `block` holds the
-    interpreter; `flip` turns a bit of a weight; `fail` raises the error of a full disk."""
+    interpreter; `flip` turns a bit of a weight; `corrupt` changes what a check sends or computes;
+    `fail` raises the error of a full disk."""
     at: str = "step"
     """Where: `step`, before its batches are computed; `gradients`, before they are used; `data`;
-    `evaluate`; or a moment of a save, as `save:staged`."""
+    `evaluate`; a moment of a save, as `save:staged`; or of a check, as `preflight:collective`."""
     rank: int = Field(default=0, ge=0)
     """The process that is hit."""
     step: int = Field(ge=0)
@@ -119,7 +121,7 @@ class Chaos:
         ]
         left = []
         for fault in due:
-            document = {"attempt": self._attempt, "pid": os.getpid(), **fault.model_dump()}
+            document = {**fault.model_dump(), "attempt": self._attempt, "pid": os.getpid()}
             lines.append(self._record, {**document, "struck_at_step": step, "time": time.time()})
             effect = self._effects.get(fault.kind)
             if effect is None:

@@ -48,6 +48,8 @@ class Orders:
     attempt: int
     began: float
     """Seconds since the epoch when the supervisor started the attempt."""
+    preflight: bool
+    """Whether its processes check their devices and what they tell each other first."""
     token: str
     """The attempt's right to publish checkpoints."""
     chaos: str | None = None
@@ -89,6 +91,13 @@ class Report:
         if self.orders is not None:
             document = {"attempt": self.orders.attempt, "began": round(self.orders.began, 3)}
             lines.append(folder / ATTEMPTS, {**document, "processes": size})
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Say that the block is a phase of its own within the start."""
+        self.pulse.beat(name)
+        yield
+        self.pulse.beat("init")
 
     def done(self, step: int) -> None:
         """Say how many steps are done."""

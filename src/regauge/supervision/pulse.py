@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PHASES = (
     "start",
     "init",
+    "preflight",
     "compile",
     "data_wait",
     "step",

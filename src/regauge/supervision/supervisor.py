@@ -11,13 +11,19 @@ import os
 import shutil
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.errors import ChildError
+from regauge import accelerators
+from regauge.errors import ChildError, PreflightError
+from regauge.health.examination import examine
+from regauge.health.findings import require
+from regauge.health.machine import check_machine
 from regauge.log import logger
 from regauge.supervision.attempt import FAILURES, Attempt
+from regauge.supervision.chaos import RECORD
 from regauge.supervision.failures import POLICIES, Failure
 from regauge.supervision.owner import Owner
 from regauge.supervision.signals import Signals
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
     from regauge.training.settings import Training
 
 LONGEST_WAIT_SECONDS = 60.0
+SUSPECT = ("device", "network", "hang")
+"""Kinds of failure after which devices and network are checked again."""
 
 
 def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
@@ -37,8 +45,19 @@ def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
     failures: list[Failure] = []
     with Owner(folder) as owner, _scratch() as scratch, Signals() as signals:
         while True:
-            one = Attempt(settings, size, scratch, chaos, token=owner.admit(), signals=signals)
+            require(check_machine(folder))
+            one = Attempt(
+                settings,
+                size,
+                scratch,
+                chaos,
+                preflight=_checks(settings, failures),
+                token=owner.admit(),
+                signals=signals,
+            )
             failure = one.run()
+            if failure is not None and failure.kind == "preflight":
+                failure = _examined(failure, settings, size, chaos)
             one.note(failure)
             if failure is None:
                 return
@@ -49,6 +68,26 @@ def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
             when = f"in {wait:g} s" if wait else "now"
             logger.warning("%s; starting again %s", _told(failure), when)
             signals.sleep(wait)
+
+
+def _checks(settings: Training, failures: list[Failure]) -> bool:
+    """Return whether the processes of the next attempt check their devices and each other."""
+    if settings.execution.supervision.preflight == "brief":
+        return False
+    return not failures or failures[-1].kind in SUSPECT
+
+
+def _examined(failure: Failure, settings: Training, size: int, chaos: str | None) -> Failure:
+    """Return a failed check with who is at fault, as an examination of all devices finds it."""
+    accelerator = settings.accelerator or accelerators.choose()[0]
+    record = Path(settings.output.folder) / RECORD
+    found = examine(accelerator, size, chaos=chaos, record=record)
+    try:
+        require(found.findings)
+    except PreflightError as error:
+        rows = [finding.row() for finding in found.findings if not finding.ok]
+        return replace(failure, problem=str(error), evidence={**failure.evidence, "found": rows})
+    return failure
 
 
 def _wait_before_next(failures: list[Failure], limit: int) -> float | None:

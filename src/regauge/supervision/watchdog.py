@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 PATIENCE = 10.0
 """A phase may last so many times the longest that was seen."""
-FIRST = ("start", "init", "compile")
+FIRST = ("start", "init", "preflight", "compile")
 """Phases that come once: nothing is learned of them."""
+PREFLIGHT, PREFLIGHT_SECONDS = "preflight", 30.0
+"""A check takes less than a second; a device that has not answered until then never does."""
 STACK_SECONDS = 1.0
 
 
@@ -52,6 +54,8 @@ class Watchdog:
 
     def limit(self, phase: str) -> float:
         """Return how long a process may be silent in a phase."""
+        if phase == PREFLIGHT:
+            return min(PREFLIGHT_SECONDS, self.ceiling_seconds)
         seen = self.longest.get(phase)
         if seen is None or phase in FIRST:
             return max(self.floor_seconds, self.ceiling_seconds)

@@ -5,10 +5,9 @@ Decisions are written into the settings that the run saves, so that a resumed ru
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from regauge import accelerators, registry
+from regauge import accelerators, processes, registry
 from regauge.errors import SettingsError
 from regauge.log import logger
 
@@ -105,7 +104,7 @@ def _execution(execution: Execution, accelerator: Accelerator, world: World) -> 
     if obstacle:
         logger.warning("the run is not compiled: %s", obstacle)
         compiling = "no"
-    threads = execution.threads or max(1, _cores() // world.local_size)
+    threads = execution.threads or processes.share_of_cores(world)
     if world.first and execution.precision == "auto":
         logger.info("precision %s: the first that '%s' offers", precision, accelerator.kind)
     return execution.model_copy(
@@ -116,7 +115,3 @@ def _execution(execution: Execution, accelerator: Accelerator, world: World) -> 
             "processes": world.size,
         }
     )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

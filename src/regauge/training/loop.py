@@ -89,7 +89,7 @@ def _step(session: Session, arrays: list[Arrays], batches: list[Batch]) -> None:
     session.saver.look()
     if session.chaos.flips(session.step):
         flip(next(iter(session.prepared.replicas())))
-    if _due(session.step, session.settings.guard.check_every_steps):
+    if _due(session.step, session.settings.optimizer.guard.check_every_steps):
         session.check_replicas()
 
 

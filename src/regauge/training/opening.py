@@ -19,11 +19,13 @@ from regauge.data.loader import Facts, Feed, Share
 from regauge.data.order import Order
 from regauge.data.shards import Dataset
 from regauge.errors import SettingsError
+from regauge.health.preflight import preflight
 from regauge.models import build as models
 from regauge.strategies import Prepared, Site, Strategy
 from regauge.supervision import chaos as chaos_plans
 from regauge.supervision.chaos import Chaos
 from regauge.supervision.orders import Report
+from regauge.supervision.watchdog import PREFLIGHT
 from regauge.training import cache as caches
 from regauge.training import optimizer as optimizers
 from regauge.training import recompute
@@ -74,11 +76,8 @@ def open_session(
     if accelerator is None or strategy is None:
         raise SettingsError("nothing was decided", "call decisions.decide first")
     precision = settle_precision(accelerator, execution.precision)
-    device = take(accelerator, world.local_rank, execution.threads or 1)
-    if execution.compile != "no":
-        accelerator.expect_compiling()
-    accelerator.use(precision)
-    join(accelerator, world, execution.timeout_seconds)
+    chaos = _chaos(settings, world, report)
+    device = _device(accelerator, execution, world, report, chaos)
     task, manifest = settings.task, dataset.manifest
     ladder = task.ladder(manifest)
     module = task.module(settings.model, manifest, settings.seed)
@@ -94,7 +93,6 @@ def open_session(
     order = Order(len(rows), batch.rows, settings.seed, manifest.identity)
     total = settings.stop.total_steps(order.steps_per_epoch)
     pace = Pace(world, device)
-    chaos = _chaos(settings, world, report)
     ledger = Ledger(settings.stop.usd_per_hour, report.pulse.beat)
 
     def mark() -> None:
@@ -121,13 +119,29 @@ def open_session(
         ledger=ledger,
         report=report,
         chaos=chaos,
-        guard=Guard(settings.guard, optimizer, device, lazy=accelerator.lazy),
+        guard=Guard(settings.optimizer.guard, optimizer, device, lazy=accelerator.lazy),
         scale=LossScale(scaled=precision == "fp16"),
         rates=optimizers.Rates(settings.optimizer, total, device, lazy=accelerator.lazy),
         interval=Interval(device),
         pace=pace,
         flops_per_token=flops,
     )
+
+
+def _device(
+    accelerator: Accelerator, execution: Execution, world: World, report: Report, chaos: Chaos
+) -> torch.device:
+    """Take this process's device and meet the others; both are checked where that is ordered."""
+    precision = settle_precision(accelerator, execution.precision)
+    device = take(accelerator, world.local_rank, execution.threads or 1)
+    if execution.compile != "no":
+        accelerator.expect_compiling()
+    accelerator.use(precision)
+    join(accelerator, world, execution.timeout_seconds)
+    if report.orders and report.orders.preflight:
+        with report.phase(PREFLIGHT):
+            preflight(accelerator, device, precision, world, chaos)
+    return device
 
 
 def _chaos(settings: Training, world: World, report: Report) -> Chaos:

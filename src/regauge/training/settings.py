@@ -84,6 +84,21 @@ class Schedule(Settings):
     """Exponent of the polynomial decay."""
 
 
+class Guarding(Settings):
+    """What is kept out of the weights."""
+
+    not_finite: Literal["skip", "roll-back", "stop"] = "skip"
+    """What follows a step whose gradients are not finite; it never changes a weight."""
+    spike: Literal["say", "skip", "roll-back", "stop"] = "say"
+    """What follows a step whose loss or gradient norm is far above the usual."""
+    deviations: float = Field(default=8.0, gt=0)
+    """Standard deviations above its running mean at which a value is far above the usual."""
+    skipped_in_a_row: int = Field(default=3, ge=1)
+    """Steps in a row that may be skipped; then the run goes back to its last checkpoint, once."""
+    check_every_steps: int = Field(default=500, ge=1)
+    """Steps between two comparisons of the replicas' weights; each save compares them, too."""
+
+
 class Optimizer(Settings):
     """How gradients change the weights."""
 
@@ -101,6 +116,8 @@ class Optimizer(Settings):
     """Largest global gradient norm."""
     schedule: Schedule = Schedule()
     """The learning rate over the steps."""
+    guard: Guarding = Guarding()
+    """What is kept out of the weights."""
 
 
 class Supervision(Settings):
@@ -108,23 +125,10 @@ class Supervision(Settings):
 
     attempts_at_a_step: int = Field(default=3, ge=1)
     """Attempts that may fail at the same step in the same way; then the run ends with code 66."""
+    preflight: Literal["full", "brief"] = "full"
+    """What is checked before the first attempt: the devices and their collectives, or storage."""
     hang_seconds: float = Field(default=60.0, gt=0)
     """Shortest silence of a process that counts as a hang; ten times what is usual, if longer."""
-
-
-class Guarding(Settings):
-    """What is kept out of the weights."""
-
-    not_finite: Literal["skip", "roll-back", "stop"] = "skip"
-    """What follows a step whose gradients are not finite; it never changes a weight."""
-    spike: Literal["say", "skip", "roll-back", "stop"] = "say"
-    """What follows a step whose loss or gradient norm is far above the usual."""
-    deviations: float = Field(default=8.0, gt=0)
-    """Standard deviations above its running mean at which a value is far above the usual."""
-    skipped_in_a_row: int = Field(default=3, ge=1)
-    """Steps in a row that may be skipped; then the run goes back to its last checkpoint, once."""
-    check_every_steps: int = Field(default=500, ge=1)
-    """Steps between two comparisons of the replicas' weights; each save compares them, too."""
 
 
 class Execution(Settings):
@@ -240,8 +244,6 @@ class Training(Settings):
     """When the run is over."""
     evaluation: Evaluation = Evaluation()
     """The measurement on held-out rows."""
-    guard: Guarding = Guarding()
-    """What is kept out of the weights."""
 
     @model_validator(mode="after")
     def _batch_suits_the_task(self) -> Training:

@@ -1,15 +1,60 @@
-"""Say what this machine can run on, and what is missing for the rest."""
+"""Say whether a run may start here: devices, their collectives, storage, and what is missing."""
 
 from __future__ import annotations
 
 import platform
+from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from regauge import accelerators, registry, verbs
+from regauge.health.findings import require
+from regauge.training.settings import Training
+
+if TYPE_CHECKING:
+    from regauge.accelerators import Accelerator
+    from regauge.health.findings import Bandwidth, Finding
+
+HERE = "."
 
 
-def main(*, json: verbs.AsJson = False) -> dict[str, Any]:
+def main(
+    run_file: Annotated[
+        Path | None, Parameter(help="a run file, whose device, processes and folder are checked")
+    ] = None,
+    *overrides: verbs.Override,
+    survey: Annotated[bool, Parameter(help="only list what there is, and compute nothing")] = False,
+    quick: Annotated[bool, Parameter(help="without large messages and the vendor's tools")] = False,
+    processes: Annotated[int | None, Parameter(help="check with so many processes")] = None,
+    chaos: Annotated[Path | None, Parameter(help="a plan of faults to inject on purpose")] = None,
+    json: verbs.AsJson = False,
+) -> dict[str, Any]:
+    """Measure what a run needs of this machine; exit code 76 where it may not start.
+
+    Devices are used by processes that are killed when they hang.
+    """
+    found = _survey()
+    if survey:
+        return verbs.show(found, as_json=json)
+    settings = verbs.load(Training, run_file, overrides) if run_file else None
+    accelerator = (settings.accelerator if settings else None) or accelerators.choose()[0]
+    accelerators.require(accelerator)
+    wanted = processes or (settings.execution.processes if settings else "auto")
+    size = verbs.local_processes(wanted, accelerator)
+    folder = Path(settings.output.folder if settings else HERE)
+    findings, bandwidths = _checked(accelerator, size, folder, quick=quick, chaos=chaos)
+    checked = {"checks": [finding.row() for finding in findings]}
+    if bandwidths:
+        checked["bandwidth"] = [asdict(row) for row in bandwidths]
+    answer = verbs.show({**found, **checked}, as_json=json)
+    require(findings)
+    return answer
+
+
+def _survey() -> dict[str, Any]:
     """Look at every accelerator without using one, and at what torch.compile needs."""
     found = accelerators.survey()
     rows = [
@@ -21,14 +66,32 @@ def main(*, json: verbs.AsJson = False) -> dict[str, Any]:
         }
         for kind, availability in found.items()
     ]
-    answer = {
+    return {
         "python": platform.python_version(),
         "torch": version("torch"),
         "accelerators": rows,
         "chosen": max(found, key=lambda kind: found[kind].fitness),
         "cpp_compiler": accelerators.cpp_compiler() or "none: torch.compile is not possible",
     }
-    return verbs.show(answer, as_json=json)
+
+
+def _checked(
+    accelerator: Accelerator, size: int, folder: Path, *, quick: bool, chaos: Path | None
+) -> tuple[list[Finding], list[Bandwidth]]:
+    from regauge.health.examination import examine
+    from regauge.health.machine import check_machine
+    from regauge.health.vendors import check_vendors
+    from regauge.supervision import chaos as plans
+
+    if chaos is not None:
+        plans.read(chaos)
+    findings = list(check_machine(folder))
+    plan = str(chaos.resolve()) if chaos else None
+    examined = examine(accelerator, size, quick=quick, chaos=plan)
+    findings += examined.findings
+    if not quick:
+        findings += check_vendors(accelerator, size)
+    return findings, examined.bandwidths
 
 
 def _precisions(kind: str) -> str:

@@ -1,0 +1,1 @@
+"""Whether a run may start here: devices, collectives, storage and hosts, measured."""

@@ -1,0 +1,121 @@
+"""One device against the processor: memory, products in each precision, and speed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from regauge.health.findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from torch import Tensor
+
+    from regauge.accelerators import Accelerator, Precision
+    from regauge.supervision.chaos import Chaos
+
+TYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+TOLERANCES = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2, "fp16": 2e-3}
+"""Of the largest value; the operands are rounded first, and a product is summed in fp32."""
+MEMORY_BYTES = 1 << 25
+PRODUCT_SIZE = 256
+FIRST_SIZE, LARGEST_SIZE = 512, 8192
+LONG_ENOUGH_SECONDS = 2e-3
+"""A product that takes as long is not measured for its launch."""
+SPEED_SECONDS, LEAST_REPETITIONS = 0.15, 5
+LEAST_SHARE = 0.2
+"""Of the chip's peak: below it a device is slow. Healthy ones were seen at 0.5 and more."""
+MOMENT, SPEED_MOMENT = "preflight:device", "preflight:speed"
+
+
+def check_device(
+    accelerator: Accelerator,
+    device: torch.device,
+    precisions: tuple[Precision, ...],
+    where: str,
+    chaos: Chaos,
+) -> Generator[Finding | str]:
+    """Yield the name of each check before it begins, and then what it has found."""
+    yield "memory"
+    yield _memory(device, where)
+    for precision in precisions:
+        accelerator.use(precision)
+        yield f"products in {precision}"
+        yield _products(precision, device, where, chaos)
+        yield f"speed in {precision}"
+        yield _speed(accelerator, precision, device, where, chaos)
+
+
+def _memory(device: torch.device, where: str) -> Finding:
+    """Send random bytes to the device, copy them there and read them back."""
+    draw = torch.Generator().manual_seed(0)
+    sent = torch.randint(0, 256, (MEMORY_BYTES,), dtype=torch.uint8, generator=draw)
+    began = time.perf_counter()
+    there = sent.to(device, copy=True)
+    found = there.clone().cpu()
+    seconds = time.perf_counter() - began
+    wrong = int((found != sent).sum())
+    if wrong:
+        return Finding.bad("memory", where, f"{wrong} of {MEMORY_BYTES} bytes came back changed")
+    return Finding("memory", where, f"{3 * MEMORY_BYTES / seconds / 1e9:.1f} GB/s")
+
+
+def _products(precision: Precision, device: torch.device, where: str, chaos: Chaos) -> Finding:
+    name = f"products in {precision}"
+    draw = torch.Generator().manual_seed(1)
+    shape = (PRODUCT_SIZE, PRODUCT_SIZE)
+    left, right = (torch.randn(shape, generator=draw).to(TYPES[precision]) for _ in range(2))
+    found = (left.to(device) @ right.to(device)).cpu().double()
+    for fault in chaos.strike(MOMENT, 0):
+        found[0, 0] = float("nan") if fault.kind == "nan" else found[0, 0] + found.abs().max()
+    if not bool(found.isfinite().all()):
+        return Finding.bad(name, where, "a product of finite numbers is not finite")
+    exact = left.double() @ right.double()
+    error = float((found - exact).abs().max() / exact.abs().max())
+    if error > TOLERANCES[precision]:
+        return Finding.bad(name, where, f"off by {error:.1e}, and {TOLERANCES[precision]:g} is due")
+    return Finding(name, where, f"off by {error:.1e}")
+
+
+def _speed(
+    accelerator: Accelerator, precision: Precision, device: torch.device, where: str, chaos: Chaos
+) -> Finding:
+    """Return the best of some products: what a machine does now and then is no fault of it."""
+    name = f"speed in {precision}"
+
+    def seconds(square: Tensor) -> float:
+        began = time.perf_counter()
+        chaos.strike(SPEED_MOMENT, 0)
+        square @ square
+        accelerator.end_step()
+        accelerator.synchronize()
+        return time.perf_counter() - began
+
+    size = FIRST_SIZE
+    while True:
+        square = torch.ones(size, size, dtype=TYPES[precision]).to(device)
+        seconds(square)
+        best = seconds(square)
+        if best > LONG_ENOUGH_SECONDS or size == LARGEST_SIZE:
+            break
+        size *= 2
+    until, count = time.perf_counter() + SPEED_SECONDS, 0
+    while time.perf_counter() < until or count < LEAST_REPETITIONS:
+        best, count = min(best, seconds(square)), count + 1
+    rate = 2 * size**3 / best
+    peak = accelerator.chip(precision).flops_per_second.get(precision)
+    value = f"{rate / 1e9:,.0f} GFLOP/s"
+    if peak is None:
+        return Finding(name, where, value, speed=rate)
+    value += f", {rate / peak:.0%} of the chip's"
+    if rate < LEAST_SHARE * peak:
+        return Finding.bad(name, where, f"slow: less than {LEAST_SHARE:.0%}", value)
+    return Finding(name, where, value, speed=rate)

@@ -1,0 +1,85 @@
+"""What a run needs of this machine beside its devices; no torch, and less than a second."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.health.findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHARED = Path("/dev/shm")  # noqa: S108 - nothing of a guessed name is made there
+LEAST_SHARED_BYTES = 1 << 20
+LEAST_FREE_BYTES = 1 << 26
+WRITTEN_BYTES = 1 << 22
+SLOWEST_SECONDS = 10.0
+PROBE = ".regauge-doctor"
+
+
+def check_machine(folder: Path) -> Iterator[Finding]:
+    """Yield what is found of the storage of an output folder, and of shared memory."""
+    yield _storage(folder)
+    yield _space(folder)
+    if SHARED.is_dir():
+        yield _shared()
+
+
+def _storage(folder: Path) -> Finding:
+    """Write, flush and rename a file as a checkpoint is, and remove it again."""
+    place = existing(folder)
+    file, final = place / PROBE, place / f"{PROBE}-renamed"
+    began = time.monotonic()
+    try:
+        with file.open("wb") as opened:
+            opened.write(os.urandom(WRITTEN_BYTES))
+            opened.flush()
+            os.fsync(opened.fileno())
+        file.replace(final)
+    except OSError as error:
+        return Finding.bad("storage", str(place), f"cannot be written: {error.strerror}")
+    finally:
+        for left in (file, final):
+            _remove(left)
+    seconds = time.monotonic() - began
+    value = f"{WRITTEN_BYTES / seconds / 1e6:,.0f} MB/s"
+    if seconds > SLOWEST_SECONDS:
+        return Finding.bad("storage", str(place), f"4 MiB took {seconds:.0f} s", value)
+    return Finding("storage", str(place), value)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return
+
+
+def _space(folder: Path) -> Finding:
+    place = existing(folder)
+    free = shutil.disk_usage(place).free
+    value = f"{free / 1e9:,.1f} GB free"
+    if free < LEAST_FREE_BYTES:
+        return Finding.bad("free space", str(place), "nothing can be saved", value)
+    return Finding("free space", str(place), value)
+
+
+def _shared() -> Finding:
+    """Look at shared memory: a run can do without, so that none of it is no reason not to start."""
+    free = shutil.disk_usage(SHARED).free
+    value = f"{free / 1e6:,.0f} MB free"
+    if free < LEAST_SHARED_BYTES:
+        value += ": signs of life go to the disk"
+    return Finding("shared memory", str(SHARED), value)
+
+
+def existing(folder: Path) -> Path:
+    """Return the nearest folder above that exists."""
+    found = folder.resolve()
+    while not found.is_dir():
+        found = found.parent
+    return found

@@ -1,0 +1,40 @@
+"""The checks of a run's own processes, before it allocates anything."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from regauge.health.collectives import Place, check_collectives
+from regauge.health.device import check_device
+from regauge.health.findings import Finding, require
+from regauge.health.hosts import check_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+    from regauge.accelerators import Accelerator, Precision
+    from regauge.processes import World
+    from regauge.supervision.chaos import Chaos
+
+
+def preflight(
+    accelerator: Accelerator, device: torch.device, precision: Precision, world: World, chaos: Chaos
+) -> None:
+    """Raise PreflightError where the device, or what the processes tell each other, is wrong.
+
+    A lazy device is left to `regauge doctor`: each of these checks would be compiled first.
+    """
+    where = f"process {world.rank} on {socket.gethostname()}"
+    place = Place(world.rank, world.size, device, where, tuple(range(world.size)))
+    if not accelerator.lazy:
+        _require(check_device(accelerator, device, (precision,), where, chaos))
+    if world.size > 1:
+        _require(check_collectives(place, chaos))
+        require(check_hosts(world.size))
+
+
+def _require(checks: Iterable[Finding | str]) -> None:
+    require(found for found in checks if isinstance(found, Finding))

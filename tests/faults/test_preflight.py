@@ -1,0 +1,131 @@
+"""Devices and networks that are not fit to start a run: rows 33 and 34 of the fault matrix."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults.conftest import Jobs, full
+
+pytestmark = pytest.mark.timeout(200)
+BROKEN = [
+    pytest.param(3, {"kind": "corrupt", "at": "preflight:device"}, "is due", id="wrong product"),
+    pytest.param(3, {"kind": "nan", "at": "preflight:device"}, "not finite", id="nan"),
+    pytest.param(3, {"kind": "stop", "at": "preflight:device"}, "its end", id="hang"),
+    pytest.param(
+        2, {"kind": "sleep", "seconds": 0.1, "at": "preflight:speed"}, "slow", id="slow device"
+    ),
+    pytest.param(
+        3, {"kind": "corrupt", "at": "preflight:collective"}, "not what came", id="corrupt message"
+    ),
+    pytest.param(
+        2, {"kind": "corrupt", "at": "preflight:collective"}, "not what came", id="one of two"
+    ),
+    pytest.param(
+        3, {"kind": "skip-collective", "at": "preflight:collective"}, "every other", id="dropped"
+    ),
+    pytest.param(
+        3,
+        {"kind": "sleep", "seconds": 0.5, "at": "preflight:collective"},
+        "every other",
+        id="delayed message",
+    ),
+    pytest.param(3, {"kind": "stop", "at": "preflight:collective"}, "hangs", id="silent network"),
+]
+
+
+def doctor(tmp_path: Path, size: int, *faults: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "regauge", "doctor", "--quick", "--json"]
+    command += ["--processes", str(size)]
+    if faults:
+        plan = tmp_path / "plan.json"
+        plan.write_text(json.dumps({"fault": faults}))
+        command += ["--chaos", str(plan)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
+
+
+@full
+@pytest.mark.parametrize(("size", "fault", "said"), BROKEN)
+def test_the_doctor_names_who_is_at_fault(
+    tmp_path: Path,
+    size: int,
+    fault: dict[str, Any],
+    said: str,
+    figure: Callable[[str, float], None],
+) -> None:
+    began = time.monotonic()
+    found = doctor(tmp_path, size, {**fault, "rank": 1, "step": 0})
+    figure("seconds of a doctor that finds a fault", time.monotonic() - began)
+    assert found.returncode == 76, found.stderr
+    line = found.stderr.splitlines()[-1]
+    assert "process 1" in line.partition(": ")[2].partition(":")[0]
+    assert said in line
+    rows = json.loads(found.stdout)["checks"]
+    bad = [row for row in rows if row["verdict"] == "BAD"]
+    assert bad
+    if fault["at"] != "preflight:collective":
+        assert {row["where"].partition(" on")[0] for row in bad} == {"process 1"}
+    assert not list(tmp_path.glob(".regauge*"))
+
+
+@pytest.mark.parametrize("size", [2])
+def test_a_healthy_machine_is_cleared(
+    tmp_path: Path, size: int, figure: Callable[[str, float], None]
+) -> None:
+    began = time.monotonic()
+    found = doctor(tmp_path, size)
+    figure("seconds of a doctor that finds nothing", time.monotonic() - began)
+    assert found.returncode == 0, found.stderr
+    answer = json.loads(found.stdout)
+    assert {row["verdict"] for row in answer["checks"]} == {"ok"}
+    checks = {row["check"] for row in answer["checks"]}
+    assert {"storage", "memory", "all-reduce", "all-to-all", "clocks", "versions"} <= checks
+    assert {row["op"] for row in answer["bandwidth"]} == {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+    }
+    assert all(row["busbw_gbs"] > 0 and row["wrong"] == 0 for row in answer["bandwidth"])
+
+
+@full
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "nan", "at": "preflight:device"},
+        {"kind": "corrupt", "at": "preflight:collective"},
+        {"kind": "stop", "at": "preflight:device"},
+    ],
+)
+def test_a_run_does_not_start_on_a_bad_device(jobs: Jobs, fault: dict[str, Any]) -> None:
+    limits = {"execution": {"timeout_seconds": 5, "supervision": {"hang_seconds": 5.0}}}
+    job = jobs.job({**fault, "rank": 1, "step": 0, "attempt": 0}, **limits)
+    job.start().wait()
+    assert job.code == 76, job.said
+    assert "process 1" in job.said.splitlines()[-1]
+    assert job.struck
+    assert not (job.folder / "checkpoints").exists()
+    jobs.nothing_is_left(job)
+
+
+@full
+def test_devices_are_checked_again_after_a_hang_and_not_after_a_kill(jobs: Jobs) -> None:
+    at_the_check = {"kind": "sleep", "seconds": 0.0, "at": "preflight:device", "rank": 0, "step": 0}
+    faults = (
+        {"kind": "kill", "rank": 1, "step": 8, "attempt": 1},
+        {"kind": "stop", "rank": 1, "step": 10, "attempt": 2},
+        {**at_the_check, "attempt": 0},
+    )
+    job = jobs.survives(jobs.job(*faults))
+    checked = [line["attempt"] for line in job.struck if line["at"] == "preflight:device"]
+    assert set(checked) == {1, 3}

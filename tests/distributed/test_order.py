@@ -107,6 +107,17 @@ def test_a_resume_at_another_size_goes_on_with_the_same_rows(
     assert first | second == expected["mlm"]
 
 
+def test_three_sizes_in_one_epoch_see_every_row_once(
+    many: Runs, expected: dict[str, dict[int, Counter[tuple[int, int]]]]
+) -> None:
+    """Stopped at a third and at two thirds of the first epoch, on two, one and three processes."""
+    folder = many.folder("three-sizes")
+    found: dict[int, Counter[tuple[int, int]]] = {}
+    for size, steps in ((2, 2), (1, 4), (3, 2 * STEPS_PER_EPOCH)):
+        found |= seen(many, size, folder=folder, stop={"steps": steps})
+    assert found == expected["mlm"]
+
+
 def test_two_processes_of_eight_rows_become_one_of_eight(many: Runs) -> None:
     """Two of a trainer's processes with 8 rows each take as many steps as one with 8 rows."""
     batch = {"batch": {"rows": 16, "microbatch_rows": 8}, "stop": TWO_EPOCHS}

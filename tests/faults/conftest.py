@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ from distributed.jobs import lines, losses
 from distributed.runs import Runs, settings
 from distributed.test_resume import assert_same
 from regauge.config import dump, merge
+from regauge.supervision.scratch import PREFIX, SHARED
 
 __all__ = ["runs", "worlds"]
 LIMIT_SECONDS = 120
 full = pytest.mark.full
 """In `make test-faults`, and not in `make test`: each of these runs is ten seconds or more."""
-SHARED, SCRATCH = Path("/dev/shm"), "regauge-run-"  # noqa: S108 - looked at, not written
 BASE: dict[str, Any] = {
     "stop": {"steps": 24},
     "output": {"checkpoint": {"every_steps": 6, "keep": 3}},
@@ -44,6 +45,7 @@ class Job:
     process: subprocess.Popen[str] | None = None
     faults: list[dict[str, Any]] = field(default_factory=list)
     options: tuple[str, ...] = ()
+    limit_seconds: float = LIMIT_SECONDS
 
     def start(self) -> Job:
         """Start the command and do not wait."""
@@ -62,7 +64,7 @@ class Job:
         """Wait for the end of the command."""
         assert self.process is not None
         try:
-            _, self.said = self.process.communicate(timeout=LIMIT_SECONDS)
+            _, self.said = self.process.communicate(timeout=self.limit_seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
@@ -116,6 +118,7 @@ class Jobs:
     """Supervised runs, and the same ones without a fault."""
 
     runs: Runs
+    made: list[Job] = field(default_factory=list)
 
     def job(self, *faults: dict[str, Any], size: int = 2, **changes: Any) -> Job:
         """Return a run of two processes that is not started yet."""
@@ -124,7 +127,16 @@ class Jobs:
         changed = merge(merge(BASE, changes), {"execution": {"processes": size}})
         run = settings(folder, self.runs.data["packed"], "mlm", **changed)
         folder.with_suffix(".json").write_text(json.dumps(dump(run)))
-        return Job(folder, size, changes, faults=list(faults))
+        job = Job(folder, size, changes, faults=list(faults))
+        self.made.append(job)
+        return job
+
+    def end(self) -> None:
+        """Kill what a failed test has left running."""
+        for process in (job.process for job in self.made):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.communicate()
 
     def survives(self, job: Job) -> Job:
         """Run a job to its end, and assert that it ends as the same run without a fault."""
@@ -142,7 +154,7 @@ class Jobs:
 
     def nothing_is_left(self, job: Job) -> None:
         """Assert that no process and no folder of a run outlives it."""
-        assert not [path for path in SHARED.glob(f"{SCRATCH}*") if _mine(path)]
+        assert not [path for path in SHARED.glob(f"{PREFIX}*") if _mine(path)]
         assert not list((job.folder / "checkpoints").glob(".step-*"))
         assert not [pid for pid in _pids() if str(job.folder) in _command(pid)]
 
@@ -163,9 +175,11 @@ def _command(pid: int) -> str:
 
 
 @pytest.fixture
-def jobs(runs: Runs) -> Jobs:
+def jobs(runs: Runs) -> Iterator[Jobs]:
     """Return what makes runs for faults to hit."""
-    return Jobs(runs)
+    found = Jobs(runs)
+    yield found
+    found.end()
 
 
 def terminate(job: Job) -> None:

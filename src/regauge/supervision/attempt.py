@@ -57,7 +57,8 @@ class Attempt:
             leftover.unlink()
         self._scratch = scratch
         number = _attempts(self._folder) + 1
-        self._orders = Orders(scratch, number, time.time(), preflight, token, chaos)
+        now = (time.time(), time.monotonic())
+        self._orders = Orders(scratch, number, *now, preflight, token, chaos)
         self._answers = Answers(scratch, size)
 
     def run(self) -> Failure | None:

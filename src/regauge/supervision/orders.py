@@ -48,6 +48,8 @@ class Orders:
     attempt: int
     began: float
     """Seconds since the epoch when the supervisor started the attempt."""
+    clock: float
+    """The machine's monotonic clock at that moment: the other one may be set back."""
     preflight: bool
     """Whether its processes check their devices and what they tell each other first."""
     token: str

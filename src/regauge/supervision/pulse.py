@@ -1,7 +1,8 @@
 """Signs of life: what each process of a run does now, in memory that its supervisor reads.
 
 One record for each process in a file that all of them map. A sign costs no system call, and can be
-read while its writer's interpreter is blocked or the process is stopped. No torch here.
+read while its writer's interpreter is blocked or the process is stopped. It is copied there as a
+whole: `pack_into` would fill it with zeros first. No torch here.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class Pulse:
             self._step = step
         self._count += 1
         if self._map is not None:
-            record = (self._count, self._step, self._phase, time.monotonic())
-            RECORD.pack_into(self._map, self._offset, *record)
+            record = RECORD.pack(self._count, self._step, self._phase, time.monotonic())
+            self._map[self._offset : self._offset + RECORD.size] = record
 
 
 class Pulses:
@@ -82,8 +83,12 @@ class Pulses:
         self.size = size
 
     def read(self, rank: int) -> Sign:
-        """Return the last sign of a process."""
-        count, step, phase, at = RECORD.unpack_from(self._map, rank * STRIDE)
+        """Return the last sign of a process; one that is being written is read again."""
+        place = slice(rank * STRIDE, rank * STRIDE + RECORD.size)
+        first = self._map[place]
+        while (second := self._map[place]) != first:
+            first = second
+        count, step, phase, at = RECORD.unpack(second)
         return Sign(count, step, PHASES[phase % len(PHASES)], at)
 
     def close(self) -> None:

@@ -7,10 +7,6 @@ meeting place. What ends one is written to `failures/`, and decides whether the 
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import tempfile
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -26,10 +22,11 @@ from regauge.supervision.attempt import FAILURES, Attempt
 from regauge.supervision.chaos import RECORD
 from regauge.supervision.failures import POLICIES, Failure
 from regauge.supervision.owner import Owner
+from regauge.supervision.scratch import scratch
 from regauge.supervision.signals import Signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from regauge.training.settings import Training
 
@@ -43,13 +40,13 @@ def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
     folder = Path(settings.output.folder)
     limit = settings.execution.supervision.attempts_at_a_step
     failures: list[Failure] = []
-    with Owner(folder) as owner, _scratch() as scratch, Signals() as signals:
+    with Owner(folder) as owner, scratch() as place, Signals() as signals:
         while True:
             require(check_machine(folder))
             one = Attempt(
                 settings,
                 size,
-                scratch,
+                place,
                 chaos,
                 preflight=_checks(settings, failures),
                 token=owner.admit(),
@@ -134,13 +131,3 @@ def _told(failure: Failure) -> str:
     who = f"process {failure.rank}"
     named = failure.problem if who in failure.problem else f"{who}: {failure.problem}"
     return f"{named}, after step {failure.step}"
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    """Yield a folder in memory, where there is one, for orders and signs of life."""
-    shared = Path("/dev/shm")  # noqa: S108 - a folder of its own is made there
-    roomy = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 1 << 20
-    place = shared if roomy else None
-    with tempfile.TemporaryDirectory(prefix="regauge-run-", dir=place) as folder:
-        yield Path(folder)

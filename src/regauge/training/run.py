@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from regauge.checkpoint.folder import write_json
+from regauge.checkpoint.folder import steps, write_json
 from regauge.config import FORMAT, dump
 from regauge.data.shards import Dataset
-from regauge.errors import SettingsError
+from regauge.errors import PreflightError, SettingsError
+from regauge.health.machine import existing
 from regauge.log import logger
 from regauge.models import build as models
 from regauge.registry import did_you_mean
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from regauge.processes import World
     from regauge.training.settings import Training
 
+VALUES_PER_WEIGHT = 3
+"""In a checkpoint: the weight, and two moments of it."""
+
 
 def attempt(settings: Training, world: World) -> dict[str, Any]:
     """Start or go on with a run and return its result; every process of it calls this.
@@ -43,7 +48,7 @@ def attempt(settings: Training, world: World) -> dict[str, Any]:
 
 
 def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]:
-    began = report.orders.began if report.orders else time.time()
+    began = report.orders.clock if report.orders else time.monotonic()
     report.pulse.beat("init")
     folder = Path(settings.output.folder)
     dataset = Dataset(Path(settings.data.path))
@@ -55,8 +60,9 @@ def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]
     settings = decide(records.inherit(settings, folder), world)
     joined = dist.is_initialized()
     session = open_session(settings, world, dataset, report)
-    session.ledger.book("init", time.time() - began)
+    session.ledger.book("init", time.monotonic() - began)
     try:
+        _check_room(session)
         if world.first:
             records.write(folder, settings, identity, run_id)
             report.begin(folder, world.size)
@@ -64,6 +70,25 @@ def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]
     finally:
         if dist.is_initialized() and not joined:
             dist.destroy_process_group()
+
+
+def _check_room(session: Session) -> None:
+    """Raise PreflightError where no checkpoint fits on the disk; warn where not all that are kept.
+
+    A checkpoint is taken to hold every weight and two moments of it, in fp32.
+    """
+    kept = session.settings.output.checkpoint
+    weights = sum(value.numel() for value in session.prepared.module.parameters())
+    needed = weights * VALUES_PER_WEIGHT * torch.float32.itemsize
+    free = shutil.disk_usage(existing(session.folder)).free
+    copies = kept.keep + 1 + (kept.best is not None)
+    there = len(steps(session.folder / "checkpoints"))
+    told = f"a checkpoint has about {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
+    if free < needed:
+        remedy = "make room, or name another output.folder"
+        raise PreflightError(f"{told} at {session.folder}", remedy)
+    if session.world.first and free < needed * (copies - there):
+        logger.warning("%s: not enough for the %d that are kept at a time", told, copies)
 
 
 def _tracked(session: Session, run_id: str) -> Outcome:

@@ -6,6 +6,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+FAULTS ?= full or not full
 INSTALLED := .venv/.installed
 
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
@@ -24,7 +25,7 @@ test-xla: $(XLA)/.installed
 	$(XLA)/bin/python -m pytest tests/contracts tests/unit
 
 test-faults: $(INSTALLED)
-	$(BIN)/python -m pytest tests/faults -m "full or not full"
+	$(BIN)/python -m pytest tests/faults -m "$(FAULTS)"
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

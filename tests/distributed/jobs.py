@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from distributed.runs import settings
 from regauge import processes
-from regauge.checkpoint.saver import load
+from regauge.checkpoint.loading import load
 from regauge.data.loader import Feed
 from regauge.data.shards import Dataset
 from regauge.errors import RegaugeError

@@ -19,7 +19,8 @@ import torch
 from faults.conftest import Jobs, full
 from faults.test_saves import stopped_at_18
 from regauge.checkpoint import folder
-from regauge.checkpoint.saver import Saver, load, newest
+from regauge.checkpoint.loading import load, newest
+from regauge.checkpoint.saver import Saver
 from regauge.errors import NoCheckpointError
 from regauge.processes import World
 from regauge.training.settings import Checkpoint

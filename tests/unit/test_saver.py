@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from regauge.checkpoint import folder, tensors
-from regauge.checkpoint.saver import Saver, load, newest
+from regauge.checkpoint.loading import load, newest
+from regauge.checkpoint.saver import Saver
 from regauge.errors import NoCheckpointError, TransientError
 from regauge.processes import World
 from regauge.training.settings import Checkpoint

@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 from regauge.checkpoint import folder as checkpoints
-from regauge.checkpoint.saver import damage_of, newest
+from regauge.checkpoint.loading import damage_of, newest
 from regauge.checkpoint.tensors import read_into
 from regauge.errors import DataError, SettingsError
 from regauge.models import build as models

@@ -36,6 +36,12 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def number_of(name: str) -> int | None:
+    """Return the step of a checkpoint's folder name; None for any other name."""
+    digits = name.removeprefix("step-")
+    return int(digits) if digits.isdecimal() and name != digits else None
+
+
 def part_of(root: Path, step: int) -> Path:
     """Return the folder in which a checkpoint is written before it counts."""
     return root / f".{name_of(step)}.part"
@@ -116,8 +122,8 @@ def write_text(path: Path, text: str) -> None:
 
 def steps(root: Path) -> list[int]:
     """Return the steps that were committed, newest first, whether or not they are whole now."""
-    numbers = [path.name.removeprefix("step-") for path in root.glob("step-*")]
-    return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+    numbers = (number_of(path.name) for path in root.glob("step-*"))
+    return sorted((number for number in numbers if number is not None), reverse=True)
 
 
 def damage(path: Path, *, rank: int = 0, size: int = 1) -> str | None:

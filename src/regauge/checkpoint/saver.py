@@ -1,4 +1,4 @@
-"""Saving beside training, and finding what can be loaded."""
+"""Saving beside training."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from regauge.checkpoint import folder, tensors
-from regauge.errors import NoCheckpointError, RegaugeError, TransientError
+from regauge.checkpoint.loading import newest
+from regauge.checkpoint.remote import Remote, nothing
+from regauge.errors import TransientError
 from regauge.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from regauge.training.settings import Checkpoint
 
 Failure = BaseException | None
+JOIN_SECONDS = 0.2
 MOST_LOST = 3
 """Saves in a row that may fail before the run does."""
 
@@ -32,7 +35,8 @@ MOST_LOST = 3
 class Saver:
     """Writes the checkpoints of a run; one at a time, in a thread of its own.
 
-    `moment` is called with each moment of a save and its step; it may fail as the save may.
+    `moment` is called with each moment of a save and its step; it may fail as the save may. `alive`
+    is called while the process waits for a save that goes on.
     """
 
     def __init__(
@@ -41,11 +45,15 @@ class Saver:
         settings: Checkpoint,
         world: World,
         moment: Callable[..., None] = folder.nothing,
+        alive: Callable[[], None] = nothing,
     ) -> None:
         self._root = root
         self._settings = settings
         self._world = world
         self._moment = moment
+        self._alive = alive
+        self._progress = 0
+        self._remote = Remote(settings.root, self._goes_on) if settings.root else None
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
         self._thread: threading.Thread | None = None
         self._failure: Failure = None
@@ -80,7 +88,7 @@ class Saver:
         """
         if self._thread is None or (self._thread.is_alive() and not wait):
             return
-        self._thread.join()
+        self._join(self._thread)
         self._thread = None
         failure, self._failure = self._failure, None
         self._lost = self._lost + 1 if failure else 0
@@ -95,6 +103,22 @@ class Saver:
                 self._step,
                 failure,
             )
+
+    def _goes_on(self) -> None:
+        self._progress += 1
+
+    def _join(self, thread: threading.Thread) -> None:
+        """Wait for a save, and give a sign of life whenever it has made progress."""
+        seen = -1
+        while thread.is_alive():
+            if self._progress != seen:
+                seen = self._progress
+                self._alive()
+            thread.join(JOIN_SECONDS)
+
+    def newest(self) -> Path | None:
+        """Return the newest whole checkpoint, here or in the object store; None without any."""
+        return newest(self._root, self._world, self._remote)
 
     def wait(self) -> None:
         """Wait for the save under way; raises its failure: it was the last one."""
@@ -128,13 +152,29 @@ class Saver:
             tensors.write(part, values, self._group)
             moment("written")
             files = self._own_files(part, state)
+        with self._together():
+            self._upload(part, step, files)
         everything = self._gathered(files)
         with self._together():
             if self._world.first:
-                folder.commit(self._root, step, everything, moment)
+                final = folder.commit(self._root, step, everything, moment)
+                if self._remote:
+                    self._remote.commit(final / folder.MANIFEST, step)
                 self._keep_best(step, metrics)
                 moment("retention")
                 folder.retain(self._root, self._settings.keep, step)
+                if self._remote:
+                    self._remote.retain(folder.steps(self._root), step)
+
+    def _upload(self, part: Path, step: int, names: Iterable[str]) -> None:
+        """Copy this process's files to the object store, where there is one."""
+        if self._remote is None:
+            return
+        if self._world.first:
+            self._remote.withdraw(step)
+        if self._group is not None:
+            dist.barrier(self._group)
+        self._remote.put(part, step, names)
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -191,45 +231,6 @@ class Saver:
             folder.write_json(self._root / folder.BEST, document)
 
 
-def newest(root: Path, world: World) -> Path | None:
-    """Return the newest checkpoint that is whole, the same on every process; None without any.
-
-    Raises NoCheckpointError when there are some and all are damaged: a run never starts again from
-    nothing in silence.
-    """
-    if world.first:
-        folder.recover(root)
-    if world.size > 1:
-        dist.barrier()
-    damages = []
-    for step in folder.steps(root):
-        path = root / folder.name_of(step)
-        damage = _first_damage(damage_of(path, world), world)
-        if damage is None:
-            return path
-        damages.append(damage)
-        logger.warning("checkpoint passed over: %s", damage)
-    if damages:
-        raise NoCheckpointError(
-            f"no checkpoint in {root} can be loaded: {damages[0]}",
-            "restore one from a copy, or start a new run in another output.folder",
-        )
-    return None
-
-
-def damage_of(path: Path, world: World) -> str | None:
-    """Return what is wrong with a checkpoint, or None; each process looks at a share of it."""
-    return folder.damage(path, rank=world.rank, size=world.size) or tensors.damage(path)
-
-
-def _first_damage(damage: str | None, world: World) -> str | None:
-    if world.size == 1:
-        return damage
-    everywhere: list[Any] = [None] * world.size
-    dist.all_gather_object(everywhere, damage)
-    return next((found for found in everywhere if found), None)
-
-
 def _copied(value: Tensor) -> Tensor:
     """Return a copy that training does not touch; a shard stays a shard on its device."""
     value = value.detach()
@@ -240,21 +241,3 @@ def _empty(part: Path) -> None:
     """Make a part folder with nothing of an earlier attempt in it."""
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-
-
-def load(path: Path, values: dict[str, Tensor]) -> dict[str, Any]:
-    """Fill tensors from a checkpoint and return its state.
-
-    Raises NoCheckpointError for one of another model.
-    """
-    try:
-        tensors.read_into(path, values)
-    except BaseException as error:  # torch's CheckpointException is no Exception
-        if isinstance(error, KeyboardInterrupt | SystemExit | RegaugeError):
-            raise
-        said = str(error).strip().splitlines()
-        raise NoCheckpointError(
-            f"{path} does not fit this run: {said[-1] if said else repr(error)}",
-            "move it away, or name the run that it is of",
-        ) from error
-    return folder.read_state(path)

@@ -29,7 +29,9 @@ SLOWEST_SECONDS = 0.25
 """A message of some kilobytes takes less between two continents."""
 TOLERANCE = 1e-5
 MOMENT = "preflight:collective"
-Op = Callable[["Tensor"], "Tensor"]
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""The names of torch 2.13, and those before it."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def _total(place: Place) -> Tensor:
 def _scattered(place: Place, chaos: Chaos) -> tuple[str, str]:
     part = ELEMENTS // place.size
     found = torch.zeros(part, dtype=torch.int32, device=place.device)
-    dist.reduce_scatter_tensor(found, _own(place, chaos)[: part * place.size])
+    _reduce_scatter(found, _own(place, chaos)[: part * place.size])
     mine = slice(place.rank * part, (place.rank + 1) * part)
     return ("", "exact") if torch.equal(found.cpu(), _total(place)[mine]) else ("wrong sums", "")
 
@@ -174,8 +176,8 @@ def _measured(place: Place, op: str, size: int) -> Bandwidth:
     whole = torch.zeros(count, device=place.device)
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: dist.all_reduce(whole.copy_(value)),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, value[: len(part)]),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, value),
+        "all_gather": lambda: _all_gather(whole, value[: len(part)]),
+        "reduce_scatter": lambda: _reduce_scatter(part, value),
         "all_to_all": lambda: dist.all_to_all_single(whole, value),
     }
     took = []

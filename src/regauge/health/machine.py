@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regauge.checkpoint.remote import Remote
 from regauge.health.findings import Finding
 
 if TYPE_CHECKING:
@@ -21,10 +22,12 @@ SLOWEST_SECONDS = 10.0
 PROBE = ".regauge-doctor"
 
 
-def check_machine(folder: Path) -> Iterator[Finding]:
-    """Yield what is found of the storage of an output folder, and of shared memory."""
+def check_machine(folder: Path, root: str | None = None) -> Iterator[Finding]:
+    """Yield what is found of an output folder's storage, the object store, and shared memory."""
     yield _storage(folder)
     yield _space(folder)
+    if root is not None:
+        yield _store(root)
     if SHARED.is_dir():
         yield _shared()
 
@@ -50,6 +53,15 @@ def _storage(folder: Path) -> Finding:
     if seconds > SLOWEST_SECONDS:
         return Finding.bad("storage", str(place), f"4 MiB took {seconds:.0f} s", value)
     return Finding("storage", str(place), value)
+
+
+def _store(root: str) -> Finding:
+    """Write a key to an object store, and remove it."""
+    began = time.monotonic()
+    problem = Remote(root).check()
+    if problem:
+        return Finding.bad("object store", root, f"cannot be written: {problem}")
+    return Finding("object store", root, f"a key in {time.monotonic() - began:.2f} s")
 
 
 def _remove(path: Path) -> None:

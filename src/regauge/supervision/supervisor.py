@@ -42,7 +42,7 @@ def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
     failures: list[Failure] = []
     with Owner(folder) as owner, scratch() as place, Signals() as signals:
         while True:
-            require(check_machine(folder))
+            require(check_machine(folder, settings.output.checkpoint.root))
             one = Attempt(
                 settings,
                 size,

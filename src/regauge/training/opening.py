@@ -153,7 +153,8 @@ def _chaos(settings: Training, world: World, report: Report) -> Chaos:
 
 def _saver(settings: Training, world: World, chaos: Chaos, report: Report) -> Saver:
     root = Path(settings.output.folder) / "checkpoints"
-    return Saver(root, settings.output.checkpoint, world, partial(_at_save, chaos, report))
+    moment = partial(_at_save, chaos, report)
+    return Saver(root, settings.output.checkpoint, world, moment, report.pulse.beat)
 
 
 def _feed(settings: Training, dataset: Dataset, world: World, split: str) -> Feed:

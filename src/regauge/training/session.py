@@ -11,7 +11,8 @@ import torch
 
 from regauge import lines
 from regauge.accelerators import Accelerator, Chip
-from regauge.checkpoint.saver import Saver, load, newest
+from regauge.checkpoint.loading import load
+from regauge.checkpoint.saver import Saver
 from regauge.data.loader import Feed
 from regauge.data.order import Order
 from regauge.strategies import Prepared
@@ -124,7 +125,7 @@ class Session:
 
     def resume(self) -> bool:
         """Go on from the newest whole checkpoint, if there is one."""
-        path = newest(self.folder / "checkpoints", self.world)
+        path = self.saver.newest()
         if path is None:
             return False
         if not self.optimizer.state:

@@ -20,6 +20,8 @@ class Checkpoint(Settings):
 
     every_steps: int = Field(default=500, ge=1)
     """Steps between two saves; the last step is always saved."""
+    root: str | None = None
+    """Object store that holds the checkpoints as well, such as `s3://bucket/run`."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints that are kept."""
     best: str | None = None

@@ -45,7 +45,8 @@ def main(
     wanted = processes or (settings.execution.processes if settings else "auto")
     size = verbs.local_processes(wanted, accelerator)
     folder = Path(settings.output.folder if settings else HERE)
-    findings, bandwidths = _checked(accelerator, size, folder, quick=quick, chaos=chaos)
+    root = settings.output.checkpoint.root if settings else None
+    findings, bandwidths = _checked(accelerator, size, (folder, root), quick=quick, chaos=chaos)
     checked = {"checks": [finding.row() for finding in findings]}
     if bandwidths:
         checked["bandwidth"] = [asdict(row) for row in bandwidths]
@@ -76,7 +77,12 @@ def _survey() -> dict[str, Any]:
 
 
 def _checked(
-    accelerator: Accelerator, size: int, folder: Path, *, quick: bool, chaos: Path | None
+    accelerator: Accelerator,
+    size: int,
+    storage: tuple[Path, str | None],
+    *,
+    quick: bool,
+    chaos: Path | None,
 ) -> tuple[list[Finding], list[Bandwidth]]:
     from regauge.health.examination import examine
     from regauge.health.machine import check_machine
@@ -85,7 +91,7 @@ def _checked(
 
     if chaos is not None:
         plans.read(chaos)
-    findings = list(check_machine(folder))
+    findings = list(check_machine(*storage))
     plan = str(chaos.resolve()) if chaos else None
     examined = examine(accelerator, size, quick=quick, chaos=plan)
     findings += examined.findings

@@ -1,0 +1,189 @@
+"""Checkpoints in an object store: the same files under the same names, the manifest last.
+
+    <root>/step-00000100/*.safetensors, state.json    put there by the process that hashed them
+    <root>/step-00000100/manifest.json                without it there is no checkpoint
+    <root>/LATEST                                     the newest: a listing may lag behind it
+
+Every process writes its files to a folder of this machine first. No torch here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import fsspec
+
+from regauge.checkpoint.folder import LATEST, MANIFEST, name_of, number_of, part_of
+from regauge.errors import SettingsError, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+T = TypeVar("T")
+TRIES = 6
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 20.0
+FOR_GOOD = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)
+"""What no further try would change."""
+PROBE = ".regauge-probe"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "file": {"auto_mkdir": True},
+    "s3": {"config_kwargs": {"retries": {"mode": "standard", "max_attempts": 1}}},
+}
+"""What a file system is opened with: s3fs tries again by itself, and botocore below it need not."""
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+class Remote:
+    """The checkpoints of a run under a root that fsspec knows, such as `s3://bucket/run`.
+
+    `alive` is called before each request: a store that is slow is no process that hangs. Raises
+    SettingsError where the root cannot be opened at all.
+    """
+
+    def __init__(self, root: str, alive: Callable[[], None] = nothing) -> None:
+        self.root = root.rstrip("/")
+        self._alive = alive
+        try:
+            options = OPTIONS.get(root.partition("://")[0] if "://" in root else "file", {})
+            self._files, path = fsspec.url_to_fs(self.root, **options)
+        except (ImportError, ValueError) as error:
+            extra = EXTRAS.get(root.partition("://")[0])
+            remedy = f"pip install 'regauge[{extra}]'" if extra else "name one that fsspec knows"
+            raise SettingsError(f"output.checkpoint.root = '{root}': {error}", remedy) from None
+        self._path = path.rstrip("/")
+
+    def check(self) -> str | None:
+        """Write and remove a small key; return why that cannot be done, or None."""
+        key = f"{self._path}/{PROBE}"
+        try:
+            self._files.pipe_file(key, b"regauge")
+            self._files.rm_file(key)
+        except Exception as error:  # noqa: BLE001 - every store has errors of its own
+            return _plain(error)
+        return None
+
+    def put(self, part: Path, step: int, names: Iterable[str]) -> None:
+        """Copy files of a part folder, one after the other."""
+        for name in names:
+            key = f"{self._path}/{name_of(step)}/{name}"
+            self._tried(partial(self._files.put_file, str(part / name), key))
+
+    def withdraw(self, step: int) -> None:
+        """Make a step's checkpoint none, before its files are written again or removed."""
+        self._tried(lambda: self._remove(f"{self._path}/{name_of(step)}/{MANIFEST}"))
+
+    def commit(self, manifest: Path, step: int) -> None:
+        """Write the manifest, which makes the files a checkpoint, and then which is the newest."""
+        key = f"{self._path}/{name_of(step)}/{MANIFEST}"
+        self._tried(lambda: self._files.pipe_file(key, manifest.read_bytes()))
+        pointer = f"{self._path}/{LATEST}"
+        self._tried(lambda: self._files.pipe_file(pointer, f"{name_of(step)}\n".encode()))
+
+    def steps(self) -> list[int]:
+        """Return the steps that may have a checkpoint, newest first: listed, or pointed at."""
+        names = {path.rstrip("/").rpartition("/")[2] for path in self._tried(self._listed)}
+        pointer = self._read(f"{self._path}/{LATEST}")
+        names.add(pointer.decode(errors="replace").strip() if pointer else "")
+        numbers = (number_of(name) for name in names)
+        return sorted((number for number in numbers if number is not None), reverse=True)
+
+    def fetch(self, step: int, root: Path) -> bool:
+        """Copy a step's checkpoint into a folder of this machine; False where there is none.
+
+        The folder takes its place once it is there as a whole; its hashes are not checked here.
+        """
+        source = f"{self._path}/{name_of(step)}"
+        manifest = self._read(f"{source}/{MANIFEST}")
+        if manifest is None:
+            return False
+        try:
+            names = list(json.loads(manifest)["files"])
+        except (ValueError, KeyError, TypeError):
+            names = []
+        part, final = part_of(root, step), root / name_of(step)
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        for name in names:
+            if "/" not in str(name):
+                self._tried(partial(self._files.get_file, f"{source}/{name}", str(part / name)))
+        (part / MANIFEST).write_bytes(manifest)
+        shutil.rmtree(final, ignore_errors=True)
+        part.rename(final)
+        return True
+
+    def retain(self, kept: Iterable[int], newest: int) -> None:
+        """Remove the checkpoints up to the newest that are not kept; each by its manifest first."""
+        wanted = set(kept)
+        for step in self.steps():
+            if step <= newest and step not in wanted:
+                self.withdraw(step)
+                self._tried(partial(self._remove_all, f"{self._path}/{name_of(step)}"))
+
+    def _listed(self) -> list[str]:
+        self._files.invalidate_cache()
+        try:
+            found: list[str] = self._files.ls(self._path, detail=False)
+        except FileNotFoundError:
+            return []
+        return found
+
+    def _read(self, key: str) -> bytes | None:
+        def read() -> bytes | None:
+            self._files.invalidate_cache()
+            try:
+                found: bytes = self._files.cat_file(key)
+            except FileNotFoundError:
+                return None
+            return found
+
+        return self._tried(read)
+
+    def _remove(self, key: str) -> None:
+        try:
+            self._files.rm_file(key)
+        except FileNotFoundError:
+            return
+
+    def _remove_all(self, folder: str) -> None:
+        try:
+            self._files.rm(folder, recursive=True)
+        except FileNotFoundError:
+            return
+
+    def _tried(self, work: Callable[[], T]) -> T:
+        """Do something again until it works, with waits that double; raises TransientError."""
+        wait = FIRST_WAIT_SECONDS
+        for number in range(TRIES):
+            self._alive()
+            try:
+                return work()
+            except FOR_GOOD as error:
+                raise self._lost(error) from error
+            except Exception as error:
+                if number == TRIES - 1:
+                    raise self._lost(error) from error
+            time.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311 - not all at once
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+        raise AssertionError
+
+    def _lost(self, error: Exception) -> TransientError:
+        return TransientError(
+            f"{self.root} does not answer as it should: {_plain(error)}",
+            "see its credentials and limits, and run the same command again",
+        )
+
+
+def _plain(error: Any) -> str:
+    """Return what an error says in one line."""
+    said = str(error).strip().splitlines()
+    return said[0] if said else type(error).__name__

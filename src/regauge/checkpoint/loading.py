@@ -32,9 +32,12 @@ def newest(root: Path, world: World, remote: Remote | None = None) -> Path | Non
     damages = []
     for step in _candidates(root, world, remote):
         path = root / folder.name_of(step)
-        if not _there(path, step, world, remote):
-            continue
         damage = _first_damage(damage_of(path, world), world)
+        if damage is not None and remote is not None:
+            _fetch(remote, step, root, world)
+            if not path.is_dir():
+                continue  # its files are in the store, and its manifest never was
+            damage = _first_damage(damage_of(path, world), world)
         if damage is None:
             return path
         damages.append(damage)
@@ -56,27 +59,19 @@ def _candidates(root: Path, world: World, remote: Remote | None) -> list[int]:
     return shared[0]
 
 
-def _there(path: Path, step: int, world: World, remote: Remote | None) -> bool:
-    """Return whether a checkpoint is in its folder; one that is damaged or missing is fetched."""
-    if remote is None:
-        return path.is_dir()
-    whole = _first_damage(damage_of(path, world), world) is None
-    if whole:
-        return True
+def _fetch(remote: Remote, step: int, root: Path, world: World) -> None:
+    """Copy a checkpoint here, where the store has it; every process calls this."""
     problem: BaseException | None = None
     if world.first:
         try:
-            remote.fetch(step, path.parent)
+            remote.fetch(step, root)
         except (OSError, TransientError) as error:
             problem = error
     told = [str(problem) if problem else ""]
     if world.size > 1:
         dist.broadcast_object_list(told)
     if told[0]:
-        raise problem or TransientError(
-            f"a checkpoint could not be fetched: {told[0]}", "try again"
-        )
-    return path.is_dir()
+        raise problem or TransientError(f"the first process says: {told[0]}", "see its log")
 
 
 def damage_of(path: Path, world: World) -> str | None:

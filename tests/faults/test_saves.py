@@ -96,6 +96,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
     assert min(line["step"] for line in metrics(job) if line["attempt"] == 2) == 13
 
 
+@full
 def test_without_a_whole_checkpoint_a_run_does_not_begin_again(jobs: Jobs) -> None:
     def every(root: Path) -> None:
         for path in root.glob("step-*"):
@@ -124,7 +125,8 @@ def test_a_disk_that_stays_full_is_said_each_time(jobs: Jobs, rank: int) -> None
     assert min(line["step"] for line in metrics(job) if line["attempt"] == 2) == 7
 
 
-@pytest.mark.parametrize("writing", ["background", pytest.param("blocking", marks=full)])
+@full
+@pytest.mark.parametrize("writing", ["background", "blocking"])
 def test_a_save_that_fails_once_is_said_and_training_goes_on(jobs: Jobs, writing: str) -> None:
     fault = {"kind": "fail", "at": "save:staged", "rank": 1, "step": 12}
     job = jobs.survives(jobs.job(fault, output={"checkpoint": {"writing": writing}}))

@@ -192,6 +192,7 @@ def test_a_folder_is_a_root_as_well(tmp_path: Path) -> None:
     assert found.fetch(2, tmp_path / "here")
 
 
+@full
 @pytest.mark.usefixtures("soon")
 def test_a_store_that_is_gone_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "TRIES", 2)

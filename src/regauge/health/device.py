@@ -95,7 +95,8 @@ def _speed(
         began = time.perf_counter()
         chaos.strike(SPEED_MOMENT, 0)
         square @ square
-        accelerator.end_step()
+        if accelerator.lazy:
+            accelerator.end_step()
         accelerator.synchronize()
         return time.perf_counter() - began
 

@@ -22,13 +22,14 @@ from pydantic import PrivateAttr
 from recording import RESULTS, keep
 
 from regauge import processes
+from regauge.accelerators import dtype_of
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
 from regauge.data.shards import Dataset
 from regauge.trackers import RunFacts, Tracker, started
 from regauge.training.decisions import decide
 from regauge.training.loop import train
-from regauge.training.opening import COMPUTE_DTYPES, open_session
+from regauge.training.opening import open_session
 from regauge.training.session import Session
 from regauge.training.settings import Training
 from regauge.verbs import prepare
@@ -127,7 +128,7 @@ def bare_loop(session: Session, steps: int) -> Callable[[], float]:
     """Return a function that does `steps` hand-written steps and returns their seconds."""
     settings, task = session.settings, session.settings.task
     module = task.module(settings.model, session.manifest, settings.seed)
-    module.compute_dtype = COMPUTE_DTYPES[settings.execution.precision]
+    module.compute_dtype = dtype_of(settings.execution.precision)
     masters = [value.detach().clone() for value in module.parameters()]
     module.to(module.compute_dtype).train()
     working = list(module.parameters())

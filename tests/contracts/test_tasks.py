@@ -136,7 +136,8 @@ def test_pieces_hold_every_text_once_and_fill_every_slot(case: Case) -> None:
 def test_an_empty_batch_weighs_nothing_and_has_no_gradient(case: Case) -> None:
     texts = BATCH * case.task.texts_per_row()
     prepared = case.prepared()
-    gradients = Gradients(case.task, prepared, Cpu().end_microbatch, texts)
+    mark = Cpu().end_microbatch
+    gradients = Gradients(case.task, prepared, mark, texts, mark)
     for length in case.ladder:
         batch = tensors(case.feed().empty(texts, length))
         loss, weight = gradients.of([batch], torch.ones(())).tolist()
@@ -157,7 +158,8 @@ def test_padding_rows_change_neither_loss_nor_gradient(case: Case) -> None:
     ):
         prepared = case.prepared()
         slots = rows * case.task.texts_per_row()
-        gradients = Gradients(case.task, prepared, Cpu().end_microbatch, slots)
+        mark = Cpu().end_microbatch
+        gradients = Gradients(case.task, prepared, mark, slots, mark)
         batches = [tensors(case.batch(piece)) for piece in pieces]
         totals = gradients.of(batches, torch.ones(()))
         found.append((totals, prepared.gradient_norm()))

@@ -7,6 +7,7 @@ a machine where nothing is installed.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
+
+    from regauge.processes import World
 
     Batch = dict[str, torch.Tensor]
 
@@ -191,10 +194,7 @@ class Accelerator(Choice):
         return ()
 
     def occupants(self) -> tuple[str, ...]:
-        """Return the command that prints a line for each process on the devices; none by default.
-
-        It is the vendor's, as those of `tools`.
-        """
+        """Return the vendor's command that prints a line for each process on the devices."""
         return ()
 
     def chip(self, precision: Precision) -> Chip:
@@ -245,6 +245,25 @@ def take(accelerator: Accelerator, local_rank: int, threads: int) -> torch.devic
             "see whether another process uses it (regauge doctor), or start fewer processes",
         ) from None
     return device
+
+
+def join(accelerator: Accelerator, world: World, timeout_seconds: int) -> None:
+    """Meet the other processes of the run."""
+    import torch.distributed as dist
+
+    if world.size > 1 and not dist.is_initialized():
+        wait = dt.timedelta(seconds=timeout_seconds)
+        backend, meeting = accelerator.collectives(), accelerator.rendezvous()
+        dist.init_process_group(backend, meeting, wait, world.size, world.rank)
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Return the type in which a precision computes; TF32 is fp32 that is rounded in products."""
+    import torch
+
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32"}
+    found: torch.dtype = getattr(torch, names[precision])
+    return found
 
 
 def settle_precision(accelerator: Accelerator, wanted: str) -> Precision:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from regauge.processes import World
     from regauge.supervision.chaos import Chaos
 
 ELEMENTS = 1 << 10
@@ -44,6 +46,12 @@ class Place:
     where: str
     names: tuple[int, ...]
     """What each of them is called, by its rank here."""
+
+    @classmethod
+    def of(cls, world: World, device: torch.device) -> Place:
+        """Return the place of this process in its world."""
+        where = f"process {world.rank} on {socket.gethostname()}"
+        return cls(world.rank, world.size, device, where, tuple(range(world.size)))
 
 
 def check_collectives(place: Place, chaos: Chaos) -> Generator[Finding | str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from regauge.accelerators import dtype_of
 from regauge.health.findings import Finding
 
 if TYPE_CHECKING:
@@ -17,12 +18,6 @@ if TYPE_CHECKING:
     from regauge.accelerators import Accelerator, Precision
     from regauge.supervision.chaos import Chaos
 
-TYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 TOLERANCES = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2, "fp16": 2e-3}
 """Of the largest value; the operands are rounded first, and a product is summed in fp32."""
 MEMORY_BYTES = 1 << 25
@@ -72,7 +67,7 @@ def _products(precision: Precision, device: torch.device, where: str, chaos: Cha
     name = f"products in {precision}"
     draw = torch.Generator().manual_seed(1)
     shape = (PRODUCT_SIZE, PRODUCT_SIZE)
-    left, right = (torch.randn(shape, generator=draw).to(TYPES[precision]) for _ in range(2))
+    left, right = (torch.randn(shape, generator=draw).to(dtype_of(precision)) for _ in range(2))
     found = (left.to(device) @ right.to(device)).cpu().double()
     for fault in chaos.strike(MOMENT, 0):
         found[0, 0] = float("nan") if fault.kind == "nan" else found[0, 0] + found.abs().max()
@@ -102,7 +97,7 @@ def _speed(
 
     size = FIRST_SIZE
     while True:
-        square = torch.ones(size, size, dtype=TYPES[precision]).to(device)
+        square = torch.ones(size, size, dtype=dtype_of(precision)).to(device)
         seconds(square)
         best = seconds(square)
         if best > LONG_ENOUGH_SECONDS or size == LARGEST_SIZE:

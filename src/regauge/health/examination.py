@@ -37,11 +37,6 @@ class Examination:
     findings: list[Finding] = field(default_factory=list)
     bandwidths: list[Bandwidth] = field(default_factory=list)
 
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is bad."""
-        return all(finding.ok for finding in self.findings)
-
 
 @dataclass
 class Told:

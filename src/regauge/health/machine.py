@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.checkpoint.remote import Remote
 from regauge.health.findings import Finding
+from regauge.supervision.scratch import ROOM_BYTES, SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-SHARED = Path("/dev/shm")  # noqa: S108 - nothing of a guessed name is made there
-LEAST_SHARED_BYTES = 1 << 20
 LEAST_FREE_BYTES = 1 << 26
 WRITTEN_BYTES = 1 << 22
 SLOWEST_SECONDS = 10.0
@@ -72,21 +71,25 @@ def _remove(path: Path) -> None:
 
 
 def _space(folder: Path) -> Finding:
-    place = existing(folder)
-    free = shutil.disk_usage(place).free
+    place, free = str(existing(folder)), free_bytes(folder)
     value = f"{free / 1e9:,.1f} GB free"
     if free < LEAST_FREE_BYTES:
-        return Finding.bad("free space", str(place), "nothing can be saved", value)
-    return Finding("free space", str(place), value)
+        return Finding.bad("free space", place, "nothing can be saved", value)
+    return Finding("free space", place, value)
 
 
 def _shared() -> Finding:
     """Look at shared memory: a run can do without, so that none of it is no reason not to start."""
     free = shutil.disk_usage(SHARED).free
     value = f"{free / 1e6:,.0f} MB free"
-    if free < LEAST_SHARED_BYTES:
+    if free < ROOM_BYTES:
         value += ": signs of life go to the disk"
     return Finding("shared memory", str(SHARED), value)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return how much can be written to a folder, whether or not it exists yet."""
+    return shutil.disk_usage(existing(folder)).free
 
 
 def existing(folder: Path) -> Path:

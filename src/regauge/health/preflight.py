@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING
 
 from regauge.health.collectives import Place, check_collectives
@@ -27,14 +26,16 @@ def preflight(
 
     A lazy device is left to `regauge doctor`: each of these checks would be compiled first.
     """
-    where = f"process {world.rank} on {socket.gethostname()}"
-    place = Place(world.rank, world.size, device, where, tuple(range(world.size)))
+    place = Place.of(world, device)
     if not accelerator.lazy:
-        _require(check_device(accelerator, device, (precision,), where, chaos))
+        _require(check_device(accelerator, device, (precision,), place.where, chaos))
     if world.size > 1:
         _require(check_collectives(place, chaos))
         require(check_hosts(world.size))
 
 
 def _require(checks: Iterable[Finding | str]) -> None:
-    require(found for found in checks if isinstance(found, Finding))
+    """Raise PreflightError at the first check that is bad: the next ones are not begun."""
+    for found in checks:
+        if isinstance(found, Finding):
+            require([found])

@@ -12,7 +12,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
-import socket
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,16 +21,14 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 
 from regauge import lines, processes, registry
-from regauge.accelerators import take
+from regauge.accelerators import join, take
 from regauge.health import collectives
 from regauge.health.collectives import Place, check_collectives
 from regauge.health.device import check_device
 from regauge.health.examination import REQUEST, found_by, pairs_of
 from regauge.health.findings import Finding
 from regauge.health.hosts import check_hosts
-from regauge.supervision import chaos as plans
 from regauge.supervision.chaos import Chaos
-from regauge.training.opening import join
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -76,12 +73,9 @@ class Probe:
         self._world = world
         own = dict(request.accelerator)
         self._accelerator: Accelerator = registry.load("accelerators", own.pop("kind"))(**own)
-        plan = plans.read(Path(request.chaos)) if request.chaos else None
-        self._chaos = Chaos(plan, Path(request.record or os.devnull), world.rank, 1)
+        self._chaos = Chaos.of(request.chaos, Path(request.record or os.devnull), world.rank, 1)
         device = take(self._accelerator, world.local_rank, processes.share_of_cores(world))
-        where = f"process {world.rank} on {socket.gethostname()}"
-        names = tuple(range(world.size))
-        self._place = Place(world.rank, world.size, device, where, names)
+        self._place = Place.of(world, device)
 
     def check_everything(self) -> None:
         """Check the device, and then what all processes do together; stop at what is bad."""

@@ -18,7 +18,8 @@ import resource
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 
@@ -27,7 +28,6 @@ from regauge.config import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 RECORD = "chaos.jsonl"
 SPIKE = 1000.0
@@ -111,6 +111,11 @@ class Chaos:
             "file-limit": _limit_files,
             "fail": _fail,
         }
+
+    @classmethod
+    def of(cls, file: str | None, record: Path, rank: int, attempt: int) -> Self:
+        """Return the faults of a plan's file; none where there is no file."""
+        return cls(read(Path(file)) if file else None, record, rank, attempt)
 
     def strike(self, at: str, step: int) -> list[Fault]:
         """Let every fault strike that is due; return those that the caller must carry out."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from regauge.accelerators import take
+from regauge.accelerators import dtype_of, join, take
 from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT
 from regauge.data.order import sample
@@ -17,7 +17,7 @@ from regauge.models.build import weights_at
 from regauge.models.placing import move
 from regauge.models.settings import Model
 from regauge.training.decisions import settle
-from regauge.training.opening import COMPUTE_DTYPES, feed, join
+from regauge.training.opening import feed
 from regauge.training.scoring import Heldout
 from regauge.training.step import means
 
@@ -55,7 +55,13 @@ def measure(settings: Evaluating, world: World) -> dict[str, Any]:
     heldout = Heldout(
         settings.task, accelerator, accelerator.end_microbatch, device, share, numbers
     )
-    rows = _rows(settings, dataset, heldout, models, COMPUTE_DTYPES[execution.precision])
+    rows = _rows(
+        settings,
+        dataset,
+        heldout,
+        models,
+        dtype_of(execution.precision),
+    )
     if dist.is_initialized():
         dist.barrier()
     return _write(settings, rows, world, len(numbers))

@@ -5,15 +5,13 @@ Nothing is allocated before the settings, the dataset and the output folder have
 
 from __future__ import annotations
 
-import datetime as dt
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
-from regauge.accelerators import Accelerator, settle_precision, take
+from regauge.accelerators import Accelerator, Precision, dtype_of, join, settle_precision, take
 from regauge.checkpoint.saver import Saver
 from regauge.data.loader import Facts, Feed, Share
 from regauge.data.order import Order
@@ -22,8 +20,7 @@ from regauge.errors import SettingsError
 from regauge.health.preflight import preflight
 from regauge.models import build as models
 from regauge.strategies import Prepared, Site, Strategy
-from regauge.supervision import chaos as chaos_plans
-from regauge.supervision.chaos import Chaos
+from regauge.supervision.chaos import RECORD, Chaos
 from regauge.supervision.orders import Report
 from regauge.supervision.watchdog import PREFLIGHT
 from regauge.training import cache as caches
@@ -44,28 +41,8 @@ if TYPE_CHECKING:
     from regauge.tasks import Task
     from regauge.training.settings import Execution, Training
 
-COMPUTE_DTYPES = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-}
-
-
 UNHEARD = Report(None, 0)
 """Of a process without a supervisor."""
-
-
-def join(accelerator: Accelerator, world: World, timeout_seconds: int) -> None:
-    """Meet the other processes of the run."""
-    if world.size > 1 and not dist.is_initialized():
-        dist.init_process_group(
-            accelerator.collectives(),
-            init_method=accelerator.rendezvous(),
-            rank=world.rank,
-            world_size=world.size,
-            timeout=dt.timedelta(seconds=timeout_seconds),
-        )
 
 
 def open_session(
@@ -77,13 +54,13 @@ def open_session(
         raise SettingsError("nothing was decided", "call decisions.decide first")
     precision = settle_precision(accelerator, execution.precision)
     chaos = _chaos(settings, world, report)
-    device = _device(accelerator, execution, world, report, chaos)
+    device = _device(accelerator, execution, world, report, chaos, precision=precision)
     task, manifest = settings.task, dataset.manifest
     ladder = task.ladder(manifest)
     module = task.module(settings.model, manifest, settings.seed)
     _check_length(module, ladder)
     flops = _flops_per_token(module, ladder[-1])
-    module.compute_dtype = COMPUTE_DTYPES[precision]
+    module.compute_dtype = dtype_of(precision)
     site = Site(world, device, module.compute_dtype, tuple(models.blocks(module)), accelerator.lazy)
     prepared = _prepared(module, site, strategy, execution, accelerator)
     optimizer = optimizers.build(
@@ -129,10 +106,15 @@ def open_session(
 
 
 def _device(
-    accelerator: Accelerator, execution: Execution, world: World, report: Report, chaos: Chaos
+    accelerator: Accelerator,
+    execution: Execution,
+    world: World,
+    report: Report,
+    chaos: Chaos,
+    *,
+    precision: Precision,
 ) -> torch.device:
     """Take this process's device and meet the others; both are checked where that is ordered."""
-    precision = settle_precision(accelerator, execution.precision)
     device = take(accelerator, world.local_rank, execution.threads or 1)
     if execution.compile != "no":
         accelerator.expect_compiling()
@@ -146,9 +128,10 @@ def _device(
 
 def _chaos(settings: Training, world: World, report: Report) -> Chaos:
     orders = report.orders
-    plan = chaos_plans.read(Path(orders.chaos)) if orders and orders.chaos else None
-    record = Path(settings.output.folder) / chaos_plans.RECORD
-    return Chaos(plan, record, world.rank, orders.attempt if orders else 1)
+    record = Path(settings.output.folder) / RECORD
+    if orders is None:
+        return Chaos(None, record, world.rank, 1)
+    return Chaos.of(orders.chaos, record, world.rank, orders.attempt)
 
 
 def _saver(settings: Training, world: World, chaos: Chaos, report: Report) -> Saver:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from regauge.checkpoint.folder import steps, write_json
 from regauge.config import FORMAT, dump
 from regauge.data.shards import Dataset
 from regauge.errors import PreflightError, SettingsError
-from regauge.health.machine import existing
+from regauge.health.machine import free_bytes
 from regauge.log import logger
 from regauge.models import build as models
 from regauge.registry import did_you_mean
@@ -80,7 +79,7 @@ def _check_room(session: Session) -> None:
     kept = session.settings.output.checkpoint
     weights = sum(value.numel() for value in session.prepared.module.parameters())
     needed = weights * VALUES_PER_WEIGHT * torch.float32.itemsize
-    free = shutil.disk_usage(existing(session.folder)).free
+    free = free_bytes(session.folder)
     copies = kept.keep + 1 + (kept.best is not None)
     there = len(steps(session.folder / "checkpoints"))
     told = f"a checkpoint has about {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"

@@ -37,10 +37,6 @@ class Noise:
         self.accelerator.seed(word >> 1)
 
 
-def nothing() -> None:
-    """Do nothing."""
-
-
 class Gradients:
     """Computes a step's gradients for a task on a prepared module.
 
@@ -53,7 +49,7 @@ class Gradients:
         prepared: Prepared,
         mark: Callable[[], None],
         slots: int,
-        arrive: Callable[[], None] = nothing,
+        arrive: Callable[[], None],
     ) -> None:
         self._task = task
         self._prepared = prepared

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TRIES = 6
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 20.0
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, LOOK_SECONDS = 0.5, 20.0, 0.5
 FOR_GOOD = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)
 """What no further try would change."""
 PROBE = ".regauge-probe"
@@ -43,11 +43,25 @@ def nothing() -> None:
     """Do nothing."""
 
 
+class _Progress(fsspec.Callback):  # type: ignore[misc]
+    """Calls a function whenever a part of a file has come over."""
+
+    def __init__(self, alive: Callable[[], None]) -> None:
+        super().__init__()
+        self._alive = alive
+
+    def relative_update(self, inc: int = 1) -> None:
+        """Take note of more bytes."""
+        super().relative_update(inc)
+        self._alive()
+
+
 class Remote:
     """The checkpoints of a run under a root that fsspec knows, such as `s3://bucket/run`.
 
-    `alive` is called before each request: a store that is slow is no process that hangs. Raises
-    SettingsError where the root cannot be opened at all.
+    `alive` is called before each request, with each part of a file and in each wait, from any
+    thread: a store that is slow is no process that hangs. Raises SettingsError where the root
+    cannot be opened.
     """
 
     def __init__(self, root: str, alive: Callable[[], None] = nothing) -> None:
@@ -76,7 +90,7 @@ class Remote:
         """Copy files of a part folder, one after the other."""
         for name in names:
             key = f"{self._path}/{name_of(step)}/{name}"
-            self._tried(partial(self._files.put_file, str(part / name), key))
+            self._tried(partial(self._copied, self._files.put_file, str(part / name), key))
 
     def withdraw(self, step: int) -> None:
         """Make a step's checkpoint none, before its files are written again or removed."""
@@ -115,7 +129,8 @@ class Remote:
         part.mkdir(parents=True)
         for name in names:
             if "/" not in str(name):
-                self._tried(partial(self._files.get_file, f"{source}/{name}", str(part / name)))
+                here = str(part / name)
+                self._tried(partial(self._copied, self._files.get_file, f"{source}/{name}", here))
         (part / MANIFEST).write_bytes(manifest)
         shutil.rmtree(final, ignore_errors=True)
         part.rename(final)
@@ -128,6 +143,9 @@ class Remote:
             if step <= newest and step not in wanted:
                 self.withdraw(step)
                 self._tried(partial(self._remove_all, f"{self._path}/{name_of(step)}"))
+
+    def _copied(self, copy: Callable[..., None], source: str, target: str) -> None:
+        copy(source, target, callback=_Progress(self._alive))
 
     def _listed(self) -> list[str]:
         self._files.invalidate_cache()
@@ -172,9 +190,15 @@ class Remote:
             except Exception as error:
                 if number == TRIES - 1:
                     raise self._lost(error) from error
-            time.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311 - not all at once
+            self._rest(wait * random.uniform(0.5, 1.5))  # noqa: S311 - not all at once
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
         raise AssertionError
+
+    def _rest(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._alive()
+            time.sleep(min(left, LOOK_SECONDS))
 
     def _lost(self, error: Exception) -> TransientError:
         return TransientError(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
@@ -19,6 +19,7 @@ from regauge.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Future
     from pathlib import Path
 
     from torch import Tensor
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from regauge.processes import World
     from regauge.training.settings import Checkpoint
 
+T = TypeVar("T")
 Failure = BaseException | None
 JOIN_SECONDS = 0.2
 MOST_LOST = 3
@@ -55,8 +57,7 @@ class Saver:
         self._progress = 0
         self._remote = Remote(settings.root, self._goes_on) if settings.root else None
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
-        self._thread: threading.Thread | None = None
-        self._failure: Failure = None
+        self._saving: Future[None] | None = None
         self._step = 0
         self._lost = 0
         self._last: Failure = None
@@ -75,9 +76,7 @@ class Saver:
         self.look(wait=True)
         self._step = step
         copies = {name: _copied(value) for name, value in values.items()}
-        arguments = (step, copies, state, metrics)
-        self._thread = threading.Thread(target=self._guarded, args=arguments, name="checkpoint")
-        self._thread.start()
+        self._saving = _begun(self._write, step, copies, state, metrics)
         if self._settings.writing == "blocking":
             self.look(wait=True)
 
@@ -86,11 +85,10 @@ class Saver:
 
         Raises the failure of the third save in a row that was lost: the disk does not recover.
         """
-        if self._thread is None or (self._thread.is_alive() and not wait):
+        if self._saving is None or not (wait or self._saving.done()):
             return
-        self._join(self._thread)
-        self._thread = None
-        failure, self._failure = self._failure, None
+        failure = self._awaited(self._saving).exception()
+        self._saving = None
         self._lost = self._lost + 1 if failure else 0
         self._last = failure
         if failure is None:
@@ -107,30 +105,25 @@ class Saver:
     def _goes_on(self) -> None:
         self._progress += 1
 
-    def _join(self, thread: threading.Thread) -> None:
-        """Wait for a save, and give a sign of life whenever it has made progress."""
+    def _awaited(self, work: Future[T]) -> Future[T]:
+        """Wait for work to end, and give a sign of life whenever it has made progress."""
         seen = -1
-        while thread.is_alive():
+        while not work.done():
             if self._progress != seen:
                 seen = self._progress
                 self._alive()
-            thread.join(JOIN_SECONDS)
+            wait([work], JOIN_SECONDS)
+        return work
 
     def newest(self) -> Path | None:
         """Return the newest whole checkpoint, here or in the object store; None without any."""
-        return newest(self._root, self._world, self._remote)
+        return self._awaited(_begun(newest, self._root, self._world, self._remote)).result()
 
     def wait(self) -> None:
         """Wait for the save under way; raises its failure: it was the last one."""
         self.look(wait=True)
         if self._last is not None:
             raise self._last
-
-    def _guarded(self, *arguments: Any) -> None:
-        try:
-            self._write(*arguments)
-        except BaseException as error:  # noqa: BLE001 - raised again by the next `wait`
-            self._failure = error
 
     def _write(
         self,
@@ -229,6 +222,14 @@ class Saver:
         if old is None or sign * value > sign * old["value"]:
             document = {"name": folder.name_of(step), "metric": metric, "value": value}
             folder.write_json(self._root / folder.BEST, document)
+
+
+def _begun(work: Callable[..., T], *arguments: Any) -> Future[T]:
+    """Begin work in a thread that ends with it."""
+    pool = ThreadPoolExecutor(1, "checkpoint")
+    future = pool.submit(work, *arguments)
+    pool.shutdown(wait=False)
+    return future
 
 
 def _copied(value: Tensor) -> Tensor:

@@ -1,11 +1,13 @@
 """Which process of a run is silent for too long, seen from outside of all of them.
 
 A limit is learned: ten times the longest that a phase has lasted between two signs, and no less
-than a floor. Until a phase has been seen, the longest wait of the run's settings holds.
+than a floor. Until a phase has been seen, the longest wait of the run's settings holds. A process
+that waits for another is as silent as one that hangs: while any of them gives signs, none does.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -41,6 +43,7 @@ class Watchdog:
     def overdue(self) -> str | None:
         """Return what is wrong when a process has given no sign for too long, or None."""
         now = time.monotonic()
+        quiet, late = math.inf, []
         for rank in range(self.pulses.size):
             sign, before = self.pulses.read(rank), self._last.get(rank)
             if before is not None and sign.count > before.count:
@@ -48,9 +51,10 @@ class Watchdog:
                 self.longest[before.phase] = max(self.longest.get(before.phase, 0.0), took)
             self._last[rank] = sign
             silent, limit = now - sign.at, self.limit(sign.phase)
+            quiet = min(quiet, silent)
             if sign.phase != "end" and silent > limit:
-                return f"no sign for {silent:.1f} s in phase '{sign.phase}' (limit {limit:.1f} s)"
-        return None
+                late.append(f"no sign for {silent:.1f} s in '{sign.phase}' (limit {limit:.1f} s)")
+        return late[0] if late and quiet > min(self.floor_seconds, PREFLIGHT_SECONDS) else None
 
     def limit(self, phase: str) -> float:
         """Return how long a process may be silent in a phase."""

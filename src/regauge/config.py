@@ -224,3 +224,13 @@ def settings_in(annotation: Any) -> type[Settings] | None:
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return annotation
     return next((found for part in get_args(annotation) if (found := settings_in(part))), None)
+
+
+def first_difference(key: str, ours: Any, theirs: Any) -> str:
+    """Return the first name below a key at which two documents differ, with both values."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name in sorted({*ours, *theirs}):
+            if ours.get(name) != theirs.get(name):
+                below = f"{key}.{name}" if key else name
+                return first_difference(below, ours.get(name), theirs.get(name))
+    return f"{key} is {theirs!r} there and {ours!r} here"

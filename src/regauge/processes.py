@@ -35,6 +35,8 @@ INHERITED: Mapping[str, str] = MappingProxyType(dict(os.environ))
 """The environment that this process was started with; libraries add to it when imported."""
 
 PR_SET_PDEATHSIG = 1
+PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+"""Looked up once: between fork and exec nothing is loaded."""
 GRACE_SECONDS = 10.0
 FIRST_PORT, PORTS = 20000, 20000
 """Where the processes of a Slurm step meet: a port that follows from job and step."""
@@ -55,8 +57,25 @@ class World:
         return self.rank == 0
 
 
+@dataclass(frozen=True)
+class Seats:
+    """Where the processes of this machine stand among all, and where these meet."""
+
+    size: int
+    """Processes of all machines."""
+    port: int
+    first: int = 0
+    """Rank of this machine's first process."""
+    address: str = "127.0.0.1"
+
+
 def launched() -> bool:
-    """Return whether a launcher (torchrun, srun, ours) started this process as one of several."""
+    """Return whether a launcher (torchrun, srun, ours) started this process as one of several.
+
+    A node's only process, as the Kubeflow training operator starts it, starts those of the run.
+    """
+    if "PET_NNODES" in os.environ and "LOCAL_RANK" not in os.environ:
+        return False
     return ("RANK" in os.environ and "WORLD_SIZE" in os.environ) or _step_tasks() > 1
 
 
@@ -70,7 +89,7 @@ def world() -> World:
     if not launched():
         return World()
     if "RANK" not in os.environ:
-        os.environ.update(_translated(os.environ))
+        os.environ.update(translated(os.environ))
     missing = [name for name in ENVIRONMENT if name not in os.environ]
     if missing:
         raise SettingsError(
@@ -90,7 +109,7 @@ def _step_tasks() -> int:
     return int(os.environ["SLURM_STEP_NUM_TASKS"]) if "SLURM_STEP_NUM_TASKS" in os.environ else 0
 
 
-def _translated(slurm: Mapping[str, str]) -> dict[str, str]:
+def translated(slurm: Mapping[str, str]) -> dict[str, str]:
     """Return torchrun's variables for a task of `srun`; the first node of the step is the host.
 
     The names are those of the srun manual, "OUTPUT ENVIRONMENT VARIABLES".
@@ -140,20 +159,22 @@ def started(
     variables: Mapping[str, str] = NOTHING,
     *,
     quiet: bool = False,
+    seats: Seats | None = None,
 ) -> Iterator[list[Child]]:
-    """Start a command as `size` local processes with a meeting place of their own.
+    """Start a command as `size` local processes, all there are where no seats are given.
 
     Rank 0 keeps this terminal unless it shall be quiet; the others write `<logs>/<rank>.log`. They
     die with this process, and are killed at the end of the block. Signals of the terminal reach
     this process alone where it has variables for them: then it is their supervisor.
     """
-    if size > 1 or quiet:
+    seats = seats or Seats(size, free_port())
+    if seats.size > 1 or quiet:
         logs.mkdir(parents=True, exist_ok=True)
-    port = free_port()
     children: list[Child] = []
     try:
-        for rank in range(size):
-            own = {**_place(rank, size, port), **variables}
+        for number in range(size):
+            rank = seats.first + number
+            own = {**_place(number, size, seats), **variables}
             log = logs / f"{rank}.log" if rank or quiet else None
             children.append(_spawn(command, log, own))
         yield children
@@ -178,19 +199,19 @@ def start_beside(commands: list[list[str]], logs: Path, variables: Mapping[str, 
     )
 
 
-def _place(rank: int, size: int, port: int) -> dict[str, str]:
+def _place(number: int, size: int, seats: Seats) -> dict[str, str]:
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(size),
+        "RANK": str(seats.first + number),
+        "LOCAL_RANK": str(number),
+        "WORLD_SIZE": str(seats.size),
         "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_ADDR": seats.address,
+        "MASTER_PORT": str(seats.port),
     }
 
 
 def _spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) -> Child:
-    # The parent has no threads, so preexec_fn is safe, and only the child can ask this.
+    # Only the child can ask this; it takes no lock that a thread of the parent may hold.
     own_session = SUPERVISED in variables
     with log.open("ab") if log else nullcontext() as file:
         return subprocess.Popen(
@@ -213,8 +234,8 @@ def _awaited(children: list[Child]) -> int:
 
 
 def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if PRCTL is not None:
+        PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _wait(children: list[Child]) -> int:

@@ -54,7 +54,7 @@ def test_half_a_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_srun(monkeypatch: pytest.MonkeyPatch, nodes: str, first: str) -> None:
     for name, value in {**SLURM, "SLURM_STEP_NODELIST": nodes}.items():
         monkeypatch.setenv(name, value)
-    translated = processes._translated({**SLURM, "SLURM_STEP_NODELIST": nodes})
+    translated = processes.translated({**SLURM, "SLURM_STEP_NODELIST": nodes})
     assert translated["MASTER_ADDR"] == first
     assert processes.FIRST_PORT <= int(translated["MASTER_PORT"]) < 40000
     for name, value in translated.items():

@@ -15,6 +15,7 @@ import shutil
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 import fsspec
 
@@ -78,7 +79,7 @@ class Remote:
 
     def check(self) -> str | None:
         """Write and remove a small key; return why that cannot be done, or None."""
-        key = f"{self._path}/{PROBE}"
+        key = f"{self._path}/{PROBE}-{uuid4().hex}"
         try:
             self._files.pipe_file(key, b"regauge")
             self._files.rm_file(key)

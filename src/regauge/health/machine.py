@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from regauge.checkpoint.remote import Remote
 from regauge.health.findings import Finding
@@ -34,7 +35,8 @@ def check_machine(folder: Path, root: str | None = None) -> Iterator[Finding]:
 def _storage(folder: Path) -> Finding:
     """Write, flush and rename a file as a checkpoint is, and remove it again."""
     place = existing(folder)
-    file, final = place / PROBE, place / f"{PROBE}-renamed"
+    file = place / f"{PROBE}-{uuid4().hex}"  # other nodes may do this at the same time
+    final = file.with_suffix(".renamed")
     began = time.monotonic()
     try:
         with file.open("wb") as opened:

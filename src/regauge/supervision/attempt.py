@@ -18,20 +18,19 @@ from regauge import lines, processes
 from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT, dump
 from regauge.log import logger
-from regauge.supervision.failures import Failure
+from regauge.supervision.failures import TOGETHER, Failure
 from regauge.supervision.orders import ATTEMPTS, PULSE, Answers, Orders, text
 from regauge.supervision.pulse import Pulses
 from regauge.supervision.signals import LOOK_SECONDS, Signals
 from regauge.supervision.watchdog import PREFLIGHT, Watchdog, culprit, witnesses
 
 if TYPE_CHECKING:
+    from regauge.supervision.peers import Alone
     from regauge.training.settings import Training
 
 FAILURES = "failures"
 EVIDENCE_SECONDS = 1.0
 """How long the others may still say what they noticed, after the first has failed."""
-ENDING = {0, 67, 143}
-"""Codes with which all processes of a run end together."""
 STACK_LINES, LOG_LINES = 30, 5
 
 
@@ -45,28 +44,45 @@ class Attempt:
         scratch: Path,
         chaos: str | None,
         *,
-        preflight: bool,
-        token: str,
+        peers: Alone,
         signals: Signals,
     ) -> None:
         self._settings = settings
         self._folder = Path(settings.output.folder)
         self._size = size
+        self._peers, self._seats = peers, peers.shared.seats
         self._signals = signals
         for leftover in scratch.iterdir():
             leftover.unlink()
         self._scratch = scratch
-        number = _attempts(self._folder) + 1
-        now = (time.time(), time.monotonic())
-        self._orders = Orders(scratch, number, *now, preflight, token, chaos)
+        self._orders = Orders(
+            scratch,
+            attempt=peers.shared.attempt,
+            began=time.time(),
+            clock=time.monotonic(),
+            preflight=peers.shared.preflight,
+            token=peers.shared.token,
+            first=self._seats.first,
+            chaos=chaos,
+        )
         self._answers = Answers(scratch, size)
+        self._ended_at = self._orders.began
 
     def run(self) -> Failure | None:
-        """Start the processes and wait for their end; return what ended them before the run's."""
+        """Start the processes and wait for their end; return what ended them before the run's.
+
+        Where the run has several nodes, that is what they agree on.
+        """
         self._orders.write()
         (self._scratch / "run.json").write_text(json.dumps(dump(self._settings)))
         with closing(Pulses(self._scratch / PULSE, self._size)) as pulses:
-            return self._ended(pulses)
+            self._peers.listen(pulses.signs)
+            failure = self._ended(pulses)
+            self._ended_at = time.time()
+            settled = self._peers.settle(failure, told=self._signals.told)
+            if settled is None or settled.step:
+                return settled
+            return replace(settled, step=max(pulses.read(n).step for n in range(self._size)))
 
     def _ended(self, pulses: Pulses) -> Failure | None:
         limits = self._settings.execution.supervision
@@ -76,7 +92,8 @@ class Attempt:
         memory = _memory_kills()
         command = [sys.executable, "-m", "regauge", "train", str(self._scratch / "run.json")]
         own = {processes.SUPERVISED: str(self._scratch), **processes.RECORDER}
-        with processes.started(command, self._size, self._folder / "ranks", own) as children:
+        logs = self._folder / "ranks"
+        with processes.started(command, self._size, logs, own, seats=self._seats) as children:
             self._signals.pids = [child.pid for child in children]
             if self._signals.told:
                 self._signals.forward()
@@ -89,25 +106,29 @@ class Attempt:
         if failure.kind == "process" and _memory_kills() > memory:
             problem = f"{failure.problem}: no memory was left"
             failure = replace(failure, kind="memory", problem=problem)
-        sign = pulses.read(failure.rank)
+        sign = pulses.read(failure.rank - self._seats.first)
         step = max(failure.step, sign.step)
         return replace(failure, step=step, phase=failure.phase or sign.phase)
 
     def note(self, failure: Failure | None) -> None:
-        """Write what became of the attempt; nothing where it did not come to its first word."""
+        """Write what became of the attempt; nothing where it did not come to its first word.
+
+        Of several nodes, one does so for all.
+        """
         if not (self._folder / ATTEMPTS).exists():
             return
         document = {
             "attempt": self._orders.attempt,
             "began": round(self._orders.began, 3),
-            "ended": round(time.time(), 3),
-            "processes": self._size,
+            "ended": round(self._ended_at, 3),
+            "processes": self._seats.size,
+            "nodes": self._peers.nodes,
             "end": failure.kind if failure else "finished",
             "rank": failure.rank if failure else None,
             "step": failure.step if failure else None,
         }
         lines.append(self._folder / ATTEMPTS, document)
-        if failure is not None and failure.policy.code not in ENDING:
+        if failure is not None and failure.policy.code not in TOGETHER:
             path = self._folder / FAILURES
             path.mkdir(exist_ok=True)
             write_json(
@@ -116,7 +137,11 @@ class Attempt:
             )
 
     def _watched(self, children: list[processes.Child], watchdog: Watchdog) -> Failure | None:
-        """Wait until all processes have ended, or one of them failed or is silent."""
+        """Wait until all processes have ended, or one of them failed or is silent.
+
+        Where another node says that the attempt is over, nothing ended it here.
+        """
+        leaving = False
         while True:
             codes = [child.poll() for child in children]
             first = self._first_bad(codes)
@@ -124,15 +149,22 @@ class Attempt:
                 return self._named(children, first)
             if all(code is not None for code in codes):
                 return self._agreed(codes)
-            if why := watchdog.overdue():
-                return self._hung(children, watchdog, why)
+            alarm = self._peers.alarm()
+            why = watchdog.overdue(self._peers.quiet_seconds())
+            if why or alarm == "hang":
+                return self._hung(children, watchdog, why or "another node gives no sign")
+            if alarm:
+                return None
+            if self._peers.leaving() and not leaving:
+                leaving = True
+                self._signals.forward()
             time.sleep(LOOK_SECONDS)
 
     def _first_bad(self, codes: list[int | None]) -> int | None:
         """Return the first process that ended as none should."""
         for rank, code in enumerate(codes):
-            ended_well = self._answers.done(rank) or (code in ENDING and self._answers.said(rank))
-            told = code == -signal.SIGTERM and self._signals.told
+            ended_well = self._answers.done(rank) or (code in TOGETHER and self._answers.said(rank))
+            told = code == -signal.SIGTERM and (self._signals.told or self._peers.leaving())
             if code is not None and not ended_well and not told:
                 return rank
         return None
@@ -141,14 +173,16 @@ class Attempt:
         """Return why all processes stopped together; None where the run is finished."""
         for rank, code in enumerate(codes):
             if code and self._answers.done(rank):
-                logger.warning("process %d finished, and then ended with code %d", rank, code)
+                named = self._seats.first + rank
+                logger.warning("process %d finished, and then ended with code %d", named, code)
         said = self._answers.failures()
         if not said and -signal.SIGTERM in codes:
-            return Failure("preempted", 0, 0, "told to stop before the run began")
+            return Failure("preempted", self._seats.first, 0, "told to stop before the run began")
         return said[0] if said else None
 
     def _named(self, children: list[processes.Child], first: int) -> Failure:
         """Return the failure that came first; what others noticed of it is left out."""
+        offset = self._seats.first
         self._answers.ask()
         until = time.monotonic() + EVIDENCE_SECONDS
         while time.monotonic() < until and any(child.poll() is None for child in children):
@@ -158,9 +192,9 @@ class Attempt:
         silent = [
             Failure(
                 "process",
-                rank,
+                offset + rank,
                 0,
-                _ended(rank, ended),
+                _ended(offset + rank, ended),
                 evidence={"exit_code": ended, **self._last_words(rank)},
             )
             for rank, child in enumerate(children)
@@ -169,33 +203,37 @@ class Attempt:
             and self._answers.said(rank) is None
         ]
         own = [failure for failure in found if failure.kind != "network"]
-        first_own = [failure for failure in own if failure.rank == first]
+        first_own = [failure for failure in own if failure.rank == offset + first]
         candidates = [*first_own, *silent, *own, *found]
-        return candidates[0] if candidates else Failure("process", first, 0, _ended(first, code))
+        if candidates:
+            return candidates[0]
+        return Failure("process", offset + first, 0, _ended(offset + first, code))
 
     def _hung(self, children: list[processes.Child], watchdog: Watchdog, why: str) -> Failure:
         """Return which process the others wait for, with the stacks of all of them."""
         found = witnesses(watchdog.pulses, [child.pid for child in children], self._answers)
-        one = culprit(found)
+        one, offset = culprit(found), self._seats.first
         stopped = " (it is stopped)" if one.state in ("T", "t") else ""
         return Failure(
             "preflight" if one.sign.phase == PREFLIGHT else "hang",
-            one.rank,
+            offset + one.rank,
             one.sign.step,
-            f"process {one.rank} hangs{stopped}: {why}",
+            f"process {offset + one.rank} hangs{stopped}: {why}",
             phase=one.sign.phase,
             evidence={
-                "states": {str(each.rank): each.state for each in found},
-                "collectives": {str(each.rank): each.collectives for each in found},
-                "stacks": {str(each.rank): each.stack[-STACK_LINES:] for each in found},
+                "states": {str(offset + each.rank): each.state for each in found},
+                "collectives": {str(offset + each.rank): each.collectives for each in found},
+                "stacks": {str(offset + each.rank): each.stack[-STACK_LINES:] for each in found},
+                "standing": one.standing,
             },
         )
 
     def _last_words(self, rank: int) -> dict[str, Any]:
         """Return what is left of a process that said nothing, and the others' collectives."""
-        log = text(self._folder / "ranks" / f"{rank}.log").splitlines()
+        offset = self._seats.first
+        log = text(self._folder / "ranks" / f"{offset + rank}.log").splitlines()
         others = {
-            str(other): self._answers.collectives(other)
+            str(offset + other): self._answers.collectives(other)
             for other in range(self._size)
             if other != rank
         }
@@ -216,12 +254,6 @@ def _ended(rank: int, code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"process {rank} died by {name}"
-
-
-def _attempts(folder: Path) -> int:
-    """Return the number of a run's last attempt, with a supervisor or without; 0 without any."""
-    told = (lines.last(folder / name) for name in (ATTEMPTS, "ledger.jsonl"))
-    return max((int(line["attempt"]) for line in told if line), default=0)
 
 
 def _memory_kills() -> int:

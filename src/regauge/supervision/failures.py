@@ -63,9 +63,13 @@ POLICIES = {
     "hang": Policy(75, retried=True, advice=AGAIN),
     "storage": Policy(75, retried=True, wait_seconds=1.0, advice="make room, or mend the storage"),
     "network": Policy(75, retried=True, counted=False, wait_seconds=1.0, advice=AGAIN),
+    "node": Policy(75, retried=True, counted=False, advice=AGAIN),
+    "resized": Policy(75, retried=True, counted=False, advice=AGAIN),
 }
 """By kind: a `process` died by a signal or left early, one of `memory` ran out of it; `values` must
-not get into the weights."""
+not get into the weights; a `node` was lost or left, and where `resized`, another one came."""
+TOGETHER = {0, 67, 143}
+"""Codes with which all processes of a run end together."""
 ERRORS: dict[type[RegaugeError], str] = {
     SettingsError: "settings",
     DataError: "data",
@@ -122,6 +126,12 @@ class Failure:
     def document(self) -> dict[str, Any]:
         """Return what is written of it."""
         return {**asdict(self), "retryable": self.policy.retried}
+
+
+def failure_of(document: dict[str, Any]) -> Failure:
+    """Return the failure that a document tells of."""
+    known = Failure.__dataclass_fields__
+    return Failure(**{name: value for name, value in document.items() if name in known})
 
 
 def kind_of(error: BaseException) -> str:

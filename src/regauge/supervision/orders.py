@@ -1,12 +1,14 @@
 """What a supervisor tells the processes of an attempt, and what they leave for it.
 
-<scratch>/orders.json                attempt, when it began, its token, the fault plan
-<scratch>/pulse                      signs of life
-<scratch>/asked                      the supervisor asks for the last collectives
-<scratch>/collectives-<rank>.json    what a process answered
-<scratch>/failure-<rank>.json        why it ended before the run's end
-<scratch>/done-<rank>                it came to the run's end
-<scratch>/stack-<rank>.txt           stacks of its threads
+<scratch>/orders.json             attempt, when it began, its token, the fault plan
+<scratch>/pulse                   signs of life
+<scratch>/asked                   the supervisor asks for the last collectives
+<scratch>/collectives-<n>.json    what a process answered
+<scratch>/failure-<n>.json        why it ended before the run's end
+<scratch>/done-<n>                it came to the run's end
+<scratch>/stack-<n>.txt           stacks of its threads
+
+Processes are counted from 0 on each machine.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from regauge import lines, processes
 from regauge.errors import PreemptedError, explain
 from regauge.supervision import owner
-from regauge.supervision.failures import Failure, evidence_of, kind_of
+from regauge.supervision.failures import Failure, evidence_of, failure_of, kind_of
 from regauge.supervision.pulse import Pulse
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class Orders:
     """Whether its processes check their devices and what they tell each other first."""
     token: str
     """The attempt's right to publish checkpoints."""
+    first: int = 0
+    """Rank of this machine's first process."""
     chaos: str | None = None
     """File of a fault plan."""
 
@@ -78,8 +82,9 @@ class Report:
     def __init__(self, orders: Orders | None, rank: int) -> None:
         self.orders = orders
         self._rank = rank
+        self._number = rank - orders.first if orders else rank
         self._folder: Path | None = None
-        self.pulse = Pulse(orders.scratch / PULSE if orders else None, rank)
+        self.pulse = Pulse(orders.scratch / PULSE if orders else None, self._number)
         self.step = 0
 
     def check_owner(self) -> None:
@@ -113,7 +118,7 @@ class Report:
             yield
             return
         scratch = self.orders.scratch
-        stack = (scratch / f"stack-{self._rank}.txt").open("w")
+        stack = (scratch / f"stack-{self._number}.txt").open("w")
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         faulthandler.enable(file=stack, all_threads=True)
         signal.signal(signal.SIGTERM, _told_to_stop)
@@ -121,11 +126,11 @@ class Report:
         try:
             yield
         except BaseException as error:
-            self._write(f"failure-{self._rank}.json", self._failure(error))
+            self._write(f"failure-{self._number}.json", self._failure(error))
             raise
         finally:
             self.pulse.beat("end")
-        self._write(f"done-{self._rank}", {})
+        self._write(f"done-{self._number}", {})
 
     def _answer(self) -> None:
         """Wait until the supervisor asks, and write down this process's last collectives."""
@@ -134,7 +139,7 @@ class Report:
         asked = self.orders.scratch / ASKED
         while not asked.exists():
             time.sleep(ANSWER_SECONDS)
-        self._write(f"collectives-{self._rank}.json", {"entries": _collectives()})
+        self._write(f"collectives-{self._number}.json", {"entries": _collectives()})
 
     def _failure(self, error: BaseException) -> dict[str, Any]:
         line, code = explain(error)
@@ -175,32 +180,32 @@ class Answers:
         """Ask every process for its last collectives."""
         (self._scratch / ASKED).touch()
 
-    def done(self, rank: int) -> bool:
+    def done(self, number: int) -> bool:
         """Return whether a process came to the end of the run."""
-        return (self._scratch / f"done-{rank}").exists()
+        return (self._scratch / f"done-{number}").exists()
 
-    def said(self, rank: int) -> Failure | None:
+    def said(self, number: int) -> Failure | None:
         """Return the failure that a process told of itself."""
-        document = self._told(rank)
-        return _failure(document) if document else None
+        document = self._told(number)
+        return failure_of(document) if document else None
 
     def failures(self) -> list[Failure]:
         """Return what all processes told, the first failure first."""
         told = filter(None, map(self._told, range(self._size)))
-        return [_failure(document) for document in sorted(told, key=itemgetter("at"))]
+        return [failure_of(document) for document in sorted(told, key=itemgetter("at"))]
 
-    def _told(self, rank: int) -> dict[str, Any]:
-        return _document(self._scratch / f"failure-{rank}.json")
+    def _told(self, number: int) -> dict[str, Any]:
+        return _document(self._scratch / f"failure-{number}.json")
 
-    def stack(self, rank: int) -> list[str]:
+    def stack(self, number: int) -> list[str]:
         """Return the stacks of a process's threads, as it was asked or as it died."""
-        return text(self._scratch / f"stack-{rank}.txt").splitlines()
+        return text(self._scratch / f"stack-{number}.txt").splitlines()
 
-    def collectives(self, rank: int) -> list[dict[str, Any]]:
+    def collectives(self, number: int) -> list[dict[str, Any]]:
         """Return a process's last collectives, oldest first; empty where it did not tell."""
         found: list[dict[str, Any]]
-        found = _document(self._scratch / f"collectives-{rank}.json").get("entries", [])
-        failure = self.said(rank)
+        found = _document(self._scratch / f"collectives-{number}.json").get("entries", [])
+        failure = self.said(number)
         return found or (failure.evidence.get("collectives", []) if failure else [])
 
 
@@ -210,11 +215,6 @@ def text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _failure(document: dict[str, Any]) -> Failure:
-    known = Failure.__dataclass_fields__
-    return Failure(**{name: value for name, value in document.items() if name in known})
 
 
 def _document(path: Path) -> dict[str, Any]:

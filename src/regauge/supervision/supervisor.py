@@ -1,12 +1,15 @@
 """A run over as many attempts as it takes to end it.
 
-The supervisor computes nothing and imports no torch. Every attempt has new processes and a new
-meeting place. What ends one is written to `failures/`, and decides whether the run starts again.
+The supervisor computes nothing, and imports no torch where there is one machine. Every attempt has
+new processes and a new meeting place. What ends one is written to `failures/`, and decides whether
+the run starts again.
 """
 
 from __future__ import annotations
 
 import math
+import os
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -21,14 +24,20 @@ from regauge.log import logger
 from regauge.supervision.attempt import FAILURES, Attempt
 from regauge.supervision.chaos import RECORD
 from regauge.supervision.failures import POLICIES, Failure
-from regauge.supervision.owner import Owner
+from regauge.supervision.nodes.register import OverError
+from regauge.supervision.nodes.several import several
+from regauge.supervision.peers import ThisMachine
 from regauge.supervision.scratch import scratch
 from regauge.supervision.signals import Signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from regauge.supervision.nodes.rendezvous import Rendezvous
+    from regauge.supervision.peers import Alone
     from regauge.training.settings import Training
+
+    Place = ThisMachine | Rendezvous
 
 LONGEST_WAIT_SECONDS = 60.0
 SUSPECT = ("device", "network", "hang")
@@ -36,42 +45,104 @@ SUSPECT = ("device", "network", "hang")
 
 
 def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
-    """Run `size` processes of a run until it ends; raises ChildError where it ends by a failure."""
+    """Run a run's processes until it ends, `size` of them on this machine.
+
+    Raises ChildError where it ends by a failure.
+    """
     folder = Path(settings.output.folder)
-    limit = settings.execution.supervision.attempts_at_a_step
-    failures: list[Failure] = []
-    with Owner(folder) as owner, scratch() as place, Signals() as signals:
+    place = _place(settings, folder)
+    with place.open(), scratch() as own, Signals() as signals:
+        run = Supervisor(settings, size, own, chaos, signals)
         while True:
             require(check_machine(folder, settings.output.checkpoint.root))
-            one = Attempt(
-                settings,
-                size,
-                place,
-                chaos,
-                preflight=_checks(settings, failures),
-                token=owner.admit(),
-                signals=signals,
-            )
-            failure = one.run()
-            if failure is not None and failure.kind == "preflight":
-                failure = _examined(failure, settings, size, chaos)
-            one.note(failure)
-            if failure is None:
+            try:
+                with place.attempt(size, signals, preflight=run.checks) as peers:
+                    failure = run.attempt(peers)
+            except OverError as over:
+                if over.code:
+                    raise ChildError(over.code, over.line) from None
                 return
-            failures.append(failure)
-            wait = _wait_before_next(failures, limit)
-            if wait is None or signals.told:
-                raise _last_word(failures, settings)
-            when = f"in {wait:g} s" if wait else "now"
-            logger.warning("%s; starting again %s", _told(failure), when)
-            signals.sleep(wait)
+            if failure is None:
+                place.over(0, "")
+                return
+            try:
+                run.wait()
+            except ChildError as error:
+                if not signals.told:
+                    place.over(error.exit_code, str(error))
+                raise
 
 
-def _checks(settings: Training, failures: list[Failure]) -> bool:
-    """Return whether the processes of the next attempt check their devices and each other."""
-    if settings.execution.supervision.preflight == "brief":
-        return False
-    return not failures or failures[-1].kind in SUSPECT
+class Supervisor:
+    """The attempts of a run so far, as one machine has seen them."""
+
+    def __init__(
+        self, settings: Training, size: int, own: Path, chaos: str | None, signals: Signals
+    ) -> None:
+        self._settings, self._size, self._own = settings, size, own
+        self._chaos, self._signals = chaos, signals
+        self._failures: list[Failure] = []
+        self._unwritten: Attempt | None = None
+        """The last attempt, where the node that should have noted its end is lost."""
+
+    @property
+    def checks(self) -> bool:
+        """Whether the processes of the next attempt check their devices and each other."""
+        if self._settings.execution.supervision.preflight == "brief":
+            return False
+        return not self._failures or self._failures[-1].kind in SUSPECT
+
+    def attempt(self, peers: Alone) -> Failure | None:
+        """Make one attempt; return what ended it before the run's end."""
+        if peers.leads and self._unwritten is not None:
+            self._unwritten.note(self._failures[-1])
+        self._unwritten = None
+        one = Attempt(
+            self._settings, self._size, self._own, self._chaos, peers=peers, signals=self._signals
+        )
+        failure = one.run()
+        if failure is not None and failure.kind == "preflight" and peers.nodes == 1:
+            failure = _examined(failure, self._settings, self._size, self._chaos)
+        if peers.leads:
+            one.note(failure)
+        elif failure is not None and failure.kind == "node" and failure.rank == 0:
+            self._unwritten = one
+        if failure is not None:
+            self._failures.append(failure)
+        return failure
+
+    def wait(self) -> None:
+        """Wait for the time of the next attempt; raises ChildError where there is none."""
+        limit = self._settings.execution.supervision.attempts_at_a_step
+        wait = _wait_before_next(self._failures, limit)
+        if wait is None or self._signals.told:
+            raise _last_word(self._failures, self._settings)
+        when = f"in {wait:g} s" if wait else "now"
+        logger.warning("%s; starting again %s", _told(self._failures[-1]), when)
+        self._signals.sleep(wait)
+
+
+def _place(settings: Training, folder: Path) -> Place:
+    """Return what holds the attempts of a run, on one machine or on several."""
+    found = several(settings.execution.nodes, folder)
+    if found is None:
+        return ThisMachine(folder)
+    with _quiet():
+        from regauge.supervision.nodes.rendezvous import Rendezvous
+
+    return Rendezvous(found, settings, folder)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Import torch so that a node which is lost is told in one line, without stacks of C++."""
+    own = "TORCH_CPP_LOG_LEVEL" not in os.environ
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    try:
+        yield
+    finally:
+        if own:
+            del os.environ["TORCH_CPP_LOG_LEVEL"]
 
 
 def _examined(failure: Failure, settings: Training, size: int, chaos: str | None) -> Failure:

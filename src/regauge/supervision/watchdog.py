@@ -40,10 +40,13 @@ class Watchdog:
     longest: dict[str, float] = field(default_factory=dict)
     _last: dict[int, Sign] = field(default_factory=dict)
 
-    def overdue(self) -> str | None:
-        """Return what is wrong when a process has given no sign for too long, or None."""
+    def overdue(self, elsewhere: float = math.inf) -> str | None:
+        """Return what is wrong when a process has given no sign for too long, or None.
+
+        `elsewhere` is for how long the processes of other nodes gave none, in seconds.
+        """
         now = time.monotonic()
-        quiet, late = math.inf, []
+        quiet, late = elsewhere, []
         for rank in range(self.pulses.size):
             sign, before = self.pulses.read(rank), self._last.get(rank)
             if before is not None and sign.count > before.count:
@@ -84,6 +87,16 @@ class Witness:
         """The number of its last collective."""
         return max((int(each["collective_seq_id"]) for each in self.collectives), default=0)
 
+    @property
+    def standing(self) -> list[float]:
+        """How far it came; the others wait for the one that came least far.
+
+        That one is stopped, or answers nothing, or has come to fewer collectives than they, or is
+        silent for longest.
+        """
+        silent = time.monotonic() - self.sign.at
+        return [self.state not in ("T", "t"), bool(self.stack), self.sequence, -silent]
+
 
 def witnesses(pulses: Pulses, pids: list[int], answers: Answers) -> list[Witness]:
     """Ask every process for its stacks, and return what each was found in."""
@@ -101,19 +114,8 @@ def witnesses(pulses: Pulses, pids: list[int], answers: Answers) -> list[Witness
 
 
 def culprit(found: list[Witness]) -> Witness:
-    """Return the process that the others wait for.
-
-    It is stopped, or answers nothing, or has come to fewer collectives than the others.
-    """
-    return min(
-        found,
-        key=lambda one: (
-            one.state not in ("T", "t"),
-            bool(one.stack),
-            one.sequence,
-            one.sign.at,
-        ),
-    )
+    """Return the process that the others wait for."""
+    return min(found, key=lambda one: one.standing)
 
 
 def _state(pid: int) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LATE_SHARE = 0.2
 """Of a step's seconds: who is later than the others by more holds them up."""
+LEAST_SECONDS = 0.02
+"""Less than that is what the first process does for all."""
 LINES = 2
 """Lines of metrics in a row in which it must."""
 
@@ -64,7 +66,7 @@ class Pace:
         slowest = max(range(len(seconds)), key=seconds.__getitem__)
         others = statistics.median(seconds[:slowest] + seconds[slowest + 1 :])
         late = seconds[slowest] - others
-        if late <= LATE_SHARE * took:
+        if late <= max(LATE_SHARE * took, LEAST_SECONDS):
             self._suspect = None
             return None
         self._lines = self._lines + 1 if slowest == self._suspect else 1

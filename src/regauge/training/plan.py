@@ -9,6 +9,7 @@ from regauge import processes
 from regauge.data.order import Order
 from regauge.data.shards import MANIFEST, read_manifest
 from regauge.errors import SettingsError
+from regauge.supervision.nodes.several import several
 from regauge.training import records
 from regauge.training.decisions import check_shares
 
@@ -73,8 +74,10 @@ def check(settings: Training) -> None:
         raise SettingsError(f"{settings.data.path} has no training rows", "prepare more text")
     records.check_same_run(Path(settings.output.folder), settings, manifest.identity)
     if not processes.launched() and isinstance(settings.execution.processes, int):
-        size = settings.execution.processes
-        check_shares(settings, processes.World(rank=1, size=size, local_size=size))
+        local = settings.execution.processes
+        found = several(settings.execution.nodes, Path(settings.output.folder))
+        size = local * (found.most if found else 1)
+        check_shares(settings, processes.World(rank=1, size=size, local_size=local))
 
 
 def check_cache(settings: Training) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import processes
 from regauge.checkpoint.folder import write_json
-from regauge.config import FACTS, FORMAT, Tables, dump
+from regauge.config import FACTS, FORMAT, Tables, dump, first_difference
 from regauge.errors import SettingsError
 from regauge.log import logger
 
@@ -66,7 +66,7 @@ def check_same_run(folder: Path, settings: Training, identity: str) -> str:
     for key in IDENTITY:
         ours, theirs = _at(now, key), _at(saved, key)
         if ours != theirs:
-            difference = _first_difference(key, ours, theirs)
+            difference = first_difference(key, ours, theirs)
             raise SettingsError(
                 f"{folder} belongs to another run: {difference}",
                 "name another output.folder, or set it back to go on with that run",
@@ -142,7 +142,7 @@ def _say_other_length(now: Tables, before: Tables) -> None:
     for key in ("stop.steps", "stop.epochs"):
         ours, theirs = _at(now, key), _at(before, key)
         if ours != theirs and schedule != "constant":
-            difference = _first_difference(key, ours, theirs)
+            difference = first_difference(key, ours, theirs)
             logger.warning("%s: the %s schedule now ends elsewhere", difference, schedule)
 
 
@@ -151,11 +151,3 @@ def _at(tables: Tables, key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
-
-
-def _first_difference(key: str, ours: Any, theirs: Any) -> str:
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        for name in sorted({*ours, *theirs}):
-            if ours.get(name) != theirs.get(name):
-                return _first_difference(f"{key}.{name}", ours.get(name), theirs.get(name))
-    return f"{key} is {theirs!r} there and {ours!r} here"

@@ -11,6 +11,7 @@ from regauge.config import Settings, chosen
 from regauge.data.settings import Data
 from regauge.models.settings import Model
 from regauge.strategies import Strategy
+from regauge.supervision.settings import Nodes, Supervision
 from regauge.tasks import Task
 from regauge.trackers import Tracker
 
@@ -122,22 +123,11 @@ class Optimizer(Settings):
     """What is kept out of the weights."""
 
 
-class Supervision(Settings):
-    """What happens when a process of the run dies, hangs or is told to stop."""
-
-    attempts_at_a_step: int = Field(default=3, ge=1)
-    """Attempts that may fail at the same step in the same way; then the run ends with code 66."""
-    preflight: Literal["full", "brief"] = "full"
-    """What is checked before the first attempt: the devices and their collectives, or storage."""
-    hang_seconds: float = Field(default=60.0, gt=0)
-    """Shortest silence of a process that counts as a hang; ten times what is usual, if longer."""
-
-
 class Execution(Settings):
     """How the run is computed; none of it changes what is computed."""
 
     processes: int | Literal["auto"] = Field(default=1, union_mode="left_to_right")
-    """Local processes; `auto` takes one per device, or one on a CPU."""
+    """Processes on each machine; `auto` takes one per device, or one on a CPU."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of each process; by default the cores shared among the processes."""
     precision: Literal["auto", "bf16", "fp32", "tf32", "fp16"] = "auto"
@@ -152,6 +142,8 @@ class Execution(Settings):
     """Graphs that may be compiled after the warm-up before the run fails."""
     timeout_seconds: int = Field(default=600, ge=1)
     """Longest wait of one process for the others."""
+    nodes: Nodes = Nodes()
+    """The machines of the run, where it has more than one."""
     supervision: Supervision = Supervision()
     """What follows when a process fails."""
 

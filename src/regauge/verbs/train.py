@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from regauge import config, processes, verbs
+from regauge.supervision.nodes.several import starts
 from regauge.training.settings import Training
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
@@ -40,12 +41,13 @@ def plan(settings: Training) -> dict[str, Any]:
 def run(settings: Training, chaos: Path | None = None) -> dict[str, Any]:
     """Train on as many processes as the settings or the launcher say; return the result.
 
-    Where no launcher started this process, it starts those of the run and supervises them.
+    Where no launcher started this process, it starts those of the run and supervises them; so does
+    the one that a launcher starts on each node.
     """
     from regauge.training import plan as planning
 
     planning.check(settings)
-    if processes.launched():
+    if processes.launched() and not starts(settings.execution.nodes):
         from regauge.training.run import attempt
 
         return attempt(settings, processes.world())

@@ -1,0 +1,1 @@
+"""A run on several machines: where they meet, what they tell each other, who decides."""

@@ -1,0 +1,133 @@
+"""Runs of several nodes, which are commands on this machine, and an etcd for them to meet at."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults.conftest import Job, Jobs
+from regauge.config import merge
+from regauge.processes import free_port
+
+ETCD_SECONDS = 30.0
+LATE_SECONDS = 60.0
+
+
+@contextmanager
+def etcd(root: Path) -> Iterator[str]:
+    """Start an etcd that speaks the second version of its protocol, and return where it is."""
+    binary = shutil.which("etcd")
+    if binary is None:
+        pytest.skip("no etcd here (Debian's etcd-server): rows 13 and 43 are not proved")
+    own, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    command = [binary, "--enable-v2", "--data-dir", str(root), "--initial-cluster"]
+    command += [f"default={peer}", "--initial-advertise-peer-urls", peer]
+    command += ["--listen-peer-urls", peer, "--listen-client-urls", own]
+    command += ["--advertise-client-urls", own]
+    with (root.parent / "etcd.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        _healthy(own, process)
+        yield own.removeprefix("http://")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _healthy(address: str, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + ETCD_SECONDS
+    while time.monotonic() < until:
+        assert process.poll() is None, "etcd has ended"
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=1) as answer:
+                if b"true" in answer.read():
+                    return
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError("etcd does not answer")
+
+
+@dataclass
+class Cluster:
+    """Nodes of one run; each is a command with the same run file."""
+
+    jobs: Jobs
+    endpoint: str
+    kind: str = "c10d"
+    job: Job | None = None
+    nodes: list[Job] = field(default_factory=list)
+
+    def run(self, count: str, *faults: dict[str, Any], **changes: Any) -> Job:
+        """Say which run the nodes have; nothing is started yet."""
+        nodes = {
+            "count": count,
+            "rendezvous": self.kind,
+            "endpoint": self.endpoint,
+            "join_seconds": 40.0,
+            "last_call_seconds": 4.0,
+        }
+        own = merge({"execution": {"nodes": nodes}}, changes)
+        self.job = self.jobs.job(*faults, size=1, **own)
+        return self.job
+
+    def start(self, **changes: Any) -> Job:
+        """Start one more node."""
+        assert self.job is not None
+        node = replace(self.job, **changes).start()
+        self.jobs.made.append(node)
+        self.nodes.append(node)
+        return node
+
+    def end(self) -> list[int]:
+        """Wait for all nodes; return their codes."""
+        return [node.wait().code for node in self.nodes]
+
+
+def workers(node: Job) -> list[int]:
+    """Return the processes that a node has started."""
+    assert node.process is not None
+    path = Path(f"/proc/{node.process.pid}/task/{node.process.pid}/children")
+    return [int(pid) for pid in path.read_text().split()]
+
+
+def lose(node: Job, *, whole: bool = True) -> None:
+    """Kill a node's command, and its processes at the same moment where the node is lost whole."""
+    assert node.process is not None
+    own = workers(node)
+    os.kill(node.process.pid, signal.SIGKILL)
+    for pid in own if whole else ():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    node.process.wait()
+    until = time.monotonic() + LATE_SECONDS
+    while any(_alive(pid) for pid in own):
+        assert time.monotonic() < until, "its processes outlive it"
+        time.sleep(0.01)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def stranger() -> Iterator[str]:
+    """Yield an address where somebody listens who knows nothing of a rendezvous."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"

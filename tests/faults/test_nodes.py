@@ -1,0 +1,270 @@
+"""Runs of several nodes: rows 10 to 14 and 43 of the fault matrix."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributed.test_resume import assert_same
+from faults.clusters import Cluster, etcd, lose, stranger, workers
+from faults.conftest import Job, Jobs, full, terminate
+from regauge.processes import free_port
+
+pytestmark = pytest.mark.timeout(300)
+STEPS = 300
+LONG: dict[str, Any] = {"stop": {"steps": STEPS}, "output": {"checkpoint": {"every_steps": 20}}}
+CLOSE = 1e-4
+
+
+@pytest.fixture
+def cluster(jobs: Jobs) -> Cluster:
+    """Return nodes that meet at one of them."""
+    return Cluster(jobs, f"127.0.0.1:{free_port()}")
+
+
+@pytest.fixture
+def outside(jobs: Jobs, tmp_path: Path) -> Iterator[Cluster]:
+    """Return nodes that meet at an etcd."""
+    with etcd(tmp_path / "etcd") as endpoint:
+        yield Cluster(jobs, endpoint, "etcd")
+
+
+def whole(jobs: Jobs, job: Job, size: int = 2) -> Path:
+    """Return the folder of the same run on one machine."""
+    changes = {name: each for name, each in job.changes.items() if name != "execution"}
+    return jobs.whole(Job(job.folder, size, changes))
+
+
+def assert_close(jobs: Jobs, job: Job) -> None:
+    """Assert that the losses are those of a run that had two processes all the time."""
+    expected = Job(whole(jobs, job), 2, {}).losses
+    assert job.losses.keys() == expected.keys()
+    for step, loss in job.losses.items():
+        assert loss == pytest.approx(expected[step], rel=CLOSE), step
+
+
+def ends(job: Job) -> list[tuple[str, int]]:
+    """Return how each attempt ended, and its nodes."""
+    return [(line["end"], line["nodes"]) for line in job.attempts]
+
+
+def test_two_nodes_train_as_one_machine_does(jobs: Jobs, cluster: Cluster) -> None:
+    job = cluster.run("2")
+    first, second = cluster.start(), cluster.start()
+    assert cluster.end() == [0, 0], first.said + second.said
+    assert_same(whole(jobs, job), job.folder)
+    assert ends(job) == [("finished", 2)]
+    for node in cluster.nodes:
+        assert "attempt 1 on 2 nodes: " in node.told
+    jobs.nothing_is_left(job)
+
+
+@full
+def test_a_lost_node_is_done_without_until_it_comes_back(
+    jobs: Jobs, cluster: Cluster, figure: Callable[[str, float], None]
+) -> None:
+    job = cluster.run("1:2", **LONG)
+    stays = cluster.start()
+    stays.until(10)
+    goes = cluster.start()
+    _until_attempt(stays, 2)
+    stays.until(_newest(stays) + 10)
+    lose(goes)
+    lost, step = time.time(), _newest(stays)
+    _until_attempt(stays, 3)
+    stays.until(step + 1)
+    figure("seconds from the loss of a node to the next step", time.time() - lost)
+    cluster.nodes.remove(goes)
+    cluster.start()
+    assert cluster.end() == [0, 0], stays.said
+    assert ends(job) == [("resized", 1), ("node", 2), ("resized", 1), ("finished", 2)]
+    (failure,) = [each for each in job.failures if each["kind"] == "node"]
+    assert "node 1 (" in failure["problem"]
+    assert "is lost" in failure["problem"]
+    assert failure["retryable"]
+    assert_close(jobs, job)
+    jobs.nothing_is_left(job)
+
+
+@full
+def test_the_processes_of_a_node_end_with_its_command(
+    jobs: Jobs, cluster: Cluster, figure: Callable[[str, float], None]
+) -> None:
+    job = cluster.run("1:2", **LONG)
+    first, second = cluster.start(), cluster.start()
+    first.until(40)
+    (goes,) = [node for node in (first, second) if "node 1" or workers(node)][:1]
+    began = time.monotonic()
+    lose(goes, whole=False)
+    figure("seconds from a node's command to its processes' end", time.monotonic() - began)
+    cluster.nodes.remove(goes)
+    assert cluster.end() == [0], cluster.nodes[0].said
+    assert [end for end, _ in ends(job)] == ["node", "finished"]
+    assert_close(jobs, job)
+
+
+@full
+def test_a_node_that_hangs_is_found_by_all(jobs: Jobs, cluster: Cluster) -> None:
+    job = cluster.run("2", {"kind": "stop", "rank": 1, "step": 10})
+    cluster.start(), cluster.start()
+    assert cluster.end() == [0, 0]
+    assert ends(job) == [("hang", 2), ("finished", 2)]
+    (failure,) = job.failures
+    assert failure["rank"] == 1
+    assert "process 1 hangs (it is stopped)" in failure["problem"]
+    assert_same(whole(jobs, job), job.folder)
+
+
+@full
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_dies_is_named_on_every_node(
+    jobs: Jobs, cluster: Cluster, rank: int
+) -> None:
+    job = cluster.run("2", {"kind": "kill", "rank": rank, "step": 10})
+    cluster.start(), cluster.start()
+    assert cluster.end() == [0, 0]
+    assert ends(job) == [("process", 2), ("finished", 2)]
+    assert [failure["rank"] for failure in job.failures] == [rank]
+    for node in cluster.nodes:
+        assert f"process {rank} died by SIGKILL" in node.told
+    assert_same(whole(jobs, job), job.folder)
+
+
+@full
+def test_a_node_that_is_told_to_stop_leaves_the_others_to_it(jobs: Jobs, cluster: Cluster) -> None:
+    job = cluster.run("1:2", **LONG)
+    first, second = cluster.start(), cluster.start()
+    first.until(40)
+    terminate(second)
+    assert second.wait().code == 143, second.said
+    assert first.wait().code == 0, first.said
+    assert "was told to stop" in first.told
+    assert ends(job)[-1] == ("finished", 1)
+    assert job.failures == [] or job.failures[0]["kind"] == "node"
+    assert_close(jobs, job)
+
+
+@full
+def test_all_nodes_told_to_stop_save_together(jobs: Jobs, cluster: Cluster) -> None:
+    cluster.run("2", **LONG)
+    first, second = cluster.start(), cluster.start()
+    first.until(40)
+    for node in (first, second):
+        terminate(node)
+    assert cluster.end() == [143, 143], first.said + second.said
+    step = _newest(first)
+    assert (first.folder / "checkpoints" / f"step-{step:08d}").is_dir()
+
+
+@full
+def test_without_its_meeting_place_a_run_ends_in_time(outside: Cluster, jobs: Jobs) -> None:
+    """The place is gone, and then a node: what is left can meet nobody."""
+    outside.run("1:2", execution={"nodes": {"join_seconds": 8.0}}, **LONG)
+    first, second = outside.start(), outside.start()
+    first.until(20)
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _is_etcd(path)]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    first.until(40)
+    lose(second)
+    assert first.wait().code == 75, first.said
+    line = first.said.splitlines()[-1]
+    assert f"did not meet at {outside.endpoint} within 8 s" in line
+    assert jobs
+
+
+@full
+def test_the_node_where_all_meet_is_lost(cluster: Cluster) -> None:
+    cluster.run("2", execution={"nodes": {"join_seconds": 8.0}}, **LONG)
+    first, second = cluster.start(), cluster.start()
+    first.until(40)
+    lose(first)
+    assert second.wait().code == 75, second.said
+    assert "2 nodes did not meet at" in second.said.splitlines()[-1]
+
+
+@full
+def test_a_name_is_never_used_twice(outside: Cluster, jobs: Jobs) -> None:
+    """The job runs, is killed as a whole, and is started again, on one etcd."""
+    job = outside.run("2", **LONG)
+    for number in (1, 2):
+        nodes = [outside.start(), outside.start()]
+        nodes[0].until(40 * number)
+        for node in nodes:
+            lose(node)
+    outside.nodes.clear()
+    first, second = outside.start(), outside.start()
+    assert outside.end() == [0, 0], first.said + second.said
+    assert_same(whole(jobs, job), job.folder)
+    again = [outside.start(), outside.start()]
+    assert [node.wait().code for node in again] == [0, 0]
+    names = _names(outside.endpoint)
+    assert len(names) >= 4
+    attempts = sorted(int(name.rpartition("-")[2]) for name in names)
+    assert attempts[:3] == [1, 2, 3]
+
+
+@full
+def test_somebody_else_at_the_meeting_place(jobs: Jobs) -> None:
+    with stranger() as endpoint:
+        cluster = Cluster(jobs, endpoint)
+        job = cluster.run("2", execution={"nodes": {"join_seconds": 6.0}})
+        node = cluster.start().wait()
+    assert node.code == 75, node.said
+    assert f"did not meet at {endpoint}" in node.said.splitlines()[-1]
+    assert not job.folder.exists()
+
+
+@full
+def test_nodes_that_do_not_share_the_folder_are_told(jobs: Jobs, cluster: Cluster) -> None:
+    raise NotImplementedError
+
+
+@full
+def test_other_settings_on_a_node_are_named(jobs: Jobs, cluster: Cluster) -> None:
+    job = cluster.run("2")
+    first, second = cluster.start(), cluster.start(options=("optimizer.learning_rate=0.5",))
+    assert cluster.end() == [2, 2], first.said + second.said
+    for node in cluster.nodes:
+        line = node.said.splitlines()[-1]
+        assert "was started with other settings than node 0" in line
+        assert "optimizer.learning_rate is " in line
+    assert not job.folder.exists()
+
+
+def _newest(job: Job) -> int:
+    return max(job.losses, default=0)
+
+
+def _until_attempt(job: Job, attempt: int) -> None:
+    until = time.monotonic() + 90
+    while time.monotonic() < until:
+        path = job.folder / "attempts.jsonl"
+        if f'"attempt": {attempt},' in (path.read_text() if path.exists() else ""):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"attempt {attempt} never began")
+
+
+def _is_etcd(path: Path) -> bool:
+    try:
+        command = (path / "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return False
+    return "--enable-v2" in command and "etcd" in command
+
+
+def _names(endpoint: str) -> list[str]:
+    address = f"http://{endpoint}/v2/keys/torch/elastic/rendezvous"
+    with urllib.request.urlopen(address, timeout=5) as answer:
+        nodes = json.load(answer)["node"]["nodes"]
+    names = [node["key"].rpartition("/")[2] for node in nodes]
+    return [name for name in names if name.rpartition("-")[2].isdigit()]

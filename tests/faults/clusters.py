@@ -8,10 +8,10 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ LATE_SECONDS = 60.0
 
 
 @contextmanager
-def etcd(root: Path) -> Iterator[str]:
-    """Start an etcd that speaks the second version of its protocol, and return where it is."""
+def etcd(root: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Yield where an etcd is that speaks the second version of its protocol, and its process."""
     binary = shutil.which("etcd")
     if binary is None:
         pytest.skip("no etcd here (Debian's etcd-server): rows 13 and 43 are not proved")
@@ -39,21 +39,27 @@ def etcd(root: Path) -> Iterator[str]:
     with (root.parent / "etcd.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        _healthy(own, process)
-        yield own.removeprefix("http://")
+        _healthy(own.removeprefix("http://"), process)
+        yield own.removeprefix("http://"), process
     finally:
         process.kill()
         process.wait()
 
 
-def _healthy(address: str, process: subprocess.Popen[bytes]) -> None:
+def asked(endpoint: str, path: str) -> bytes:
+    """Return what an HTTP server answers."""
+    with closing(HTTPConnection(endpoint, timeout=5)) as connection:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+
+
+def _healthy(endpoint: str, process: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + ETCD_SECONDS
     while time.monotonic() < until:
         assert process.poll() is None, "etcd has ended"
         try:
-            with urllib.request.urlopen(f"{address}/health", timeout=1) as answer:
-                if b"true" in answer.read():
-                    return
+            if b"true" in asked(endpoint, "/health"):
+                return
         except OSError:
             time.sleep(0.05)
     raise AssertionError("etcd does not answer")
@@ -66,6 +72,8 @@ class Cluster:
     jobs: Jobs
     endpoint: str
     kind: str = "c10d"
+    place: subprocess.Popen[bytes] | None = None
+    """What keeps the meeting place, where no node does."""
     job: Job | None = None
     nodes: list[Job] = field(default_factory=list)
 
@@ -112,7 +120,7 @@ def lose(node: Job, *, whole: bool = True) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    node.process.wait()
+    node.process.communicate()
     until = time.monotonic() + LATE_SECONDS
     while any(_alive(pid) for pid in own):
         assert time.monotonic() < until, "its processes outlive it"

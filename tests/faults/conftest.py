@@ -46,6 +46,8 @@ class Job:
     faults: list[dict[str, Any]] = field(default_factory=list)
     options: tuple[str, ...] = ()
     limit_seconds: float = LIMIT_SECONDS
+    place: Path | None = None
+    """Where the command runs, if not here."""
 
     def start(self) -> Job:
         """Start the command and do not wait."""
@@ -56,7 +58,7 @@ class Job:
             plan.write_text(json.dumps({"fault": self.faults}))
             command += ["--chaos", str(plan)]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=self.place
         )
         return self
 
@@ -108,7 +110,7 @@ class Job:
         return " ".join(self.said.split())
 
     @property
-    def losses(self) -> dict[int, float]:
+    def losses(self) -> list[float]:
         """The loss of each step, as the last attempt that came to it has it."""
         return losses(lines(self.folder))
 

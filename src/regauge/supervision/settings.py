@@ -46,9 +46,9 @@ class Nodes(Settings):
 
 def limits(count: int | str) -> tuple[int, int]:
     """Return the fewest and the most nodes that `2` or `2:4` stands for; raises ValueError."""
-    fewest, _, most = str(count).partition(":")
+    fewest, colon, most = str(count).partition(":")
     try:
-        found = int(fewest), int(most or fewest)
+        found = int(fewest), int(most if colon else fewest)
     except ValueError:
         found = 0, 0
     if not 1 <= found[0] <= found[1]:

@@ -90,8 +90,7 @@ def several(
             "set it to the host and port of one of them, such as node-0:29400",
         )
     host, port = _parts(endpoint, PORTS[kind])
-    place = str(folder.absolute())
-    own = f"{folder.name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+    own = f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
     name = environment.get("PET_RDZV_ID") or own
     return Several(name, fewest, most, kind, host, port, nodes)
 

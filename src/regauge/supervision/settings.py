@@ -18,6 +18,8 @@ class Supervision(Settings):
     """What is checked before the first attempt: the devices and their collectives, or storage."""
     hang_seconds: float = Field(default=60.0, gt=0)
     """Shortest silence of a process that counts as a hang; ten times what is usual, if longer."""
+    notices: Literal["none", "ec2"] = "none"
+    """Who tells that this machine will be taken away; the run then saves and stops."""
 
 
 class Nodes(Settings):

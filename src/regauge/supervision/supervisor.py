@@ -26,6 +26,7 @@ from regauge.supervision.chaos import RECORD
 from regauge.supervision.failures import POLICIES, Failure
 from regauge.supervision.nodes.register import OverError
 from regauge.supervision.nodes.several import several
+from regauge.supervision.notices import heard
 from regauge.supervision.peers import ThisMachine
 from regauge.supervision.scratch import scratch
 from regauge.supervision.signals import Signals
@@ -51,7 +52,8 @@ def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
     """
     folder = Path(settings.output.folder)
     place = _place(settings, folder)
-    with place.open(), scratch() as own, Signals() as signals:
+    notices = settings.execution.supervision.notices
+    with place.open(), scratch() as own, Signals() as signals, heard(notices, signals):
         run = Supervisor(settings, size, own, chaos, signals)
         while True:
             require(check_machine(folder, settings.output.checkpoint.root))

@@ -22,11 +22,11 @@ import pytest
 
 from distributed.test_resume import assert_same
 from faults.conftest import Jobs, full
-from regauge import config, processes
+from regauge import config, processes, verbs
 from regauge.checkpoint import folder
 from regauge.lines import whole
+from regauge.supervision import attempt, supervisor
 from regauge.supervision import scratch as scratches
-from regauge.supervision import supervisor
 from regauge.supervision.pulse import Pulses
 from regauge.supervision.scratch import PREFIX, scratch
 from regauge.supervision.watchdog import Watchdog
@@ -149,6 +149,30 @@ def test_a_killed_supervisor_s_folder_is_swept(
         with scratch():
             assert place.exists(), "a folder in use was swept"
     assert not place.exists()
+
+
+LINGERING = """
+import os, threading, time
+if "REGAUGE_SUPERVISED" in os.environ and os.environ["RANK"] == "1":
+    threading.Thread(target=time.sleep, args=(60,)).start()
+"""
+
+
+@full
+def test_a_process_that_has_done_its_work_and_does_not_end_is_killed(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LINGERING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(attempt, "LINGER_SECONDS", 1.0)
+    job = jobs.job()
+    began = time.monotonic()
+    with caplog.at_level("WARNING", "regauge"):
+        supervisor.supervise(verbs.load(Training, job.folder.with_suffix(".json"), ()), 2)
+    assert time.monotonic() - began < 60.0
+    assert "process 1 finished, and then did not end: it is killed" in caplog.text
+    assert [line["end"] for line in job.attempts] == ["finished"]
+    assert_same(jobs.whole(job), job.folder)
 
 
 def test_a_clock_that_is_set_back_harms_nothing(

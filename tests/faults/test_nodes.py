@@ -154,6 +154,19 @@ def test_all_nodes_told_to_stop_save_together(cluster: Cluster) -> None:
 
 
 @full
+def test_a_node_that_waits_for_others_can_be_stopped(cluster: Cluster) -> None:
+    job = cluster.run("2")
+    node = cluster.start()
+    time.sleep(5.0)
+    began = time.monotonic()
+    terminate(node)
+    assert node.wait().code == 143, node.said
+    assert time.monotonic() - began < 10.0, "it did not hear the signal while it waited"
+    assert "told to stop while it waited for other nodes" in node.said.splitlines()[-1]
+    assert not job.folder.exists()
+
+
+@full
 def test_without_its_meeting_place_a_run_ends_in_time(outside: Cluster) -> None:
     """The place is gone, and then a node: what is left can meet nobody."""
     outside.run("1:2", execution={"nodes": {"join_seconds": 8.0}}, **LONG)

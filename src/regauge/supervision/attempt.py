@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 FAILURES = "failures"
 EVIDENCE_SECONDS = 1.0
 """How long the others may still say what they noticed, after the first has failed."""
+LINGER_SECONDS = 30.0
+"""How long a process may take to end once it has said that it is done."""
 STACK_LINES, LOG_LINES = 30, 5
 
 
@@ -67,6 +69,7 @@ class Attempt:
         )
         self._answers = Answers(scratch, size)
         self._ended_at = self._orders.began
+        self._done_at: float | None = None
 
     def run(self) -> Failure | None:
         """Start the processes and wait for their end; return what ended them before the run's.
@@ -147,7 +150,7 @@ class Attempt:
             first = self._first_bad(codes)
             if first is not None:
                 return self._named(children, first)
-            if all(code is not None for code in codes):
+            if all(code is not None for code in codes) or self._lingers(codes):
                 return self._agreed(codes)
             alarm = self._peers.alarm()
             why = watchdog.overdue(self._peers.quiet_seconds())
@@ -159,6 +162,19 @@ class Attempt:
                 leaving = True
                 self._signals.forward()
             time.sleep(LOOK_SECONDS)
+
+    def _lingers(self, codes: list[int | None]) -> bool:
+        """Return whether processes that have done all their work do not end for too long."""
+        alive = [number for number, code in enumerate(codes) if code is None]
+        if not all(map(self._answers.done, range(self._size))):
+            return False
+        self._done_at = self._done_at or time.monotonic()
+        if time.monotonic() - self._done_at < LINGER_SECONDS:
+            return False
+        for number in alive:
+            rank = self._seats.first + number
+            logger.warning("process %d finished, and then did not end: it is killed", rank)
+        return True
 
     def _first_bad(self, codes: list[int | None]) -> int | None:
         """Return the first process that ended as none should."""

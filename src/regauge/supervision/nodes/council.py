@@ -77,8 +77,8 @@ class Council(Alone):
 
     def alarm(self) -> str | None:
         """Return how another node's processes ended the attempt: `failed`, `hang`, or None."""
-        lost = self._ear.lost(self._lost_seconds) if self.leads else ()
-        return self._ear.alarm or ("failed" if lost or self._ear.gone else None)
+        lost = self._ear.lost(self._lost_seconds) if self.leads else self._without_first()
+        return self._ear.alarm or ("failed" if lost else None)
 
     def leaving(self) -> bool:
         """Return whether all shall save and begin again, with another number of nodes."""
@@ -91,7 +91,7 @@ class Council(Alone):
     def settle(self, failure: Failure | None, *, told: bool) -> Failure | None:
         """Return what ended the attempt, from what did so on each node; the first one decides."""
         try:
-            verdict = self._verdict(failure, told=told)
+            verdict = self._gone(0) if self._without_first() else self._verdict(failure, told=told)
         except STORE_ERRORS:
             verdict = self._gone(0)
         finally:
@@ -115,7 +115,7 @@ class Council(Alone):
             found = self._decided()
             self._store.set("verdict", json.dumps(found.document() if found else None))
         while not self._store.check(["verdict"]):
-            if self._ear.gone or 0 in self._ear.lost(self._lost_seconds):
+            if self._without_first():
                 return self._gone(0)
             time.sleep(LOOK_SECONDS)
         document = json.loads(self._store.get("verdict"))
@@ -177,6 +177,10 @@ class Council(Alone):
         if self._ear.leaving and not told:
             return replace(first, kind="resized", problem="another node waits to come in")
         return replace(first, evidence={**first.evidence, "told": told})
+
+    def _without_first(self) -> bool:
+        """Return whether the first node is lost, and the store that it keeps."""
+        return self._ear.gone or 0 in self._ear.lost(self._lost_seconds)
 
     def _gone(self, node: int) -> Failure:
         member = self._members[node]

@@ -36,6 +36,7 @@ from regauge.supervision import owner
 from regauge.supervision.nodes import council
 from regauge.supervision.nodes.council import Council, Node
 from regauge.supervision.nodes.hearing import STORE_ERRORS, Ear
+from regauge.supervision.nodes.lookout import BEAT_SECONDS, Lookout
 from regauge.supervision.nodes.register import Register
 from regauge.supervision.owner import Owner
 from regauge.supervision.signals import LOOK_SECONDS, Signals
@@ -52,42 +53,16 @@ if TYPE_CHECKING:
 
 PLACES = {"c10d": "c10d_rendezvous_backend", "etcd": "etcd_rendezvous_backend"}
 """Modules of torch's rendezvous that know a meeting place."""
-BEAT_SECONDS = 1.0
 AGAIN_SECONDS = 3.0
 """Last call where a run goes on: who is alive comes at once."""
 ANSWER_SECONDS = 20
 """Longest wait for an answer at the meeting place."""
-FOLDER_SECONDS = 15.0
+FOLDER_SECONDS = 60.0
 """A shared file system shows a new file to the other nodes after so long at the latest."""
+STORE_SECONDS = FOLDER_SECONDS + 30
+"""Longest wait of one node for what another one tells it."""
 OWN = ("processes", "threads", "compile_cache", "nodes")
 """Of `execution`: what may differ between the nodes."""
-
-
-class Lookout(threading.Thread):
-    """Keeps the record of an attempt fresh, and looks for nodes that wait to come in."""
-
-    def __init__(self, register: Register, attempt: int) -> None:
-        super().__init__(name="lookout", daemon=True)
-        self._register, self._attempt = register, attempt
-        self._ended = threading.Event()
-        self.handler: DynamicRendezvousHandler | None = None
-        self.waiting = 0
-
-    def run(self) -> None:
-        """Look once a second until `stop`; a meeting place that is gone harms no attempt."""
-        last: dict[str, Any] = {}
-        while not self._ended.wait(BEAT_SECONDS):
-            try:
-                last = self._register.beat(self._attempt, last)
-                if self.handler is not None:
-                    self.waiting = self.handler.num_nodes_waiting()
-            except RendezvousError:
-                continue
-
-    def stop(self) -> None:
-        """Look no more."""
-        self._ended.set()
-        self.join(BEAT_SECONDS)
 
 
 @dataclass
@@ -262,7 +237,7 @@ class Rendezvous:
 
     def _stores(self, found: Round) -> tuple[Store, Store]:
         """Return two ways to the store of an attempt, which its first node keeps."""
-        wait = timedelta(seconds=ANSWER_SECONDS)
+        wait = timedelta(seconds=STORE_SECONDS)
         server = None
         if found.node == 0:
             server = TCPStore(

@@ -2,8 +2,9 @@
 
 Short jobs, each hit by one fault or more, drawn from a seed. Size and mix are fixed before the
 start and written first; every job is written as it ends, and none is repeated. A job succeeds when
-it reaches its last step with nobody asked, its newest checkpoint is whole, and its final weights
-are those of the job that was not hit, to the last bit, where the fault must leave no trace.
+a fault has hit it, it reaches its last step with nobody asked, its newest checkpoint is whole, and
+its final weights are those of the job that was not hit, to the last bit, where the fault must leave
+no trace.
 
 A scheduler's part is played here: a command that ends with code 75 or 143, or is killed, is started
 again.
@@ -91,6 +92,7 @@ class Job:
     kinds: list[str]
     faults: list[dict[str, Any]]
     struck: int = 0
+    """Faults that did strike, inside of the job and from outside."""
     starts: int = 0
     codes: list[int] = field(default_factory=list)
     attempts: int = 0
@@ -175,12 +177,10 @@ class Campaign:
         outside = [kind for kind in kinds if kind.endswith("the supervisor")]
         while job.starts < MOST_STARTS:
             process = self._start(folder, size, faults)
-            at = int(draw.integers(1, STEPS)) if job.starts < len(outside) else None
-            how = (
-                signal.SIGKILL if at and outside[job.starts].startswith("kill") else signal.SIGTERM
-            )
-            if at is not None:
-                _strike(process, folder / "metrics.jsonl", at, how)
+            if job.starts < len(outside):
+                how = signal.SIGKILL if outside[job.starts].startswith("kill") else signal.SIGTERM
+                at = int(draw.integers(1, STEPS // 2))
+                job.struck += _strike(process, folder / "metrics.jsonl", at, how)
             job.starts += 1
             code, job.said = _wait(process)
             job.codes.append(code)
@@ -221,7 +221,7 @@ class Campaign:
         )
 
     def _judge(self, job: Job, folder: Path) -> None:
-        job.struck = len(lines.whole(folder / "chaos.jsonl"))
+        job.struck += len(lines.whole(folder / "chaos.jsonl"))
         result, found = folder / "result.json", goodput(folder)
         job.goodput = found.share if found else 0.0
         job.spent = dict(found.seconds) if found else {}
@@ -239,6 +239,7 @@ class Campaign:
         ended = job.codes[-1:] == [0]
         job.success = (
             ended
+            and job.struck > 0
             and job.step == STEPS
             and job.checkpoint_is_whole
             and (job.same_weights is True or bool(TRACE & set(job.kinds)))
@@ -270,13 +271,15 @@ def drawn(draw: np.random.Generator, size: int) -> tuple[list[str], list[dict[st
     return kinds, faults
 
 
-def _strike(process: subprocess.Popen[str], metrics: Path, step: int, how: int) -> None:
-    """Send a signal to a command once it tells of a step."""
+def _strike(process: subprocess.Popen[str], metrics: Path, step: int, how: int) -> bool:
+    """Send a signal to a command once it tells of a step; return whether it still ran."""
     while process.poll() is None:
-        if any(line["step"] >= step for line in lines.whole(metrics)):
+        last = lines.last(metrics)
+        if last and last["step"] >= step:
             process.send_signal(how)
-            return
-        time.sleep(0.02)
+            return True
+        time.sleep(0.005)
+    return False
 
 
 def _wait(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -316,7 +319,7 @@ def summary(jobs: list[Job]) -> dict[str, Any]:
     """
     failures = sum(not job.success for job in jobs)
     hours = sum(job.seconds for job in jobs) / 3600
-    faults = sum(job.struck + sum("the supervisor" in kind for kind in job.kinds) for job in jobs)
+    faults = sum(job.struck for job in jobs)
     between = hours * 3600 / max(faults, 1)
     saves = len(jobs) * (STEPS // SAVE_EVERY)
     save = sum(job.spent.get("checkpoint", 0.0) for job in jobs) / saves

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from distributed.test_kill import children
 from distributed.test_resume import assert_same
 from faults.conftest import Job, Jobs, full, terminate
+from faults.test_kill import children
 
 pytestmark = pytest.mark.timeout(200)
 GRACE_SECONDS = 30.0

@@ -60,6 +60,7 @@ def assert_equal_to_whole(jobs: Jobs, job: Job) -> None:
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
+@full
 def test_a_run_goes_on_on_a_machine_that_has_nothing(jobs: Jobs, store: Store) -> None:
     job = remembered(jobs, {"kind": "terminate", "rank": 0, "step": 14, "attempt": 1})
     job.start().wait()

@@ -127,24 +127,37 @@ def steps(root: Path) -> list[int]:
 
 
 def damage(path: Path, *, rank: int = 0, size: int = 1) -> str | None:
-    """Return what is wrong with a checkpoint, or None; each of `size` processes hashes a share.
+    """Return what is wrong with a checkpoint, or None; each of `size` processes hashes a share."""
+    files, problem = _listed(path), gap(path)
+    if problem or isinstance(files, str):
+        return problem
+    changed = (name for name in sorted(files)[rank::size] if digest(path / name) != files[name])
+    return next((_other(path / name) for name in changed), None)
+
+
+def gap(path: Path) -> str | None:
+    """Return what is missing of a checkpoint, or None; nothing is hashed."""
+    files = _listed(path)
+    if isinstance(files, str):
+        return files
+    for name, facts in sorted(files.items()):
+        if "/" in name or not (path / name).is_file() or (path / name).is_symlink():
+            return f"{path / name} is missing"
+        if not isinstance(facts, dict) or (path / name).stat().st_size != facts.get("bytes"):
+            return _other(path / name)
+    return None
+
+
+def _other(file: Path) -> str:
+    return f"{file} is not what it was when it was saved"
+
+
+def _listed(path: Path) -> dict[str, Any] | str:
+    """Return the files of a checkpoint as its manifest lists them, or what is wrong with it.
 
     It may come from a stranger: nothing outside of it is read, nothing that its manifest leaves
     out, and no document that would fill the memory.
     """
-    files = _listed(path)
-    if isinstance(files, str):
-        return files
-    for name in sorted(files)[rank::size]:
-        if "/" in name or not (path / name).is_file() or (path / name).is_symlink():
-            return f"{path / name} is missing"
-        if digest(path / name) != files[name]:
-            return f"{path / name} is not what it was when it was saved"
-    return None
-
-
-def _listed(path: Path) -> dict[str, dict[str, Any]] | str:
-    """Return the files of a checkpoint as its manifest lists them, or what is wrong with it."""
     if path.is_symlink():
         return f"{path} is a link"
     try:
@@ -152,7 +165,7 @@ def _listed(path: Path) -> dict[str, dict[str, Any]] | str:
             if (path / document).stat().st_size > DOCUMENT_BYTES:
                 return f"{path / document} is larger than any that is written"
         manifest = json.loads((path / MANIFEST).read_text())
-        files: dict[str, dict[str, Any]] = dict(manifest["files"])
+        files: dict[str, Any] = dict(manifest["files"])
         if int(manifest.get("format", 0)) > FORMAT:
             return f"{path} was written by a later Regauge"
     except FileNotFoundError as error:

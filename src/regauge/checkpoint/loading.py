@@ -75,8 +75,12 @@ def _fetch(remote: Remote, step: int, root: Path, world: World) -> None:
 
 
 def damage_of(path: Path, world: World) -> str | None:
-    """Return what is wrong with a checkpoint, or None; each process looks at a share of it."""
-    return folder.damage(path, rank=world.rank, size=world.size) or tensors.damage(path)
+    """Return what is wrong with a checkpoint, or None; each process hashes a share of it.
+
+    Headers come first: what nobody can load is not read as a whole.
+    """
+    cheap = folder.gap(path) or tensors.damage(path)
+    return cheap or folder.damage(path, rank=world.rank, size=world.size)
 
 
 def _first_damage(damage: str | None, world: World) -> str | None:

@@ -23,6 +23,7 @@ import pytest
 from distributed.jobs import lines, losses
 from distributed.runs import Runs, settings
 from distributed.test_resume import assert_same
+from faults.conftest import full
 from regauge.checkpoint.folder import LATEST
 from regauge.config import dump
 
@@ -113,10 +114,10 @@ def command(runs: Runs, size: int, changed: dict[str, Any]) -> Command:
 @pytest.mark.parametrize(
     ("size", "victim", "writing", "strategy"),
     [
-        (1, "all processes", "background", "single"),
+        pytest.param(1, "all processes", "background", "single", marks=full),
         (2, "the supervisor", "blocking", "ddp"),
-        (3, "the supervisor", "background", "zero1"),
-        (4, "all processes", "background", "ddp"),
+        pytest.param(3, "the supervisor", "background", "zero1", marks=full),
+        pytest.param(4, "all processes", "background", "ddp", marks=full),
     ],
 )
 def test_a_killed_run_ends_as_the_uninterrupted_one(

@@ -119,6 +119,9 @@ def test_memory_that_ends_is_not_tried_again_unchanged(jobs: Jobs) -> None:
     assert job.code == 64
     (failure,) = job.failures
     assert failure["kind"] == "memory"
+    sizes = [each["bytes"] for each in failure["evidence"]["largest"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 0
     assert failure["rank"] == 1
     assert not failure["retryable"]
     assert "batch.microbatch_rows" in job.said.splitlines()[-1]

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from regauge.supervision import supervisor
-from regauge.supervision.failures import POLICIES, Failure
+from regauge.supervision.failures import POLICIES, Failure, evidence_of
+from regauge.supervision.memory import largest
 from regauge.supervision.orders import Answers
 from regauge.training.settings import Training
 
@@ -115,3 +117,16 @@ def test_the_first_failure_is_the_earliest_and_not_the_lowest_rank(tmp_path: Pat
         (tmp_path / f"failure-{rank}.json").write_text(json.dumps(document))
     (tmp_path / "failure-1.json").write_text('{"kind": "us')
     assert [one.rank for one in Answers(tmp_path, 3).failures()] == [2, 0]
+
+
+def test_what_fills_the_memory_is_told_by_type_and_shape() -> None:
+    kept = [torch.zeros(1000, 777) for _ in range(3)]
+    kept = [part for tensor in kept for part in (tensor[0], tensor)]
+    found = {each["tensors"]: each for each in largest(50)}
+    assert found["float32 [1000, 777]"]["count"] == 3
+    assert found["float32 [1000, 777]"]["bytes"] == 3 * 1000 * 777 * 4
+    assert "float32 [777]" not in found, "a view has no bytes of its own"
+    assert evidence_of(MemoryError())["largest"]
+    assert "largest" not in evidence_of(ValueError())
+    told = failure("memory", largest=[{"tensors": "float32 [2]", "count": 3, "bytes": 24e6}])
+    assert "most of it 3 x float32 [2]: 24 MB" in last_word(told)[1]

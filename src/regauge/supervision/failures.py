@@ -25,6 +25,7 @@ from regauge.errors import (
     SettingsError,
     TransientError,
 )
+from regauge.supervision.memory import largest
 
 
 @dataclass(frozen=True)
@@ -152,13 +153,14 @@ def kind_of(error: BaseException) -> str:
 
 
 def evidence_of(error: BaseException) -> dict[str, Any]:
-    """Return where an error was raised, and a hash of that place."""
+    """Return where an error was raised, and a hash of that place; what fills a full memory."""
     lines = traceback.format_exception(error)
     frames = [
         f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
     ]
     place = hashlib.sha256("\n".join([type(error).__name__, *frames]).encode()).hexdigest()[:12]
-    return {"traceback": "".join(lines).splitlines()[-TRACE_LINES:], "place": place}
+    found = {"traceback": "".join(lines).splitlines()[-TRACE_LINES:], "place": place}
+    return {**found, "largest": largest()} if kind_of(error) == "memory" else found
 
 
 def _says(text: str, words: tuple[str, ...]) -> bool:

@@ -190,7 +190,11 @@ def _summary(failures: list[Failure], settings: Training) -> tuple[int, str]:
     if last.kind == "memory":
         rows = max(1, settings.batch.microbatch_rows // 2)
         remedy = f"try batch.microbatch_rows = {rows}, or execution.activation_checkpointing"
-        return policy.code, f"{last.problem} (process {last.rank}); {remedy}"
+        most = "".join(
+            f", most of it {each['count']} x {each['tensors']}: {each['bytes'] / 1e6:,.0f} MB"
+            for each in last.evidence.get("largest", [])[:1]
+        )
+        return policy.code, f"{last.problem} (process {last.rank}{most}); {remedy}"
     if not policy.retried or policy.most is not None:
         return policy.code, last.problem
     same = _in_a_row(failures, last.same)

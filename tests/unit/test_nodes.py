@@ -63,7 +63,7 @@ def test_the_run_file_comes_first() -> None:
     found = several(nodes, FOLDER, OPERATOR)
     assert found is not None
     assert (found.fewest, found.most, found.kind) == (3, 3, "etcd")
-    assert (found.host, found.port) == ("::1", 2379)
+    assert (found.host, found.port, found.endpoint) == ("::1", 2379, "[::1]:2379")
 
 
 def test_a_step_of_slurm_meets_at_its_first_node() -> None:

@@ -27,6 +27,10 @@ def plan(settings: Training) -> dict[str, Any]:
         "microbatches": batch.microbatches,
         "processes": settings.execution.processes,
     }
+    found = several(settings.execution.nodes, Path(settings.output.folder))
+    if found is not None:
+        nodes = f"{found.fewest} to {found.most}" if found.most > found.fewest else found.most
+        answer["nodes"] = f"{nodes}, meeting at {found.endpoint} ({found.kind})"
     if not (Path(settings.data.path) / MANIFEST).exists():
         return {**answer, "data": f"{settings.data.path} is not prepared yet"}
     check(settings)

@@ -59,7 +59,9 @@ ANSWER_SECONDS = 20
 """Longest wait for an answer at the meeting place."""
 FOLDER_SECONDS = 60.0
 """A shared file system shows a new file to the other nodes after so long at the latest."""
-STORE_SECONDS = FOLDER_SECONDS + 30
+LOCK_SECONDS = 120.0
+"""A file server gives the lock of a node that is lost to others after so long at the latest."""
+STORE_SECONDS = LOCK_SECONDS + 30
 """Longest wait of one node for what another one tells it."""
 OWN = ("processes", "threads", "compile_cache", "nodes")
 """Of `execution`: what may differ between the nodes."""
@@ -250,7 +252,7 @@ class Rendezvous:
 
     def _owned(self, stack: ExitStack, store: Store) -> str:
         """Own the output folder for the attempt, and return the right to publish there."""
-        own = Owner(self._folder, wait_seconds=FOLDER_SECONDS)
+        own = Owner(self._folder, wait_seconds=LOCK_SECONDS)
         try:
             return stack.enter_context(own).admit()
         except RegaugeError as error:

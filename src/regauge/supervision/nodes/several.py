@@ -41,7 +41,8 @@ class Several:
     @property
     def endpoint(self) -> str:
         """Where they meet."""
-        return f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
     def own_address(self) -> str:
         """Return the address of this machine on its way to the meeting place.

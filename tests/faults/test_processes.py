@@ -16,28 +16,30 @@ from regauge.reporting.text import markdown
 pytestmark = pytest.mark.timeout(200)
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("kill", "SIGKILL"),
-        pytest.param("segfault", "SIGSEGV", marks=full),
-        pytest.param("abort", "SIGABRT", marks=full),
-        pytest.param("leave", "left before", marks=full),
-    ],
-)
+DEATHS = [("segfault", "SIGSEGV"), ("abort", "SIGABRT"), ("leave", "left before")]
+
+
+@pytest.mark.parametrize("deaths", [[("kill", "SIGKILL")], pytest.param(DEATHS, marks=full)])
 def test_a_process_that_dies_is_named_and_the_run_goes_on(
-    jobs: Jobs, kind: str, said: str, figure: Callable[[str, float], None]
+    jobs: Jobs, deaths: list[tuple[str, str]], figure: Callable[[str, float], None]
 ) -> None:
-    job = jobs.survives(jobs.job({"kind": kind, "rank": 1, "step": 10}))
-    (failure,) = job.failures
-    assert failure["kind"] == "process"
-    assert failure["rank"] == 1
-    assert failure["step"] == 10
-    assert failure["retryable"]
-    assert said in failure["problem"]
-    assert [line["end"] for line in job.attempts] == ["process", "finished"]
-    figure(f"seconds to notice {kind}", job.attempts[0]["ended"] - job.struck[0]["time"])
-    assert said in job.said
+    faults = [
+        {"kind": kind, "rank": 1, "step": 9 + attempt, "attempt": attempt}
+        for attempt, (kind, _) in enumerate(deaths, start=1)
+    ]
+    job = jobs.survives(jobs.job(*faults))
+    assert [line["end"] for line in job.attempts] == ["process"] * len(deaths) + ["finished"]
+    assert len(job.failures) == len(deaths)
+    for number, (kind, said) in enumerate(deaths):
+        failure = job.failures[number]
+        assert failure["kind"] == "process"
+        assert failure["rank"] == 1
+        assert failure["step"] == 10 + number
+        assert failure["retryable"]
+        assert said in failure["problem"]
+        noticed = job.attempts[number]["ended"] - job.struck[number]["time"]
+        figure(f"seconds to notice {kind}", noticed)
+        assert said in job.said
 
 
 @full

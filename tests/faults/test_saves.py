@@ -18,19 +18,36 @@ MOMENTS = ("begin", "staged", "written")
 COMMIT = ("manifest", "rename", "latest", "retention")
 """Those of the first process alone."""
 CASES = [(moment, rank) for moment in MOMENTS for rank in (0, 1)] + [(name, 0) for name in COMMIT]
-OTHERS = [pytest.param(*case, marks=full) for case in CASES if case != ("rename", 0)]
+LATE = ("latest", "retention")
+"""Moments at which the new checkpoint is the newest already."""
 
 
-@pytest.mark.parametrize(("moment", "rank"), [("rename", 0), *OTHERS])
-def test_a_save_that_is_killed_leaves_the_one_before(jobs: Jobs, moment: str, rank: int) -> None:
-    job = jobs.job({"kind": "kill", "at": f"save:{moment}", "rank": rank, "step": 12})
+def test_a_save_that_is_killed_leaves_the_one_before(jobs: Jobs) -> None:
+    job = jobs.job({"kind": "kill", "at": "save:rename", "rank": 0, "step": 12})
     jobs.survives(job)
     (failure,) = job.failures
     assert failure["kind"] == "process"
-    assert failure["rank"] == rank
-    second = [line for line in metrics(job) if line["attempt"] == 2]
-    committed = moment in ("latest", "retention")
-    assert min(line["step"] for line in second) == (13 if committed else 7)
+    assert first_step(job, 2) == 7
+
+
+@full
+def test_a_kill_at_any_moment_of_a_save_leaves_one_of_the_two(jobs: Jobs) -> None:
+    """Every attempt is killed in a later save, each at another moment or on another process."""
+    faults = [
+        {"kind": "kill", "at": f"save:{moment}", "rank": rank, "step": 6 + 6 * n, "attempt": n}
+        for n, (moment, rank) in enumerate(CASES, start=1)
+    ]
+    job = jobs.survives(jobs.job(*faults, stop={"steps": 12 + 6 * len(CASES)}))
+    assert [failure["kind"] for failure in job.failures] == ["process"] * len(CASES)
+    assert [failure["rank"] for failure in job.failures] == [rank for _, rank in CASES]
+    for attempt, (moment, _) in enumerate(CASES, start=1):
+        step = 6 + 6 * attempt
+        assert first_step(job, attempt + 1) == step + (1 if moment in LATE else -5), moment
+
+
+def first_step(job: Job, attempt: int) -> int:
+    """Return the first step that an attempt did."""
+    return min(int(line["step"]) for line in metrics(job) if line["attempt"] == attempt)
 
 
 @full
@@ -39,8 +56,7 @@ def test_a_checkpoint_that_takes_another_s_place_is_one_of_the_two(jobs: Jobs) -
     job = stopped_at_18(jobs, lambda root: flip(root / folder.name_of(18)))
     job.faults = [{"kind": "kill", "at": "save:swap", "rank": 0, "step": 18, "attempt": 2}]
     jobs.survives(job)
-    second = [line["step"] for line in metrics(job) if line["attempt"] == 3]
-    assert min(second) == 19
+    assert first_step(job, 3) == 19
 
 
 def flip(path: Path) -> None:
@@ -93,7 +109,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
     jobs.survives(job)
     assert "checkpoint passed over" in job.said
     assert folder.name_of(18) in job.said
-    assert min(line["step"] for line in metrics(job) if line["attempt"] == 2) == 13
+    assert first_step(job, 2) == 13
 
 
 @full
@@ -122,7 +138,7 @@ def test_a_disk_that_stays_full_is_said_each_time(jobs: Jobs, rank: int) -> None
     assert "could not" in failure["problem"]
     for step in (12, 18):
         assert f"the checkpoint of step {step} was not saved, and training goes on" in job.said
-    assert min(line["step"] for line in metrics(job) if line["attempt"] == 2) == 7
+    assert first_step(job, 2) == 7
 
 
 @full

@@ -201,7 +201,7 @@ class Attempt:
         offset = self._seats.first
         self._answers.ask()
         until = time.monotonic() + EVIDENCE_SECONDS
-        while time.monotonic() < until and any(child.poll() is None for child in children):
+        while time.monotonic() < until and any(map(self._silent, range(self._size), children)):
             time.sleep(LOOK_SECONDS)
         code = children[first].poll() or 0
         found = self._answers.failures()
@@ -224,6 +224,10 @@ class Attempt:
         if candidates:
             return candidates[0]
         return Failure("process", offset + first, 0, _ended(offset + first, code))
+
+    def _silent(self, number: int, child: processes.Child) -> bool:
+        """Return whether a process may still say what it noticed."""
+        return child.poll() is None and self._answers.said(number) is None
 
     def _hung(self, children: list[processes.Child], watchdog: Watchdog, why: str) -> Failure:
         """Return which process the others wait for, with the stacks of all of them."""

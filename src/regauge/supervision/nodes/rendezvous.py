@@ -57,7 +57,7 @@ AGAIN_SECONDS = 3.0
 """Last call where a run goes on: who is alive comes at once."""
 ANSWER_SECONDS = 20
 """Longest wait for an answer at the meeting place."""
-FOLDER_SECONDS = 60.0
+FOLDER_SECONDS = 30.0
 """A shared file system shows a new file to the other nodes after so long at the latest."""
 LOCK_SECONDS = 120.0
 """A file server gives the lock of a node that is lost to others after so long at the latest."""
@@ -130,7 +130,7 @@ class Rendezvous:
                 logger.warning("%s does not answer any more", self._several.endpoint)
 
     def _together(self, until: float, signals: Signals) -> Round:
-        """Wait for the other nodes in a thread: a signal is heard meanwhile."""
+        """Wait for the other nodes in a thread: a signal is heard meanwhile, and time runs out."""
         future: Future[Round] = Future()
 
         def come() -> None:
@@ -143,6 +143,8 @@ class Rendezvous:
         while not future.done():
             if signals.told:
                 raise ChildError(143, "told to stop while it waited for other nodes")
+            if time.monotonic() > until + BEAT_SECONDS:
+                raise self._alone("no answer")
             time.sleep(LOOK_SECONDS)
         return future.result()
 
@@ -164,7 +166,11 @@ class Rendezvous:
             except RendezvousConnectionError as error:
                 problem, self._register = f"{error.__cause__ or error}".splitlines()[0], None
                 time.sleep(BEAT_SECONDS)
-        raise TransientError(
+        raise self._alone(problem)
+
+    def _alone(self, problem: str) -> TransientError:
+        """Return the error of a node that has waited long enough."""
+        return TransientError(
             f"{self._several.fewest} nodes did not meet at {self._several.endpoint} within "
             f"{self._several.nodes.join_seconds:g} s: {problem}",
             "start the same command on every node, and see execution.nodes",

@@ -43,7 +43,7 @@ from regauge import lines
 from regauge.checkpoint import folder as checkpoints
 from regauge.supervision.goodput import goodput
 
-STEPS, SAVE_EVERY = 40, 8
+STEPS, SAVE_EVERY = 100, 20
 SIZES = (1, 2)
 MOST_FAULTS = 3
 AGAIN = {75, 143, -signal.SIGKILL}
@@ -221,7 +221,8 @@ class Campaign:
         )
 
     def _judge(self, job: Job, folder: Path) -> None:
-        job.struck += len(lines.whole(folder / "chaos.jsonl"))
+        struck = lines.whole(folder / "chaos.jsonl")
+        job.struck += len({(line["kind"], line["at"], line["attempt"]) for line in struck})
         result, found = folder / "result.json", goodput(folder)
         job.goodput = found.share if found else 0.0
         job.spent = dict(found.seconds) if found else {}

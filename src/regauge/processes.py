@@ -26,6 +26,8 @@ ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 SUPERVISED = "REGAUGE_SUPERVISED"
 """Set by our own launcher: the folder where a process finds its orders and leaves signs of life."""
+DEVICE = "REGAUGE_DEVICE"
+"""Set by our own launcher where devices are left out: the index of the one that a process takes."""
 RECORDER: Mapping[str, str] = MappingProxyType({"TORCH_FR_BUFFER_SIZE": "256"})
 """Collectives that torch's flight recorder keeps for the supervisor, where the backend has one."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -56,6 +58,11 @@ class World:
         """Whether this process speaks for the run."""
         return self.rank == 0
 
+    @property
+    def device(self) -> int:
+        """Index of this process's device: its own number on its machine where none is left out."""
+        return int(os.environ.get(DEVICE, self.local_rank))
+
 
 @dataclass(frozen=True)
 class Seats:
@@ -67,6 +74,8 @@ class Seats:
     first: int = 0
     """Rank of this machine's first process."""
     address: str = "127.0.0.1"
+    devices: tuple[int, ...] = ()
+    """Of this machine's processes, where some are left out."""
 
 
 def launched() -> bool:
@@ -200,7 +209,9 @@ def start_beside(commands: list[list[str]], logs: Path, variables: Mapping[str, 
 
 
 def _place(number: int, size: int, seats: Seats) -> dict[str, str]:
+    device = {DEVICE: str(seats.devices[number])} if seats.devices else {}
     return {
+        **device,
         "RANK": str(seats.first + number),
         "LOCAL_RANK": str(number),
         "WORLD_SIZE": str(seats.size),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from distributed.test_resume import assert_same
 from faults.conftest import Jobs, full
 
 pytestmark = pytest.mark.timeout(200)
@@ -129,3 +130,63 @@ def test_devices_are_checked_again_after_a_hang_and_not_after_a_kill(jobs: Jobs)
     job = jobs.survives(jobs.job(*faults))
     checked = [line["attempt"] for line in job.struck if line["at"] == "preflight:device"]
     assert set(checked) == {1, 3}
+
+
+THREE = """
+import os
+from pathlib import Path
+
+from regauge.accelerators import Availability
+from regauge.accelerators.cpu import Cpu
+
+
+class Three(Cpu):
+    \"\"\"The processor as three devices, of which one may refuse.\"\"\"
+
+    refuses: int | None = None
+    \"\"\"The device that nobody can take.\"\"\"
+
+    @classmethod
+    def available(cls):
+        return Availability(1, "it is a toy")
+
+    def count(self):
+        return 3
+
+    def claim(self, index, threads):
+        if index == self.refuses:
+            raise RuntimeError("it is broken")
+        if "REGAUGE_SUPERVISED" in os.environ:
+            with Path(os.environ["CLAIMS"]).open("a") as file:
+                file.write(f"{os.environ['WORLD_SIZE']}:{index} ")
+        return super().claim(index, threads)
+"""
+
+
+@full
+@pytest.mark.parametrize("how", ["it refuses", "it computes wrong"])
+def test_a_run_on_all_devices_leaves_a_bad_one_out(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    facts = tmp_path / "three-1.0.dist-info"
+    facts.mkdir()
+    (tmp_path / "three.py").write_text(THREE)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: three\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[regauge.accelerators]\nthree = three:Three\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    claims = tmp_path / "claims"
+    monkeypatch.setenv("CLAIMS", str(claims))
+    fault = {"kind": "corrupt", "at": "preflight:device", "rank": 1, "step": 0}
+    job = jobs.job(*([fault] if how == "it computes wrong" else []))
+    run = json.loads(job.folder.with_suffix(".json").read_text())
+    run["execution"]["processes"] = "auto"
+    refuses = {"refuses": 1} if how == "it refuses" else {}
+    run["accelerator"] = {"kind": "three", **refuses}
+    job.folder.with_suffix(".json").write_text(json.dumps(run))
+    job.start().wait()
+    assert job.code == 0, job.said
+    assert "device 1 is left out, and the run has 2 processes" in job.told
+    assert job.attempts[-1]["processes"] == 2
+    told = claims.read_text().split()
+    assert {one for one in told if one.startswith("2:")} == {"2:0", "2:2"}
+    assert_same(jobs.whole(job), job.folder)

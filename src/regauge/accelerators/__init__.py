@@ -69,6 +69,8 @@ class Accelerator(Choice):
     """Beginnings of the environment variables that its libraries read, beside torch's own."""
     shared: ClassVar[bool] = False
     """Whether several processes can compute on one device at the same time."""
+    indexed: ClassVar[bool] = False
+    """Whether a process takes the device whose index it is given, so that one can be left out."""
 
     @property
     def lazy(self) -> bool:
@@ -84,7 +86,7 @@ class Accelerator(Choice):
         """Return how fit the device is here and why; never raises."""
         raise NotImplementedError
 
-    def claim(self, local_rank: int, threads: int) -> torch.device:
+    def claim(self, index: int, threads: int) -> torch.device:
         """Take this process's device and its CPU threads, and return the device."""
         raise NotImplementedError
 
@@ -226,7 +228,7 @@ def require(accelerator: Accelerator) -> None:
         )
 
 
-def take(accelerator: Accelerator, local_rank: int, threads: int) -> torch.device:
+def take(accelerator: Accelerator, index: int, threads: int) -> torch.device:
     """Claim a device for this process.
 
     Raises PreflightError for one that is there and cannot be had: another process uses it, or there
@@ -235,13 +237,13 @@ def take(accelerator: Accelerator, local_rank: int, threads: int) -> torch.devic
     import torch
 
     try:
-        device = accelerator.claim(local_rank, threads)
+        device = accelerator.claim(index, threads)
         if not accelerator.lazy:
             torch.zeros(1, device=device)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise PreflightError(
-            f"device {local_rank} of '{accelerator.kind}' cannot be taken: {reason}",
+            f"device {index} of '{accelerator.kind}' cannot be taken: {reason}",
             "see whether another process uses it (regauge doctor), or start fewer processes",
         ) from None
     return device

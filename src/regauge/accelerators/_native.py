@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from regauge.accelerators import Accelerator, Chip, Precision
 
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 class NativeDevice(Accelerator):
     """One device of `torch.accelerator` per process, with nothing assumed of it."""
 
-    def claim(self, local_rank: int, threads: int) -> torch.device:
+    indexed: ClassVar[bool] = True
+
+    def claim(self, index: int, threads: int) -> torch.device:
         import torch
 
         torch.set_num_threads(threads)
-        torch.accelerator.set_device_index(local_rank)
-        return torch.device(device_type(), local_rank)
+        torch.accelerator.set_device_index(index)
+        return torch.device(device_type(), index)
 
     def count(self) -> int:
         import torch

@@ -33,12 +33,12 @@ class XlaDevice(Accelerator):
         """Return PJRT's name of the platform."""
         raise NotImplementedError
 
-    def claim(self, local_rank: int, threads: int) -> torch.device:
+    def claim(self, index: int, threads: int) -> torch.device:
         """Take the device; raises SettingsError where the environment says another platform.
 
         The client starts here, before any backward pass on the CPU: after one it would crash.
         """
-        del local_rank
+        del index
         import torch
 
         impose(PLATFORM, self.platform())

@@ -25,16 +25,17 @@ class Cpu(Accelerator):
     """A CPU process; several of them meet over gloo."""
 
     shared: ClassVar[bool] = True
+    indexed: ClassVar[bool] = True
     variables: ClassVar[tuple[str, ...]] = ("ATEN_CPU_", "DNNL_", "ONEDNN_", "GLOO_")
 
     @classmethod
     def available(cls) -> Availability:
         return Availability(2, "always there")
 
-    def claim(self, local_rank: int, threads: int) -> torch.device:
+    def claim(self, index: int, threads: int) -> torch.device:
         import torch
 
-        del local_rank
+        del index
 
         torch.set_num_threads(threads)
         return torch.device("cpu")

@@ -38,6 +38,7 @@ class Cuda(Accelerator):
     """One GPU per process; several of them meet over NCCL."""
 
     shared: ClassVar[bool] = True
+    indexed: ClassVar[bool] = True
     variables: ClassVar[tuple[str, ...]] = ("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVIDIA_")
 
     cuda_graphs: Literal["no", "yes"] = "no"
@@ -63,18 +64,18 @@ class Cuda(Accelerator):
             return Availability(0, "torch finds no usable GPU or driver")
         return Availability(100, torch.cuda.get_device_name(0))
 
-    def claim(self, local_rank: int, threads: int) -> torch.device:
+    def claim(self, index: int, threads: int) -> torch.device:
         """Hand NCCL its settings, which it reads when processes meet, and take a GPU."""
         import torch
 
         for name, value in self.nccl.items():
             impose(f"NCCL_{name}", str(value))
-        if self.nccl and local_rank == 0:
+        if self.nccl and index == 0:
             said = " ".join(f"{name}={value}" for name, value in self.nccl.items())
             logger.info("NCCL: %s", said)
         torch.set_num_threads(threads)
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
 
     def count(self) -> int:
         import torch

@@ -54,13 +54,13 @@ class Gaudi(Accelerator):
             return Availability(0, f"the Gaudi driver shows no device ({DEVICE})")
         return Availability(100, f"habana_frameworks and {DEVICE}")
 
-    def claim(self, local_rank: int, threads: int) -> torch.device:
+    def claim(self, index: int, threads: int) -> torch.device:
         """Set the bridge's variables, which it reads when it is imported, and take the HPU."""
         for name, value in self.environment().items():
             impose(name, value)
         import torch
 
-        del local_rank  # The bridge gives each process of a machine its own HPU.
+        del index  # The bridge gives each process of a machine its own HPU.
         torch.set_num_threads(threads)
         return torch.device("hpu")
 

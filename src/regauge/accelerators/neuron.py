@@ -67,11 +67,11 @@ class Neuron(XlaDevice):
         """Return the SDK's sum over `size` cores."""
         return (("nccom-test", "-r", str(size), "allr"),)
 
-    def claim(self, local_rank: int, threads: int) -> torch.device:
+    def claim(self, index: int, threads: int) -> torch.device:
         """Hand the settings to the compiler and the runtime, which read them when they start."""
         for name, value in self.environment().items():
             impose(name, value)
-        return super().claim(local_rank, threads)
+        return super().claim(index, threads)
 
     def environment(self) -> dict[str, str]:
         """Return the variables that the compiler and the runtime are set by."""

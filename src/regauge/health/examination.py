@@ -37,6 +37,14 @@ class Examination:
     findings: list[Finding] = field(default_factory=list)
     bandwidths: list[Bandwidth] = field(default_factory=list)
 
+    @property
+    def culprits(self) -> set[int]:
+        """The processes whose devices are bad; empty where that cannot be told of all of them."""
+        bad = [finding for finding in self.findings if not finding.ok]
+        named = [finding for finding in bad if finding.check == PAIRS] or bad
+        ranks = {finding.rank for finding in named}
+        return set() if None in ranks else {rank for rank in ranks if rank is not None}
+
 
 @dataclass
 class Told:
@@ -59,13 +67,14 @@ class Told:
             if "begins" in line:
                 told.doing, told.together = line["begins"], line["together"]
             elif "finding" in line:
-                told.findings.append(Finding(**line["finding"]))
+                told.findings.append(replace(Finding(**line["finding"]), rank=rank))
             elif "bandwidth" in line:
                 told.bandwidths.append(Bandwidth(**line["bandwidth"]))
             told.done = told.done or "done" in line
         if told.ok and not told.done:
             problem = "it did not come to its end"
-            told.findings.append(Finding.bad(told.doing, f"process {rank}", problem))
+            own = Finding.bad(told.doing, f"process {rank}", problem)
+            told.findings.append(replace(own, rank=rank))
         return told
 
     @property
@@ -91,8 +100,9 @@ def examine(
     quick: bool = True,
     chaos: str | None = None,
     record: Path | None = None,
+    devices: tuple[int, ...] = (),
 ) -> Examination:
-    """Check `size` devices of this machine and what their processes tell each other.
+    """Check the first `size` devices, or those given, and what their processes tell each other.
 
     Where they do not understand each other, every two of them are tried alone, and who is in all
     pairs that fail is named.
@@ -106,13 +116,13 @@ def examine(
     with tempfile.TemporaryDirectory(prefix="regauge-doctor-") as folder:
         scratch = Path(folder)
         limit = COMPILE_SECONDS if accelerator.lazy else CHECK_SECONDS
-        _run(scratch, {**request, "what": "everything"}, size, limit)
+        _run(scratch, {**request, "what": "everything"}, size, devices, limit=limit)
         told = [Told.read(scratch, rank) for rank in range(size)]
         alone = [one for one in told if not one.ok and not one.together]
         if not alone and any(not one.ok for one in told) and size > 1:
             second = scratch / "pairs"
             second.mkdir()
-            _run(second, {**request, "what": "pairs"}, size, limit)
+            _run(second, {**request, "what": "pairs"}, size, devices, limit=limit)
             told[0].findings.append(blamed(*_pairs(second, size)))
     if alone:  # the others only waited for these
         told = [one if one in alone else _sound(one) for one in told]
@@ -124,7 +134,9 @@ def examine(
     return found
 
 
-def _run(scratch: Path, request: dict[str, Any], size: int, limit: float) -> None:
+def _run(
+    scratch: Path, request: dict[str, Any], size: int, devices: tuple[int, ...], *, limit: float
+) -> None:
     """Start the processes, wait for their end, and kill those that do not come to it.
 
     A check may last for `limit` seconds in which no process writes anything.
@@ -132,7 +144,8 @@ def _run(scratch: Path, request: dict[str, Any], size: int, limit: float) -> Non
     (scratch / REQUEST).write_text(json.dumps(request))
     command = [sys.executable, "-m", PROBE, str(scratch)]
     until, written, over = time.monotonic() + START_SECONDS, 0, False
-    with processes.started(command, size, scratch, quiet=True) as children:
+    seats = processes.Seats(size, processes.free_port(), devices=devices)
+    with processes.started(command, size, scratch, quiet=True, seats=seats) as children:
         while time.monotonic() < until and any(child.poll() is None for child in children):
             files = [*scratch.glob("found-*"), *scratch.glob("pairs-*")]
             size_now = sum(file.stat().st_size for file in files)
@@ -182,7 +195,8 @@ def blamed(found: Pairs, silent: list[int]) -> Finding:
     bad = {pair: problem for pair, problem in found.items() if problem}
     tried = f"{len(found)} pairs tried, {len(bad)} bad"
     if len(silent) == 1:
-        return Finding.bad(PAIRS, f"process {silent[0]}", "it hangs", tried)
+        hangs = Finding.bad(PAIRS, f"process {silent[0]}", "it hangs", tried)
+        return replace(hangs, rank=silent[0])
     if not bad:
         return Finding.bad(PAIRS, "all processes", "every two of them are well alone", tried)
     counts = Counter(rank for pair in bad for rank in pair)
@@ -193,6 +207,7 @@ def blamed(found: Pairs, silent: list[int]) -> Finding:
     problem = next(iter(bad.values()))
     if len(named) == 1:
         where = f"process {named[0]}"
-        return Finding.bad(PAIRS, where, f"fails with every other one: {problem}", tried)
+        alone = Finding.bad(PAIRS, where, f"fails with every other one: {problem}", tried)
+        return replace(alone, rank=named[0])
     those = ", ".join(str(rank) for rank in sorted(counts))
     return Finding.bad(PAIRS, f"processes {those}", f"{problem}; which cannot be told", tried)

@@ -29,6 +29,8 @@ class Finding:
     ok: bool = True
     speed: float | None = None
     """In operations a second, to be compared with the others'."""
+    rank: int | None = None
+    """The process whose device it is of; None where that cannot be told."""
 
     @classmethod
     def bad(cls, check: str, where: str, problem: str, value: str = "") -> Finding:

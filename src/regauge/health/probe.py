@@ -74,7 +74,7 @@ class Probe:
         own = dict(request.accelerator)
         self._accelerator: Accelerator = registry.load("accelerators", own.pop("kind"))(**own)
         self._chaos = Chaos.of(request.chaos, Path(request.record or os.devnull), world.rank, 1)
-        device = take(self._accelerator, world.local_rank, processes.share_of_cores(world))
+        device = take(self._accelerator, world.device, processes.share_of_cores(world))
         self._place = Place.of(world, device)
 
     def check_everything(self) -> None:

@@ -42,7 +42,7 @@ class Attempt:
     def __init__(
         self,
         settings: Training,
-        size: int,
+        devices: tuple[int, ...],
         scratch: Path,
         chaos: str | None,
         *,
@@ -51,8 +51,8 @@ class Attempt:
     ) -> None:
         self._settings = settings
         self._folder = Path(settings.output.folder)
-        self._size = size
-        self._peers, self._seats = peers, peers.shared.seats
+        self._size = len(devices)
+        self._peers, self._seats = peers, replace(peers.shared.seats, devices=devices)
         self._signals = signals
         for leftover in scratch.iterdir():
             leftover.unlink()
@@ -67,7 +67,7 @@ class Attempt:
             first=self._seats.first,
             chaos=chaos,
         )
-        self._answers = Answers(scratch, size)
+        self._answers = Answers(scratch, self._size)
         self._ended_at = self._orders.began
         self._done_at: float | None = None
 

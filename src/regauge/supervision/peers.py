@@ -70,6 +70,7 @@ class ThisMachine:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._owner = Owner(folder)
+        self._last = 0
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -82,8 +83,8 @@ class ThisMachine:
         """Begin an attempt of `size` processes."""
         del signals
         seats = Seats(size=size, port=free_port())
-        number = attempts(self._folder) + 1
-        yield Alone(Shared(number, self._owner.admit(), preflight, seats))
+        self._last = max(self._last, attempts(self._folder)) + 1
+        yield Alone(Shared(self._last, self._owner.admit(), preflight, seats))
 
     def over(self, code: int, line: str) -> None:
         """Take note of how the run ended."""

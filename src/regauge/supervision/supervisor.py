@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Place = ThisMachine | Rendezvous
 
 LONGEST_WAIT_SECONDS = 60.0
-SUSPECT = ("device", "network", "hang")
+SUSPECT = ("device", "network", "hang", "preflight")
 """Kinds of failure after which devices and network are checked again."""
 
 
@@ -58,7 +58,7 @@ def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
         while True:
             require(check_machine(folder, settings.output.checkpoint.root))
             try:
-                with place.attempt(size, signals, preflight=run.checks) as peers:
+                with place.attempt(len(run.devices), signals, preflight=run.checks) as peers:
                     failure = run.attempt(peers)
             except OverError as over:
                 if over.code:
@@ -81,11 +81,15 @@ class Supervisor:
     def __init__(
         self, settings: Training, size: int, own: Path, chaos: str | None, signals: Signals
     ) -> None:
-        self._settings, self._size, self._own = settings, size, own
+        self._settings, self._own = settings, own
+        self.devices = tuple(range(size))
+        """Those of this machine that the run computes on, by their index."""
         self._chaos, self._signals = chaos, signals
         self._failures: list[Failure] = []
         self._unwritten: Attempt | None = None
         """The last attempt, where the node that should have noted its end is lost."""
+        self._left_out = False
+        """Whether devices were left out after the last attempt."""
 
     @property
     def checks(self) -> bool:
@@ -100,11 +104,16 @@ class Supervisor:
             self._unwritten.note(self._failures[-1])
         self._unwritten = None
         one = Attempt(
-            self._settings, self._size, self._own, self._chaos, peers=peers, signals=self._signals
+            self._settings,
+            self.devices,
+            self._own,
+            self._chaos,
+            peers=peers,
+            signals=self._signals,
         )
         failure = one.run()
         if failure is not None and failure.kind == "preflight" and peers.nodes == 1:
-            failure = _examined(failure, self._settings, self._size, self._chaos)
+            failure = self._examined(failure)
         if peers.leads:
             one.note(failure)
         elif failure is not None and failure.kind == "node" and failure.rank == 0:
@@ -116,12 +125,46 @@ class Supervisor:
     def wait(self) -> None:
         """Wait for the time of the next attempt; raises ChildError where there is none."""
         limit = self._settings.execution.supervision.attempts_at_a_step
-        wait = _wait_before_next(self._failures, limit)
+        again = self._failures[-1].kind == "preflight" and self._left_out
+        wait = 0.0 if again else _wait_before_next(self._failures, limit)
         if wait is None or self._signals.told:
             raise _last_word(self._failures, self._settings)
         when = f"in {wait:g} s" if wait else "now"
         logger.warning("%s; starting again %s", _told(self._failures[-1]), when)
         self._signals.sleep(wait)
+
+    def _examined(self, failure: Failure) -> Failure:
+        """Return a failed check with who is at fault, as an examination of all devices finds it.
+
+        Where the run takes as many devices as are fit, those at fault are left out from now on.
+        """
+        record = Path(self._settings.output.folder) / RECORD
+        accelerator = self._settings.accelerator or accelerators.choose()[0]
+        found = examine(
+            accelerator,
+            len(self.devices),
+            chaos=self._chaos,
+            record=record,
+            devices=self.devices,
+        )
+        bad = [finding for finding in found.findings if not finding.ok]
+        if self._settings.execution.processes == "auto" and accelerator.indexed:
+            self._leave_out(found.culprits)
+        try:
+            require(bad)
+        except PreflightError as error:
+            evidence = {**failure.evidence, "found": [finding.row() for finding in bad]}
+            return replace(failure, problem=str(error), evidence=evidence)
+        return failure
+
+    def _leave_out(self, ranks: set[int]) -> None:
+        kept = tuple(one for rank, one in enumerate(self.devices) if rank not in ranks)
+        self._left_out = 0 < len(kept) < len(self.devices)
+        if self._left_out:
+            out = sorted(set(self.devices) - set(kept))
+            self.devices = kept
+            told = ", ".join(str(one) for one in out)
+            logger.warning("device %s is left out, and the run has %d processes", told, len(kept))
 
 
 def _place(settings: Training, folder: Path) -> Place:
@@ -145,19 +188,6 @@ def _quiet() -> Iterator[None]:
     finally:
         if own:
             del os.environ["TORCH_CPP_LOG_LEVEL"]
-
-
-def _examined(failure: Failure, settings: Training, size: int, chaos: str | None) -> Failure:
-    """Return a failed check with who is at fault, as an examination of all devices finds it."""
-    accelerator = settings.accelerator or accelerators.choose()[0]
-    record = Path(settings.output.folder) / RECORD
-    found = examine(accelerator, size, chaos=chaos, record=record)
-    try:
-        require(found.findings)
-    except PreflightError as error:
-        rows = [finding.row() for finding in found.findings if not finding.ok]
-        return replace(failure, problem=str(error), evidence={**failure.evidence, "found": rows})
-    return failure
 
 
 def _wait_before_next(failures: list[Failure], limit: int) -> float | None:

@@ -41,7 +41,7 @@ def measure(settings: Evaluating, world: World) -> dict[str, Any]:
         raise DataError(f"{settings.data.path} has no held-out rows", "raise split.heldout_share")
     models = {name: _checked(folder, dataset) for name, folder in settings.subjects.models.items()}
     accelerator, execution = settle(settings.accelerator, settings.execution, world)
-    device = take(accelerator, world.local_rank, execution.threads or 1)
+    device = take(accelerator, world.device, execution.threads or 1)
     join(accelerator, world, execution.timeout_seconds)
     share = feed(
         settings.task,

@@ -115,7 +115,7 @@ def _device(
     precision: Precision,
 ) -> torch.device:
     """Take this process's device and meet the others; both are checked where that is ordered."""
-    device = take(accelerator, world.local_rank, execution.threads or 1)
+    device = take(accelerator, world.device, execution.threads or 1)
     if execution.compile != "no":
         accelerator.expect_compiling()
     accelerator.use(precision)

@@ -128,6 +128,7 @@ def _check_empty(folder: Path) -> None:
     """Raise SettingsError for a folder in use; what the first process of this run writes is not."""
     strangers = [path.name for path in folder.glob("*")] if folder.is_dir() else []
     known = {RUN, ENVIRONMENT, "ranks", "metrics.jsonl", "ledger.jsonl", "attempts.jsonl"}
+    known |= {"failures", "chaos.jsonl"}
     foreign = [name for name in strangers if name not in known and not name.startswith(".")]
     if foreign:
         raise SettingsError(

@@ -127,7 +127,7 @@ class Execution(Settings):
     """How the run is computed; none of it changes what is computed."""
 
     processes: int | Literal["auto"] = Field(default=1, union_mode="left_to_right")
-    """Processes on each machine; `auto` takes one per device, or one on a CPU."""
+    """Processes on each machine; `auto` takes one for each device that is fit, or one on a CPU."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of each process; by default the cores shared among the processes."""
     precision: Literal["auto", "bf16", "fp32", "tf32", "fp16"] = "auto"

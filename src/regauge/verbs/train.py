@@ -46,7 +46,8 @@ def run(settings: Training, chaos: Path | None = None) -> dict[str, Any]:
     """
     from regauge.training import plan as planning
 
-    planning.check(settings)
+    if not processes.supervised():  # then it has been checked, and what is wrong now is told
+        planning.check(settings)
     if processes.launched() and not starts(settings.execution.nodes):
         from regauge.training.run import attempt
 

@@ -18,15 +18,15 @@ pytestmark = pytest.mark.timeout(200)
 GRACE_SECONDS = 30.0
 
 
-def stopped(job: Job) -> int:
-    """Assert that a run was told to stop and saved; return the step it saved at."""
+def stopped(job: Job, attempt: int = 1) -> int:
+    """Assert that an attempt was told to stop and saved; return the step it saved at."""
     assert job.process is not None
     began = time.monotonic()
     job.wait()
     assert time.monotonic() - began < GRACE_SECONDS
     assert job.code == 143, job.said
     assert not (job.folder / "failures").exists()
-    (last,) = [line for line in job.attempts if line["attempt"] == 1]
+    (last,) = [line for line in job.attempts if line["attempt"] == attempt]
     assert last["end"] == "preempted"
     return int(last["step"])
 
@@ -41,18 +41,20 @@ def goes_on(jobs: Jobs, job: Job) -> None:
 
 
 @full
-@pytest.mark.parametrize("at", ["step", "data", "evaluate", "save:staged"])
-def test_a_process_that_is_told_to_stop_saves_with_the_others(jobs: Jobs, at: str) -> None:
-    """The second process alone gets the signal; all of them save the same step."""
-    evaluation = {"evaluation": {"every_steps": 6}} if at == "evaluate" else {}
-    step = 12 if at in ("evaluate", "save:staged") else 10
-    fault = {"kind": "terminate", "at": at, "rank": 1, "step": step}
-    job = jobs.job(fault, **evaluation).start()
-    saved = stopped(job)
-    assert job.struck
-    assert step <= saved <= step + 2, "more than one step was lost to the answer"
-    document = json.loads((checkpoint(job, saved) / "state.json").read_text())
-    assert document["step"] == saved
+def test_a_process_that_is_told_to_stop_saves_with_the_others(jobs: Jobs) -> None:
+    """The second process alone gets the signal, in another phase each time; all save one step."""
+    places = [("step", 4), ("data", 9), ("evaluate", 12), ("save:staged", 18)]
+    faults = [
+        {"kind": "terminate", "at": at, "rank": 1, "step": step, "attempt": attempt}
+        for attempt, (at, step) in enumerate(places, start=1)
+    ]
+    job = jobs.job(*faults, evaluation={"every_steps": 6})
+    for attempt, (at, step) in enumerate(places, start=1):
+        saved = stopped(job.start(), attempt)
+        assert len(job.struck) == attempt, at
+        assert step <= saved <= step + 2, "more than one step was lost to the answer"
+        document = json.loads((checkpoint(job, saved) / "state.json").read_text())
+        assert document["step"] == saved
     goes_on(jobs, job)
 
 

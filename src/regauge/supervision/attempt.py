@@ -52,7 +52,9 @@ class Attempt:
         self._settings = settings
         self._folder = Path(settings.output.folder)
         self._size = len(devices)
-        self._peers, self._seats = peers, replace(peers.shared.seats, devices=devices)
+        left_out = devices != tuple(range(self._size))
+        seats = peers.shared.seats
+        self._peers, self._seats = peers, replace(seats, devices=devices if left_out else ())
         self._signals = signals
         for leftover in scratch.iterdir():
             leftover.unlink()

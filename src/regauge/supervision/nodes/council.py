@@ -110,7 +110,7 @@ class Council(Alone):
         }
         self._store.set(f"report/{self._node}", json.dumps(report))
         if failure is not None and failure.policy.code not in TOGETHER:
-            self._raise("hang" if failure.kind == "hang" else "failed")
+            self._raise("hang" if "standing" in failure.evidence else "failed")
         if self.leads:
             found = self._decided()
             self._store.set("verdict", json.dumps(found.document() if found else None))

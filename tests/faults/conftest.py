@@ -29,7 +29,10 @@ full = pytest.mark.full
 BASE: dict[str, Any] = {
     "stop": {"steps": 24},
     "output": {"checkpoint": {"every_steps": 6, "keep": 3}},
-    "execution": {"timeout_seconds": 60, "supervision": {"hang_seconds": 5.0}},
+    "execution": {
+        "timeout_seconds": 60,
+        "supervision": {"hang_seconds": 5.0, "preflight": "brief"},
+    },
 }
 
 

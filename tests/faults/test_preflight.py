@@ -14,8 +14,10 @@ import pytest
 
 from distributed.test_resume import assert_same
 from faults.conftest import Jobs, full
+from regauge.config import merge
 
 pytestmark = pytest.mark.timeout(200)
+CHECKED: dict[str, Any] = {"execution": {"supervision": {"preflight": "full"}}}
 BROKEN = [
     pytest.param(3, {"kind": "corrupt", "at": "preflight:device"}, "is due", id="wrong product"),
     pytest.param(3, {"kind": "nan", "at": "preflight:device"}, "not finite", id="nan"),
@@ -109,7 +111,7 @@ def test_a_healthy_machine_is_cleared(
     ],
 )
 def test_a_run_does_not_start_on_a_bad_device(jobs: Jobs, fault: dict[str, Any]) -> None:
-    limits = {"execution": {"timeout_seconds": 5, "supervision": {"hang_seconds": 5.0}}}
+    limits = merge(CHECKED, {"execution": {"timeout_seconds": 5}})
     job = jobs.job({**fault, "rank": 1, "step": 0, "attempt": 0}, **limits)
     job.start().wait()
     assert job.code == 76, job.said
@@ -127,7 +129,7 @@ def test_devices_are_checked_again_after_a_hang_and_not_after_a_kill(jobs: Jobs)
         {"kind": "stop", "rank": 1, "step": 10, "attempt": 2},
         {**at_the_check, "attempt": 0},
     )
-    job = jobs.survives(jobs.job(*faults))
+    job = jobs.survives(jobs.job(*faults, **CHECKED))
     checked = [line["attempt"] for line in job.struck if line["at"] == "preflight:device"]
     assert set(checked) == {1, 3}
 
@@ -177,7 +179,7 @@ def test_a_run_on_all_devices_leaves_a_bad_one_out(
     claims = tmp_path / "claims"
     monkeypatch.setenv("CLAIMS", str(claims))
     fault = {"kind": "corrupt", "at": "preflight:device", "rank": 1, "step": 0}
-    job = jobs.job(*([fault] if how == "it computes wrong" else []))
+    job = jobs.job(*([fault] if how == "it computes wrong" else []), **CHECKED)
     run = json.loads(job.folder.with_suffix(".json").read_text())
     run["execution"]["processes"] = "auto"
     refuses = {"refuses": 1} if how == "it refuses" else {}

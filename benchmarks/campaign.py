@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 from overhead import corpus
-from recording import RESULTS
+from recording import RESULTS, train_command
 from safetensors.numpy import load_file
 
 from regauge import lines
@@ -193,25 +193,16 @@ class Campaign:
     def _start(
         self, folder: Path, size: int, faults: list[dict[str, Any]]
     ) -> subprocess.Popen[str]:
-        tables = {
-            "output": {
-                "folder": str(folder),
-                "every_steps": 1,
-                "trackers": ("jsonl",),
-                "checkpoint": {"every_steps": SAVE_EVERY},
-            },
-            "data": {"path": str(self._data)},
-            "task": "mlm",
-            "model": MODEL,
-            "accelerator": "cpu",
-            "batch": {"rows": 8, "microbatch_rows": 4},
-            "execution": {"processes": size, "supervision": {"hang_seconds": 5.0}},
-            "stop": {"steps": STEPS},
-            "evaluation": {"rows": 8},
-        }
-        file = folder.with_suffix(".json")
-        file.write_text(json.dumps(tables))
-        command = [sys.executable, "-m", "regauge", "train", str(file)]
+        command = train_command(
+            folder,
+            self._data,
+            SAVE_EVERY,
+            model=MODEL,
+            batch={"rows": 8, "microbatch_rows": 4},
+            execution={"processes": size, "supervision": {"hang_seconds": 5.0}},
+            stop={"steps": STEPS},
+            evaluation={"rows": 8},
+        )
         if faults:
             plan = folder.with_suffix(".plan.json")
             plan.write_text(json.dumps({"fault": faults}))

@@ -11,15 +11,13 @@ is reported apart.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from overhead import MODEL, corpus
-from recording import RESULTS, keep
+from recording import RESULTS, keep, train_command
 
 from regauge import lines
 from regauge.accelerators.cpu import Cpu
@@ -81,25 +79,17 @@ def _seconds_of_a_step(folder: Path) -> float:
 
 
 def _train(folder: Path, data: Path, processes: int, steps: int, save_every: int) -> None:
-    tables = {
-        "output": {
-            "folder": str(folder),
-            "every_steps": 1,
-            "trackers": ("jsonl",),
-            "checkpoint": {"every_steps": save_every},
-        },
-        "data": {"path": str(data)},
-        "task": "mlm",
-        "model": MODEL,
-        "accelerator": "cpu",
-        "batch": {"rows": ROWS, "microbatch_rows": MICROBATCH_ROWS},
-        "execution": {"processes": processes},
-        "stop": {"steps": steps},
-        "evaluation": {"rows": 64},
-    }
-    file = folder.with_suffix(".json")
-    file.write_text(json.dumps(tables))
-    subprocess.run([sys.executable, "-m", "regauge", "train", str(file)], check=True)
+    command = train_command(
+        folder,
+        data,
+        save_every,
+        model=MODEL,
+        batch={"rows": ROWS, "microbatch_rows": MICROBATCH_ROWS},
+        execution={"processes": processes},
+        stop={"steps": steps},
+        evaluation={"rows": 64},
+    )
+    subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,20 @@ from regauge.accelerators import Chip
 RESULTS = Path("benchmarks/results")
 
 
+def train_command(folder: Path, data: Path, save_every: int, **tables: Any) -> list[str]:
+    """Write the run file of a masked LM on the CPU; return the command that trains it."""
+    output = {
+        "folder": str(folder),
+        "every_steps": 1,
+        "trackers": ("jsonl",),
+        "checkpoint": {"every_steps": save_every},
+    }
+    known = {"data": {"path": str(data)}, "task": "mlm", "accelerator": "cpu"}
+    file = folder.with_suffix(".json")
+    file.write_text(json.dumps({"output": output, **known, **tables}))
+    return [sys.executable, "-m", "regauge", "train", str(file)]
+
+
 def keep(path: Path, benchmark: str, chip: Chip, figures: dict[str, Any], *packages: str) -> None:
     """Print a result and write it; the versions are those of torch and of `packages`."""
     result = {

@@ -73,8 +73,7 @@ class Told:
             told.done = told.done or "done" in line
         if told.ok and not told.done:
             problem = "it did not come to its end"
-            own = Finding.bad(told.doing, f"process {rank}", problem)
-            told.findings.append(replace(own, rank=rank))
+            told.findings.append(Finding.bad(told.doing, f"process {rank}", problem, rank=rank))
         return told
 
     @property
@@ -195,8 +194,7 @@ def blamed(found: Pairs, silent: list[int]) -> Finding:
     bad = {pair: problem for pair, problem in found.items() if problem}
     tried = f"{len(found)} pairs tried, {len(bad)} bad"
     if len(silent) == 1:
-        hangs = Finding.bad(PAIRS, f"process {silent[0]}", "it hangs", tried)
-        return replace(hangs, rank=silent[0])
+        return Finding.bad(PAIRS, f"process {silent[0]}", "it hangs", tried, rank=silent[0])
     if not bad:
         return Finding.bad(PAIRS, "all processes", "every two of them are well alone", tried)
     counts = Counter(rank for pair in bad for rank in pair)
@@ -206,8 +204,7 @@ def blamed(found: Pairs, silent: list[int]) -> Finding:
         named = [rank for rank in named if all(f"process {rank} " in text for text in bad.values())]
     problem = next(iter(bad.values()))
     if len(named) == 1:
-        where = f"process {named[0]}"
-        alone = Finding.bad(PAIRS, where, f"fails with every other one: {problem}", tried)
-        return replace(alone, rank=named[0])
+        where, problem = f"process {named[0]}", f"fails with every other one: {problem}"
+        return Finding.bad(PAIRS, where, problem, tried, rank=named[0])
     those = ", ".join(str(rank) for rank in sorted(counts))
     return Finding.bad(PAIRS, f"processes {those}", f"{problem}; which cannot be told", tried)

@@ -33,9 +33,11 @@ class Finding:
     """The process whose device it is of; None where that cannot be told."""
 
     @classmethod
-    def bad(cls, check: str, where: str, problem: str, value: str = "") -> Finding:
+    def bad(
+        cls, check: str, where: str, problem: str, value: str = "", *, rank: int | None = None
+    ) -> Finding:
         """Return a finding that a run should not start with."""
-        return cls(check, where, value, problem, ok=False)
+        return cls(check, where, value, problem, ok=False, rank=rank)
 
     def row(self) -> dict[str, str]:
         """Return it as a line of a table."""

@@ -133,7 +133,7 @@ class Attempt:
             "step": failure.step if failure else None,
         }
         lines.append(self._folder / ATTEMPTS, document)
-        if failure is not None and failure.policy.code not in TOGETHER:
+        if failure is not None and not failure.together:
             path = self._folder / FAILURES
             path.mkdir(exist_ok=True)
             write_json(

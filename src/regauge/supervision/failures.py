@@ -118,6 +118,11 @@ class Failure:
         """What follows."""
         return POLICIES[self.kind]
 
+    @property
+    def together(self) -> bool:
+        """Whether all processes of a run end so at the same step."""
+        return self.policy.code in TOGETHER
+
     def same(self, other: Failure) -> bool:
         """Return whether this is the same failure at the same step."""
         if (self.kind, self.step) != (other.kind, other.step):

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from contextlib import closing, contextmanager
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -28,7 +29,6 @@ USUAL = "http://169.254.169.254"
 LOOK_SECONDS = 5.0
 ANSWER_SECONDS = 2.0
 TOKEN_SECONDS = 21600
-NONE, OLD_TOKEN = 404, 401
 
 
 class Ec2:
@@ -41,12 +41,12 @@ class Ec2:
     def notice(self) -> str | None:
         """Return what the instance is told; None where it is told nothing. Raises OSError."""
         status, told = self._read()
-        if status == OLD_TOKEN:
+        if status == HTTPStatus.UNAUTHORIZED:  # the token is too old
             self._token = ""
             status, told = self._read()
-        if status == NONE:
+        if status == HTTPStatus.NOT_FOUND:
             return None
-        if status != 200:  # noqa: PLR2004 - OK
+        if status != HTTPStatus.OK:
             raise OSError(f"{self.endpoint} answers {status}")
         return told
 
@@ -57,7 +57,7 @@ class Ec2:
                 "/latest/api/token",
                 {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)},
             )
-            if status != 200:  # noqa: PLR2004
+            if status != HTTPStatus.OK:
                 raise OSError(f"{self.endpoint} gives no token: {status}")
         path = "/latest/meta-data/spot/instance-action"
         return self._asked("GET", path, {"X-aws-ec2-metadata-token": self._token})

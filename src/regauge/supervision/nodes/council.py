@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from regauge.config import first_difference
 from regauge.errors import SettingsError
 from regauge.processes import Seats, free_port
-from regauge.supervision.failures import TOGETHER, Failure, failure_of
+from regauge.supervision.failures import Failure, failure_of
 from regauge.supervision.nodes.hearing import STORE_ERRORS, Ear, beat
 from regauge.supervision.peers import Alone, Shared
 
@@ -98,7 +98,7 @@ class Council(Alone):
             self._ear.stop()
         if verdict is not None and verdict.kind == "preempted" and not told:
             said = verdict.evidence.get("told", [])
-            who = ", ".join(f"node {node} ({self._members[node].host})" for node in said)
+            who = ", ".join(_name(node, self._members) for node in said)
             return replace(verdict, kind="node", problem=f"{who or 'a process'} was told to stop")
         return verdict
 
@@ -109,7 +109,7 @@ class Council(Alone):
             "told": told,
         }
         self._store.set(f"report/{self._node}", json.dumps(report))
-        if failure is not None and failure.policy.code not in TOGETHER:
+        if failure is not None and not failure.together:
             self._raise("hang" if "standing" in failure.evidence else "failed")
         if self.leads:
             found = self._decided()
@@ -163,7 +163,7 @@ class Council(Alone):
     def _cause(self, reports: list[Told], lost: set[int]) -> Failure | None:
         """Return the failure that is no consequence of another one."""
         failures = [report.failure for report in reports if report.failure]
-        alone = [failure for failure in failures if failure.policy.code not in TOGETHER]
+        alone = [failure for failure in failures if not failure.together]
         hangs = [failure for failure in alone if "standing" in failure.evidence]
         if hangs:
             return min(hangs, key=lambda failure: failure.evidence["standing"])
@@ -183,10 +183,16 @@ class Council(Alone):
         return self._ear.gone or 0 in self._ear.lost(self._lost_seconds)
 
     def _gone(self, node: int) -> Failure:
-        member = self._members[node]
-        rank = sum(each.size for each in self._members[:node])
-        problem = f"node {node} ({member.host}) is lost"
-        return Failure("node", rank, 0, problem, host=member.host)
+        rank, problem = _processes(self._members[:node]), f"{_name(node, self._members)} is lost"
+        return Failure("node", rank, 0, problem, host=self._members[node].host)
+
+
+def _name(node: int, members: list[Node]) -> str:
+    return f"node {node} ({members[node].host})"
+
+
+def _processes(members: list[Node]) -> int:
+    return sum(member.size for member in members)
 
 
 def gather(store: Store, node: int, nodes: int, own: Node) -> list[Node]:
@@ -203,8 +209,8 @@ def gather(store: Store, node: int, nodes: int, own: Node) -> list[Node]:
     for number, member in enumerate(members):
         if member.settings != first.settings:
             raise SettingsError(
-                f"node {number} ({member.host}) was started with other settings than node 0 "
-                f"({first.host}): {first_difference('', member.settings, first.settings)}",
+                f"{_name(number, members)} was started with other settings than "
+                f"{_name(0, members)}: {first_difference('', member.settings, first.settings)}",
                 "start the same command on every node",
             )
     return members
@@ -231,10 +237,10 @@ def follow(store: Store, node: int, members: list[Node]) -> Shared:
     """Return what the first node told; raises SettingsError where it refused to begin."""
     orders = json.loads(store.get("orders"))
     if "refused" in orders:
-        raise SettingsError(f"node 0 ({members[0].host}): {orders['refused']}", "see there")
+        raise SettingsError(f"{_name(0, members)}: {orders['refused']}", "see there")
     seats = Seats(
-        first=sum(member.size for member in members[:node]),
-        size=sum(member.size for member in members),
+        first=_processes(members[:node]),
+        size=_processes(members),
         address=orders["address"],
         port=orders["port"],
     )
@@ -247,5 +253,4 @@ def agree(store: Store, node: int, members: list[Node], problem: str) -> None:
     told = store.multi_get([f"ready/{each}" for each in range(len(members))])
     for number, said in enumerate(told):
         if said:
-            where = f"node {number} ({members[number].host})"
-            raise SettingsError(f"{where}: {said.decode()}", "see there")
+            raise SettingsError(f"{_name(number, members)}: {said.decode()}", "see there")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 BEAT_SECONDS = 0.25
-LOOK_EVERY = 4
-"""The first node looks for nodes that wait once in so many beats."""
+STOP_SECONDS = 1.0
+"""Longest wait for a beat that is under way."""
 STORE_ERRORS = (RuntimeError, TimeoutError)
 """What a store raises that does not answer."""
 
@@ -55,7 +55,7 @@ class Ear(threading.Thread):
     def stop(self) -> None:
         """Beat no more."""
         self._ended.set()
-        self.join(BEAT_SECONDS * LOOK_EVERY)
+        self.join(STOP_SECONDS)
 
     def lost(self, seconds: float) -> set[int]:
         """Return the nodes that gave no sign for so long."""
@@ -76,6 +76,6 @@ class Ear(threading.Thread):
             self._beats[node] = (count, signs)
         if self._store.check(["alarm"]):
             self.alarm = self._store.get("alarm").decode()
-        if self._node == 0 and number % LOOK_EVERY == 0 and self._waiting():
+        if self._node == 0 and self._waiting():
             self._store.set("leave", "yes")
         self.leaving = self.leaving or self._store.check(["leave"])

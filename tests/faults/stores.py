@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 Start = Callable[..., Any]
+LATE_SECONDS = 12.0
 SLOW_DOWN = (
     b'<?xml version="1.0" encoding="UTF-8"?>'
     b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
@@ -29,7 +31,8 @@ class Rule:
     match: str
     """A part of the path or the query."""
     how: str
-    """`slow` answers 503, `reset` closes the connection, `hide` leaves keys out of a listing."""
+    """`slow` answers 503, `late` answers after `LATE_SECONDS`, `reset` closes the connection,
+    `hide` leaves keys out of a listing."""
     count: int = 1
     """How many of them."""
     struck: int = 0
@@ -64,6 +67,8 @@ def _application(whole: Any, store: Store) -> Callable[[dict[str, Any], Start], 
                     _read(environ)
                     start("503 Slow Down", [("Content-Type", "application/xml")])
                     return [SLOW_DOWN]
+                if rule.how == "late":
+                    time.sleep(LATE_SECONDS)
                 if rule.how == "reset":
                     environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
                     raise ConnectionResetError

@@ -78,16 +78,17 @@ def test_a_run_goes_on_on_a_machine_that_has_nothing(jobs: Jobs, store: Store) -
 
 
 @full
-@pytest.mark.parametrize("how", ["slow", "reset"])
-def test_a_store_that_refuses_one_process_for_a_while_is_waited_for(
-    jobs: Jobs, store: Store, how: str
+@pytest.mark.parametrize(("how", "count"), [("slow", 8), ("reset", 8), ("late", 1)])
+def test_a_store_that_fails_one_process_for_a_while_is_waited_for(
+    jobs: Jobs, store: Store, how: str, count: int
 ) -> None:
-    store.rules = [Rule("PUT", "step-00000012/shard-00002", how, count=8)]
+    store.rules = [Rule("PUT", "step-00000012/shard-00002", how, count)]
     job = remembered(jobs)
     job.start().wait()
     assert job.code == 0, job.said
-    assert store.rules[0].struck == 8
+    assert store.rules[0].struck == count
     assert "was not saved" not in job.told
+    assert "hang" not in job.told
     assert committed() == [12, 18, 24]
 
 

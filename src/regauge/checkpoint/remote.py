@@ -10,6 +10,7 @@ Every process writes its files to a folder of this machine first. No torch here.
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 import time
@@ -28,46 +29,52 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TRIES = 6
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, LOOK_SECONDS = 0.5, 20.0, 0.5
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 20.0
+ANSWER_SECONDS = 120.0
+"""How long a request may go on without a part of a file: below it there are tries that nobody sees.
+
+s3fs makes five, each of them up to 20 s without an answer and with 1.9 s of waits between them.
+"""
 FOR_GOOD = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)
 """What no further try would change."""
 PROBE = ".regauge-probe"
 OPTIONS: dict[str, dict[str, Any]] = {
     "file": {"auto_mkdir": True},
-    "s3": {"config_kwargs": {"retries": {"mode": "standard", "max_attempts": 1}}},
+    "s3": {
+        "config_kwargs": {
+            "retries": {"mode": "standard", "total_max_attempts": 1},
+            "connect_timeout": 10,
+            "read_timeout": 20,
+        }
+    },
 }
 """What a file system is opened with: s3fs tries again by itself, and botocore below it need not."""
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
-def nothing() -> None:
-    """Do nothing."""
-
-
 class _Progress(fsspec.Callback):  # type: ignore[misc]
     """Calls a function whenever a part of a file has come over."""
 
-    def __init__(self, alive: Callable[[], None]) -> None:
+    def __init__(self, heard: Callable[[], None]) -> None:
         super().__init__()
-        self._alive = alive
+        self._heard = heard
 
     def relative_update(self, inc: int = 1) -> None:
         """Take note of more bytes."""
         super().relative_update(inc)
-        self._alive()
+        self._heard()
 
 
 class Remote:
     """The checkpoints of a run under a root that fsspec knows, such as `s3://bucket/run`.
 
-    `alive` is called before each request, with each part of a file and in each wait, from any
-    thread: a store that is slow is no process that hangs. Raises SettingsError where the root
-    cannot be opened.
+    One thread at a time uses it, and another may look whether it is `asking`. Raises SettingsError
+    where the root cannot be opened.
     """
 
-    def __init__(self, root: str, alive: Callable[[], None] = nothing) -> None:
+    def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
-        self._alive = alive
+        self._until = -math.inf
         try:
             options = OPTIONS.get(root.partition("://")[0] if "://" in root else "file", {})
             self._files, path = fsspec.url_to_fs(self.root, **options)
@@ -76,6 +83,11 @@ class Remote:
             remedy = f"pip install 'regauge[{extra}]'" if extra else "name one that fsspec knows"
             raise SettingsError(f"output.checkpoint.root = '{root}': {error}", remedy) from None
         self._path = path.rstrip("/")
+
+    @property
+    def asking(self) -> bool:
+        """Whether the store is asked just now, and may still answer: it is slow, nothing hangs."""
+        return time.monotonic() < self._until
 
     def check(self) -> str | None:
         """Write and remove a small key; return why that cannot be done, or None."""
@@ -146,7 +158,10 @@ class Remote:
                 self._tried(partial(self._remove_all, f"{self._path}/{name_of(step)}"))
 
     def _copied(self, copy: Callable[..., None], source: str, target: str) -> None:
-        copy(source, target, callback=_Progress(self._alive))
+        copy(source, target, callback=_Progress(self._heard))
+
+    def _heard(self) -> None:
+        self._until = time.monotonic() + ANSWER_SECONDS
 
     def _listed(self) -> list[str]:
         self._files.invalidate_cache()
@@ -182,24 +197,21 @@ class Remote:
     def _tried(self, work: Callable[[], T]) -> T:
         """Do something again until it works, with waits that double; raises TransientError."""
         wait = FIRST_WAIT_SECONDS
-        for number in range(TRIES):
-            self._alive()
-            try:
-                return work()
-            except FOR_GOOD as error:
-                raise self._lost(error) from error
-            except Exception as error:
-                if number == TRIES - 1:
+        try:
+            for number in range(TRIES):
+                self._heard()
+                try:
+                    return work()
+                except FOR_GOOD as error:
                     raise self._lost(error) from error
-            self._rest(wait * random.uniform(0.5, 1.5))  # noqa: S311 - not all at once
-            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+                except Exception as error:
+                    if number == TRIES - 1:
+                        raise self._lost(error) from error
+                time.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311 - not all at once
+                wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+        finally:
+            self._until = -math.inf
         raise AssertionError
-
-    def _rest(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self._alive()
-            time.sleep(min(left, LOOK_SECONDS))
 
     def _lost(self, error: Exception) -> TransientError:
         return TransientError(

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from regauge.checkpoint import folder, tensors
 from regauge.checkpoint.loading import newest
-from regauge.checkpoint.remote import Remote, nothing
+from regauge.checkpoint.remote import Remote
 from regauge.errors import TransientError
 from regauge.log import logger
 
@@ -38,7 +38,7 @@ class Saver:
     """Writes the checkpoints of a run; one at a time, in a thread of its own.
 
     `moment` is called with each moment of a save and its step; it may fail as the save may. `alive`
-    is called while the process waits for a save that goes on.
+    is called while the process waits for what its object store may still answer.
     """
 
     def __init__(
@@ -47,15 +47,14 @@ class Saver:
         settings: Checkpoint,
         world: World,
         moment: Callable[..., None] = folder.nothing,
-        alive: Callable[[], None] = nothing,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._root = root
         self._settings = settings
         self._world = world
         self._moment = moment
         self._alive = alive
-        self._progress = 0
-        self._remote = Remote(settings.root, self._goes_on) if settings.root else None
+        self._remote = Remote(settings.root) if settings.root else None
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
         self._saving: Future[None] | None = None
         self._step = 0
@@ -102,15 +101,10 @@ class Saver:
                 failure,
             )
 
-    def _goes_on(self) -> None:
-        self._progress += 1
-
     def _awaited(self, work: Future[T]) -> Future[T]:
-        """Wait for work to end, and give a sign of life whenever it has made progress."""
-        seen = -1
+        """Wait for work to end, and give signs of life while it waits for the object store."""
         while not work.done():
-            if self._progress != seen:
-                seen = self._progress
+            if self._remote is not None and self._remote.asking:
                 self._alive()
             wait([work], JOIN_SECONDS)
         return work

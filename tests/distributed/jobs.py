@@ -19,9 +19,14 @@ import torch
 import torch._dynamo.config as dynamo
 import torch._inductor.config as inductor
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from transformers import BertConfig, BertModel
 
 from distributed.runs import settings
 from regauge import processes
@@ -249,3 +254,16 @@ def losses(rows: Lines) -> list[float]:
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """Return the final weights of a run."""
     return load_file(folder / "model" / "model.safetensors")
+
+
+def save_with_torch(sizes: dict[str, int], given: str, folder: str) -> None:
+    """Save a BERT and its optimizer as a user of torch's FSDP and distributed checkpoint does."""
+    model = BertModel(BertConfig(**sizes))
+    model.load_state_dict(load_file(given))
+    if dist.is_initialized():
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    weights, moments = get_state_dict(model, optimizer)
+    document = {"model": weights, "optim": moments, "step": 3}
+    dcp.save(document, checkpoint_id=folder, no_dist=not dist.is_initialized())
+    _meet()

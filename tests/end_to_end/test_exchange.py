@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 
 import pytest
@@ -90,25 +89,3 @@ def test_what_does_not_fit_is_refused(
     assert main(["export", str(encoder), "--to", weights]) == 2
     assert "exists" in capsys.readouterr().err
     assert not Path(target).exists()
-
-
-class Hostile:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return Path.touch, (str(self.path),)
-
-
-def test_a_hostile_pickle_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "w.pt").write_bytes(pickle.dumps(Hostile(tmp_path / "ran")))
-    torch.save({"weight": Hostile(tmp_path / "ran")}, tmp_path / "z.pt")
-    for name in ("w.pt", "z.pt"):
-        code = main(["import", str(tmp_path / name), "--to", str(tmp_path / "a"), *DIMENSIONS])
-        assert code == 64
-        told = capsys.readouterr().err.strip().splitlines()[-1]
-        assert "is no plain state dict" in told
-    assert not (tmp_path / "ran").exists()
-    assert not (tmp_path / "a").exists()

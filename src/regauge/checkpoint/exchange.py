@@ -1,18 +1,11 @@
-"""Weights in and out: other people's formats to and from a folder that transformers loads.
-
-A foreign pickle is opened in a process of its own, with `weights_only`, and comes back as
-safetensors: nothing in it runs here, and nothing else ever reads one.
-"""
+"""Weights out: of a run and its checkpoints, in the forms that others load."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -28,14 +21,8 @@ from regauge.processes import World
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
-
-    from regauge.models.settings import Model
 
 Format = Literal["hf", "torch", "sentence-transformers"]
-LIMIT_SECONDS = 600
-DEFAULT_VOCABULARY = 1
-"""For a state dict whose table does not say; the first shape that differs is then named."""
 WEIGHT = "model."
 """Prefix of a weight's name in a checkpoint; twice, since the trained module holds the model."""
 
@@ -45,7 +32,7 @@ def export(model: Path, target: Path, form: Format, *, pooled: bool) -> Path:
 
     `pooled` says that the model's vectors are means of length 1, which only one form can express.
     """
-    _new(target)
+    make_way(target)
     if form == "torch":
         target.parent.mkdir(parents=True, exist_ok=True)
         torch.save(load_file(model / "model.safetensors"), target)
@@ -99,75 +86,8 @@ def moment(run: Path, step: Literal["latest", "best"] | int, target: Path) -> Pa
     return target
 
 
-def take_in(
-    origin: Path, target: Path, settings: Model | None, *, head: models.Head, tokenizer: Path | None
-) -> dict[str, Any]:
-    """Write foreign weights as a transformers folder; return what was found."""
-    if origin.is_dir():
-        model = models.load(origin)
-        tokenizer = tokenizer or origin
-    else:
-        weights = foreign(origin)
-        if settings is None:
-            raise SettingsError(f"{origin} does not say its architecture", "set model.architecture")
-        vocabulary = settings.config.get("vocab_size", DEFAULT_VOCABULARY)
-        model, _ = models.build(settings, head, vocabulary, seed=0)
-        adopt(weights, model, origin)
-    write_folder(model, target, tokenizer)
-    count = sum(value.numel() for value in model.parameters())
-    return {"written": str(target), "class": models.class_name(model), "parameters": count}
-
-
-def foreign(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a plain `.pt` state dict, opened in a process of its own."""
-    with tempfile.TemporaryDirectory() as scratch:
-        target = Path(scratch) / "weights.safetensors"
-        command = [sys.executable, "-m", "regauge.checkpoint.unpickle", str(path), str(target)]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise DataError(f"{path} took too long to open", "save its state dict anew") from None
-        if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise DataError(
-                f"{path} is no plain state dict: {reason}",
-                "save it with torch.save(model.state_dict(), …)",
-            )
-        return load_file(target)
-
-
-def adopt(weights: dict[str, Tensor], model: torch.nn.Module, origin: Path) -> None:
-    """Load weights into a model; raises DataError that names the first misfit."""
-    own = model.state_dict()
-    tied = set(own) - {name for name, _ in model.named_parameters()}
-    missing = sorted(set(own) - set(weights) - tied)
-    strange = sorted(set(weights) - set(own))
-    for name in sorted(set(own) & set(weights)):
-        if own[name].shape != weights[name].shape:
-            shapes = f"{tuple(weights[name].shape)} there, {tuple(own[name].shape)} in the model"
-            raise DataError(f"{origin}: '{name}' is {shapes}", "set model.config to its dimensions")
-    if missing or strange:
-        problem = f"lacks '{missing[0]}'" if missing else f"has '{strange[0]}', which is unknown"
-        raise DataError(
-            f"{origin} {problem} ({len(missing)} missing, {len(strange)} unknown)",
-            "set model.architecture and the head to those that it was saved from",
-        )
-    model.load_state_dict(weights, strict=False)
-
-
-def write_folder(model: PreTrainedModel, target: Path, tokenizer: Path | None) -> Path:
-    """Write a model as a transformers folder, with the tokenizer of another one."""
-    _new(target)
-    config = model.config
-    config.architectures = [models.class_name(model)]
-    weights = {name: value.detach() for name, value in model.named_parameters()}
-    models.save(target, config, weights, tokenizer or target)
-    return target
-
-
-def _new(target: Path) -> None:
+def make_way(target: Path) -> None:
+    """Remove an empty folder; raises SettingsError where there is anything else."""
     if target.exists() and (target.is_file() or any(target.iterdir())):
         raise SettingsError(f"{target} exists", "name another place with --to")
     if target.is_dir():

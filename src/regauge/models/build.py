@@ -27,6 +27,8 @@ AUTO_CLASSES: dict[Head, str] = {
     "masked": "AutoModelForMaskedLM",
     "causal": "AutoModelForCausalLM",
 }
+SAFELY: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True}
+"""How transformers reads weights here: as fp32, and never from a pickle."""
 
 
 def build(
@@ -71,7 +73,8 @@ def _made(settings: Model, head: Head, vocabulary: int, pad: int) -> PreTrainedM
         model: PreTrainedModel = auto.from_config(config, **extra)
     else:
         path = weights_at(settings.path)
-        model = auto.from_pretrained(path, config=config, dtype=torch.float32, **extra)
+        _refuse_pickles(Path(path))
+        model = auto.from_pretrained(path, config=config, **SAFELY, **extra)
     return model
 
 
@@ -91,11 +94,12 @@ def load(folder: Path) -> PreTrainedModel:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    _refuse_pickles(folder)
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         name = (config.architectures or ["AutoModel"])[0]
         auto = getattr(transformers, name, transformers.AutoModel)
-        read = partial(auto.from_pretrained, folder, dtype=torch.float32, output_loading_info=True)
+        read = partial(auto.from_pretrained, folder, **SAFELY, output_loading_info=True)
         model, found = read()
         if any(key.startswith("pooler.") for key in found["missing_keys"]):
             model, found = read(add_pooling_layer=False)
@@ -107,6 +111,14 @@ def load(folder: Path) -> PreTrainedModel:
         raise SettingsError(f"'{folder}' lacks the weight '{first}'", "name a complete model")
     loaded: PreTrainedModel = model
     return loaded
+
+
+def _refuse_pickles(folder: Path) -> None:
+    if any(folder.glob("pytorch_model*.bin")) and not any(folder.glob("*.safetensors")):
+        raise SettingsError(
+            f"the weights in '{folder}' are a pickle",
+            f"run: regauge import {folder} --to OTHER, and name that folder",
+        )
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

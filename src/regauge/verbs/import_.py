@@ -1,4 +1,4 @@
-"""Take in foreign weights: a transformers folder, or a plain `.pt` state dict."""
+"""Take in foreign weights: of transformers, torch, DeepSpeed or a plain state dict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from cyclopts import Parameter
 
 from regauge import config, verbs
 from regauge.config import Settings
-from regauge.errors import SettingsError
 from regauge.models.settings import Model
 
 OUTPUT = "origin.to"
@@ -19,11 +18,13 @@ class Origin(Settings):
     """What is taken in."""
 
     path: str
-    """A transformers folder, or a `.pt` file with a state dict."""
+    """A file of weights, or a folder: transformers, DeepSpeed, torch.distributed.checkpoint."""
     to: str
     """Folder to write; `model.path` then names it."""
     head: Literal["none", "masked", "causal"] = "none"
     """The head that a state dict was saved with."""
+    prefix: str | None = None
+    """What precedes the weights' names, such as `ema.`, where more than one set is there."""
     tokenizer: str | None = None
     """Folder of the tokenizer that belongs to a state dict."""
 
@@ -41,7 +42,7 @@ ROOT = Import
 
 
 def main(
-    run_file: Annotated[Path, Parameter(help="transformers folder, .pt file, or run file (.toml)")],
+    run_file: Annotated[Path, Parameter(help="folder or file of weights, or run file (.toml)")],
     *overrides: verbs.Override,
     to: Annotated[Path | None, Parameter(help="folder to write")] = None,
     dry_run: verbs.DryRun = False,
@@ -59,27 +60,23 @@ def main(
 
 def plan(settings: Import) -> dict[str, Any]:
     """Return what would be read and written; raises SettingsError for what cannot be."""
+    from regauge.checkpoint import foreign
+
     path = Path(settings.origin.path)
-    if not path.exists():
-        raise SettingsError(f"no weights at {path}", "name a transformers folder or a .pt file")
-    if path.is_file() and (settings.model is None or settings.model.architecture is None):
-        raise SettingsError(
-            f"{path} does not say its architecture",
-            "set model.architecture and model.config, with vocab_size",
-        )
+    foreign.find(path, settings.model)
     return {"path": str(path), "to": settings.origin.to}
 
 
 def run(settings: Import) -> dict[str, Any]:
     """Read the weights, check them against the model, and write the folder."""
-    plan(settings)
-    from regauge.checkpoint import exchange
+    from regauge.checkpoint import foreign
 
     origin = settings.origin
-    return exchange.take_in(
+    return foreign.take_in(
         Path(origin.path),
         Path(origin.to),
         settings.model,
         head=origin.head,
+        prefix=origin.prefix,
         tokenizer=Path(origin.tokenizer) if origin.tokenizer else None,
     )

@@ -1,0 +1,275 @@
+"""What others saved comes in: torch, DeepSpeed, transformers; and nothing in it runs."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.checkpoint import metadata as facts
+from transformers import BertConfig, BertModel
+
+from distributed.conftest import runs, worlds
+from regauge.checkpoint import unpickle
+from regauge.cli import main
+from regauge.errors import SettingsError
+from regauge.models import build
+from regauge.models.settings import Model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distributed.world import World
+
+__all__ = ["runs", "worlds"]
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 32,
+}
+DIMENSIONS = ["model.architecture=bert", *(f"model.config.{key}={n}" for key, n in SIZES.items())]
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, Tensor]:
+    """Return the state dict of a BERT with its pooling layer, as its user has it."""
+    torch.manual_seed(1)
+    found: dict[str, Tensor] = BertModel(BertConfig(**SIZES)).state_dict()
+    return found
+
+
+def take_in(origin: Path, *more: str) -> dict[str, Tensor]:
+    target = origin.parent / "taken"
+    assert main(["import", str(origin), "--to", str(target), *DIMENSIONS, *more]) == 0
+    return load_file(target / "model.safetensors")
+
+
+def assert_same(found: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+    """Compare to the bit; no task trains a pooling layer, so that none is taken in."""
+    assert found.keys() == {name for name in weights if not name.startswith("pooler.")}
+    assert all(torch.equal(value, weights[name].float()) for name, value in found.items())
+
+
+def deepspeed(folder: Path, weights: dict[str, Tensor], name: str = "mp_rank_00") -> Path:
+    """Write what DeepSpeed 0.19's engine.save_checkpoint writes beside its optimizer's shards."""
+    document: dict[str, Any] = {
+        "module": weights,
+        "buffer_names": [],
+        "optimizer": {"state": {0: {"exp_avg": torch.zeros(96, 32)}}, "param_groups": []},
+        "param_shapes": [{name: value.shape for name, value in weights.items()}],
+        "lr_scheduler": None,
+        "sparse_tensor_module_names": set(),
+        "global_steps": 7,
+        "ds_config": {"train_batch_size": 8, "zero_optimization": {"stage": 1}},
+        "ds_version": "0.19.8",
+    }
+    step = folder / "global_step7"
+    step.mkdir(parents=True, exist_ok=True)
+    (folder / "latest").write_text("global_step7")
+    torch.save(document, step / f"{name}_model_states.pt")
+    return folder
+
+
+# Every form
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        lambda weights: {"state_dict": weights, "epoch": 3},
+        lambda weights: {"model": {f"module.{name}": value for name, value in weights.items()}},
+        lambda weights: {f"_orig_mod.{name}": value for name, value in weights.items()},
+        lambda weights: (
+            {f"bert.{name}": value for name, value in weights.items()}
+            | {"cls.predictions.bias": torch.zeros(96)}
+        ),
+    ],
+    ids=["lightning", "ddp", "compiled", "with a head"],
+)
+def test_a_state_dict_comes_in_whatever_precedes_its_names(
+    tmp_path: Path, weights: dict[str, Tensor], nested: Callable[[Any], Any]
+) -> None:
+    torch.save(nested(weights), tmp_path / "w.pt")
+    assert_same(take_in(tmp_path / "w.pt"), weights)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_folder_of_torch_comes_in(
+    tmp_path: Path, worlds: Callable[[int], World], weights: dict[str, Tensor], number: int
+) -> None:
+    save_file(weights, tmp_path / "given.safetensors")
+    worlds(number).run("save_with_torch", SIZES, tmp_path / "given.safetensors", tmp_path / "dcp")
+    assert len(list((tmp_path / "dcp").glob("*.distcp"))) == number
+    assert_same(take_in(tmp_path / "dcp"), weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_folder_of_deepspeed_comes_in(
+    tmp_path: Path,
+    weights: dict[str, Tensor],
+    dtype: torch.dtype,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    halves = {name: value.to(dtype) for name, value in weights.items()}
+    assert_same(take_in(deepspeed(tmp_path / "ds", halves)), halves)
+    assert ("bfloat16" in capsys.readouterr().err) == (dtype == torch.bfloat16)
+
+
+def test_shards_without_a_configuration_come_in(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    names = sorted(weights)
+    (tmp_path / "w").mkdir()
+    for number, part in enumerate((names[:9], names[9:]), 1):
+        shard = {name: weights[name] for name in part}
+        save_file(shard, tmp_path / "w" / f"model-0000{number}-of-00002.safetensors")
+    assert_same(take_in(tmp_path / "w"), weights)
+
+
+def test_a_pickle_of_transformers_comes_in_by_import_alone(
+    tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
+    folder, target = tmp_path / "hf", tmp_path / "taken"
+    BertConfig(**SIZES, architectures=["BertModel"]).save_pretrained(folder)
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(SettingsError, match="are a pickle; run: regauge import"):
+        build.load(folder)
+    with pytest.raises(SettingsError, match="are a pickle; run: regauge import"):
+        build.build(Model(path=str(folder)), "none", SIZES["vocab_size"], seed=0)
+    assert main(["import", str(folder), "--to", str(target)]) == 0
+    found = load_file(target / "model.safetensors")
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+# What is refused
+
+
+def refused(origin: Path, capsys: pytest.CaptureFixture[str], *more: str, code: int = 64) -> str:
+    """Return the one line that an import ends with; nothing is written."""
+    target = origin.parent / "taken"
+    assert main(["import", str(origin), "--to", str(target), *DIMENSIONS, *more]) == code
+    assert not target.exists()
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_two_sets_of_weights_are_told_apart(
+    tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    averages = {name: value + 1 for name, value in weights.items()}
+    torch.save({"model": weights, "ema": averages}, tmp_path / "w.pt")
+    told = refused(tmp_path / "w.pt", capsys)
+    assert "behind 'ema.' and 'model.'" in told
+    assert "set origin.prefix" in told
+    assert_same(take_in(tmp_path / "w.pt", "origin.prefix=ema."), averages)
+
+
+def test_weights_of_another_model_are_refused(
+    tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"step": 3}, tmp_path / "none.pt")
+    assert "it holds no tensors" in refused(tmp_path / "none.pt", capsys)
+    torch.save({"layer.weight": torch.ones(2)}, tmp_path / "other.pt")
+    assert "none of its 1 tensors is this model's" in refused(tmp_path / "other.pt", capsys)
+    part = {name: value for name, value in weights.items() if "layer.1" not in name}
+    torch.save(part, tmp_path / "part.pt")
+    assert "lacks 'encoder.layer.1" in refused(tmp_path / "part.pt", capsys)
+    more = weights | {"encoder.layer.2.bias": torch.ones(2)}
+    torch.save(more, tmp_path / "more.pt")
+    assert "has 'encoder.layer.2.bias', which is unknown" in refused(tmp_path / "more.pt", capsys)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["zero_pp_rank_0_mp_rank_00", "zero_pp_rank_1_mp_rank_00"], "the ranks of ZeRO-3"),
+        (["mp_rank_00", "mp_rank_01"], "2 tensor-parallel ranks"),
+    ],
+)
+def test_weights_that_deepspeed_spread_are_refused(
+    tmp_path: Path,
+    weights: dict[str, Tensor],
+    capsys: pytest.CaptureFixture[str],
+    names: list[str],
+    said: str,
+) -> None:
+    for name in names:
+        deepspeed(tmp_path / "ds", weights, name)
+    told = refused(tmp_path / "ds", capsys)
+    assert said in told
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "no weights that are known" in refused(tmp_path / "empty", capsys)
+
+
+# What is hostile
+
+
+class Hostile:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (str(self.path),)
+
+
+def test_a_hostile_pickle_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "w.pt").write_bytes(pickle.dumps(Hostile(tmp_path / "ran")))
+    torch.save({"weight": Hostile(tmp_path / "ran")}, tmp_path / "z.pt")
+    for name in ("w.pt", "z.pt"):
+        assert "is not taken in" in refused(tmp_path / name, capsys)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("where", ["alone", "among its facts"])
+def test_hostile_facts_do_nothing(
+    tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    folder = tmp_path / "dcp"
+    dcp.save(dict(weights), checkpoint_id=folder, no_dist=True)
+    file = folder / unpickle.FACTS
+    hostile: Any = Hostile(tmp_path / "ran")
+    if where == "among its facts":
+        found = pickle.loads(file.read_bytes())  # noqa: S301 - written two lines above
+        found.planner_data = hostile
+        hostile = found
+    file.write_bytes(pickle.dumps(hostile))
+    assert "it would call pathlib" in refused(folder, capsys)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("os", "system"),
+        ("builtins", "eval"),
+        ("torch", "load"),
+        ("torch.serialization", "load"),
+        ("torch.distributed.checkpoint.metadata", "os.system"),
+        ("torch.distributed.checkpoint.metadata", "Metadata.__init__.__globals__"),
+        ("torch.distributed.checkpoint.filesystem", "pickle"),
+    ],
+)
+def test_facts_name_nothing_but_facts(module: str, name: str) -> None:
+    text = b"\x80\x04" + b"".join(
+        b"\x8c" + bytes([len(part)]) + part.encode() for part in (module, name)
+    )
+    with pytest.raises(pickle.UnpicklingError, match="it would call"):
+        unpickle.facts_in(text + b"\x93.")
+
+
+def test_facts_of_this_torch_are_read(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    dcp.save({"model": weights, "step": 3}, checkpoint_id=tmp_path / "a", no_dist=True)
+    found = unpickle.facts_in((tmp_path / "a" / unpickle.FACTS).read_bytes())
+    assert isinstance(found, facts.Metadata)
+    assert set(found.state_dict_metadata) == {f"model.{name}" for name in weights} | {"step"}

@@ -116,6 +116,23 @@ def test_killed_run_is_read_up_to_its_torn_line(tmp_path: Path) -> None:
     assert "torn line" in page(story)
 
 
+@pytest.mark.parametrize(
+    ("number", "followed"),
+    [(1, "attempt 2 went on from step 10"), (2, "look at that device with `regauge doctor`")],
+)
+def test_a_failure_says_what_followed_it(tmp_path: Path, number: int, followed: str) -> None:
+    folder = trained(tmp_path / "run")
+    failure = {"attempt": number, "step": 17, "kind": "device", "problem": "device 3 is bad"}
+    write(folder / "failures", "attempt.json", {**failure, "evidence": {"exit_code": -9}})
+    story = tell((read(folder),))
+    line = f"attempt {number} ended after step 17: device 3 is bad; {followed}"
+    [ending] = story.chapters[0].endings
+    assert ending.sentence.startswith(line)
+    for text in (page(story), markdown(story)):
+        assert line in text
+        assert "exit_code" in text
+
+
 def test_run_that_ended_and_was_started_again_goes_on(tmp_path: Path) -> None:
     folder = trained(tmp_path / "run")
     assert read(folder).end == "finished"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from regauge.reporting import words
+from regauge.reporting.endings import Ending, endings
 from regauge.reporting.evaluation import Table, table
 from regauge.reporting.runs import Run
-from regauge.supervision.failures import POLICIES
 
 PARTS = {
     "init": "starting processes, reading the model and the data",
@@ -57,6 +57,8 @@ class Chapter:
     settings: tuple[str, ...]
     """One `key.path=value` each, as the command line takes them."""
     environment: tuple[tuple[str, str], ...]
+    endings: tuple[Ending, ...] = ()
+    """How attempts failed, oldest first."""
 
     @property
     def seconds(self) -> float | None:
@@ -118,18 +120,9 @@ def _verdict(tables: tuple[Table, ...], chapters: tuple[Chapter, ...]) -> tuple[
     if not sentences:
         sentences = [line for chapter in chapters for line in _heldout(chapter.run)]
     sentences += [f"{chapter.run.name}: {chapter.state}." for chapter in going_on]
-    sentences += [sentence for found in going_on for sentence in _failed(found.run)]
+    for found in going_on:
+        sentences += [f"{found.run.name}: {last.sentence}" for last in found.endings[-1:]]
     return tuple(sentences)
-
-
-def _failed(run: Run) -> list[str]:
-    """Return how the last attempt of a run ended, and what to do next."""
-    if not run.failures:
-        return []
-    last = run.failures[-1]
-    advice = POLICIES[last["kind"]].advice if last.get("kind") in POLICIES else ""
-    line = f"{run.name}: attempt {last.get('attempt')} ended after step {last.get('step')}: "
-    return [f"{line}{last.get('problem')}{f'; {advice}' if advice else ''}."]
 
 
 def _heldout(run: Run) -> list[str]:
@@ -178,6 +171,7 @@ def _chapter(run: Run) -> Chapter:
         parts=_parts(run.goodput.seconds if run.goodput else run.ledger.get("seconds") or {}),
         settings=tuple(f"{key}={json.dumps(value)}" for key, value in flat(run.settings)),
         environment=tuple((key, _plain(value)) for key, value in flat(run.environment)),
+        endings=endings(run),
     )
 
 

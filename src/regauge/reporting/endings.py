@@ -1,0 +1,47 @@
+"""How the attempts of a run failed: what happened, what followed, and what shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from regauge.supervision.failures import POLICIES
+
+if TYPE_CHECKING:
+    from regauge.reporting.runs import Document, Run
+
+
+@dataclass(frozen=True)
+class Ending:
+    """One attempt that failed."""
+
+    what: str
+    """Which attempt, after which step, and what was wrong."""
+    then: str
+    """Where the next attempt went on, or what may be done; may be empty."""
+    file: str
+    evidence: Document
+    """All that was written down: stacks, collectives, exit code, last lines of the log."""
+
+    @property
+    def sentence(self) -> str:
+        """What happened and what followed, in one line."""
+        return f"{self.what}{f'; {self.then}' if self.then else ''}."
+
+
+def endings(run: Run) -> tuple[Ending, ...]:
+    """Return how attempts failed, oldest first."""
+    return tuple(_ending(run, failure) for failure in run.failures)
+
+
+def _ending(run: Run, failure: Document) -> Ending:
+    number, step = failure.get("attempt"), failure.get("step")
+    later = [each for each in run.attempts if isinstance(number, int) and each.number > number]
+    policy = POLICIES.get(str(failure.get("kind")))
+    went_on = f"attempt {later[0].number} went on from step {later[0].first - 1}" if later else ""
+    return Ending(
+        what=f"attempt {number} ended after step {step}: {failure.get('problem')}",
+        then=went_on or (policy.advice if policy else ""),
+        file=str(failure.get("file")),
+        evidence={name: value for name, value in failure.items() if name != "file"},
+    )

@@ -142,9 +142,19 @@ def test_a_disk_that_stays_full_is_said_each_time(jobs: Jobs, rank: int) -> None
 
 
 @full
-@pytest.mark.parametrize("writing", ["background", "blocking"])
-def test_a_save_that_fails_once_is_said_and_training_goes_on(jobs: Jobs, writing: str) -> None:
-    fault = {"kind": "fail", "at": "save:staged", "rank": 1, "step": 12}
+@pytest.mark.parametrize(
+    ("writing", "moment", "rank"),
+    [
+        ("background", "staged", 1),
+        ("background", "begin", 0),
+        ("background", "written", 1),
+        ("blocking", "written", 0),
+    ],
+)
+def test_a_save_that_fails_once_is_said_and_training_goes_on(
+    jobs: Jobs, writing: str, moment: str, rank: int
+) -> None:
+    fault = {"kind": "fail", "at": f"save:{moment}", "rank": rank, "step": 12}
     job = jobs.survives(jobs.job(fault, output={"checkpoint": {"writing": writing}}))
     assert not (job.folder / "failures").exists()
     assert "the checkpoint of step 12 was not saved, and training goes on" in job.said

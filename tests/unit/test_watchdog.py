@@ -88,6 +88,16 @@ def test_a_slow_phase_is_learned(two: Two) -> None:
     assert two.after(2.0) is not None
 
 
+def test_a_phase_that_is_over_between_two_looks_is_learned(two: Two) -> None:
+    for phase in ("checkpoint", "step", "checkpoint"):
+        for rank in range(2):
+            two.do(rank, phase)
+        two.clock.now += 0.01
+    why = two.after(FLOOR + 1)
+    assert why is not None
+    assert "in 'checkpoint' (limit 5.0 s)" in why
+
+
 def test_a_finished_process_is_silent_for_good(two: Two) -> None:
     for rank in range(2):
         two.do(rank, "end")

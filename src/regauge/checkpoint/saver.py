@@ -138,9 +138,10 @@ class Saver:
         with self._together():
             tensors.write(part, values, self._group)
             moment("written")
-            files = self._own_files(part, state)
         with self._together():
-            self._upload(part, step, files)
+            files = self._own_files(part, state)
+        if self._remote:
+            self._upload(self._remote, part, step, files)
         everything = self._gathered(files)
         with self._together():
             if self._world.first:
@@ -153,19 +154,20 @@ class Saver:
                 if self._remote:
                     self._remote.retain(folder.steps(self._root), step)
 
-    def _upload(self, part: Path, step: int, names: Iterable[str]) -> None:
-        """Copy this process's files to the object store, where there is one."""
-        if self._remote is None:
-            return
-        if self._world.first:
-            self._remote.withdraw(step)
-        if self._group is not None:
-            dist.barrier(self._group)
-        self._remote.put(part, step, names)
+    def _upload(self, remote: Remote, part: Path, step: int, names: Iterable[str]) -> None:
+        """Copy this process's files to the object store, once what it has of that step is none."""
+        with self._together():
+            if self._world.first:
+                remote.withdraw(step)
+        with self._together():
+            remote.put(part, step, names)
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Do a part of a save; where one process fails in it, all of them raise after it."""
+        """Do a part of a save; where one process fails in it, all of them raise after it.
+
+        A part that may fail calls no collective: the others would wait in it.
+        """
         problem: Failure = None
         try:
             yield
@@ -175,8 +177,6 @@ class Saver:
 
     def _own_files(self, part: Path, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Check, flush and hash a share of the files; the first process adds the state."""
-        if self._group is not None:
-            dist.barrier(self._group)
         if self._world.first:
             folder.write_json(part / folder.STATE, state)
             if problem := tensors.damage(part):

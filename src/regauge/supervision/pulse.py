@@ -28,9 +28,9 @@ PHASES = (
     "lost",
     "end",
 )
-RECORD = struct.Struct("<QQQd")
-STRIDE = 64
-"""Bytes from one record to the next: a line of the processor's cache."""
+RECORD = struct.Struct(f"<QQQd{len(PHASES)}d")
+STRIDE = 128
+"""Bytes from one record to the next: two lines of the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Sign:
     """Account of the ledger that its time goes to."""
     at: float
     """When, by the machine's monotonic clock."""
+    longest: tuple[float, ...]
+    """Most seconds from a sign in each phase to the next one; 0 for a phase that never was."""
 
 
 class Pulse:
@@ -54,19 +56,24 @@ class Pulse:
         self._map: mmap.mmap | None = None
         self._offset = rank * STRIDE
         self._count = self._step = self._phase = 0
+        self._at = time.monotonic()
+        self._longest = [0.0] * len(PHASES)
         if path is not None:
             with path.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), 0)
 
     def beat(self, phase: str | None = None, step: int | None = None) -> None:
         """Give a sign; what is left out is as it was."""
+        now = time.monotonic()
+        self._longest[self._phase] = max(self._longest[self._phase], now - self._at)
+        self._at = now
         if phase is not None:
             self._phase = PHASES.index(phase)
         if step is not None:
             self._step = step
         self._count += 1
         if self._map is not None:
-            record = RECORD.pack(self._count, self._step, self._phase, time.monotonic())
+            record = RECORD.pack(self._count, self._step, self._phase, now, *self._longest)
             self._map[self._offset : self._offset + RECORD.size] = record
 
 
@@ -79,7 +86,7 @@ class Pulses:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         for rank in range(size):
-            RECORD.pack_into(self._map, rank * STRIDE, 0, 0, 0, now)
+            RECORD.pack_into(self._map, rank * STRIDE, 0, 0, 0, now, *[0.0] * len(PHASES))
         self.size = size
 
     def read(self, rank: int) -> Sign:
@@ -88,8 +95,8 @@ class Pulses:
         first = self._map[place]
         while (second := self._map[place]) != first:
             first = second
-        count, step, phase, at = RECORD.unpack(second)
-        return Sign(count, step, PHASES[phase % len(PHASES)], at)
+        count, step, phase, at, *longest = RECORD.unpack(second)
+        return Sign(count, step, PHASES[phase % len(PHASES)], at, tuple(longest))
 
     def signs(self) -> int:
         """Return how many signs all processes gave so far."""

@@ -1,7 +1,8 @@
 """Which process of a run is silent for too long, seen from outside of all of them.
 
 A limit is learned: ten times the longest that a phase has lasted between two signs, and no less
-than a floor. Until a phase has been seen, the longest wait of the run's settings holds. A process
+than a floor; the processes measure that themselves, since a short phase is over between two looks.
+Until a phase has been, the longest wait of the run's settings holds. A process
 that waits for another is as silent as one that hangs: while any of them gives signs, none does.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.supervision.orders import text
+from regauge.supervision.pulse import PHASES
 
 if TYPE_CHECKING:
     from regauge.supervision.orders import Answers
@@ -38,7 +40,6 @@ class Watchdog:
     floor_seconds: float
     ceiling_seconds: float
     longest: dict[str, float] = field(default_factory=dict)
-    _last: dict[int, Sign] = field(default_factory=dict)
 
     def overdue(self, elsewhere: float = math.inf) -> str | None:
         """Return what is wrong when a process has given no sign for too long, or None.
@@ -48,11 +49,9 @@ class Watchdog:
         now = time.monotonic()
         quiet, late = elsewhere, []
         for rank in range(self.pulses.size):
-            sign, before = self.pulses.read(rank), self._last.get(rank)
-            if before is not None and sign.count > before.count:
-                took = sign.at - before.at
-                self.longest[before.phase] = max(self.longest.get(before.phase, 0.0), took)
-            self._last[rank] = sign
+            sign = self.pulses.read(rank)
+            for phase, seconds in zip(PHASES, sign.longest, strict=True):
+                self.longest[phase] = max(self.longest.get(phase, 0.0), seconds)
             silent, limit = now - sign.at, self.limit(sign.phase)
             quiet = min(quiet, silent)
             if sign.phase != "end" and silent > limit:
@@ -63,8 +62,8 @@ class Watchdog:
         """Return how long a process may be silent in a phase."""
         if phase == PREFLIGHT:
             return min(PREFLIGHT_SECONDS, self.ceiling_seconds)
-        seen = self.longest.get(phase)
-        if seen is None or phase in FIRST:
+        seen = self.longest.get(phase, 0.0)
+        if seen == 0.0 or phase in FIRST:
             return max(self.floor_seconds, self.ceiling_seconds)
         return max(self.floor_seconds, min(PATIENCE * seen, self.ceiling_seconds))
 

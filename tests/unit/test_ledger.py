@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from regauge import lines
+from regauge.supervision.meter import Meter, Reading
 from regauge.training.ledger import ACCOUNTS, Ledger
+
+FREE = Meter(Reading(), 0.0, 1, 1, None)
 
 
 class Clock:
@@ -26,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_time_is_booked_once_to_the_innermost_account(clock: Clock) -> None:
-    ledger = Ledger(usd_per_hour=36.0)
+    ledger = Ledger(FREE)
     clock.now += 5  # in no account
     with ledger.spend("step"):
         clock.now += 1
@@ -38,12 +41,11 @@ def test_time_is_booked_once_to_the_innermost_account(clock: Clock) -> None:
     booked = {name: value for name, value in ledger.seconds.items() if value}
     assert booked == {"step": 5, "checkpoint": 2}
     assert ledger.total_seconds == 7
-    assert ledger.usd == pytest.approx(0.07)
     assert set(ledger.seconds) == set(ACCOUNTS)
 
 
 def test_an_account_is_closed_when_its_work_fails(clock: Clock) -> None:
-    ledger = Ledger(None)
+    ledger = Ledger(FREE)
 
     def fail() -> None:
         with ledger.spend("evaluate"):
@@ -54,18 +56,17 @@ def test_an_account_is_closed_when_its_work_fails(clock: Clock) -> None:
         fail()
     clock.now += 10
     assert ledger.total_seconds == 3
-    assert ledger.usd is None
 
 
 def test_a_resume_goes_on_and_books_what_was_lost(clock: Clock) -> None:
-    first = Ledger(None)
+    first = Ledger(FREE)
     with first.spend("step"):
         clock.now += 10
         first.tokens, first.slots = 60, 80
         state = json.loads(json.dumps(first.state()))
         clock.now += 4
         last = {"seconds": first.seconds}
-    second = Ledger(None)
+    second = Ledger(FREE)
     with second.spend("init"):
         clock.now += 1
         second.restore(state, last)
@@ -78,7 +79,7 @@ def test_a_resume_goes_on_and_books_what_was_lost(clock: Clock) -> None:
 def test_nothing_is_lost_where_nothing_was_told_after_the_checkpoint(clock: Clock) -> None:
     clock.now += 1
     for last in (None, {"seconds": {"step": 6.0}}):
-        ledger = Ledger(None)
+        ledger = Ledger(FREE)
         ledger.restore({"seconds": {"step": 8.0}, "tokens": 0, "slots": 0}, last)
         assert ledger.seconds["lost"] == 0
         assert ledger.padding_share == 0

@@ -19,7 +19,8 @@ from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT, dump
 from regauge.log import logger
 from regauge.supervision.failures import TOGETHER, Failure
-from regauge.supervision.orders import ATTEMPTS, PULSE, Answers, Orders, text
+from regauge.supervision.meter import ATTEMPTS, Meter, say_seen
+from regauge.supervision.orders import PULSE, Answers, Orders, text
 from regauge.supervision.pulse import Pulses
 from regauge.supervision.signals import LOOK_SECONDS, Signals
 from regauge.supervision.watchdog import PREFLIGHT, Watchdog, culprit, witnesses
@@ -33,6 +34,7 @@ EVIDENCE_SECONDS = 1.0
 """How long the others may still say what they noticed, after the first has failed."""
 LINGER_SECONDS = 30.0
 """How long a process may take to end once it has said that it is done."""
+SAY_SECONDS = 1.0
 STACK_LINES, LOG_LINES = 30, 5
 
 
@@ -48,6 +50,7 @@ class Attempt:
         *,
         peers: Alone,
         signals: Signals,
+        meter: Meter,
     ) -> None:
         self._settings = settings
         self._folder = Path(settings.output.folder)
@@ -63,7 +66,8 @@ class Attempt:
             scratch,
             attempt=peers.shared.attempt,
             began=time.time(),
-            clock=time.monotonic(),
+            clock=meter.clock,
+            meter=meter,
             preflight=peers.shared.preflight,
             token=peers.shared.token,
             first=self._seats.first,
@@ -72,6 +76,7 @@ class Attempt:
         self._answers = Answers(scratch, self._size)
         self._ended_at = self._orders.began
         self._done_at: float | None = None
+        self._said_at = meter.clock
 
     def run(self) -> Failure | None:
         """Start the processes and wait for their end; return what ended them before the run's.
@@ -126,8 +131,8 @@ class Attempt:
             "attempt": self._orders.attempt,
             "began": round(self._orders.began, 3),
             "ended": round(self._ended_at, 3),
-            "processes": self._seats.size,
-            "nodes": self._peers.nodes,
+            **self._orders.meter.line,
+            **self._orders.meter.after(self._ended_at - self._orders.began).document,
             "end": failure.kind if failure else "finished",
             "rank": failure.rank if failure else None,
             "step": failure.step if failure else None,
@@ -163,7 +168,15 @@ class Attempt:
             if self._peers.leaving() and not leaving:
                 leaving = True
                 self._signals.forward()
+            self._say_seen()
             time.sleep(LOOK_SECONDS)
+
+    def _say_seen(self) -> None:
+        """Say once a second that the run is held."""
+        now = time.monotonic()
+        if self._peers.leads and now - self._said_at >= SAY_SECONDS:
+            self._said_at = now
+            say_seen(self._folder)
 
     def _lingers(self, codes: list[int | None]) -> bool:
         """Return whether processes that have done all their work do not end for too long."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge import lines
-from regauge.supervision.orders import ATTEMPTS
+from regauge.supervision.meter import ATTEMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

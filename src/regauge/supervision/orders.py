@@ -30,12 +30,12 @@ from regauge import lines, processes
 from regauge.errors import PreemptedError, explain
 from regauge.supervision import owner
 from regauge.supervision.failures import Failure, evidence_of, failure_of, kind_of
+from regauge.supervision.meter import ATTEMPTS, Meter, metered
 from regauge.supervision.pulse import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ATTEMPTS = "attempts.jsonl"
 ORDERS, PULSE, ASKED = "orders.json", "pulse", "asked"
 ANSWER_SECONDS = 0.2
 COLLECTIVES = 8
@@ -56,6 +56,8 @@ class Orders:
     """Whether its processes check their devices and what they tell each other first."""
     token: str
     """The attempt's right to publish checkpoints."""
+    meter: Meter
+    """What the run had paid when the attempt began, and what it pays since."""
     first: int = 0
     """Rank of this machine's first process."""
     chaos: str | None = None
@@ -73,7 +75,8 @@ def received() -> Orders | None:
     place = os.environ.get(processes.SUPERVISED)
     if place is None:
         return None
-    return Orders(Path(place), **json.loads((Path(place) / ORDERS).read_text()))
+    told = json.loads((Path(place) / ORDERS).read_text())
+    return Orders(Path(place), **{**told, "meter": metered(told["meter"])})
 
 
 class Report:
@@ -81,6 +84,8 @@ class Report:
 
     def __init__(self, orders: Orders | None, rank: int) -> None:
         self.orders = orders
+        self.began = orders.clock if orders else time.monotonic()
+        """When the attempt did, by the machine's monotonic clock."""
         self._rank = rank
         self._number = rank - orders.first if orders else rank
         self._folder: Path | None = None
@@ -92,12 +97,12 @@ class Report:
         if self.orders is not None and self._folder is not None:
             owner.check(self._folder, self.orders.token)
 
-    def begin(self, folder: Path, size: int) -> None:
+    def begin(self, folder: Path) -> None:
         """Write that an attempt of the run has begun; the first process calls this."""
         self._folder = folder
         if self.orders is not None:
             document = {"attempt": self.orders.attempt, "began": round(self.orders.began, 3)}
-            lines.append(folder / ATTEMPTS, {**document, "processes": size})
+            lines.append(folder / ATTEMPTS, {**document, **self.orders.meter.line})
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

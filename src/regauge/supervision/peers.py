@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from regauge import lines
 from regauge.processes import Seats, free_port
-from regauge.supervision.orders import ATTEMPTS
+from regauge.supervision.meter import ATTEMPTS
 from regauge.supervision.owner import Owner
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
@@ -21,9 +22,11 @@ from regauge.health.examination import examine
 from regauge.health.findings import require
 from regauge.health.machine import check_machine
 from regauge.log import logger
+from regauge.planning.catalog import rate
 from regauge.supervision.attempt import FAILURES, Attempt
 from regauge.supervision.chaos import RECORD
 from regauge.supervision.failures import POLICIES, Failure
+from regauge.supervision.meter import Meter, last_seen, paid
 from regauge.supervision.nodes.register import OverError
 from regauge.supervision.nodes.several import several
 from regauge.supervision.notices import heard
@@ -90,6 +93,8 @@ class Supervisor:
         """The last attempt, where the node that should have noted its end is lost."""
         self._left_out = False
         """Whether devices were left out after the last attempt."""
+        self._taken = time.time()
+        self._seen = last_seen(Path(settings.output.folder))
 
     @property
     def checks(self) -> bool:
@@ -110,6 +115,7 @@ class Supervisor:
             self._chaos,
             peers=peers,
             signals=self._signals,
+            meter=self._meter(peers),
         )
         failure = one.run()
         if failure is not None and failure.kind == "preflight" and peers.nodes == 1:
@@ -121,6 +127,14 @@ class Supervisor:
         if failure is not None:
             self._failures.append(failure)
         return failure
+
+    def _meter(self, peers: Alone) -> Meter:
+        """Return what the run has paid, the time between its attempts included, and pays now."""
+        known, since = paid(Path(self._settings.output.folder), self._taken, self._seen)
+        found = rate(self._settings.price)
+        usd = found.usd_per_hour if found else None
+        meter = Meter(known, time.monotonic(), peers.nodes, peers.shared.seats.size, usd)
+        return replace(meter, before=meter.after(time.time() - since))
 
     def wait(self) -> None:
         """Wait for the time of the next attempt; raises ChildError where there is none."""

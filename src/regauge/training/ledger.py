@@ -6,8 +6,12 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from regauge.supervision.meter import reading
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from regauge.supervision.meter import Meter, Reading
 
 ACCOUNTS = ("init", "compile", "data_wait", "step", "evaluate", "checkpoint", "lost")
 
@@ -15,16 +19,14 @@ ACCOUNTS = ("init", "compile", "data_wait", "step", "evaluate", "checkpoint", "l
 class Ledger:
     """Seconds by account, real tokens and padded slots; they go on when a run resumes.
 
-    `told` is called with each account that time begins to go to.
+    `meter` counts what is paid for, `told` is called with each account that time begins to go to.
     """
 
-    def __init__(
-        self, usd_per_hour: float | None, told: Callable[[str | None], None] | None = None
-    ) -> None:
+    def __init__(self, meter: Meter, told: Callable[[str | None], None] | None = None) -> None:
         self._booked = dict.fromkeys(ACCOUNTS, 0.0)
         self.tokens = 0
         self.slots = 0
-        self._usd_per_hour = usd_per_hour
+        self._meter = meter
         self._told = told
         self._account: str | None = None
         self._since = time.perf_counter()
@@ -66,15 +68,13 @@ class Ledger:
 
     @property
     def total_seconds(self) -> float:
-        """All time that was paid for, lost work included."""
+        """All time that was booked, lost work included."""
         return sum(self.seconds.values())
 
     @property
-    def usd(self) -> float | None:
-        """Dollars so far, or None where no price is known."""
-        if self._usd_per_hour is None:
-            return None
-        return self.total_seconds / 3600 * self._usd_per_hour
+    def paid(self) -> Reading:
+        """What was paid for so far, in dollars where a price is known."""
+        return self._meter.read()
 
     @property
     def padding_share(self) -> float:
@@ -83,13 +83,19 @@ class Ledger:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"seconds": self.seconds, "tokens": self.tokens, "slots": self.slots}
+        return {
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+            "slots": self.slots,
+            **self.paid.document,
+        }
 
     def restore(self, state: dict[str, Any], last_known: dict[str, Any] | None) -> None:
         """Go on from a checkpoint; time after it, up to the last line written, was lost."""
         for name, seconds in state["seconds"].items():
             self._booked[name] += seconds
         self.tokens, self.slots = state["tokens"], state["slots"]
+        self._meter = self._meter.at_least(reading(state))
         if last_known is not None:
             after = sum(last_known["seconds"].values()) - sum(state["seconds"].values())
             self._booked["lost"] += max(0.0, after)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regauge import lines
 from regauge.accelerators import Accelerator, Precision, dtype_of, join, settle_precision, take
 from regauge.checkpoint.saver import Saver
 from regauge.data.loader import Facts, Feed, Share
@@ -19,8 +20,10 @@ from regauge.data.shards import Dataset
 from regauge.errors import SettingsError
 from regauge.health.preflight import preflight
 from regauge.models import build as models
+from regauge.planning.catalog import rate
 from regauge.strategies import Prepared, Site, Strategy
 from regauge.supervision.chaos import RECORD, Chaos
+from regauge.supervision.meter import Meter, reading
 from regauge.supervision.orders import Report
 from regauge.supervision.watchdog import PREFLIGHT
 from regauge.training import cache as caches
@@ -70,7 +73,7 @@ def open_session(
     order = Order(len(rows), batch.rows, settings.seed, manifest.identity)
     total = settings.stop.total_steps(order.steps_per_epoch)
     pace = Pace(world, device)
-    ledger = Ledger(settings.stop.usd_per_hour, report.pulse.beat)
+    ledger = Ledger(_meter(settings, world, report), report.pulse.beat)
 
     def mark() -> None:
         accelerator.end_microbatch()
@@ -132,6 +135,17 @@ def _chaos(settings: Training, world: World, report: Report) -> Chaos:
     if orders is None:
         return Chaos(None, record, world.rank, 1)
     return Chaos.of(orders.chaos, record, world.rank, orders.attempt)
+
+
+def _meter(settings: Training, world: World, report: Report) -> Meter:
+    """Return what counts the run's dollars: the supervisor's meter, or one from its last line."""
+    if report.orders:
+        return report.orders.meter
+    known = lines.last(Path(settings.output.folder) / "ledger.jsonl") or {}
+    machines = -(-world.size // world.local_size)
+    found = rate(settings.price)
+    usd = found.usd_per_hour if found else None
+    return Meter(reading(known), report.began, machines, world.size, usd)
 
 
 def _saver(settings: Training, world: World, chaos: Chaos, report: Report) -> Saver:

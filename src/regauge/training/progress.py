@@ -60,7 +60,7 @@ class Interval:
             "train/padding_share": 1 - tokens / max(slots, 1),
             "train/epoch": session.step / session.order.steps_per_epoch,
             "train/mfu": _mfu(session, tokens / seconds),
-            "train/usd": session.ledger.usd,
+            "train/usd": session.ledger.paid.usd,
         }
         self.begin()
         if not math.isfinite(values["train/loss"] or 0.0):
@@ -110,7 +110,7 @@ def write_ledger(session: Session) -> None:
         "step": session.step,
         "seconds": {name: round(value, 6) for name, value in ledger.seconds.items()},
         "tokens": ledger.tokens,
-        "usd": ledger.usd,
+        **ledger.paid.document,
         "mfu": _mfu(session, rate),
         "mfu_formula": MFU_FORMULA,
         "peak_source": session.chip.source,

@@ -47,7 +47,6 @@ def attempt(settings: Training, world: World) -> dict[str, Any]:
 
 
 def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]:
-    began = report.orders.clock if report.orders else time.monotonic()
     report.pulse.beat("init")
     folder = Path(settings.output.folder)
     dataset = Dataset(Path(settings.data.path))
@@ -59,12 +58,12 @@ def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]
     settings = decide(records.inherit(settings, folder), world)
     joined = dist.is_initialized()
     session = open_session(settings, world, dataset, report)
-    session.ledger.book("init", time.monotonic() - began)
+    session.ledger.book("init", time.monotonic() - report.began)
     try:
         _check_room(session)
         if world.first:
             records.write(folder, settings, identity, run_id)
-            report.begin(folder, world.size)
+            report.begin(folder)
         return _finish(session, _tracked(session, run_id))
     finally:
         if dist.is_initialized() and not joined:
@@ -152,7 +151,7 @@ def _finish(session: Session, outcome: Outcome) -> dict[str, Any]:
         "metrics": outcome.metrics,
         "seconds": round(session.ledger.total_seconds, 3),
         "tokens": session.ledger.tokens,
-        "usd": session.ledger.usd,
+        **session.ledger.paid.document,
     }
     if session.world.first:
         write_json(session.folder / records.RESULT, result)

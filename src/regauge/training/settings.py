@@ -10,6 +10,8 @@ from regauge.accelerators import Accelerator
 from regauge.config import Settings, chosen
 from regauge.data.settings import Data
 from regauge.models.settings import Model
+from regauge.planning.catalog import rate
+from regauge.planning.settings import Price
 from regauge.strategies import Strategy
 from regauge.supervision.settings import Nodes, Supervision
 from regauge.tasks import Task
@@ -180,8 +182,6 @@ class Stop(Settings):
     """Training seconds, over all attempts, after which it saves and stops."""
     usd: float | None = Field(default=None, gt=0)
     """Dollars, over all attempts, after which it saves and stops."""
-    usd_per_hour: float | None = Field(default=None, ge=0)
-    """Price of everything that this run occupies, for one hour."""
     target: Target | None = None
     """A metric whose value ends the run."""
 
@@ -189,8 +189,6 @@ class Stop(Settings):
     def _has_a_length(self) -> Stop:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("a run has one length: set either stop.steps or stop.epochs")
-        if self.usd is not None and self.usd_per_hour is None:
-            raise ValueError("stop.usd needs stop.usd_per_hour")
         return self
 
     def total_steps(self, steps_per_epoch: int) -> int:
@@ -236,12 +234,20 @@ class Training(Settings):
     """How the run is computed."""
     stop: Stop
     """When the run is over."""
+    price: Price = Price()
+    """What its machines cost."""
     evaluation: Evaluation = Evaluation()
     """The measurement on held-out rows."""
 
     @model_validator(mode="after")
     def _batch_suits_the_task(self) -> Training:
         self.task.check_rows(self.batch.rows)
+        return self
+
+    @model_validator(mode="after")
+    def _dollars_have_a_price(self) -> Training:
+        if self.stop.usd is not None and rate(self.price) is None:
+            raise ValueError("stop.usd needs a price: set price.usd_per_hour, or price.instance")
         return self
 
 

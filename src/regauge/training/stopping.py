@@ -64,5 +64,5 @@ class Stopping(Caught):
             return NOTHING
         if limits.seconds is not None and ledger.total_seconds >= limits.seconds:
             return SECONDS
-        usd = ledger.usd
+        usd = ledger.paid.usd
         return USD if limits.usd is not None and usd is not None and usd >= limits.usd else NOTHING

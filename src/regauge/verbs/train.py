@@ -20,11 +20,13 @@ def main(
     run_file: RunFile,
     *overrides: Override,
     chaos: Annotated[Path | None, Parameter(help="a plan of faults to inject on purpose")] = None,
+    max_usd: Annotated[float | None, Parameter(help="save and stop at so many dollars")] = None,
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> dict[str, Any]:
     """Train as a run file says; the same command goes on with a run that was stopped."""
-    settings = verbs.load(Training, run_file, overrides)
+    limit = () if max_usd is None else (f"stop.usd={max_usd}",)
+    settings = verbs.load(Training, run_file, (*overrides, *limit))
     if dry_run:
         return verbs.show(plan(settings), as_json=json)
     result = run(settings, chaos)

@@ -1,0 +1,57 @@
+"""Dollars count every second for which a run held its machines, whatever ended its attempts."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+
+from distributed.jobs import lines
+from faults.conftest import Jobs
+from regauge.supervision.meter import ATTEMPTS
+
+pytestmark = pytest.mark.timeout(300)
+DOLLAR_A_SECOND = {"usd_per_hour": 3600.0}
+START_SECONDS = 3.0
+"""Imports of the command before it has the folder, which nobody counts."""
+
+
+def test_dollars_survive_a_kill_and_a_resume_at_another_number(jobs: Jobs) -> None:
+    slow = {"kind": "sleep", "rank": 0, "step": 8, "seconds": 0.2, "count": 100, "attempt": 0}
+    job = jobs.job(slow, price=DOLLAR_A_SECOND)
+    began = time.monotonic()
+    job.start().until(14)
+    assert job.process is not None
+    job.process.send_signal(signal.SIGKILL)
+    job.wait()
+    first = time.monotonic() - began
+    time.sleep(3.0)
+    job.faults = []
+    again = job.at(1)
+    began = time.monotonic()
+    again.start().wait()
+    second = time.monotonic() - began
+    assert again.code == 0, again.said
+    paid = json.loads((again.folder / "result.json").read_text())
+    attempts = [json.loads(line) for line in (again.folder / ATTEMPTS).read_text().splitlines()]
+    assert [line["processes"] for line in attempts] == [2, 1, 1]
+    assert first + second - 2 * START_SECONDS <= paid["machine_seconds"] <= first + second + 1.0
+    assert paid["usd"] == pytest.approx(paid["machine_seconds"], abs=1e-3)
+    then = attempts[1]
+    assert paid["device_seconds"] == pytest.approx(
+        then["device_seconds"] + paid["machine_seconds"] - then["machine_seconds"], abs=1e-2
+    )
+    assert then["device_seconds"] > then["machine_seconds"] * 1.5
+    assert lines(again.folder)[-1]["step"] == 24
+
+
+def test_what_lies_between_two_attempts_is_paid(jobs: Jobs) -> None:
+    job = jobs.job({"kind": "kill", "rank": 1, "step": 9, "attempt": 1}, price=DOLLAR_A_SECOND)
+    began = time.monotonic()
+    job.start().wait()
+    whole = time.monotonic() - began
+    assert job.code == 0, job.said
+    paid = json.loads((job.folder / "result.json").read_text())
+    assert whole - START_SECONDS <= paid["machine_seconds"] <= whole + 1.0

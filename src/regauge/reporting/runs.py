@@ -33,6 +33,8 @@ class Run:
     name: str
     verb: str | None = None
     settings: Document = field(default_factory=dict)
+    facts: Document = field(default_factory=dict)
+    """What the run writes of itself beside its settings: its data, its weights of step 0."""
     environment: Document = field(default_factory=dict)
     series: dict[str, Series] = field(default_factory=dict)
     """Values by name, over the steps that count."""
@@ -101,6 +103,7 @@ def read(folder: Path) -> Run:
         name=_name(folder),
         verb=done.get("verb") or saved.get(FACTS, {}).get("verb"),
         settings=_without(saved or done.get("settings", {}), "format", FACTS),
+        facts=saved.get(FACTS, {}),
         environment=_without(_document(folder / "environment.json", remarks), "format"),
         series=merged(values, found),
         attempts=found,

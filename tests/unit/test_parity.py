@@ -1,0 +1,161 @@
+"""Two runs side by side: what prevents a comparison, what differs, and what noise explains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regauge.reporting.parity import Gap, Parity, aligned, at, compare, relative
+from regauge.reporting.runs import Run
+from regauge.reporting.series import Series
+
+SETTINGS: dict[str, Any] = {
+    "seed": 1,
+    "task": {"kind": "mlm"},
+    "model": {"architecture": "bert", "attention": "sdpa"},
+    "optimizer": {"learning_rate": 1e-3, "schedule": {"kind": "linear"}},
+    "batch": {"rows": 8, "microbatch_rows": 4},
+    "stop": {"steps": 40},
+    "output": {"folder": "a"},
+    "execution": {"precision": "fp32"},
+}
+STEPS = range(1, 41)
+LOSSES: Series = tuple((step, 8.0 - step / 10) for step in STEPS)
+HELDOUT: Series = ((20, 6.0), (40, 4.0))
+
+
+def run(name: str, losses: Series = LOSSES, heldout: Series = HELDOUT, **settings: Any) -> Run:
+    return Run(
+        folder=Path(name),
+        name=name,
+        settings={**SETTINGS, "output": {"folder": name}, **settings},
+        facts={"data_identity": "d", "weights": "w"},
+        series={"train/loss": losses, "heldout/loss": heldout},
+    )
+
+
+def moved(series: Series, share: float, since: int = 0) -> Series:
+    return tuple((step, value * (1 + share * (step >= since))) for step, value in series)
+
+
+def test_equal_runs_pass() -> None:
+    found = compare(run("a"), run("b"))
+    assert found.verdict == "pass"
+    assert (found.parted, found.prevented, found.computed) == (None, (), ())
+    assert [gap.share for gap in found.metrics[0].gaps] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.0009, "pass"), (0.0011, "fail")])
+def test_the_band_is_a_tenth_of_a_percent(share: float, verdict: str) -> None:
+    assert compare(run("a"), run("b", heldout=moved(HELDOUT, share, 40))).verdict == verdict
+    assert compare(run("a"), run("b", heldout=moved(HELDOUT, share)), band=0.01).verdict == "pass"
+
+
+@pytest.mark.parametrize(("noise", "verdict"), [(0.004, "pass"), (0.002, "fail")])
+def test_what_a_run_differs_from_itself_is_no_difference(noise: float, verdict: str) -> None:
+    again = run("a", heldout=moved(HELDOUT, -noise))
+    found = compare(run("a"), run("b", heldout=moved(HELDOUT, 0.003)), [again])
+    assert found.verdict == verdict
+    assert found.measured
+    assert found.metrics[0].limit(40) == pytest.approx(noise, rel=1e-2)
+
+
+def test_noise_that_comes_later_excuses_nothing_before() -> None:
+    again = run("a", heldout=moved(HELDOUT, 0.01, 40))
+    early = compare(run("a"), run("b", heldout=moved(HELDOUT, 0.003)), [again])
+    assert early.verdict == "fail"
+    assert early.metrics[0].worst.step == 20
+    late = compare(run("a"), run("b", heldout=moved(HELDOUT, 0.003, 40)), [again])
+    assert late.verdict == "pass"
+
+
+@pytest.mark.parametrize("since", [1, 7, 40])
+def test_the_first_step_that_parts_is_named(since: int) -> None:
+    found = compare(run("a"), run("b", losses=moved(LOSSES, 3e-5, since)))
+    assert found.parted == since
+    noisy = run("a", losses=moved(LOSSES, 1e-5))
+    assert compare(run("a"), run("b", losses=moved(LOSSES, 3e-5, since)), [noisy]).parted is None
+    assert compare(run("a"), run("b", losses=moved(LOSSES, 9e-5, since)), [noisy]).parted == since
+
+
+def test_another_rate_is_named_with_its_step() -> None:
+    rates: Series = tuple((step, 1e-3) for step in STEPS)
+    first = replace(run("a"), series={**run("a").series, "train/learning_rate": rates})
+    second = replace(
+        run("b"), series={**run("b").series, "train/learning_rate": moved(rates, 0.01, 5)}
+    )
+    assert compare(first, second).rescheduled == 5
+    assert compare(first, first).rescheduled is None
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"seed": 2}, "seed"),
+        (
+            {"optimizer": {"learning_rate": 2e-3, "schedule": {"kind": "linear"}}},
+            "optimizer.learning_rate",
+        ),
+        ({"batch": {"rows": 16, "microbatch_rows": 4}}, "batch.rows"),
+        ({"stop": {"steps": 80}}, "stop.steps"),
+    ],
+)
+def test_runs_of_other_settings_are_not_comparable(change: dict[str, Any], key: str) -> None:
+    found = compare(run("a"), run("b", **change))
+    assert found.verdict == "not shown"
+    assert [each.key for each in found.prevented] == [key]
+
+
+@pytest.mark.parametrize("fact", ["data_identity", "weights"])
+def test_other_data_and_other_weights_are_not_comparable(fact: str) -> None:
+    other = replace(run("b"), facts={**run("b").facts, fact: "x"})
+    [found] = compare(run("a"), other).prevented
+    assert (found.ours, found.theirs) == ({"data_identity": "d", "weights": "w"}[fact], "x")
+
+
+def test_how_it_is_computed_is_listed_and_prevents_nothing() -> None:
+    found = compare(
+        run("a"),
+        run(
+            "b",
+            execution={"precision": "bf16"},
+            batch={"rows": 8, "microbatch_rows": 2},
+            model={"architecture": "bert", "attention": "eager"},
+        ),
+    )
+    assert found.verdict == "pass"
+    keys = {each.key for each in found.computed}
+    assert keys == {"execution.precision", "batch.microbatch_rows", "model.attention"}
+
+
+def test_without_an_evaluation_in_common_nothing_is_shown() -> None:
+    assert compare(run("a"), run("b", heldout=((21, 6.0),))).verdict == "not shown"
+    assert isinstance(compare(run("a"), run("b", heldout=())), Parity)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "share"),
+    [
+        (2.0, 2.0, 0.0),
+        (0.0, 0.0, 0.0),
+        (2.0, 1.0, 0.5),
+        (-2.0, -1.0, 0.5),
+        (0.0, 1.0, 1.0),
+        (math.nan, 1.0, math.inf),
+        (1.0, math.inf, math.inf),
+        (math.nan, math.nan, 0.0),
+    ],
+)
+def test_a_difference_is_relative_to_the_larger(ours: float, theirs: float, share: float) -> None:
+    assert relative(ours, theirs) == share
+    assert relative(theirs, ours) == share
+
+
+def test_steps_are_aligned_and_looked_up() -> None:
+    assert aligned(((1, 1.0), (3, 3.0)), ((2, 2.0), (3, 4.0))) == (Gap(3, 3.0, 4.0),)
+    series: Series = ((10, 0.1), (20, 0.2))
+    assert [at(series, step) for step in (9, 10, 15, 20, 99)] == [0.0, 0.1, 0.1, 0.2, 0.2]

@@ -6,8 +6,8 @@ a fault has hit it, it reaches its last step with nobody asked, its newest check
 its final weights are those of the job that was not hit, to the last bit, where the fault must leave
 no trace.
 
-A scheduler's part is played here: a command that ends with code 75 or 143, or is killed, is started
-again.
+A scheduler's part is played here: a command that ends with code 75 or 143, or is killed (137), is
+started again. Codes are those that a shell shows: 128 and the signal, where one ended the command.
 
 With no failure in n jobs, the success rate is at least 0.05 ** (1 / n) at 95 % confidence (Clopper
 and Pearson, 1934, one-sided); with k failures it is the rate at which k or fewer have a probability
@@ -46,7 +46,7 @@ from regauge.supervision.goodput import goodput
 STEPS, SAVE_EVERY = 100, 20
 SIZES = (1, 2)
 MOST_FAULTS = 3
-AGAIN = {75, 143, -signal.SIGKILL}
+AGAIN = {75, 128 + signal.SIGTERM, 128 + signal.SIGKILL}
 """Codes after which a scheduler starts a job again."""
 MOST_STARTS = 10
 LIMIT_SECONDS = 600
@@ -66,11 +66,17 @@ KINDS: dict[str, float] = {
     "a save that fails": 2,
     "kill the supervisor": 3,
     "tell the supervisor": 2,
+    "kill the supervisor early": 1,
+    "tell the supervisor early": 1,
 }
 """How often each is drawn, relative to the others."""
 MOMENTS = ("begin", "staged", "written")
 TRACE = {"nan"}
 """Kinds that must leave a trace: a step is skipped."""
+OUTSIDE = "the supervisor"
+"""In the name of what hits the command itself, from outside: at a step, or as it starts."""
+EARLY_SECONDS = 3.0
+"""Within so many seconds from its start it may be hit early: at imports, checks, the first step."""
 MODEL = {
     "architecture": "bert",
     "config": {
@@ -174,12 +180,16 @@ class Campaign:
         job = Job(number, size, kinds, faults)
         folder = self._scratch / f"job-{number:04d}"
         began = time.monotonic()
-        outside = [kind for kind in kinds if kind.endswith("the supervisor")]
+        outside = [kind for kind in kinds if OUTSIDE in kind]
         while job.starts < MOST_STARTS:
             process = self._start(folder, size, faults)
             if job.starts < len(outside):
                 how = signal.SIGKILL if outside[job.starts].startswith("kill") else signal.SIGTERM
-                at = int(draw.integers(1, STEPS // 2))
+                if outside[job.starts].endswith("early"):
+                    time.sleep(float(draw.uniform(0, EARLY_SECONDS)))
+                    at = 0
+                else:
+                    at = int(draw.integers(1, STEPS // 2))
                 job.struck += _strike(process, folder / "metrics.jsonl", at, how)
             job.starts += 1
             code, job.said = _wait(process)
@@ -258,16 +268,20 @@ def drawn(draw: np.random.Generator, size: int) -> tuple[list[str], list[dict[st
             fault |= {"kind": "kill", "step": save, "at": f"save:{draw.choice(MOMENTS)}"}
         elif kind == "a save that fails":
             fault |= {"kind": "fail", "step": save, "at": "save:written"}
-        if not kind.endswith("the supervisor"):
+        if OUTSIDE not in kind:
             faults.append(fault)
     return kinds, faults
 
 
 def _strike(process: subprocess.Popen[str], metrics: Path, step: int, how: int) -> bool:
-    """Send a signal to a command once it tells of a step; return whether it still ran."""
+    """Send a signal to a command once it tells of a step; return whether it still ran.
+
+    What an earlier start has told does not count; step 0 is at once.
+    """
+    before = lines.last(metrics)
     while process.poll() is None:
         last = lines.last(metrics)
-        if last and last["step"] >= step:
+        if step == 0 or (last and last != before and last["step"] >= step):
             process.send_signal(how)
             return True
         time.sleep(0.005)
@@ -282,7 +296,8 @@ def _wait(process: subprocess.Popen[str]) -> tuple[int, str]:
         process.kill()
         process.communicate()
         return 124, f"no end in {LIMIT_SECONDS} s"
-    return process.returncode, said.strip().splitlines()[-1] if said.strip() else ""
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    return code, said.strip().splitlines()[-1] if said.strip() else ""
 
 
 def _told(job: Job) -> str:

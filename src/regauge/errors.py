@@ -68,6 +68,18 @@ class LimitReachedError(RegaugeError):
     exit_code = 67
 
 
+class DifferenceError(RegaugeError):
+    """Runs that should have come to the same did not, by more than the band and their noise."""
+
+    exit_code = 68
+
+
+class NotShownError(RegaugeError):
+    """Whether runs came to the same cannot be said: they are not comparable, or not measured."""
+
+    exit_code = 69
+
+
 class TransientError(RegaugeError):
     """Something outside of the run failed that may work the next time: storage, network."""
 

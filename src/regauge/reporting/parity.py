@@ -30,7 +30,7 @@ NOISE = 4.0
 LOSS, RATE = "train/loss", "train/learning_rate"
 SAME = ("seed", "task", "model", "optimizer", "batch.rows", "stop.steps", "stop.epochs")
 """Settings, and tables of them, that comparable runs share."""
-COMPUTED = ("model.attention",)
+COMPUTED = ("model.attention", "model.path", "model.weights")
 """Below those tables, what only says how it is computed."""
 FACTS = {"data_identity": "the prepared data", "weights": "the weights of step 0"}
 """What a run writes of itself, in words."""

@@ -34,6 +34,7 @@ from regauge.training.guard import Guard
 from regauge.training.ledger import Ledger
 from regauge.training.pace import Pace
 from regauge.training.progress import Interval
+from regauge.training.replicas import digest
 from regauge.training.scaling import LossScale
 from regauge.training.session import Session
 from regauge.training.step import Gradients
@@ -62,6 +63,7 @@ def open_session(
     ladder = task.ladder(manifest)
     module = task.module(settings.model, manifest, settings.seed)
     _check_length(module, ladder)
+    weights = digest(module.parameters())
     flops = _flops_per_token(module, ladder[-1])
     module.compute_dtype = dtype_of(precision)
     site = Site(world, device, module.compute_dtype, tuple(models.blocks(module)), accelerator.lazy)
@@ -105,6 +107,7 @@ def open_session(
         interval=Interval(device),
         pace=pace,
         flops_per_token=flops,
+        weights=f"{int(weights) % 2**64:016x}" if weights is not None else "",
     )
 
 

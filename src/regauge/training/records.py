@@ -33,9 +33,15 @@ VARIABLES = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "KMP_", "GOMP_", "M
 PACKAGES = ("regauge", "torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 
 
-def document(settings: Training, identity: str, run_id: str) -> Tables:
-    """Return the content of run.json: the settings, and who they belong to."""
-    facts = {"format": FORMAT, "verb": "train", "id": run_id, "data_identity": identity}
+def document(settings: Training, identity: str, run_id: str, weights: str = "") -> Tables:
+    """Return the content of run.json: the settings, who they belong to, and the first weights."""
+    facts = {
+        "format": FORMAT,
+        "verb": "train",
+        "id": run_id,
+        "data_identity": identity,
+        "weights": weights,
+    }
     return {**dump(settings), FACTS: facts}
 
 
@@ -86,10 +92,10 @@ def inherit(settings: Training, folder: Path) -> Training:
     return settings.model_copy(update={"execution": execution.model_copy(update=update)})
 
 
-def write(folder: Path, settings: Training, identity: str, run_id: str) -> None:
+def write(folder: Path, settings: Training, identity: str, run_id: str, weights: str) -> None:
     """Save what will run, and on what, before the first step."""
     folder.mkdir(parents=True, exist_ok=True)
-    now, before = document(settings, identity, run_id), read_run(folder)
+    now, before = document(settings, identity, run_id, weights), read_run(folder)
     if before is not None:
         _say_other_length(now, before)
     write_json(folder / RUN, now)

@@ -62,7 +62,7 @@ def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]
     try:
         _check_room(session)
         if world.first:
-            records.write(folder, settings, identity, run_id)
+            records.write(folder, settings, identity, run_id, session.weights)
             report.begin(folder)
         return _finish(session, _tracked(session, run_id))
     finally:

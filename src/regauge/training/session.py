@@ -66,6 +66,8 @@ class Session:
     interval: Interval
     pace: Pace
     flops_per_token: float
+    weights: str
+    """What the weights of step 0 add up to, as `replicas.digest` does, before they are placed."""
     step: int = 0
     """Steps that are done."""
     attempt: int = 1

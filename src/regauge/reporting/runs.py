@@ -23,6 +23,7 @@ KNOWN = ("run.json", "metrics.jsonl", "ledger.jsonl", "evaluation.json", "inputs
 _STAGE = re.compile(r"(\d+)-(.+)")
 
 Document = dict[str, Any]
+SPENT = ("attempt", "step", "machine_seconds", "device_seconds", "usd")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Run:
     attempts: tuple[Attempt, ...] = ()
     ledger: Document = field(default_factory=dict)
     """The last state of the ledger; empty where there is none."""
+    spent: dict[str, Series] = field(default_factory=dict)
+    """Machine seconds, device seconds and dollars by step; of a repeated step, after the last."""
     evaluation: Document = field(default_factory=dict)
     dataset: Document = field(default_factory=dict)
     """The manifest, where the run prepared data."""
@@ -108,6 +111,7 @@ def read(folder: Path) -> Run:
         series=merged(values, found),
         attempts=found,
         ledger=ledger[-1] if ledger else {},
+        spent=_spent(ledger),
         evaluation=_document(folder / "evaluation.json", remarks),
         dataset=dataset,
         failures=tuple({"file": path.name, **_document(path, remarks)} for path in failures),
@@ -117,6 +121,11 @@ def read(folder: Path) -> Run:
         end=_end(lines) if lines else ("finished" if done or result else None),
         remarks=tuple(remarks),
     )
+
+
+def _spent(ledger: list[Document]) -> dict[str, Series]:
+    lines = [{name: line[name] for name in SPENT if name in line} for line in ledger]
+    return merged(lines, attempts(lines, {})) if lines else {}
 
 
 def holds_run(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,6 +145,17 @@ def test_a_pickle_of_transformers_comes_in_by_import_alone(
     assert main(["import", str(folder), "--to", str(target)]) == 0
     found = load_file(target / "model.safetensors")
     assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+def test_a_pickle_under_another_name_is_not_read(
+    tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
+    BertConfig(**SIZES, architectures=["BertModel"]).save_pretrained(tmp_path)
+    torch.save(weights, tmp_path / "other.bin")
+    listed = {"metadata": {}, "weight_map": dict.fromkeys(weights, "other.bin")}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(listed))
+    with pytest.raises(SettingsError, match=r"no file named model\.safetensors"):
+        build.load(tmp_path)
 
 
 # What is refused

@@ -185,6 +185,23 @@ def test_what_is_withdrawn_is_no_checkpoint(store: Store, tmp_path: Path) -> Non
     assert Remote(f"s3://{BUCKET}/other").steps() == []
 
 
+def test_a_store_is_asked_for_as_long_as_it_may_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, found = part(tmp_path), Remote(str(tmp_path / "root"))
+    seen: list[bool] = []
+    monkeypatch.setattr(found, "_copied", lambda *_: seen.append(found.asking))
+    found.put(source, 2, ["a.safetensors"])
+    monkeypatch.setattr(remote, "ANSWER_SECONDS", 0.0)
+    found.put(source, 2, ["a.safetensors"])
+    assert seen == [True, False]
+    monkeypatch.setattr(remote, "ANSWER_SECONDS", 120.0)
+    monkeypatch.setattr(found, "_copied", lambda *_: (_ for _ in ()).throw(PermissionError))
+    with pytest.raises(TransientError):
+        found.put(source, 2, ["a.safetensors"])
+    assert not found.asking
+
+
 def test_a_folder_is_a_root_as_well(tmp_path: Path) -> None:
     source, found = part(tmp_path), Remote(str(tmp_path / "root"))
     assert found.check() is None

@@ -110,6 +110,11 @@ def test_variables_from_outside_are_said_and_recorded(
     recorded = json.loads((tmp_path / records.ENVIRONMENT).read_text())["variables"]
     assert recorded == {"OMP_PROC_BIND": "true", "DNNL_VERBOSE": "1"}
     assert "DNNL_VERBOSE=1, OMP_PROC_BIND=true" in caplog.text
+    records.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1")
+    assert caplog.text.count("set from outside") == 1, "said again by the next attempt"
+    monkeypatch.setattr(processes, "INHERITED", {"OMP_PROC_BIND": "false"})
+    records.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1")
+    assert "OMP_PROC_BIND=false" in caplog.text
 
 
 @pytest.mark.parametrize(("schedule", "times"), [("linear", 1), ("constant", 0)])

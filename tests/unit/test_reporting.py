@@ -133,6 +133,13 @@ def test_a_failure_says_what_followed_it(tmp_path: Path, number: int, followed: 
         assert "exit_code" in text
 
 
+def test_a_run_that_began_again_went_on_from_its_beginning(tmp_path: Path) -> None:
+    write(tmp_path, "metrics.jsonl", metric_lines(1, range(3)) + metric_lines(2, range(9)))
+    write(tmp_path / "failures", "attempt.json", {"attempt": 1, "step": 2, "kind": "process"})
+    [ending] = tell((read(tmp_path),)).chapters[0].endings
+    assert ending.then == "attempt 2 went on from step 0"
+
+
 def test_run_that_ended_and_was_started_again_goes_on(tmp_path: Path) -> None:
     folder = trained(tmp_path / "run")
     assert read(folder).end == "finished"

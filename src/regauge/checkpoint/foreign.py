@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from regauge.checkpoint.exchange import make_way
+from regauge.checkpoint.unpickle import FACTS
 from regauge.errors import DataError, SettingsError
 from regauge.log import logger
 from regauge.models import build as models
@@ -77,8 +78,7 @@ def find(origin: Path, settings: Model | None) -> Path | None:
     """
     if not origin.exists():
         raise SettingsError(f"no weights at {origin}", "name a folder or a file of weights")
-    shards = [*origin.glob("*.safetensors"), *origin.glob("pytorch_model*.bin")]
-    if (origin / CONFIG).is_file() and shards:
+    if (origin / CONFIG).is_file() and models.weight_files(origin):
         return None
     found = _weights_in(origin)
     if settings is None:
@@ -90,8 +90,8 @@ def find(origin: Path, settings: Model | None) -> Path | None:
 
 
 def _weights_in(origin: Path) -> Path:
-    known = [(origin / ".metadata").is_file(), *origin.glob("*.safetensors")]
-    if origin.is_file() or any(known):
+    plain = models.weight_files(origin) and not models.pickled(origin)
+    if origin.is_file() or (origin / FACTS).is_file() or plain:
         return origin
     tag = origin / "latest"
     folder = origin / tag.read_text().strip() if tag.is_file() else origin
@@ -112,11 +112,8 @@ def _weights_in(origin: Path) -> Path:
     return shards[0]
 
 
-def foreign(origin: Path, names: list[str] | None, prefix: str | None = None) -> dict[str, Tensor]:
-    """Return an origin's tensors by a model's names, opened in a process of its own.
-
-    All of them by their own names where `names` is None.
-    """
+def foreign(origin: Path, names: list[str], prefix: str | None) -> dict[str, Tensor]:
+    """Return an origin's tensors by a model's names, opened in a process of its own."""
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "model.safetensors"
         _unpickled(origin, target, names, prefix)
@@ -152,7 +149,7 @@ def adopt(weights: dict[str, Tensor], model: torch.nn.Module, origin: Path) -> N
 
 def _loaded(origin: Path) -> PreTrainedModel:
     """Return the model of a transformers folder, whatever form its weights have."""
-    if any(origin.glob("*.safetensors")):
+    if not models.pickled(origin):
         return models.load(origin)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -195,22 +195,26 @@ class Remote:
             return
 
     def _tried(self, work: Callable[[], T]) -> T:
-        """Do something again until it works, with waits that double; raises TransientError."""
-        wait = FIRST_WAIT_SECONDS
+        """Do something until it works, and be `asking` meanwhile; raises TransientError."""
         try:
-            for number in range(TRIES):
-                self._heard()
-                try:
-                    return work()
-                except FOR_GOOD as error:
-                    raise self._lost(error) from error
-                except Exception as error:
-                    if number == TRIES - 1:
-                        raise self._lost(error) from error
-                time.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311 - not all at once
-                wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+            return self._again(work)
         finally:
             self._until = -math.inf
+
+    def _again(self, work: Callable[[], T]) -> T:
+        """Do something again until it works, with waits that double."""
+        wait = FIRST_WAIT_SECONDS
+        for number in range(TRIES):
+            self._heard()
+            try:
+                return work()
+            except FOR_GOOD as error:
+                raise self._lost(error) from error
+            except Exception as error:
+                if number == TRIES - 1:
+                    raise self._lost(error) from error
+            time.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311 - not all at once
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
         raise AssertionError
 
     def _lost(self, error: Exception) -> TransientError:

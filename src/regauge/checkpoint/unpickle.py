@@ -22,6 +22,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import metadata as facts
 
+from regauge.models.build import weight_files
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -93,7 +95,8 @@ def main(origin: Path, target: str, names: list[str] | None, prefix: str | None)
         before = prefix_of(there, names) if prefix is None else prefix
         there = [name for name in there if name.startswith(before)]
     tensors = {
-        name.removeprefix(before): value.clone().contiguous() for name, value in read(there).items()
+        name.removeprefix(before): value.clone(memory_format=torch.contiguous_format)
+        for name, value in read(there).items()
     }
     save_file(tensors, target, metadata={"format": "pt"})
 
@@ -123,11 +126,8 @@ def prefix_of(there: Iterable[str], names: Iterable[str]) -> str:
 
 def _plain(origin: Path) -> Stored:
     """Return the tensors of a file, or of the files of a folder, however they are nested."""
-    files = [origin]
-    if origin.is_dir():
-        files = sorted(origin.glob("*.safetensors")) or sorted(origin.glob("pytorch_model*.bin"))
     values: dict[str, Tensor] = {}
-    for file in files:
+    for file in weight_files(origin) if origin.is_dir() else [origin]:
         values |= _flat(_opened(file))
     return list(values), lambda names: {name: values[name] for name in names}
 

@@ -11,7 +11,7 @@ from regauge.accelerators import dtype_of
 from regauge.health.findings import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from torch import Tensor
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 TOLERANCES = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2, "fp16": 2e-3}
 """Of the largest value; the operands are rounded first, and a product is summed in fp32."""
 MEMORY_BYTES = 1 << 25
+LARGE_BYTES = 1 << 28
+"""More than the caches of the devices that are known."""
 PRODUCT_SIZE = 256
 FIRST_SIZE, LARGEST_SIZE = 512, 8192
 LONG_ENOUGH_SECONDS = 2e-3
@@ -40,7 +42,7 @@ def check_device(
 ) -> Generator[Finding | str]:
     """Yield the name of each check before it begins, and then what it has found."""
     yield "memory"
-    yield _memory(device, where)
+    yield _memory(accelerator, device, where)
     for precision in precisions:
         accelerator.use(precision)
         yield f"products in {precision}"
@@ -49,18 +51,35 @@ def check_device(
         yield _speed(accelerator, precision, device, where, chaos)
 
 
-def _memory(device: torch.device, where: str) -> Finding:
-    """Send random bytes to the device, copy them there and read them back."""
+def _memory(accelerator: Accelerator, device: torch.device, where: str) -> Finding:
+    """Send random bytes to the device and read them back; then time its memory."""
     draw = torch.Generator().manual_seed(0)
     sent = torch.randint(0, 256, (MEMORY_BYTES,), dtype=torch.uint8, generator=draw)
-    began = time.perf_counter()
-    there = sent.to(device, copy=True)
-    found = there.clone().cpu()
-    seconds = time.perf_counter() - began
+    found = sent.to(device, copy=True).clone().cpu()
     wrong = int((found != sent).sum())
     if wrong:
         return Finding.bad("memory", where, f"{wrong} of {MEMORY_BYTES} bytes came back changed")
-    return Finding("memory", where, f"{3 * MEMORY_BYTES / seconds / 1e9:.1f} GB/s")
+    large = torch.ones(LARGE_BYTES // 4).to(device)
+    seconds = _best(lambda: _timed(accelerator, large.neg_))
+    return Finding("memory", where, f"{2 * LARGE_BYTES / seconds / 1e9:.1f} GB/s read and written")
+
+
+def _timed(accelerator: Accelerator, work: Callable[[], Tensor]) -> float:
+    """Return the seconds until the device has done some work."""
+    began = time.perf_counter()
+    done = work()  # a lazy device computes what is still held  # noqa: F841
+    if accelerator.lazy:
+        accelerator.end_step()
+    accelerator.synchronize()
+    return time.perf_counter() - began
+
+
+def _best(seconds: Callable[[], float]) -> float:
+    """Return the best of some: what a machine does now and then is no fault of it."""
+    until, count, best = time.perf_counter() + SPEED_SECONDS, 0, seconds()
+    while time.perf_counter() < until or count < LEAST_REPETITIONS:
+        best, count = min(best, seconds()), count + 1
+    return best
 
 
 def _products(precision: Precision, device: torch.device, where: str, chaos: Chaos) -> Finding:
@@ -83,30 +102,24 @@ def _products(precision: Precision, device: torch.device, where: str, chaos: Cha
 def _speed(
     accelerator: Accelerator, precision: Precision, device: torch.device, where: str, chaos: Chaos
 ) -> Finding:
-    """Return the best of some products: what a machine does now and then is no fault of it."""
+    """Multiply larger and larger matrices until one takes long enough, and time that one."""
     name = f"speed in {precision}"
 
-    def seconds(square: Tensor) -> float:
-        began = time.perf_counter()
+    def multiply() -> Tensor:
         chaos.strike(SPEED_MOMENT, 0)
-        square @ square
-        if accelerator.lazy:
-            accelerator.end_step()
-        accelerator.synchronize()
-        return time.perf_counter() - began
+        return square @ square
+
+    def seconds() -> float:
+        return _timed(accelerator, multiply)
 
     size = FIRST_SIZE
     while True:
         square = torch.ones(size, size, dtype=dtype_of(precision)).to(device)
-        seconds(square)
-        best = seconds(square)
-        if best > LONG_ENOUGH_SECONDS or size == LARGEST_SIZE:
+        seconds()
+        if seconds() > LONG_ENOUGH_SECONDS or size == LARGEST_SIZE:
             break
         size *= 2
-    until, count = time.perf_counter() + SPEED_SECONDS, 0
-    while time.perf_counter() < until or count < LEAST_REPETITIONS:
-        best, count = min(best, seconds(square)), count + 1
-    rate = 2 * size**3 / best
+    rate = 2 * size**3 / _best(seconds)
     peak = accelerator.chip(precision).flops_per_second.get(precision)
     value = f"{rate / 1e9:,.0f} GFLOP/s"
     if peak is None:

@@ -113,8 +113,18 @@ def load(folder: Path) -> PreTrainedModel:
     return loaded
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of a folder's weights: safetensors, or pickles where there are none."""
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+
+
+def pickled(folder: Path) -> bool:
+    """Return whether a folder has its weights in pickles alone."""
+    return any(file.suffix == ".bin" for file in weight_files(folder))
+
+
 def _refuse_pickles(folder: Path) -> None:
-    if any(folder.glob("pytorch_model*.bin")) and not any(folder.glob("*.safetensors")):
+    if pickled(folder):
         raise SettingsError(
             f"the weights in '{folder}' are a pickle",
             f"run: regauge import {folder} --to OTHER, and name that folder",

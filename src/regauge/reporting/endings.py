@@ -36,12 +36,15 @@ def endings(run: Run) -> tuple[Ending, ...]:
 
 def _ending(run: Run, failure: Document) -> Ending:
     number, step = failure.get("attempt"), failure.get("step")
-    later = [each for each in run.attempts if isinstance(number, int) and each.number > number]
+    known = number if isinstance(number, int) else len(run.attempts)
+    later = next((each for each in run.attempts if each.number > known), None)
     policy = POLICIES.get(str(failure.get("kind")))
-    went_on = f"attempt {later[0].number} went on from step {later[0].first - 1}" if later else ""
+    then = policy.advice if policy else ""
+    if later:
+        then = f"attempt {later.number} went on from step {max(0, later.first - 1)}"
     return Ending(
         what=f"attempt {number} ended after step {step}: {failure.get('problem')}",
-        then=went_on or (policy.advice if policy else ""),
+        then=then,
         file=str(failure.get("file")),
         evidence={name: value for name, value in failure.items() if name != "file"},
     )

@@ -57,7 +57,7 @@ class Chapter:
     settings: tuple[str, ...]
     """One `key.path=value` each, as the command line takes them."""
     environment: tuple[tuple[str, str], ...]
-    endings: tuple[Ending, ...] = ()
+    endings: tuple[Ending, ...]
     """How attempts failed, oldest first."""
 
     @property

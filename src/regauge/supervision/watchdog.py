@@ -2,8 +2,8 @@
 
 A limit is learned: ten times the longest that a phase has lasted between two signs, and no less
 than a floor; the processes measure that themselves, since a short phase is over between two looks.
-Until a phase has been, the longest wait of the run's settings holds. A process
-that waits for another is as silent as one that hangs: while any of them gives signs, none does.
+Until a phase has been, the longest wait of the run's settings holds. A process that waits for
+another is as silent as one that hangs: while any of them gives signs, none does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +32,13 @@ PREFLIGHT, PREFLIGHT_SECONDS = "preflight", 30.0
 STACK_SECONDS = 1.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class Watchdog:
-    """The signs of an attempt's processes, and how long each phase took so far."""
+    """The signs of an attempt's processes, and how long they may be silent."""
 
     pulses: Pulses
     floor_seconds: float
     ceiling_seconds: float
-    longest: dict[str, float] = field(default_factory=dict)
 
     def overdue(self, elsewhere: float = math.inf) -> str | None:
         """Return what is wrong when a process has given no sign for too long, or None.
@@ -48,24 +47,22 @@ class Watchdog:
         """
         now = time.monotonic()
         quiet, late = elsewhere, []
-        for rank in range(self.pulses.size):
-            sign = self.pulses.read(rank)
-            for phase, seconds in zip(PHASES, sign.longest, strict=True):
-                self.longest[phase] = max(self.longest.get(phase, 0.0), seconds)
-            silent, limit = now - sign.at, self.limit(sign.phase)
+        signs = [self.pulses.read(rank) for rank in range(self.pulses.size)]
+        for sign in signs:
+            longest = max(other.longest[PHASES.index(sign.phase)] for other in signs)
+            silent, limit = now - sign.at, self._limit(sign.phase, longest)
             quiet = min(quiet, silent)
             if sign.phase != "end" and silent > limit:
                 late.append(f"no sign for {silent:.1f} s in '{sign.phase}' (limit {limit:.1f} s)")
         return late[0] if late and quiet > min(self.floor_seconds, PREFLIGHT_SECONDS) else None
 
-    def limit(self, phase: str) -> float:
-        """Return how long a process may be silent in a phase."""
+    def _limit(self, phase: str, longest: float) -> float:
+        """Return how long a process may be silent in a phase; `longest` is 0 before it has been."""
         if phase == PREFLIGHT:
             return min(PREFLIGHT_SECONDS, self.ceiling_seconds)
-        seen = self.longest.get(phase, 0.0)
-        if seen == 0.0 or phase in FIRST:
+        if longest == 0.0 or phase in FIRST:
             return max(self.floor_seconds, self.ceiling_seconds)
-        return max(self.floor_seconds, min(PATIENCE * seen, self.ceiling_seconds))
+        return max(self.floor_seconds, min(PATIENCE * longest, self.ceiling_seconds))
 
 
 @dataclass(frozen=True)

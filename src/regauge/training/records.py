@@ -100,7 +100,7 @@ def write(folder: Path, settings: Training, identity: str, run_id: str, weights:
         _say_other_length(now, before)
     write_json(folder / RUN, now)
     found = environment(settings.accelerator.variables if settings.accelerator else ())
-    if found["variables"]:
+    if found["variables"] and found["variables"] != _variables_before(folder):
         said = ", ".join(f"{name}={value}" for name, value in found["variables"].items())
         logger.info("set from outside, and recorded: %s", said)
     write_json(folder / ENVIRONMENT, found)
@@ -141,6 +141,14 @@ def _check_empty(folder: Path) -> None:
             f"{folder} holds something else ({min(foreign)}) and no run",
             "name another output.folder",
         )
+
+
+def _variables_before(folder: Path) -> Any:
+    """Return the foreign variables that the attempt before this one has recorded."""
+    try:
+        return json.loads((folder / ENVIRONMENT).read_text())["variables"]
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _say_other_length(now: Tables, before: Tables) -> None:

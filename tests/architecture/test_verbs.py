@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -34,6 +34,8 @@ def _has_output(root: type[Settings], path: str | None) -> bool:
         if name not in getattr(model, "model_fields", {}):
             return False
         model = model.model_fields[name].annotation
+        optional = [each for each in get_args(model) if each is not type(None)]
+        model = optional[0] if optional else model
     return True
 
 

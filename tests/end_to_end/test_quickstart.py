@@ -23,6 +23,8 @@ SMALL = (
     "stage.match.batch.rows=32",
     "stage.match.batch.microbatch_rows=16",
     "stage.match.evaluation.every_steps=0",
+    *(f"stage.{name}.stop.steps=2" for name in ("fp32", "bf16", "fp32-again")),
+    *(f"stage.{name}.evaluation.every_steps=1" for name in ("fp32", "bf16", "fp32-again")),
 )
 LIMIT_SECONDS = 100
 
@@ -48,8 +50,10 @@ def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
     assert all(0 <= row["recall@1"] <= row["recall@10"] <= 1 for row in rows.values())
     assert all(row["recall@1"] <= row["mrr"] <= 1 for row in rows.values())
     assert rows["BM25"]["mrr"] > rows["untrained"]["mrr"]
-    page = (tmp_path / "demo" / "5-report" / "report.html").read_text()
+    page = (tmp_path / "demo" / "8-report" / "report.html").read_text()
     assert "BM25" in page
+    assert "bf16 beside fp32: pass" in page
+    assert "fp32 differs from itself" not in page, "the band is wider than two steps of noise"
     assert "report.html" in done.stdout.splitlines()[-1]
 
     again = run(tmp_path / "demo", "stage.match.stop.steps=4")

@@ -13,14 +13,14 @@ from faults.conftest import Jobs
 from regauge.supervision.meter import ATTEMPTS
 
 pytestmark = pytest.mark.timeout(300)
-DOLLAR_A_SECOND = {"usd_per_hour": 3600.0}
+DOLLAR_A_SECOND = {"price": {"usd_per_hour": 3600.0}}
 START_SECONDS = 3.0
 """Imports of the command before it has the folder, which nobody counts."""
 
 
 def test_dollars_survive_a_kill_and_a_resume_at_another_number(jobs: Jobs) -> None:
     slow = {"kind": "sleep", "rank": 0, "step": 8, "seconds": 0.2, "count": 100, "attempt": 0}
-    job = jobs.job(slow, price=DOLLAR_A_SECOND)
+    job = jobs.job(slow, execution=DOLLAR_A_SECOND)
     began = time.monotonic()
     job.start().until(14)
     assert job.process is not None
@@ -48,7 +48,7 @@ def test_dollars_survive_a_kill_and_a_resume_at_another_number(jobs: Jobs) -> No
 
 
 def test_what_lies_between_two_attempts_is_paid(jobs: Jobs) -> None:
-    job = jobs.job({"kind": "kill", "rank": 1, "step": 9, "attempt": 1}, price=DOLLAR_A_SECOND)
+    job = jobs.job({"kind": "kill", "rank": 1, "step": 9, "attempt": 1}, execution=DOLLAR_A_SECOND)
     began = time.monotonic()
     job.start().wait()
     whole = time.monotonic() - began

@@ -23,6 +23,7 @@ SETTINGS: dict[str, Any] = {
     "output": {"folder": "a"},
     "execution": {"precision": "fp32"},
 }
+HERE: dict[str, Any] = {"host": "a", "platform": "linux", "packages": {"torch": "2.13"}}
 STEPS = range(1, 41)
 LOSSES: Series = tuple((step, 8.0 - step / 10) for step in STEPS)
 HELDOUT: Series = ((20, 6.0), (40, 4.0))
@@ -75,11 +76,53 @@ def test_noise_that_comes_later_excuses_nothing_before() -> None:
 
 @pytest.mark.parametrize("since", [1, 7, 40])
 def test_the_first_step_that_parts_is_named(since: int) -> None:
-    found = compare(run("a"), run("b", losses=moved(LOSSES, 3e-5, since)))
-    assert found.parted == since
+    def step(share: float, *noise: Run) -> int | None:
+        parted = compare(run("a"), run("b", losses=moved(LOSSES, share, since)), noise).parted
+        return parted.gap.step if parted else None
+
+    assert step(3e-5) == since
     noisy = run("a", losses=moved(LOSSES, 1e-5))
-    assert compare(run("a"), run("b", losses=moved(LOSSES, 3e-5, since)), [noisy]).parted is None
-    assert compare(run("a"), run("b", losses=moved(LOSSES, 9e-5, since)), [noisy]).parted == since
+    assert step(3e-5, noisy) is None
+    assert step(9e-5, noisy) == since
+    assert step(1e-9) is None
+
+
+def test_gradients_part_before_the_loss_does() -> None:
+    norms: Series = tuple((step, 1.0) for step in STEPS)
+    ours, theirs = (
+        replace(each, series={**each.series, "train/gradient_norm": norm})
+        for each, norm in (
+            (run("a"), norms),
+            (run("b", losses=moved(LOSSES, 1e-3, 8)), moved(norms, 1e-3, 7)),
+        )
+    )
+    parted = compare(ours, theirs).parted
+    assert parted is not None
+    assert (parted.name, parted.gap.step) == ("train/gradient_norm", 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "alike"),
+    [
+        ({}, True),
+        ({"environment": {**HERE, "host": "b"}}, False),
+        ({"environment": {**HERE, "packages": {"torch": "2.10"}}}, False),
+        ({"environment": {}}, False),
+        ({"settings": {**SETTINGS, "accelerator": {"kind": "cuda"}}}, False),
+        ({"settings": {**SETTINGS, "execution": {"precision": "bf16"}}}, False),
+    ],
+)
+def test_equal_programs_on_one_machine_are_equal_to_the_last_bit(
+    change: dict[str, Any],
+    alike: bool,  # noqa: FBT001
+) -> None:
+    """Only there is a difference of the last bit a difference, noise or not."""
+    settings = {**SETTINGS, "accelerator": {"kind": "cpu"}}
+    ours = replace(run("a", losses=moved(LOSSES, 1e-9, 7)), settings=settings, environment=HERE)
+    theirs = replace(run("b"), **{"settings": settings, "environment": HERE, **change})
+    found = compare(ours, theirs, [run("c", losses=moved(LOSSES, 1e-6))])
+    assert found.alike is alike
+    assert (found.parted is not None) is alike
 
 
 def test_another_rate_is_named_with_its_step() -> None:

@@ -30,7 +30,8 @@ def whole(data: str, tmp_path_factory: pytest.TempPathFactory) -> jobs.Lines:
 
 def stopped(folder: Path, data: str, **stop: Any) -> tuple[int, str]:
     """Train to a limit, at a dollar a second."""
-    changes = {"stop": {**WHOLE["stop"], **stop}, "price": {"usd_per_hour": 3600.0}}
+    price = {"price": {"usd_per_hour": 3600.0}}
+    changes = {"stop": {**WHOLE["stop"], **stop}, "execution": price}
     return jobs.stopped(str(folder), data, "mlm", {**WHOLE, **changes})
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     Batch = dict[str, torch.Tensor]
 
 Precision = Literal["bf16", "fp32", "tf32", "fp16"]
+REFERENCE = "cpu"
+"""The kind of device that all others are measured by."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Accelerator(Choice):
     """Whether several processes can compute on one device at the same time."""
     indexed: ClassVar[bool] = False
     """Whether a process takes the device whose index it is given, so that one can be left out."""
+    repeatable: ClassVar[bool] = False
+    """Whether equal programs on one machine give equal bits, whatever else happens there."""
 
     @property
     def lazy(self) -> bool:
@@ -285,16 +289,3 @@ def settle_precision(accelerator: Accelerator, wanted: str) -> Precision:
 def cpp_compiler() -> str | None:
     """Return the C++ compiler that torch.compile would call for host code, or None."""
     return next((path for name in ("g++", "clang++") if (path := shutil.which(name))), None)
-
-
-def impose(name: str, value: str) -> None:
-    """Set an environment variable that a setting decides.
-
-    Raises SettingsError where something else has set it to another value.
-    """
-    foreign = os.environ.setdefault(name, value)
-    if foreign != value:
-        raise SettingsError(
-            f"{name}={foreign} is set from outside, and the run's settings say {value}",
-            f"unset {name}, or set the accelerator's settings to it",
-        )

@@ -6,7 +6,8 @@ import importlib.util
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from regauge.accelerators import Accelerator, impose
+from regauge.accelerators import Accelerator
+from regauge.accelerators._environment import impose
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -13,8 +13,8 @@ from regauge.accelerators import (
     Chip,
     Precision,
     cpp_compiler,
-    impose,
 )
+from regauge.accelerators._environment import impose
 from regauge.log import logger
 
 if TYPE_CHECKING:

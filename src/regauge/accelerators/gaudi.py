@@ -14,8 +14,8 @@ from regauge.accelerators import (
     Availability,
     Chip,
     Precision,
-    impose,
 )
+from regauge.accelerators._environment import impose
 from regauge.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from regauge.accelerators import Availability, Chip, Collecting, Precision, impose
+from regauge.accelerators import Availability, Chip, Collecting, Precision
+from regauge.accelerators._environment import impose
 from regauge.accelerators._xla import XlaDevice, missing
 
 if TYPE_CHECKING:

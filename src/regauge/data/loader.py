@@ -20,12 +20,23 @@ from regauge.data.order import PADDING
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from regauge.data.order import Order
     from regauge.data.shards import Rows
 
 
 EVALUATION = -1
 """The epoch and step that key the randomness of held-out batches: the same in every run."""
+
+
+class Sequence(Protocol):
+    """Which rows each step takes; see `Order`."""
+
+    def epoch(self, step: int) -> int:
+        """Return the epoch of a step."""
+        ...
+
+    def batch(self, step: int) -> np.ndarray:
+        """Return the row numbers of a global batch, [batch_rows]."""
+        ...
 
 
 class Collator(Protocol):
@@ -122,7 +133,7 @@ class Feed:
         return made, filled
 
     def steps(
-        self, order: Order, first: int, last: int, *, workers: int, ahead: int
+        self, order: Sequence, first: int, last: int, *, workers: int, ahead: int
     ) -> Generator[list[Arrays]]:
         """Yield the batches of steps first … last-1; threads build `ahead` steps early."""
 

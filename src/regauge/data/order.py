@@ -41,7 +41,10 @@ class Order:
 
         The last batch of an epoch is filled up with PADDING.
         """
-        inside = step % self.steps_per_epoch * self.batch_rows
+        return self.rows_from(step, step % self.steps_per_epoch * self.batch_rows)
+
+    def rows_from(self, step: int, inside: int) -> np.ndarray:
+        """Return as many row numbers from a place in the order of a step's epoch on."""
         positions = np.arange(inside, min(inside + self.batch_rows, self.rows))
         batch = np.full(self.batch_rows, PADDING, np.int64)
         batch[: len(positions)] = self._permutation(self.epoch(step))(positions)

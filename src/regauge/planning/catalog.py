@@ -60,12 +60,24 @@ class Rate:
     source: str
     as_of: dt.date | None = None
 
+    @property
+    def usd_per_second(self) -> float:
+        """The same, for a second."""
+        return self.usd_per_hour / 3600
+
+    @property
+    def told(self) -> str:
+        """The price with who says it and when."""
+        day = f", {self.as_of}" if self.as_of else ""
+        return f"{self.usd_per_hour:g} USD an hour ({self.source}{day})"
+
     def remark(self, today: dt.date) -> str | None:
         """Return what is to be said of an old price; None for a fresh one."""
         days = (today - self.as_of).days if self.as_of else 0
         if days <= STALE_DAYS:
             return None
-        return f"{self.usd_per_hour:g} USD an hour is {days} days old; set price.usd_per_hour"
+        price = f"{self.usd_per_hour:g} USD an hour"
+        return f"{price} is {days} days old; set execution.price.usd_per_hour"
 
 
 @cache
@@ -97,9 +109,14 @@ def instance(name: str) -> Instance:
     """Return a machine type; raises SettingsError with the nearest name for an unknown one."""
     if name not in instances():
         near = did_you_mean(name, list(instances()))
-        remedy = near if near.startswith("did") else "set price.usd_per_hour instead"
+        remedy = near if near.startswith("did") else "set usd_per_hour instead"
         raise SettingsError(f"price.instance = '{name}' is not in the catalog", remedy)
     return instances()[name]
+
+
+def chip_of(price: Price) -> Chip | None:
+    """Return the chip of a price's machine type; None where that or the chip is unknown."""
+    return chips().get(instance(price.instance).chip) if price.instance is not None else None
 
 
 def rate(price: Price) -> Rate | None:

@@ -25,7 +25,7 @@ class Price(Settings):
     @model_validator(mode="after")
     def _known(self) -> Price:
         if self.market != "on-demand" and self.usd_per_hour is None:
-            raise ValueError(f"a price of market '{self.market}' is yours: set price.usd_per_hour")
+            raise ValueError(f"a price of market '{self.market}' is yours: set its usd_per_hour")
         if self.as_of is not None and self.usd_per_hour is None:
-            raise ValueError("price.as_of is the day of price.usd_per_hour: set both")
+            raise ValueError("as_of is the day of usd_per_hour: set both")
         return self

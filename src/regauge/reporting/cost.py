@@ -7,14 +7,20 @@ straight.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from regauge.planning.catalog import chip_of, rate
+from regauge.planning.settings import Price
 from regauge.reporting.evaluation import lower_is_better
+from regauge.supervision.meter import HOUR
+from regauge.training.settings import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from regauge.planning.catalog import Rate
     from regauge.reporting.runs import Run
     from regauge.reporting.series import Series
 
@@ -22,20 +28,11 @@ ACCOUNTS = ("machine_seconds", "device_seconds", "usd")
 
 
 @dataclass(frozen=True)
-class Target:
-    """A value of a metric that counts as converged."""
-
-    metric: str
-    value: float
-
-    def reached(self, value: float) -> bool:
-        """Return whether a value is the target or better."""
-        return value <= self.value if lower_is_better(self.metric) else value >= self.value
-
-
-@dataclass(frozen=True)
 class Spent:
-    """What a run had spent when it came to the target, or that it never did."""
+    """What a run had spent when it came to the target, or that it never did.
+
+    Every account is None where it is unknown, and where the target was never reached.
+    """
 
     run: str
     step: float | None
@@ -45,33 +42,37 @@ class Spent:
     machine_seconds: float | None
     device_seconds: float | None
     usd: float | None
-    """None where the price is unknown."""
+    joules: float | None
+    """At most: device seconds times the chip's thermal design power."""
+    rate: Rate | None
+    """The price of one of its machines, and who says so."""
     best: tuple[int, float] | None
     """Step and value of the best measurement; None without any."""
 
 
-def to_target(run: Run, target: Target) -> Spent:
-    """Return what a run spent up to a target."""
+def to_target(run: Run, target: Target, price: Price | None = None) -> Spent:
+    """Return what a run spent up to a target, at its own price or at another one."""
     series = run.series.get(target.metric, ())
-    best = _best(series, target.metric)
     for number, (step, value) in enumerate(series):
-        if not target.reached(value):
+        if not target.reached({target.metric: value}):
             continue
         if number == 0:
-            return _spent(run, float(step), None, best)
+            return _spent(run, target, float(step), None, price)
         before, last = series[number - 1]
         share = (target.value - last) / (value - last)
-        return _spent(run, before + share * (step - before), (before, step), best)
-    return Spent(run.name, None, None, None, None, None, best)
+        return _spent(run, target, before + share * (step - before), (before, step), price)
+    return _spent(run, target, None, None, price)
 
 
 def common_target(runs: Sequence[Run], metric: str) -> Target | None:
     """Return the best value of a metric that every run came to; None where one has none."""
-    bests = [_best(run.series.get(metric, ()), metric) for run in runs]
+    bests = [_best(run.series.get(metric, ()), lower=lower_is_better(metric)) for run in runs]
     values = [best[1] for best in bests if best is not None]
     if len(values) < len(runs):
         return None
-    return Target(metric, max(values) if lower_is_better(metric) else min(values))
+    if lower_is_better(metric):
+        return Target(metric=metric, at_most=max(values))
+    return Target(metric=metric, at_least=min(values))
 
 
 def ranked(found: Sequence[Spent]) -> list[Spent]:
@@ -98,15 +99,42 @@ def between(series: Series, step: float) -> float | None:
     return before[1] if series else None
 
 
-def _best(series: Series, metric: str) -> tuple[int, float] | None:
-    if not series:
+def price_of(run: Run) -> Price:
+    """Return the price that a run's own settings name; an empty one where they name none."""
+    table = run.settings.get("execution", {}).get("price")
+    return Price.model_validate(table) if isinstance(table, dict) else Price()
+
+
+def _best(series: Series, *, lower: bool) -> tuple[int, float] | None:
+    finite = [point for point in series if math.isfinite(point[1])]
+    if not finite:
         return None
-    choose = min if lower_is_better(metric) else max
-    return choose(series, key=lambda point: point[1])
+    return (min if lower else max)(finite, key=lambda point: point[1])
 
 
 def _spent(
-    run: Run, step: float, evaluations: tuple[int, int] | None, best: tuple[int, float] | None
+    run: Run,
+    target: Target,
+    step: float | None,
+    evaluations: tuple[int, int] | None,
+    price: Price | None,
 ) -> Spent:
-    machine, device, usd = (between(run.spent.get(name, ()), step) for name in ACCOUNTS)
-    return Spent(run.name, step, evaluations, machine, device, usd, best)
+    machine, device, usd = (
+        None if step is None else between(run.spent.get(name, ()), step) for name in ACCOUNTS
+    )
+    own = price or price_of(run)
+    known, chip = rate(own), chip_of(own)
+    if price is not None:
+        usd = machine / HOUR * known.usd_per_hour if machine is not None and known else None
+    watts = chip.tdp_watts if chip else None
+    return Spent(
+        run=run.name,
+        step=step,
+        between=evaluations,
+        machine_seconds=machine,
+        device_seconds=device,
+        usd=usd,
+        joules=device * watts if device is not None and watts is not None else None,
+        rate=known,
+        best=_best(run.series.get(target.metric, ()), lower=target.at_least is None),
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from regauge import __version__
-from regauge.reporting.curves import charts
+from regauge.reporting import curves, overlays
 from regauge.reporting.templates import FOLDER, environment
 
 if TYPE_CHECKING:
@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 def page(story: Story) -> str:
     """Return the report as HTML."""
-    drawn = [charts(chapter.run, f"chart-{place}") for place, chapter in enumerate(story.trained)]
+    drawn = [
+        curves.charts(chapter.run, f"chart-{place}") for place, chapter in enumerate(story.trained)
+    ]
+    together = overlays.charts(story.compared, "beside") if story.compared else ()
     template = environment().get_template("report.html.j2")
     return template.render(
         story=story,
         # What is marked as safe is ours: matplotlib escapes the names that it draws.
         charts=[[(chart, Markup(chart.svg)) for chart in each] for each in drawn],  # noqa: S704
+        together=[(chart, Markup(chart.svg)) for chart in together],  # noqa: S704
         style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),  # noqa: S704
         version=__version__,
     )

@@ -12,7 +12,9 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from regauge.reporting.story import flat
+from regauge import registry
+from regauge.reporting.evaluation import table
+from regauge.reporting.runs import flat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,15 +29,34 @@ EXACT = 1e-5
 """Equal programs agree to it for tens of steps; then their rounding has grown."""
 NOISE = 4.0
 """A step has parted where the loss differs by so many times what a run differs from itself."""
-LOSS, RATE = "train/loss", "train/learning_rate"
-SAME = ("seed", "task", "model", "optimizer", "batch.rows", "stop.steps", "stop.epochs")
+LOSS, NORM, RATE = "train/loss", "train/gradient_norm", "train/learning_rate"
+SAME = (
+    "seed",
+    "task",
+    "model",
+    "optimizer",
+    "batch.rows",
+    "stop.steps",
+    "stop.epochs",
+    "evaluation.rows",
+)
 """Settings, and tables of them, that comparable runs share."""
 COMPUTED = ("model.attention", "model.path", "model.weights")
 """Below those tables, what only says how it is computed."""
 FACTS = {"data_identity": "the prepared data", "weights": "the weights of step 0"}
 """What a run writes of itself, in words."""
-ASIDE = ("output", "stop", "price", "evaluation.every_steps")
+ASIDE = (
+    "output",
+    "stop",
+    "execution.price",
+    "evaluation.every_steps",
+    "execution.supervision",
+    "subjects",
+    "data.path",
+)
 """Settings whose difference says nothing."""
+PLACE = ("platform", "host", "packages")
+"""What makes two environments one: equal programs give equal bits there."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +108,15 @@ class Metric:
 
 
 @dataclass(frozen=True)
+class Parting:
+    """The first value of training that differs by more than noise."""
+
+    name: str
+    """Of its series: the loss, or the norm of the gradients."""
+    gap: Gap
+
+
+@dataclass(frozen=True)
 class Parity:
     """What a comparison of a run with the first one found."""
 
@@ -99,8 +129,12 @@ class Parity:
     metrics: tuple[Metric, ...]
     losses: tuple[Gap, ...]
     """Of the training loss, at every step that both logged."""
-    parted: int | None
-    """First step whose training loss differs by more than noise; None where none does."""
+    floor: Series
+    """Largest difference of the first run's training loss from its repetitions, up to each step."""
+    parted: Parting | None
+    """Where their training differs first; None where it does not."""
+    alike: bool
+    """Whether they were computed alike, on one machine, by kernels that repeat to the last bit."""
     rescheduled: int | None
     """First step whose learning rate differs; None where none does."""
     measured: bool
@@ -118,30 +152,43 @@ def compare(ours: Run, theirs: Run, noise: Sequence[Run] = (), band: float = BAN
     """Compare a run with the first one; `noise` are repetitions of the first one."""
     differing = differences(ours, theirs)
     prevented = [found for found in differing if prevents(found.key)]
-    names = [
-        name
-        for name in ours.series
-        if not name.startswith("train/") and aligned(ours.series[name], theirs.series.get(name, ()))
-    ]
+    names = [name for name in heldout(ours) if name in heldout(theirs)]
+    computed = tuple(found for found in differing if not prevents(found.key))
     losses = aligned(ours.series.get(LOSS, ()), theirs.series.get(LOSS, ()))
     rates = aligned(ours.series.get(RATE, ()), theirs.series.get(RATE, ()))
-    floor = _floor(LOSS, ours, noise)
+    alike = not computed and _repeats(ours, theirs)
     return Parity(
         ours=ours.name,
         theirs=theirs.name,
         prevented=tuple(prevented),
-        computed=tuple(found for found in differing if not prevents(found.key)),
-        metrics=tuple(_metric(name, ours, theirs, noise, band) for name in names),
+        computed=computed,
+        metrics=tuple(
+            metric for name in names if (metric := _metric(name, ours, theirs, noise, band)).gaps
+        ),
         losses=losses,
-        parted=next((gap.step for gap in losses if gap.share > _parted(floor, gap.step)), None),
+        floor=_floor(LOSS, ours, noise),
+        parted=_parting(ours, theirs, noise, alike=alike),
+        alike=alike,
         rescheduled=next((gap.step for gap in rates if gap.share > EXACT), None),
         measured=bool(noise),
     )
 
 
 def _metric(name: str, ours: Run, theirs: Run, noise: Sequence[Run], band: float) -> Metric:
-    gaps = aligned(ours.series[name], theirs.series[name])
+    gaps = aligned(heldout(ours)[name], heldout(theirs)[name])
     return Metric(name, gaps, _floor(name, ours, noise), band)
+
+
+def heldout(run: Run) -> dict[str, Series]:
+    """Return what was measured on held-out rows: along a run, or of saved models at once."""
+    found = {name: points for name, points in run.series.items() if not name.startswith("train/")}
+    if run.evaluation:
+        measured = table(run.evaluation)
+        for name, values in zip(measured.names, measured.values, strict=True):
+            for metric, value in zip(measured.metrics, values, strict=True):
+                if value is not None:
+                    found[f"{name}: {metric}"] = ((0, value),)
+    return found
 
 
 def differences(ours: Run, theirs: Run) -> list[Difference]:
@@ -181,21 +228,43 @@ def at(series: Series, step: int) -> float:
     return series[number - 1][1] if number else 0.0
 
 
-def _parted(floor: Series, step: int) -> float:
-    return max(EXACT, NOISE * at(floor, step))
+def _parting(ours: Run, theirs: Run, noise: Sequence[Run], *, alike: bool) -> Parting | None:
+    """Return the first value that differs by more than noise: of equal programs, at all."""
+    found = []
+    for name in (LOSS, NORM):
+        floor = _floor(name, ours, noise)
+        for gap in aligned(ours.series.get(name, ()), theirs.series.get(name, ())):
+            if gap.share > (0.0 if alike else max(EXACT, NOISE * at(floor, gap.step))):
+                found.append(Parting(name, gap))
+                break
+    return min(found, key=lambda parting: parting.gap.step, default=None)
+
+
+def _repeats(ours: Run, theirs: Run) -> bool:
+    """Return whether two runs had one machine, one software, and kernels that repeat."""
+    kinds = [run.settings.get("accelerator", {}).get("kind") for run in (ours, theirs)]
+    if kinds[0] != kinds[1] or kinds[0] not in registry.names("accelerators"):
+        return False
+    places = [[run.environment.get(name) for name in PLACE] for run in (ours, theirs)]
+    kernels: Any = registry.load("accelerators", kinds[0])
+    return places[0] == places[1] and all(places[0]) and bool(kernels.repeatable)
 
 
 def _floor(name: str, ours: Run, noise: Sequence[Run]) -> Series:
     """Return by step the largest difference so far of a run from its repetitions."""
     shares: dict[int, float] = {}
     for run in noise:
-        for gap in aligned(ours.series.get(name, ()), run.series.get(name, ())):
+        for gap in aligned(_series(ours, name), _series(run, name)):
             shares[gap.step] = max(shares.get(gap.step, 0.0), gap.share)
     largest, found = 0.0, []
     for step in sorted(shares):
         largest = max(largest, shares[step])
         found.append((step, largest))
     return tuple(found)
+
+
+def _series(run: Run, name: str) -> Series:
+    return run.series.get(name) or heldout(run).get(name, ())
 
 
 def _told(run: Run) -> Mapping[str, Any]:

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from regauge import lines
 from regauge.config import FACTS, FORMAT
 from regauge.errors import DataError, SettingsError
 from regauge.reporting.series import Attempt, Series, attempts, merged
 from regauge.supervision.goodput import Goodput, goodput
+from regauge.supervision.meter import ATTEMPTS
 
 KNOWN = ("run.json", "metrics.jsonl", "ledger.jsonl", "evaluation.json", "inputs.json")
 """A folder with one of these is an output folder that can be reported on."""
@@ -54,6 +56,8 @@ class Run:
     """The process that held the others up last, and by how much; empty for none."""
     seconds: float | None = None
     """Wall-clock of the whole stage, where a pipeline took it."""
+    devices: int | None = None
+    """Processes of the last attempt on all machines: one for each device."""
     end: str | None = None
     """How it ended, `finished` or more; None for a run that goes on or was cut off."""
     remarks: tuple[str, ...] = ()
@@ -92,12 +96,13 @@ def read(folder: Path) -> Run:
         raise SettingsError(f"{folder} holds no run", "name the output folder of a run")
     remarks: list[str] = []
     done = _document(folder / "done.json", remarks)
-    lines = _lines(folder / "metrics.jsonl", remarks)
+    measured = _lines(folder / "metrics.jsonl", remarks)
     ledger = _lines(folder / "ledger.jsonl", remarks)
     result = _document(folder / "result.json", remarks)
     saved = _document(folder / "run.json", remarks)
     dataset = _document(folder / "manifest.json", remarks)
-    values = [line for line in lines if "summary" not in line]
+    evaluation = _document(folder / "evaluation.json", remarks)
+    values = [line for line in measured if "summary" not in line]
     useful = goodput(folder)
     found = attempts(values, useful.ends if useful else {})
     failures = sorted((folder / "failures").glob("*.json"))
@@ -105,27 +110,39 @@ def read(folder: Path) -> Run:
         folder=folder,
         name=_name(folder),
         verb=done.get("verb") or saved.get(FACTS, {}).get("verb"),
-        settings=_without(saved or done.get("settings", {}), "format", FACTS),
-        facts=saved.get(FACTS, {}),
+        settings=_without(
+            saved or done.get("settings") or evaluation.get("settings", {}), "format", FACTS
+        ),
+        facts=saved.get(FACTS) or evaluation.get("facts", {}),
         environment=_without(_document(folder / "environment.json", remarks), "format"),
         series=merged(values, found),
         attempts=found,
         ledger=ledger[-1] if ledger else {},
         spent=_spent(ledger),
-        evaluation=_document(folder / "evaluation.json", remarks),
+        evaluation=evaluation,
         dataset=dataset,
         failures=tuple({"file": path.name, **_document(path, remarks)} for path in failures),
         goodput=useful,
         slowest=next((line["slowest"] for line in reversed(ledger) if line.get("slowest")), {}),
         seconds=done.get("seconds"),
-        end=_end(lines) if lines else ("finished" if done or result else None),
+        devices=(lines.last(folder / ATTEMPTS) or {}).get("processes"),
+        end=_end(measured) if measured else ("finished" if done or result else None),
         remarks=tuple(remarks),
     )
 
 
+def flat(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    """Return the leaves of nested tables by their dotted keys; a list is a leaf."""
+    leaves: list[tuple[str, Any]] = []
+    for name, value in tree.items():
+        key = f"{path}.{name}" if path else name
+        leaves += flat(value, key) if isinstance(value, dict) and value else [(key, value)]
+    return leaves
+
+
 def _spent(ledger: list[Document]) -> dict[str, Series]:
-    lines = [{name: line[name] for name in SPENT if name in line} for line in ledger]
-    return merged(lines, attempts(lines, {})) if lines else {}
+    told = [{name: line[name] for name in SPENT if name in line} for line in ledger]
+    return merged(told, attempts(told, {})) if told else {}
 
 
 def holds_run(folder: Path) -> bool:
@@ -133,10 +150,10 @@ def holds_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in KNOWN)
 
 
-def _end(lines: list[Document]) -> str | None:
+def _end(measured: list[Document]) -> str | None:
     """Return how the last attempt says that it ended, or None."""
-    last = max(line["attempt"] for line in lines)
-    found = [line["summary"] for line in lines if "summary" in line and line["attempt"] == last]
+    last = max(line["attempt"] for line in measured)
+    found = [line["summary"] for line in measured if "summary" in line and line["attempt"] == last]
     return str(found[-1].get("reason", "finished")) if found else None
 
 

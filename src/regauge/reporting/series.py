@@ -13,6 +13,8 @@ from typing import Any
 
 Series = tuple[tuple[int, float], ...]
 """(step, value) in the order of steps."""
+Points = tuple[tuple[float, float], ...]
+"""(x, y) of a curve."""
 
 _OWN = ("attempt", "step", "seconds")
 
@@ -82,7 +84,7 @@ def smoothed(series: Series) -> Series:
     return tuple(result)
 
 
-def thinned(series: Series, points: int) -> Series:
+def thinned(series: Points, points: int) -> Points:
     """Return at most about `points` of them: the smallest and the largest of each piece.
 
     Spikes stay visible, which a mean would hide.
@@ -90,7 +92,7 @@ def thinned(series: Series, points: int) -> Series:
     if len(series) <= points:
         return series
     size = -(-2 * len(series) // points)
-    chosen: list[tuple[int, float]] = []
+    chosen: list[tuple[float, float]] = []
     for start in range(0, len(series), size):
         piece = series[start : start + size]
         ends = {min(piece, key=lambda point: point[1]), max(piece, key=lambda point: point[1])}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from regauge.reporting import words
+from regauge.reporting import verdicts, words
+from regauge.reporting.beside import Account, Beside, accounts, told
+from regauge.reporting.comparison import Compared
 from regauge.reporting.endings import Ending, endings
 from regauge.reporting.evaluation import Table, table
-from regauge.reporting.runs import Run
+from regauge.reporting.figures import Figure, reliability, throughput
+from regauge.reporting.runs import Run, flat
 
 PARTS = {
     "init": "starting processes, reading the model and the data",
@@ -23,15 +25,6 @@ PARTS = {
     "idle": "between attempts, or cut off before it was written down",
 }
 """Where time goes, in the ledger's words."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One figure of importance, in words."""
-
-    label: str
-    value: str
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +68,23 @@ class Story:
     figures: tuple[Figure, ...]
     tables: tuple[Table, ...]
     chapters: tuple[Chapter, ...]
+    compared: Compared | None = None
+    """Runs that are told beside the first of them."""
+
+    @property
+    def beside(self) -> tuple[Beside, ...]:
+        """Each of them in words."""
+        return told(self.compared) if self.compared else ()
+
+    @property
+    def accounts(self) -> tuple[Account, ...]:
+        """What each of them had spent when it came to the target."""
+        return accounts(self.compared) if self.compared else ()
+
+    @property
+    def cost(self) -> tuple[str, ...]:
+        """What their costs say."""
+        return verdicts.cost_sentences(self.compared) if self.compared else ()
 
     @property
     def trained(self) -> tuple[Chapter, ...]:
@@ -93,17 +103,28 @@ class Story:
         return [(environment, ", ".join(runs)) for environment, runs in names.items()]
 
 
-def tell(runs: tuple[Run, ...], title: str | None = None) -> Story:
-    """Return the story of runs in their order."""
+def tell(
+    runs: tuple[Run, ...], title: str | None = None, compared: Compared | None = None
+) -> Story:
+    """Return the story of runs in their order, and of those that are compared with the first."""
     tables = tuple(table(run.evaluation) for run in runs if run.evaluation)
     chapters = tuple(_chapter(run) for run in runs)
     return Story(
         title=title or _title(runs),
-        verdict=_verdict(tables, chapters),
+        verdict=(*_compared(compared), *_verdict(tables, chapters)),
         figures=_headline(tables, chapters),
         tables=tables,
         chapters=chapters,
+        compared=compared,
     )
+
+
+def _compared(found: Compared | None) -> tuple[str, ...]:
+    """Return the verdict on each run that is compared, and which one is the cheapest."""
+    if found is None:
+        return ()
+    told = [verdicts.sentences(parity)[0] for parity in found.parities]
+    return (*told, *verdicts.cheapest(found))
 
 
 def _title(runs: tuple[Run, ...]) -> str:
@@ -167,7 +188,7 @@ def _chapter(run: Run) -> Chapter:
         run=run,
         what=_what(run),
         state=_state(run),
-        figures=(*_reliability(run), *(_throughput(run.ledger) if run.ledger else ())),
+        figures=(*reliability(run), *(throughput(run.ledger) if run.ledger else ())),
         parts=_parts(run.goodput.seconds if run.goodput else run.ledger.get("seconds") or {}),
         settings=tuple(f"{key}={json.dumps(value)}" for key, value in flat(run.settings)),
         environment=tuple((key, _plain(value)) for key, value in flat(run.environment)),
@@ -195,20 +216,6 @@ def _state(run: Run) -> str:
     return f"{run.end or 'not finished: last seen'} at step {run.step:,}{of}"
 
 
-def _reliability(run: Run) -> tuple[Figure, ...]:
-    """Return the goodput, and which process was slow."""
-    if run.goodput is None:
-        return ()
-    count = len(run.goodput.ends)
-    ends = "1 attempt" if count == 1 else f"{count} attempts"
-    share = Figure("goodput", words.share(run.goodput.share), f"steps and measurements; {ends}")
-    if not run.slowest:
-        return (share,)
-    late = words.duration(run.slowest["seconds"])
-    note = f"it comes {late} later than the others in each step"
-    return share, Figure("held up by", f"process {run.slowest['rank']}", note)
-
-
 def _parts(seconds: Mapping[str, float]) -> tuple[Part, ...]:
     total = sum(seconds.values())
     names = [*(name for name in PARTS if name in seconds), *(n for n in seconds if n not in PARTS)]
@@ -221,52 +228,6 @@ def _parts(seconds: Mapping[str, float]) -> tuple[Part, ...]:
         )
         for name in names
     )
-
-
-def _throughput(ledger: dict[str, Any]) -> tuple[Figure, ...]:
-    seconds: dict[str, float] = ledger.get("seconds") or {}
-    tokens = ledger.get("tokens")
-    training = sum(seconds.get(name, 0.0) for name in ("step", "data_wait"))
-    usd = ledger.get("usd")
-    per_million = usd / tokens * 1e6 if usd is not None and tokens else None
-    peak = ledger.get("peak_source") or words.UNKNOWN
-    formula = ledger.get("mfu_formula") or "formula unknown"
-    return (
-        Figure("real tokens", _tokens(tokens), "padding not counted"),
-        Figure(
-            "real tokens/s in training",
-            words.count(tokens / training if tokens and training else None),
-            "real tokens / (step + data wait seconds)",
-        ),
-        Figure(
-            "real tokens/s over all",
-            words.count(
-                tokens / sum(seconds.values()) if tokens and any(seconds.values()) else None
-            ),
-            "real tokens / all seconds of all attempts",
-        ),
-        Figure("padding", words.share(ledger.get("padding_share")), "slots without a real token"),
-        Figure("MFU", words.share(ledger.get("mfu")), f"{formula}; peak: {peak}"),
-        Figure(
-            "dollars",
-            words.dollars(usd),
-            "over all attempts" if usd is not None else "no price was given",
-        ),
-        Figure("dollars per million tokens", words.dollars(per_million), "dollars / real tokens"),
-    )
-
-
-def _tokens(tokens: int | None) -> str:
-    return words.UNKNOWN if tokens is None else f"{tokens:,}"
-
-
-def flat(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    """Return the leaves of nested tables by their dotted keys; a list is a leaf."""
-    leaves: list[tuple[str, Any]] = []
-    for name, value in tree.items():
-        key = f"{path}.{name}" if path else name
-        leaves += flat(value, key) if isinstance(value, dict) and value else [(key, value)]
-    return leaves
 
 
 def _plain(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,14 @@ def markdown(story: Story) -> str:
 
 def document(story: Story) -> str:
     """Return the report as JSON, with every series of every run."""
-    return json.dumps({"format": FORMAT, **asdict(story)}, indent=2, default=_plain) + "\n"
+    told = {field.name: getattr(story, field.name) for field in fields(story)}
+    del told["compared"]  # its runs are among the chapters, or would be told twice
+    together = {"beside": story.beside, "accounts": story.accounts, "cost": story.cost}
+    whole = {"format": FORMAT, **told, **(together if story.compared else {})}
+    return json.dumps(whole, indent=2, default=_plain) + "\n"
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     return str(value) if isinstance(value, Path) else repr(value)

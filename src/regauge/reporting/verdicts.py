@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import datetime as dt
+from typing import TYPE_CHECKING, Any
 
 from regauge.reporting import words
+from regauge.reporting.cost import Spent, ranked, saving
 from regauge.reporting.parity import Difference, Metric, Parity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from regauge.reporting.comparison import Compared
+    from regauge.training.settings import Target
 
 NAMED = 3
 """Differences that a sentence names."""
@@ -27,16 +32,94 @@ def sentences(found: Parity) -> tuple[str, ...]:
     if found.rescheduled is not None:
         told.append(f"Their learning rates differ from step {found.rescheduled} on.")
     if found.parted is not None:
-        gap = next(gap for gap in found.losses if gap.step == found.parted)
+        gap = found.parted.gap
+        what = found.parted.name.rpartition("/")[2].replace("_", " ")
         told.append(
-            f"Their training losses part at step {gap.step}: {words.number(gap.ours)} and "
-            f"{words.number(gap.theirs)}, {percent(gap.share)} apart."
+            f"Their training parts at step {gap.step}: {what} {gap.ours:.9g} and "
+            f"{gap.theirs:.9g}, {percent(gap.share)} apart."
         )
     elif found.losses:
-        told.append(f"Their training losses do not part in {len(found.losses)} steps.")
+        last = found.losses[-1].step
+        told.append(f"Their training does not part up to step {last}.")
     if found.computed:
         told.append(f"They were computed differently in {named(found.computed)}.")
     return tuple(told)
+
+
+def cost_sentences(found: Compared) -> tuple[str, ...]:
+    """Return what the runs cost up to the target, the cheapest, and what is unknown of them."""
+    if found.target is None:
+        return ("No metric was measured by all of the runs: there is no target to come to.",)
+    told = [_cost(one, found.target) for one in found.spent if one.step is not None]
+    told += (*unreached(found), *cheapest(found))
+    unknown = [one.run for one in found.spent if one.rate is None]
+    if unknown:
+        ways = "execution.price.instance or .usd_per_hour in its run file, or comparison.prices"
+        told.append(f"The dollars of {', '.join(unknown)} are unknown: set {ways}.")
+    today = dt.datetime.now(tz=dt.UTC).date()
+    old = {one.rate.remark(today) for one in found.spent if one.rate is not None}
+    return (*told, *sorted(f"{remark}." for remark in old if remark))
+
+
+def cheapest(found: Compared) -> tuple[str, ...]:
+    """Return which run came to the target for least, where two or more did at known prices."""
+    order = ranked(found.spent)
+    if found.target is None or len(order) == 1 or not order:
+        return ()
+    shares = [(one, saving(order[0], one)) for one in order[1:]]
+    over = ", ".join(
+        f"{words.share(share)} over {one.run}" for one, share in shares if share is not None
+    )
+    return (f"{order[0].run} came to {goal(found.target)} for least and saves {over}.",)
+
+
+def unreached(found: Compared) -> tuple[str, ...]:
+    """Return for each run that never came to the target what came nearest to it."""
+    if found.target is None:
+        return ()
+    return tuple(
+        f"{one.run} never came to {goal(found.target)}: {_nearest(one)}."
+        for one in found.spent
+        if one.step is None
+    )
+
+
+def cost_table(found: Compared) -> list[dict[str, Any]]:
+    """Return one row for each run: what it had spent at the target, in figures."""
+    return [
+        {
+            "name": one.run,
+            "step": one.step,
+            "machine_seconds": one.machine_seconds,
+            "device_seconds": one.device_seconds,
+            "usd": one.usd,
+            "joules_at_most": one.joules,
+            "price": None if one.rate is None else one.rate.told,
+        }
+        for one in found.spent
+    ]
+
+
+def goal(target: Target) -> str:
+    """Return a target in words: heldout/loss of at most 2.310."""
+    way = "most" if target.at_least is None else "least"
+    return f"{target.metric} of at {way} {words.number(target.value)}"
+
+
+def _cost(one: Spent, target: Target) -> str:
+    between = "" if one.between is None else ", straight between {} and {}".format(*one.between)
+    joules = "" if one.joules is None else f" and at most {words.count(one.joules)}J"
+    usd = words.dollars(one.usd) if one.usd is not None else "unknown dollars"
+    return (
+        f"{one.run} came to {goal(target)} at step {one.step:,.4g}{between}, for "
+        f"{words.duration(one.machine_seconds)} of machine time, {usd}{joules}."
+    )
+
+
+def _nearest(one: Spent) -> str:
+    if one.best is None:
+        return "it never measured it"
+    return f"its best is {words.number(one.best[1])} at step {one.best[0]:,}"
 
 
 def _verdict(found: Parity) -> str:
@@ -71,7 +154,7 @@ def _not_comparable(found: Parity) -> str:
 
 def named(found: Sequence[Difference]) -> str:
     """Return differences in words, and how many are left out."""
-    told = [f"{each.key} ({_value(each.ours)}, {_value(each.theirs)})" for each in found[:NAMED]]
+    told = [f"{each.key} ({plain(each.ours)}, {plain(each.theirs)})" for each in found[:NAMED]]
     more = len(found) - NAMED
     return ", ".join(told) + (f" and {more} more" if more > 0 else "")
 
@@ -81,5 +164,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g} %"
 
 
-def _value(value: object) -> str:
+def plain(value: object) -> str:
+    """Return a setting's value in words."""
     return "unset" if value is None else str(value)

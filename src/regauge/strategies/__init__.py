@@ -77,6 +77,10 @@ class Prepared(Protocol):
         """Set all gradients to zero."""
         ...
 
+    def held(self) -> dict[str, int]:
+        """Return the bytes that this process holds of `weights`, `masters` and `gradients`."""
+        ...
+
     def whole(self, name: str) -> Tensor:
         """Return one weight, whole, in fp32, on the CPU of every process."""
         ...

@@ -106,6 +106,15 @@ class Replica:
         for bucket in self._buckets:
             bucket.clear()
 
+    def held(self) -> dict[str, int]:
+        apart = [value for name, value in self._masters.items() if value is not self._working[name]]
+        return {
+            "weights": sum(value.nbytes for value in self._working.values()),
+            "masters": sum(value.nbytes for value in apart),
+            "gradients": GRADIENT_BYTES
+            * sum(self._working[name].numel() for name in self._bucket_of),
+        }
+
     def whole(self, name: str) -> Tensor:
         """Return a master; where another process owns it, its owner sends it."""
         weight = self._working[name]

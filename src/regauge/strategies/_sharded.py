@@ -82,8 +82,7 @@ class Sharded:
 
     def scale_gradients(self, factor: Tensor) -> None:
         for gradient in self._gradients():
-            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            local.mul_(factor)
+            _local(gradient).mul_(factor)
 
     def replicas(self) -> list[Tensor]:
         return []
@@ -93,6 +92,14 @@ class Sharded:
 
     def clear_gradients(self) -> None:
         self.module.zero_grad(set_to_none=True)
+
+    def held(self) -> dict[str, int]:
+        shards = [_local(value) for value in self.module.parameters()]
+        return {
+            "weights": sum(value.nbytes for value in shards),
+            "masters": 0,
+            "gradients": sum(value.nbytes for value in shards if value.requires_grad),
+        }
 
     def whole(self, name: str) -> Tensor:
         weight = self.module.get_parameter(name).detach()
@@ -109,3 +116,8 @@ class Sharded:
         if not isinstance(self.module, FSDPModule):
             raise TypeError("fully_shard did not take the module")
         return self.module
+
+
+def _local(value: Tensor) -> Tensor:
+    """Return this process's shard of a tensor."""
+    return value.to_local() if isinstance(value, DTensor) else value

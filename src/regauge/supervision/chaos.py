@@ -50,6 +50,12 @@ Kind = Literal[
     "memory",
     "file-limit",
     "fail",
+    "learning-rate",
+    "bf16-gradients",
+    "dropout-seed",
+    "attention-mask",
+    "row-shift",
+    "gelu",
 ]
 
 
@@ -59,12 +65,13 @@ class Fault(Settings):
     kind: Kind
     """`kill`, `stop` and `terminate` are signals; `leave` is an exit with code 0; `block` holds the
     interpreter; `flip` turns a bit of a weight; `corrupt` changes what a check sends or computes;
-    `fail` raises the error of a full disk."""
+    `fail` raises the error of a full disk. The last six are mistakes of a training stack, see
+    `training/mistakes.py`."""
     at: str = "step"
     """Where: `step`, before its batches are computed; `gradients`, before they are used; `data`;
     `evaluate`; a moment of a save, as `save:staged`; or of a check, as `preflight:collective`."""
-    rank: int = Field(default=0, ge=0)
-    """The process that is hit."""
+    rank: int = Field(default=0, ge=-1)
+    """The process that is hit; -1 is every one."""
     step: int = Field(ge=0)
     """Steps that are done at that moment."""
     attempt: int = Field(default=1, ge=0)
@@ -73,6 +80,8 @@ class Fault(Settings):
     """Steps, one after the other, in which it strikes."""
     seconds: float = Field(default=0.5, ge=0)
     """How long a `sleep` lasts."""
+    layer: int = Field(default=0, ge=0)
+    """The repeated block that `gelu` hits."""
 
 
 class Plan(Settings):
@@ -93,7 +102,7 @@ class Chaos:
     def __init__(self, plan: Plan | None, record: Path, rank: int, attempt: int) -> None:
         mine = plan.fault if plan else ()
         self._faults = [
-            fault for fault in mine if fault.rank == rank and fault.attempt in (0, attempt)
+            fault for fault in mine if fault.rank in (-1, rank) and fault.attempt in (0, attempt)
         ]
         self._record, self._attempt = record, attempt
         self._effects: dict[str, Callable[[Fault], Any]] = {

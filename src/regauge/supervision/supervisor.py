@@ -131,7 +131,7 @@ class Supervisor:
     def _meter(self, peers: Alone) -> Meter:
         """Return what the run has paid, the time between its attempts included, and pays now."""
         known, since = paid(Path(self._settings.output.folder), self._taken, self._seen)
-        found = rate(self._settings.price)
+        found = rate(self._settings.execution.price)
         usd = found.usd_per_hour if found else None
         meter = Meter(known, time.monotonic(), peers.nodes, peers.shared.seats.size, usd)
         return replace(meter, before=meter.after(time.time() - since))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regauge.training.graphs import GraphGuard
+from regauge.training.mistakes import mistaken, order
 from regauge.training.progress import write_ledger
 from regauge.training.replicas import flip
 from regauge.training.scoring import evaluate
@@ -81,8 +82,8 @@ def train(session: Session, trackers: Together) -> Outcome:
 
 def _step(session: Session, arrays: list[Arrays], batches: list[Batch]) -> None:
     """Do one step, and what watches over it."""
-    session.chaos.strike("step", session.step)
-    advance(session, batches)
+    with mistaken(session, batches, session.chaos.strike("step", session.step)):
+        advance(session, batches)
     session.step += 1
     session.interval.count(arrays)
     session.report.done(session.step)
@@ -97,7 +98,7 @@ def _batches(session: Session, total: int) -> Generator[tuple[list[Arrays], list
     """Yield each step's batches, as arrays and on the device; the wait for them is booked."""
     data = session.settings.data
     steps = session.feed.steps(
-        session.order, session.step, total, workers=data.workers, ahead=data.prefetch_steps
+        order(session), session.step, total, workers=data.workers, ahead=data.prefetch_steps
     )
     counted: deque[list[Arrays]] = deque()
     host = _tensors(steps, counted)

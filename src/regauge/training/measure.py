@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from regauge.accelerators import dtype_of, join, take
 from regauge.checkpoint.folder import write_json
-from regauge.config import FORMAT
+from regauge.config import FORMAT, dump
 from regauge.data.order import sample
 from regauge.data.shards import Dataset
 from regauge.errors import DataError, SettingsError
@@ -22,6 +22,7 @@ from regauge.training.scoring import Heldout
 from regauge.training.step import means
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import nn
 
@@ -64,7 +65,8 @@ def measure(settings: Evaluating, world: World) -> dict[str, Any]:
     )
     if dist.is_initialized():
         dist.barrier()
-    return _write(settings, rows, world, len(numbers))
+    own = settings.model_copy(update={"accelerator": accelerator, "execution": execution})
+    return _write(own, rows, world, numbers, dataset.manifest.identity)
 
 
 def _checked(folder: str, dataset: Dataset) -> Path:
@@ -108,13 +110,17 @@ def _rows(
     return rows
 
 
-def _write(settings: Evaluating, rows: list[Row], world: World, count: int) -> dict[str, Any]:
+def _write(
+    settings: Evaluating, rows: list[Row], world: World, numbers: np.ndarray, identity: str
+) -> dict[str, Any]:
     folder = Path(settings.output.folder)
     table = {
         "format": FORMAT,
         "title": settings.subjects.title,
         "rows": rows,
-        "notes": [f"{count} held-out rows of {settings.data.path}"],
+        "notes": [f"{len(numbers)} held-out rows of {settings.data.path}"],
+        "settings": dump(settings),
+        "facts": {"data_identity": identity},
     }
     if world.first:
         folder.mkdir(parents=True, exist_ok=True)

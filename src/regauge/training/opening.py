@@ -40,6 +40,9 @@ from regauge.training.session import Session
 from regauge.training.step import Gradients
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from regauge.data.shards import Manifest
     from regauge.models.text import TextModule
     from regauge.processes import World
     from regauge.tasks import Task
@@ -50,9 +53,16 @@ UNHEARD = Report(None, 0)
 
 
 def open_session(
-    settings: Training, world: World, dataset: Dataset, report: Report = UNHEARD
+    settings: Training,
+    world: World,
+    dataset: Dataset,
+    report: Report = UNHEARD,
+    dtype: torch.dtype | None = None,
 ) -> Session:
-    """Return an assembled session; `settings` are decided ones, `report` hears signs of life."""
+    """Return an assembled session of decided settings; `report` hears signs of life.
+
+    `dtype` computes in another type than theirs.
+    """
     accelerator, strategy, execution = settings.accelerator, settings.strategy, settings.execution
     if accelerator is None or strategy is None:
         raise SettingsError("nothing was decided", "call decisions.decide first")
@@ -61,26 +71,18 @@ def open_session(
     device = _device(accelerator, execution, world, report, chaos, precision=precision)
     task, manifest = settings.task, dataset.manifest
     ladder = task.ladder(manifest)
-    module = task.module(settings.model, manifest, settings.seed)
-    _check_length(module, ladder)
-    weights = digest(module.parameters())
+    module, weights = _made(settings, manifest, ladder)
     flops = _flops_per_token(module, ladder[-1])
-    module.compute_dtype = dtype_of(precision)
+    module.compute_dtype = dtype or dtype_of(precision)
     site = Site(world, device, module.compute_dtype, tuple(models.blocks(module)), accelerator.lazy)
     prepared = _prepared(module, site, strategy, execution, accelerator)
     optimizer = optimizers.build(
         settings.optimizer, prepared.masters().items(), lazy=accelerator.lazy
     )
-    rows, batch = dataset.split("train"), settings.batch
-    order = Order(len(rows), batch.rows, settings.seed, manifest.identity)
+    rows = settings.batch.rows
+    order = Order(len(dataset.split("train")), rows, settings.seed, manifest.identity)
     total = settings.stop.total_steps(order.steps_per_epoch)
-    pace = Pace(world, device)
-    ledger = Ledger(_meter(settings, world, report), report.pulse.beat)
-
-    def mark() -> None:
-        accelerator.end_microbatch()
-        report.pulse.beat()
-
+    pace, mark = Pace(world, device), _marking(accelerator, report)
     return Session(
         settings=settings,
         world=world,
@@ -91,14 +93,14 @@ def open_session(
         ladder=ladder,
         prepared=prepared,
         optimizer=optimizer,
-        gradients=Gradients(task, prepared, mark, batch.rows * task.texts_per_row(), pace.arrive),
+        gradients=Gradients(task, prepared, mark, rows * task.texts_per_row(), pace.arrive),
         mark=mark,
         order=order,
         feed=_feed(settings, dataset, world, "train"),
         heldout=_feed(settings, dataset, world, "heldout"),
         cache=_cache(settings, module, ladder, world),
         saver=_saver(settings, world, chaos, report),
-        ledger=ledger,
+        ledger=Ledger(_meter(settings, world, report), report.pulse.beat),
         report=report,
         chaos=chaos,
         guard=Guard(settings.optimizer.guard, optimizer, device, lazy=accelerator.lazy),
@@ -107,8 +109,28 @@ def open_session(
         interval=Interval(device),
         pace=pace,
         flops_per_token=flops,
-        weights=f"{int(weights) % 2**64:016x}" if weights is not None else "",
+        weights=weights,
     )
+
+
+def _marking(accelerator: Accelerator, report: Report) -> Callable[[], None]:
+    """Return what ends a microbatch for the device, and gives a sign of life."""
+
+    def mark() -> None:
+        accelerator.end_microbatch()
+        report.pulse.beat()
+
+    return mark
+
+
+def _made(
+    settings: Training, manifest: Manifest, ladder: tuple[int, ...]
+) -> tuple[TextModule, str]:
+    """Return the module with its first weights, in fp32, and what those add up to."""
+    module = settings.task.module(settings.model, manifest, settings.seed)
+    _check_length(module, ladder)
+    weights = digest(module.parameters())
+    return module, f"{int(weights) % 2**64:016x}" if weights is not None else ""
 
 
 def _device(
@@ -146,7 +168,7 @@ def _meter(settings: Training, world: World, report: Report) -> Meter:
         return report.orders.meter
     known = lines.last(Path(settings.output.folder) / "ledger.jsonl") or {}
     machines = -(-world.size // world.local_size)
-    found = rate(settings.price)
+    found = rate(settings.execution.price)
     usd = found.usd_per_hour if found else None
     return Meter(reading(known), report.began, machines, world.size, usd)
 

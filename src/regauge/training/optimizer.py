@@ -64,6 +64,8 @@ class Rates:
         self._total = total
         self._device = device
         self._lazy = lazy
+        self.factor = 1.0
+        """What every rate is multiplied by; the log does not tell of it."""
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -79,13 +81,13 @@ class Rates:
         """Return the rate of the next step as the optimizer takes it."""
         if not self._lazy:
             self._step += 1
-            return self.at(self._step - 1)
+            return self.at(self._step - 1) * self.factor
         if self._step == self._last:
             self.begin(self._step)
         self._step += 1
         here = self._table.index_select(0, self._place)[0]
         self._place += 1
-        return here
+        return here if self.factor == 1 else here * self.factor
 
     def at(self, step: int) -> float:
         """Return the rate of a step as a number."""

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from regauge import lines
 from regauge.errors import NoProgressError
+from regauge.training import optimizer as optimizers
 from regauge.training.step import summed
 
 if TYPE_CHECKING:
@@ -97,6 +99,21 @@ def tokens_and_slots(batch: dict[str, Any]) -> tuple[int, int]:
     return int(np.count_nonzero(segments)), int(segments.size)
 
 
+def memory(session: Session) -> dict[str, int]:
+    """Return the bytes of this process by part, and the most it had at a time where that is known.
+
+    What is in `peak` and in no other part is activations, buffers and the libraries.
+    """
+    moments = optimizers.tensors(session.optimizer, session.prepared.masters()).values()
+    local = [each.to_local() if isinstance(each, DTensor) else each for each in moments]
+    peak = session.accelerator.peak_memory_bytes()
+    return {
+        **session.prepared.held(),
+        "moments": sum(each.nbytes for each in local),
+        **({"peak": peak} if peak is not None else {}),
+    }
+
+
 def write_ledger(session: Session) -> None:
     """Append where time and money went so far to ledger.jsonl; all processes call this."""
     slowest = session.pace.look()
@@ -116,6 +133,7 @@ def write_ledger(session: Session) -> None:
         "peak_source": session.chip.source,
         "padding_share": ledger.padding_share,
         "slowest": slowest,
+        "memory": memory(session),
         "device": session.accelerator.counters(),
     }
     lines.append(session.folder / "ledger.jsonl", document)

@@ -130,6 +130,13 @@ class Session:
         path = self.saver.newest()
         if path is None:
             return False
+        state = self.restore(path)
+        self.attempt = state["attempt"] + 1
+        self.ledger.restore(state["ledger"], lines.last(self.folder / "ledger.jsonl"))
+        return True
+
+    def restore(self, path: Path) -> dict[str, Any]:
+        """Go to a whole checkpoint, and return the rest of what it holds."""
         if not self.optimizer.state:
             optimizers.prime(self.optimizer)
         state = load(path, self.values())
@@ -137,9 +144,7 @@ class Session:
         self.prepared.publish()
         self.prepared.clear_gradients()
         self.step = self.resumed_step = state["step"]
-        self.attempt = state["attempt"] + 1
         self.before = state["before"]
         self.scale.restore(state["loss_scale"])
         self.guard.restore(state["guard"])
-        self.ledger.restore(state["ledger"], lines.last(self.folder / "ledger.jsonl"))
-        return True
+        return state

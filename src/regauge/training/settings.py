@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -16,6 +16,9 @@ from regauge.strategies import Strategy
 from regauge.supervision.settings import Nodes, Supervision
 from regauge.tasks import Task
 from regauge.trackers import Tracker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Checkpoint(Settings):
@@ -148,6 +151,8 @@ class Execution(Settings):
     """The machines of the run, where it has more than one."""
     supervision: Supervision = Supervision()
     """What follows when a process fails."""
+    price: Price = Price()
+    """What its machines cost."""
 
 
 class Target(Settings):
@@ -160,13 +165,23 @@ class Target(Settings):
     at_most: float | None = None
     """Reached from above."""
 
-    def reached(self, values: dict[str, float]) -> bool:
+    @model_validator(mode="after")
+    def _has_a_value(self) -> Target:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("a target has one value: set either at_least or at_most")
+        return self
+
+    @property
+    def value(self) -> float:
+        """The value that is to be reached."""
+        return self.at_least if self.at_least is not None else self.at_most or 0.0
+
+    def reached(self, values: Mapping[str, float]) -> bool:
         """Return whether an evaluation's values reach the target."""
         value = values.get(self.metric)
         if value is None:
             return False
-        above = self.at_least is not None and value >= self.at_least
-        return above or (self.at_most is not None and value <= self.at_most)
+        return value <= self.value if self.at_least is None else value >= self.value
 
 
 class Stop(Settings):
@@ -234,8 +249,6 @@ class Training(Settings):
     """How the run is computed."""
     stop: Stop
     """When the run is over."""
-    price: Price = Price()
-    """What its machines cost."""
     evaluation: Evaluation = Evaluation()
     """The measurement on held-out rows."""
 
@@ -246,8 +259,9 @@ class Training(Settings):
 
     @model_validator(mode="after")
     def _dollars_have_a_price(self) -> Training:
-        if self.stop.usd is not None and rate(self.price) is None:
-            raise ValueError("stop.usd needs a price: set price.usd_per_hour, or price.instance")
+        if self.stop.usd is not None and rate(self.execution.price) is None:
+            ways = "execution.price.usd_per_hour, or execution.price.instance"
+            raise ValueError(f"stop.usd needs a price: set {ways}")
         return self
 
 

@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from pydantic import Field
 
 from regauge import config, verbs
 from regauge.config import Settings
 from regauge.errors import DifferenceError, NotShownError, SettingsError
+from regauge.reporting.settings import PAIR, Comparison, ReportSettings
 from regauge.training.settings import Output, Training
 
 if TYPE_CHECKING:
-    from regauge.reporting.parity import Parity
+    from regauge.reporting.comparison import Compared
 
 OUTPUT = "output.folder"
-PAIR = 2
 RUN_FILES = (".toml", ".json")
 AGAIN = "-again"
 """Behind the name of a run's folder: of its repetition."""
-
-
-class Comparison(Settings):
-    """Which runs are compared, and how much they may differ."""
-
-    runs: tuple[str, ...] = Field(min_length=PAIR)
-    """Output folders; each is compared with the first."""
-    band: float = Field(default=0.001, gt=0)
-    """Largest relative difference of a held-out metric that counts as none."""
-    noise: tuple[str, ...] = ()
-    """Output folders of repetitions of the first run, in another order of its sums."""
-    on_difference: Literal["fail", "say"] = "fail"
-    """Whether a difference ends the command with code 68."""
 
 
 class Compare(Settings):
@@ -43,21 +29,29 @@ class Compare(Settings):
     """Folder for a report of the runs; none by default."""
     comparison: Comparison
     """The runs."""
+    report: ReportSettings = ReportSettings()
+    """How they are told."""
 
 
 ROOT = Compare
 
 
 def main(
-    *what: Annotated[str, Parameter(help="runs or run files, the first one first; key.path=value")],
+    run_file: Annotated[
+        Path, Parameter(help="the first run or its run file, or a run file with [comparison]")
+    ],
+    *overrides: Annotated[str, Parameter(help="the other runs, and key.path=value")],
     noise_floor: Annotated[
         bool, Parameter(help="repeat the first run in another order of its sums, and compare both")
+    ] = False,
+    localise: Annotated[
+        bool, Parameter(help="compute the step again in which they part, and name the module")
     ] = False,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
     """Compare runs with the first of them; run files are run before."""
-    settings, files = read(what)
+    settings, files = read((str(run_file), *overrides))
     if dry_run:
         return verbs.show({**plan(settings), "run_before": list(files)}, as_json=json)
     for file in files:
@@ -69,8 +63,11 @@ def main(
         settings = settings.model_copy(
             update={"comparison": settings.comparison.model_copy(update={"noise": told})}
         )
-    found = parities(settings)
-    answer = verbs.show(_answer(found), as_json=json)
+    found = _compared(settings)
+    answer = _answer(found, settings)
+    if localise:
+        answer |= _localised(found, settings)
+    verbs.show(answer, as_json=json)
     _judge(found, settings.comparison)
     return answer
 
@@ -103,19 +100,10 @@ def plan(settings: Compare) -> dict[str, Any]:
 
 def run(settings: Compare) -> dict[str, Any]:
     """Compare runs that are there; return the verdicts."""
-    found = parities(settings)
+    found = _compared(settings)
+    answer = _answer(found, settings)
     _judge(found, settings.comparison)
-    return _answer(found)
-
-
-def parities(settings: Compare) -> list[Parity]:
-    """Return what each run shows beside the first."""
-    from regauge.reporting.parity import compare
-    from regauge.reporting.runs import read as read_run
-
-    first, *others = (read_run(Path(folder)) for folder in settings.comparison.runs)
-    noise = [read_run(Path(folder)) for folder in settings.comparison.noise]
-    return [compare(first, other, noise, settings.comparison.band) for other in others]
+    return answer
 
 
 def repeated(folder: Path) -> Training:
@@ -138,24 +126,64 @@ def repeated(folder: Path) -> Training:
 
 
 def _train(settings: Training) -> None:
-    from regauge.verbs import train
-
-    train.run(settings)
+    verbs.module("train").run(settings)
 
 
-def _answer(found: list[Parity]) -> dict[str, Any]:
-    from regauge.reporting.verdicts import sentences
+def _compared(settings: Compare) -> Compared:
+    from regauge.reporting.comparison import compared
 
-    return {
-        each.theirs: {"verdict": each.verdict, "told": " ".join(sentences(each))} for each in found
+    return compared(settings.comparison)
+
+
+def _answer(found: Compared, settings: Compare) -> dict[str, Any]:
+    """Return the verdicts and the costs; the report is written where a folder is named."""
+    from regauge.reporting.verdicts import cost_sentences, cost_table, sentences
+
+    answer: dict[str, Any] = {
+        each.theirs: {"verdict": each.verdict, "told": " ".join(sentences(each))}
+        for each in found.parities
     }
+    if found.target is not None:
+        answer["cost"] = " ".join(cost_sentences(found))
+        answer["to_target"] = cost_table(found)
+    if settings.output is not None:
+        from regauge.reporting.story import tell
+        from regauge.reporting.write import path_of, write
+
+        path = path_of(settings.output.folder, settings.report)
+        write(path, tell(found.runs, settings.report.title, found))
+        answer["report"] = str(path)
+    return answer
 
 
-def _judge(found: list[Parity], comparison: Comparison) -> None:
+def _localised(found: Compared, settings: Compare) -> dict[str, Any]:
+    """Return for each run that parts from the first which value of which step does so first."""
+    from regauge.reporting import spots
+    from regauge.verbs._localise import localise
+
+    first, *others = found.runs
+    place = Path(settings.output.folder) if settings.output else first.folder
+    answer: dict[str, Any] = {}
+    for parity, other in zip(found.parities, others, strict=True):
+        if parity.parted is None:
+            continue
+        where = localise(
+            (first.folder, other.folder),
+            parity,
+            place / f"beside-{other.folder.name}",
+            float64=settings.comparison.reference == "fp64",
+        )
+        named = spots.sentence(where.step, where.spots, where.first)
+        table = spots.table(where.spots, where.first)
+        answer[f"parted {parity.theirs}"] = {"named": named, "values": table}
+    return answer
+
+
+def _judge(found: Compared, comparison: Comparison) -> None:
     """Raise DifferenceError or NotShownError for the first run that does not pass."""
-    from regauge.reporting.verdicts import sentences
+    from regauge.reporting.verdicts import sentences, unreached
 
-    for each in found:
+    for each in found.parities:
         line = sentences(each)[0].rstrip(".")
         if each.verdict == "not shown":
             raise NotShownError(line, "start both from one run file, and change how it computes")
@@ -164,3 +192,5 @@ def _judge(found: list[Parity], comparison: Comparison) -> None:
                 "see where they part" if each.measured else "add --noise-floor to know its noise"
             )
             raise DifferenceError(line, remedy)
+    if comparison.target is not None and (missed := unreached(found)):
+        raise NotShownError(missed[0].rstrip("."), "train longer, or set a nearer target")

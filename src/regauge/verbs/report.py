@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from regauge import config, verbs
-from regauge.errors import SettingsError
-from regauge.reporting.settings import ReportSettings
+from regauge.reporting.settings import Comparison, ReportSettings
 from regauge.training.settings import Output
-
-if TYPE_CHECKING:
-    from regauge.reporting.story import Story
 
 
 class Report(config.Settings):
@@ -23,6 +19,8 @@ class Report(config.Settings):
     """The folder that the report is written to."""
     report: ReportSettings = ReportSettings()
     """What is told, and how."""
+    comparison: Comparison | None = None
+    """Runs that are told beside the first of them; none by default."""
 
 
 ROOT = Report
@@ -58,19 +56,28 @@ def plan(settings: Report) -> dict[str, Any]:
     """Return what would be read and written; runs that do not exist yet are named."""
     runs = settings.report.runs or (settings.output.folder,)
     missing = [folder for folder in runs if not Path(folder).is_dir()]
-    answer = {"report": str(_path(settings)), "runs": list(runs)}
+    from regauge.reporting.write import path_of
+
+    path = path_of(settings.output.folder, settings.report)
+    answer = {"report": str(path), "runs": list(runs)}
     return answer | ({"not_there_yet": missing} if missing else {})
 
 
 def run(settings: Report) -> dict[str, Any]:
     """Read the runs and write the report."""
     from regauge.reporting import runs, story
+    from regauge.reporting.comparison import compared
+    from regauge.reporting.write import path_of, write
 
     folders = [folder for name in settings.report.runs for folder in runs.discover(Path(name))]
     folders = folders or list(_default(settings))
-    told = story.tell(tuple(runs.read(folder) for folder in folders), settings.report.title)
-    path = _path(settings)
-    _write(path, _text(told, settings.report.format))
+    told = story.tell(
+        tuple(runs.read(folder) for folder in folders),
+        settings.report.title,
+        compared(settings.comparison) if settings.comparison else None,
+    )
+    path = path_of(settings.output.folder, settings.report)
+    write(path, told)
     return {"report": str(path), "verdict": " ".join(told.verdict)}
 
 
@@ -83,30 +90,3 @@ def _default(settings: Report) -> tuple[Path, ...]:
     found = runs.stages(beside) if beside.is_dir() else ()
     in_pipeline = found and not (folder.is_dir() and runs.holds_run(folder))
     return found if in_pipeline else runs.discover(folder)
-
-
-def _path(settings: Report) -> Path:
-    return Path(settings.output.folder) / f"report.{settings.report.format}"
-
-
-def _text(told: Story, form: str) -> str:
-    from regauge.reporting import text
-
-    if form == "html":
-        from regauge.reporting.html import page
-
-        return page(told)
-    return text.markdown(told) if form == "md" else text.document(told)
-
-
-def _write(path: Path, content: str) -> None:
-    """Write the whole file or nothing; a reader never sees half a report."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.new")
-        aside.write_text(content, encoding="utf-8")
-        aside.replace(path)
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise SettingsError(
-            f"{path} cannot be written: {error.strerror}", "set another output.folder"
-        ) from None

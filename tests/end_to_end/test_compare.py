@@ -1,0 +1,113 @@
+"""`regauge compare` as a user types it: verdicts, costs, codes, and the page that shows them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributed.conftest import runs, worlds
+from distributed.runs import Runs
+
+__all__ = ["runs", "worlds"]
+PRICE = {"usd_per_hour": 3600.0}
+EVALUATED = {"evaluation": {"every_steps": 4}, "execution": {"price": PRICE}}
+PASSES, BAD_INPUT, FAILS, NOT_SHOWN = 0, 2, 68, 69
+
+
+@pytest.fixture
+def first(runs: Runs) -> Path:
+    return runs.trained(1, "mlm", **EVALUATED)
+
+
+def compare(*words: str | Path) -> tuple[int, dict[str, Any], str]:
+    """Return the exit code, the answer and the last line of a comparison."""
+    command = [sys.executable, "-m", "regauge", "compare", *map(str, words), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    said = done.stderr.strip().splitlines()
+    return done.returncode, json.loads(done.stdout or "{}"), said[-1] if said else ""
+
+
+def test_a_run_in_another_order_of_its_sums_passes(runs: Runs, first: Path, tmp_path: Path) -> None:
+    other = runs.trained(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
+    code, answer, _ = compare(first, other, f"output.folder={tmp_path}")
+    assert code == PASSES
+    told = answer[other.name]
+    assert told["verdict"] == "pass"
+    assert "batch.microbatch_rows (2, 4)" in told["told"]
+    assert "was not measured" in told["told"]
+    rows = {row["name"]: row for row in answer["to_target"]}
+    assert set(rows) == {first.name, other.name}
+    assert all(row["usd"] == pytest.approx(row["machine_seconds"]) for row in rows.values())
+    assert "for least and saves" in answer["cost"]
+    page = Path(answer["report"]).read_text()
+    header = page[: page.index("<main>")]
+    assert "Pass:" in header
+    assert "for least and saves" in header
+    for title in ("heldout/loss", "difference from the first", "against dollars", "Slots per"):
+        assert re.search(f"<figcaption>[^<]*{title}", page), title
+
+
+def test_another_rate_is_not_comparable(runs: Runs, first: Path) -> None:
+    other = runs.trained(1, "mlm", **EVALUATED, optimizer={"learning_rate": 0.004})
+    code, _, line = compare(first, other)
+    assert code == NOT_SHOWN
+    assert "optimizer.learning_rate (0.003, 0.004)" in line
+
+
+def test_a_band_that_is_too_narrow_fails(runs: Runs, first: Path) -> None:
+    other = runs.trained(1, "mlm", **EVALUATED, execution={"precision": "bf16"})
+    code, answer, line = compare(first, other, "comparison.band=1e-9")
+    assert code == FAILS
+    assert answer[other.name]["verdict"] == "fail"
+    assert "add --noise-floor" in line
+    code, _, _ = compare(first, other, "comparison.band=1e-9", "comparison.on_difference=say")
+    assert code == PASSES
+
+
+def test_a_target_that_is_not_reached_says_what_came_nearest(runs: Runs, first: Path) -> None:
+    other = runs.trained(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
+    target = ("comparison.target.metric=heldout/loss", "comparison.target.at_most=0.01")
+    code, answer, line = compare(first, other, *target)
+    assert code == NOT_SHOWN
+    assert "never came to heldout/loss of at most 0.010: its best is" in line
+    assert [row["usd"] for row in answer["to_target"]] == [None, None]
+
+
+def test_prices_can_be_others_and_unknown_ones_are_not_ranked(runs: Runs, first: Path) -> None:
+    other = runs.trained(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
+    prices = 'comparison.prices=[{instance="trn1.2xlarge"}, {}]'
+    code, answer, _ = compare(first, other, prices)
+    assert code == PASSES
+    mine, theirs = answer["to_target"]
+    assert "us-east-1, on demand" in mine["price"]
+    assert (theirs["usd"], theirs["price"]) == (None, None)
+    assert "saves" not in answer["cost"]
+    assert (
+        f"The dollars of {other.name} are unknown: set execution.price.instance" in answer["cost"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("comparison.prices=[{}]",), "2 runs need 2 prices"),
+        (('comparison.prices=[{instance="p9.huge"}, {}]',), "'p9.huge' is not in the catalog"),
+        (("comparison.target.metric=heldout/loss",), "set either at_least or at_most"),
+    ],
+)
+def test_bad_input_is_one_line(first: Path, words: tuple[str, ...], problem: str) -> None:
+    code, _, line = compare(first, first, *words)
+    assert code == BAD_INPUT
+    assert problem in line
+
+
+def test_one_run_is_nothing_to_compare(first: Path) -> None:
+    code, _, line = compare(first)
+    assert code == BAD_INPUT
+    assert "name two runs or more" in line

@@ -11,7 +11,8 @@ import pytest
 
 from regauge.errors import DataError, SettingsError
 from regauge.reporting import words
-from regauge.reporting.curves import POINTS, charts
+from regauge.reporting.curves import charts
+from regauge.reporting.drawing import POINTS
 from regauge.reporting.evaluation import table
 from regauge.reporting.html import page
 from regauge.reporting.runs import Run, discover, read

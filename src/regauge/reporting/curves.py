@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from regauge.reporting.runs import Run
 
 
+MEGA = 1e6
+
+
 def charts(run: Run, key: str) -> tuple[Chart, ...]:
     """Return the charts of a run; `key` keeps ids apart where a page has several runs."""
     place = Place(key, run.name)
@@ -24,7 +27,7 @@ def charts(run: Run, key: str) -> tuple[Chart, ...]:
         *curves("Learning rate", _plain(run.series, "train/learning_rate"), place),
         *curves("Gradient norm", _mean(run.series, "train/gradient_norm"), place),
     ]
-    drawn += bars("Memory of a process", memory([run]), place, unit="B")
+    drawn += bars("Memory of a process", memory([run]), place, unit=" MB")
     return tuple(drawn)
 
 
@@ -68,5 +71,6 @@ def memory(runs: Iterable[Run]) -> list[Bar]:
             continue
         peak = parts.pop("peak", None)
         rest = {} if peak is None else {"all else": max(0, peak - sum(parts.values()))}
-        known.append(Bar(run.name, tuple({**parts, **rest}.items())))
+        pieces = {**parts, **rest}.items()
+        known.append(Bar(run.name, tuple((name, size / MEGA) for name, size in pieces)))
     return known

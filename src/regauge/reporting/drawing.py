@@ -156,7 +156,7 @@ def bars(title: str, found: list[Bar], place: Place, *, unit: str) -> list[Chart
         return []
     text = " ".join(
         f"{bar.label}: "
-        + ", ".join(f"{name} {words.count(size)}{unit}" for name, size in bar.pieces)
+        + ", ".join(f"{name} {words.number(float(size))}{unit}" for name, size in bar.pieces)
         + "."
         for bar in found
     )
@@ -249,7 +249,7 @@ def _bars(axes: Axes, found: list[Bar], unit: str) -> None:
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
-    axes.set_xlabel(unit)
+    axes.set_xlabel(unit.strip())
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(_tick))
 

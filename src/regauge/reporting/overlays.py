@@ -34,7 +34,7 @@ def charts(found: Compared, key: str) -> tuple[Chart, ...]:
     drawn += _against_cost(found, place)
     drawn += bars("Slots per second", _speeds(found), place, unit=" slots/s")
     drawn += _scaling(found, place)
-    drawn += bars("Memory of a process", memory(found.runs), place, unit="B")
+    drawn += bars("Memory of a process", memory(found.runs), place, unit=" MB")
     return tuple(drawn)
 
 

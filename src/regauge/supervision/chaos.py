@@ -57,6 +57,15 @@ Kind = Literal[
     "row-shift",
     "gelu",
 ]
+MISTAKES: tuple[Kind, ...] = (
+    "learning-rate",
+    "bf16-gradients",
+    "dropout-seed",
+    "attention-mask",
+    "row-shift",
+    "gelu",
+)
+"""Those of a training stack: the run goes on, to another result."""
 
 
 class Fault(Settings):
@@ -65,8 +74,7 @@ class Fault(Settings):
     kind: Kind
     """`kill`, `stop` and `terminate` are signals; `leave` is an exit with code 0; `block` holds the
     interpreter; `flip` turns a bit of a weight; `corrupt` changes what a check sends or computes;
-    `fail` raises the error of a full disk. The last six are mistakes of a training stack, see
-    `training/mistakes.py`."""
+    `fail` raises the error of a full disk. The mistakes are told in `training/mistakes.py`."""
     at: str = "step"
     """Where: `step`, before its batches are computed; `gradients`, before they are used; `data`;
     `evaluate`; a moment of a save, as `save:staged`; or of a check, as `preflight:collective`."""

@@ -18,21 +18,13 @@ from regauge import accelerators, config, lines, verbs
 from regauge.checkpoint.folder import name_of, steps
 from regauge.errors import NotShownError
 from regauge.reporting.parity import EXACT, relative
-from regauge.supervision.chaos import RECORD
+from regauge.supervision.chaos import MISTAKES, RECORD
 from regauge.training.replay_settings import Replay
 
 if TYPE_CHECKING:
     from regauge.reporting.parity import Parity
     from regauge.training.localise import Four, Spot
 
-MISTAKES = (
-    "learning-rate",
-    "bf16-gradients",
-    "dropout-seed",
-    "attention-mask",
-    "row-shift",
-    "gelu",
-)
 DONE = "done.json"
 REFERENCE: config.Tables = {
     "accelerator": {"kind": accelerators.REFERENCE},
@@ -141,7 +133,9 @@ def _faults(run: Path, plan: Path) -> str | None:
         {**{name: line[name] for name in names}, "step": line["struck_at_step"], "attempt": 0}
         for line in struck
     ]
-    plan.write_text(json.dumps({"fault": faults}))
+    # A fault of every process is written down by each of them, and strikes once.
+    once = {json.dumps(fault): fault for fault in faults}
+    plan.write_text(json.dumps({"fault": list(once.values())}))
     return str(plan)
 
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
+from regauge.reporting.comparison import compared
 from regauge.reporting.html import page
 from regauge.reporting.runs import read
+from regauge.reporting.settings import Comparison
 from regauge.reporting.story import tell
 from regauge.trackers import RunFacts, started
 from regauge.trackers.jsonl import Jsonl
@@ -150,31 +152,53 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     shutil.rmtree(profile, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the report on a run with two attempts and on its evaluation."""
-    folder = tmp_path_factory.mktemp("out")
-    train, evaluate = folder / "1-pairs", folder / "2-evaluate"
-    evaluate.mkdir()
+def trained(train: Path, factor: float = 1.0) -> None:
+    """Write the folder of a run with two attempts, whose loss is multiplied by a factor."""
     for attempt, steps in enumerate((range(1, 80), range(61, 121)), start=1):
         facts = RunFacts("pairs", "a1", train, attempt, 120, steps.start - 1)
         with started([Jsonl()], facts) as tracker:
             for step in steps:
-                tracker.log(step, {"train/loss": 9 / step, "train/tokens_per_second": 12_000.0})
+                loss = factor * 9 / step
+                tracker.log(step, {"train/loss": loss, "train/tokens_per_second": 12_000.0})
                 if step % 20 == 0:
-                    tracker.log(step, {"heldout/loss": 9.5 / step, "heldout/mrr": step / 200})
+                    tracker.log(step, {"heldout/loss": 1.05 * loss, "heldout/mrr": step / 200})
     seconds = {"init": 4.0, "compile": 11.0, "data_wait": 2.0, "step": 90.0, "lost": 7.0}
-    state = {"attempt": 2, "step": 120, "seconds": seconds, "tokens": 3_000_000, "mfu": None}
-    (train / "ledger.jsonl").write_text(json.dumps(state) + "\n")
-    settings = {"task": {"kind": "contrastive"}, "data": {"path": "/a/long/path" * 20}}
+    state = {"attempt": 2, "seconds": seconds, "tokens": 3_000_000, "mfu": None}
+    held = {"weights": 4e8, "gradients": 4e8, "moments": 8e8, "peak": 3e9}
+    paid = {"padding_share": 0.1, "memory": held, "device_seconds": 114.0, "usd": 0.0342}
+    for step in (60, 120):
+        line = {**state, **paid, "step": step, "machine_seconds": 0.95 * step}
+        with (train / "ledger.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    settings = {
+        "task": {"kind": "contrastive"},
+        "data": {"path": "/a/long/path" * 20},
+        "execution": {"price": {"instance": "trn1.32xlarge"}},
+    }
     (train / "run.json").write_text(json.dumps(settings))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the report on a run and its evaluation, and on another run beside it."""
+    folder = tmp_path_factory.mktemp("out")
+    train, evaluate = folder / "1-pairs", folder / "2-evaluate"
+    evaluate.mkdir()
+    trained(train)
+    trained(folder / "pairs-in-another-precision", 1.0005)
+    trained(folder / "pairs-again", 1.0001)
     rows = [
         {"name": "untrained", "mrr": 0.09, "recall@10": 0.16, "recall@100": 0.3},
         {"name": "fusion of the trained encoder and BM25", "mrr": 0.7, "recall@10": 0.86},
     ]
     (evaluate / "evaluation.json").write_text(json.dumps({"title": "Held-out", "rows": rows}))
     path = folder / "report.html"
-    path.write_text(page(tell((read(train), read(evaluate)))), encoding="utf-8")
+    beside = Comparison(
+        runs=(str(train), str(folder / "pairs-in-another-precision")),
+        noise=(str(folder / "pairs-again"),),
+    )
+    story = tell((read(train), read(evaluate)), None, compared(beside))
+    path.write_text(page(story), encoding="utf-8")
     return path
 
 

@@ -18,6 +18,7 @@ STEP = 7
 """Steps that are done when the mistake begins: between the saves of steps 6 and 12."""
 SEEN_AT = STEP + 1
 """The line of metrics of the first step with the mistake."""
+REMARKS = {"learning-rate": "1.01 times as large", "row-shift": "moved by 1"}
 
 
 def mistaken(jobs: Jobs, kind: str, size: int = 1, **fault: Any) -> Job:
@@ -30,59 +31,40 @@ def mistaken(jobs: Jobs, kind: str, size: int = 1, **fault: Any) -> Job:
     return job
 
 
-def beside(jobs: Jobs, job: Job) -> tuple[Parity, Path]:
-    """Return a run beside the same one without its mistake, and the folder of that one."""
+def found(jobs: Jobs, job: Job, folder: Path) -> tuple[Parity, Localised]:
+    """Return a run beside the same one without its mistake, and where they part."""
     clean = jobs.whole(job)
-    return compare(read(clean), read(job.folder)), clean
-
-
-def found(jobs: Jobs, job: Job, folder: Path) -> Localised:
-    """Return where a run parts from the same one without its mistake."""
-    parity, clean = beside(jobs, job)
+    parity = compare(read(clean), read(job.folder))
     assert parity.alike
-    return localise((clean, job.folder), parity, folder, float64=False)
+    return parity, localise((clean, job.folder), parity, folder, float64=False)
 
 
 @pytest.mark.parametrize(
-    ("kind", "seen_at"),
+    ("kind", "fault", "place"),
     [
-        pytest.param("learning-rate", SEEN_AT + 1, id="learning rate, seen after its update"),
-        pytest.param("bf16-gradients", SEEN_AT, marks=full),
-        pytest.param("dropout-seed", SEEN_AT, marks=full),
-        pytest.param("attention-mask", SEEN_AT, marks=full),
-        pytest.param("gelu", SEEN_AT, marks=full),
+        pytest.param("gelu", {"layer": 1}, ("forward", "layer.1.intermediate.intermediate_act")),
+        pytest.param("learning-rate", {}, ("update", "model."), marks=full),
+        pytest.param("bf16-gradients", {}, ("gradient", "model."), marks=full),
+        pytest.param("dropout-seed", {}, ("rows", "keys"), marks=full),
+        pytest.param("attention-mask", {}, ("rows", "segments"), marks=full),
+        pytest.param("row-shift", {"at": "order"}, ("rows", "tokens"), marks=full),
     ],
 )
-def test_a_mistake_is_seen_at_its_step(jobs: Jobs, kind: str, seen_at: int) -> None:
-    parity, _ = beside(jobs, mistaken(jobs, kind))
-    assert parity.parted is not None
-    assert parity.parted.gap.step == seen_at
-
-
-@pytest.mark.parametrize(
-    ("kind", "stage", "name", "remark"),
-    [
-        pytest.param("learning-rate", "update", "model.", "1.01 times as large", marks=full),
-        pytest.param("bf16-gradients", "gradient", "model.", "", marks=full),
-        pytest.param("dropout-seed", "rows", "keys", "", marks=full),
-        pytest.param("attention-mask", "rows", "segments", "", marks=full),
-        pytest.param("row-shift", "rows", "tokens", "moved by 1", marks=full),
-        pytest.param("gelu", "forward", "layer.1.intermediate.intermediate_act_fn", ""),
-    ],
-)
-def test_a_mistake_is_found(
-    jobs: Jobs, tmp_path: Path, kind: str, stage: str, name: str, remark: str
+def test_a_mistake_is_seen_at_its_step_and_found_at_its_place(
+    jobs: Jobs, tmp_path: Path, kind: str, fault: dict[str, Any], place: tuple[str, str]
 ) -> None:
-    fault = {"layer": 1} if kind == "gelu" else {}
-    fault |= {"at": "order"} if kind == "row-shift" else {}
-    where = found(jobs, mistaken(jobs, kind, **fault), tmp_path)
+    parity, where = found(jobs, mistaken(jobs, kind, **fault), tmp_path)
+    # An update shows in the loss after it; one GELU of a model this small, in a later bit of it.
+    later = kind in {"learning-rate", "gelu"}
+    assert parity.parted is not None
+    assert parity.parted.gap.step in ((SEEN_AT, SEEN_AT + 1) if later else (SEEN_AT,))
     assert where.first is not None
-    assert (where.step, where.first.stage) == (STEP, stage)
-    assert name in where.first.name
-    assert remark in where.first.remark
+    assert (where.step, where.first.stage) == (STEP, place[0])
+    assert place[1] in where.first.name
     told = sentence(where.step, where.spots, where.first)
+    assert told.startswith(f"At step {STEP} ")
     assert where.first.name in told
-    assert f"At step {STEP} " in told
+    assert REMARKS.get(kind, "") in told
     before = where.spots[: where.spots.index(where.first)]
     assert all(spot.apart == 0.0 for spot in before)
 
@@ -90,7 +72,7 @@ def test_a_mistake_is_found(
 @full
 def test_it_is_found_between_processes(jobs: Jobs, tmp_path: Path) -> None:
     """Gradients that one of two processes rounds before they are summed."""
-    where = found(jobs, mistaken(jobs, "bf16-gradients", size=2, rank=1), tmp_path)
+    _, where = found(jobs, mistaken(jobs, "bf16-gradients", size=2, rank=1), tmp_path)
     assert where.first is not None
     assert (where.step, where.first.stage) == (STEP, "gradient")
     assert all(spot.apart == 0.0 for spot in where.spots if spot.stage in {"forward", "backward"})

@@ -96,7 +96,9 @@ class Capture:
             if found is None:
                 return None
             if self._noise and not list(module.children()):
-                found.data.mul_(1 + self._noise * self._uniform(found))
+                found.data.mul_(self._rounding(found))
+                if found.requires_grad:
+                    found.register_hook(lambda slope: slope * self._rounding(slope))
             kind = type(module).__name__
             self._add("forward", name, kind, found)
             if found.requires_grad:
@@ -130,9 +132,10 @@ class Capture:
         dtype = str(value.dtype).removeprefix("torch.")
         self._values.append(Value(stage, name, kind, dtype, tuple(value.shape), key))
 
-    def _uniform(self, like: Tensor) -> Tensor:
+    def _rounding(self, like: Tensor) -> Tensor:
+        """Return factors that change a value, at random, as much as rounding may."""
         drawn = torch.rand(like.shape, generator=self._draw, dtype=torch.float32)
-        return (2 * drawn - 1).to(like)
+        return (1 + self._noise * (2 * drawn - 1)).to(like)
 
     def _chosen(self) -> dict[str, Any]:
         """Return what decides which kernels compute, as far as settings and torch say."""

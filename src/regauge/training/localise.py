@@ -1,8 +1,9 @@
 """Where two computations of one step part: the first value that differs by more than rounding does.
 
 Each value of both is measured against a reference, and its bound is measured, too: the reference is
-computed once more with every smallest module's result changed at random by as much as a rounding to
-the coarser type of the two changes it. That tells how far rounding alone grows up to each value.
+computed once more with every smallest module's result, and the slope there, changed at random by as
+much as a rounding to the coarser type of the two changes it. That tells how far rounding alone
+grows up to each value.
 """
 
 from __future__ import annotations

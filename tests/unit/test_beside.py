@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from regauge.planning.settings import Price
 from regauge.reporting import overlays, verdicts
 from regauge.reporting.beside import accounts, told
-from regauge.reporting.comparison import Compared, compared
+from regauge.reporting.comparison import Compared, Place, compared
 from regauge.reporting.html import page
 from regauge.reporting.settings import Comparison
+from regauge.reporting.spots import sentence, table
 from regauge.reporting.story import tell
 from regauge.reporting.text import document, markdown
 from unit.test_reporting import Page, write
@@ -145,6 +147,24 @@ def test_page_markdown_and_json_say_it(three: Compared) -> None:
     assert [each["verdict"] for each in found["beside"]] == ["pass", "fail"]
     assert "compared" not in found
     assert len(found["chapters"]) == 3
+
+
+def test_the_place_where_runs_part_is_told(three: Compared) -> None:
+    rounded = Spot(3, "forward", "layer.0", "Linear", ("float32",) * 2, 1e-7, 1e-6, (0.0, 1e-7))
+    swapped = replace(rounded, name="layer.0.act", kind="GELU", apart=3e-4, off=(1e-7, 3e-4))
+    later = replace(swapped, name="layer.1")
+    spots = (rounded, swapped, later)
+    assert first(list(spots)) is swapped
+    named = sentence(3, spots, swapped)
+    assert named.startswith("At step 3 they part in what a module returns: layer.0.act (GELU, f")
+    assert "0.0003 apart where rounding explains 1e-06" in named
+    found = replace(three, places=(Place("c", named, table(spots, swapped)),))
+    story = tell(found.runs, None, found)
+    assert named in page(story)
+    assert "| layer.0.act | forward | GELU | float32 | 0.0003 |" in markdown(story)
+    assert json.loads(document(story))["beside"][1]["place"]["named"] == named
+    assert sentence(3, spots[:1], None).endswith("layer.0 (Linear, float32), 1e-07 apart where "
+        "rounding explains 1e-06.")  # fmt: skip
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

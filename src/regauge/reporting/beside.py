@@ -9,7 +9,7 @@ from regauge.reporting import verdicts, words
 from regauge.reporting.cost import ranked
 
 if TYPE_CHECKING:
-    from regauge.reporting.comparison import Compared
+    from regauge.reporting.comparison import Compared, Place
     from regauge.reporting.cost import Spent
     from regauge.reporting.parity import Gap, Metric, Parity
 
@@ -43,6 +43,8 @@ class Beside:
     """Evaluations that are not in the rows: they differ by less."""
     differences: tuple[tuple[str, str, str], ...]
     """Key, here and there, of everything that was computed differently or prevents comparing."""
+    place: Place | None
+    """Where it parts from the first, where that was computed again."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Account:
 
 def told(found: Compared) -> tuple[Beside, ...]:
     """Return each run beside the first."""
-    return tuple(_beside(parity) for parity in found.parities)
+    places = {place.run: place for place in found.places}
+    return tuple(_beside(parity, places.get(parity.theirs)) for parity in found.parities)
 
 
 def accounts(found: Compared) -> tuple[Account, ...]:
@@ -71,7 +74,7 @@ def accounts(found: Compared) -> tuple[Account, ...]:
     return tuple(_account(one, cheapest) for one in found.spent)
 
 
-def _beside(parity: Parity) -> Beside:
+def _beside(parity: Parity, place: Place | None) -> Beside:
     rows = [(metric, gap) for metric in parity.metrics for gap in metric.gaps]
     rows.sort(key=lambda row: -row[1].share)
     shown = sorted(rows[:SHOWN], key=lambda row: (row[0].name, row[1].step))
@@ -86,6 +89,7 @@ def _beside(parity: Parity) -> Beside:
         differences=tuple(
             (each.key, verdicts.plain(each.ours), verdicts.plain(each.theirs)) for each in differing
         ),
+        place=place,
     )
 
 

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a run parts from the first, in words: what is named, and the values around it."""
+
+    run: str
+    named: str
+    values: tuple[dict[str, str], ...]
+
+
+@dataclass(frozen=True)
 class Compared:
     """What a comparison has read, and what it found."""
 
@@ -31,6 +40,8 @@ class Compared:
     """Largest relative difference that counts as none."""
     spent: tuple[Spent, ...]
     """Up to the target, one for each run; empty without a target."""
+    places: tuple[Place, ...] = ()
+    """Where runs part from the first, for those whose step was computed again."""
 
 
 def compared(settings: Comparison) -> Compared:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ def sentence(step: int, spots: Sequence[Spot], first: Spot | None) -> str:
     return f"At step {step} they part in {WHERE[first.stage]}: {told}: {HINTS[first.stage]}."
 
 
-def table(spots: Sequence[Spot], first: Spot | None) -> list[dict[str, Any]]:
+def table(spots: Sequence[Spot], first: Spot | None) -> tuple[dict[str, str], ...]:
     """Return the values around the first one, or those nearest to their bounds, as rows."""
     if first is not None:
         place = list(spots).index(first)
@@ -56,7 +56,7 @@ def table(spots: Sequence[Spot], first: Spot | None) -> list[dict[str, Any]]:
     else:
         nearest = sorted(spots, key=lambda spot: -(spot.apart / spot.bound if spot.bound else 0.0))
         shown = nearest[: 2 * AROUND]
-    return [
+    return tuple(
         {
             "name": spot.name,
             "stage": spot.stage,
@@ -69,7 +69,7 @@ def table(spots: Sequence[Spot], first: Spot | None) -> list[dict[str, Any]]:
             "beyond": "yes" if spot.beyond else "",
         }
         for spot in shown
-    ]
+    )
 
 
 def _what(spot: Spot) -> str:

@@ -7,6 +7,7 @@ the run starts again.
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import os
 import time
@@ -94,6 +95,10 @@ class Supervisor:
         self._left_out = False
         """Whether devices were left out after the last attempt."""
         self._taken = time.time()
+        self._rate = rate(settings.execution.price)
+        remark = self._rate.remark(dt.datetime.now(tz=dt.UTC).date()) if self._rate else None
+        if remark:
+            logger.warning(remark)
         self._seen = last_seen(Path(settings.output.folder))
 
     @property
@@ -131,8 +136,7 @@ class Supervisor:
     def _meter(self, peers: Alone) -> Meter:
         """Return what the run has paid, the time between its attempts included, and pays now."""
         known, since = paid(Path(self._settings.output.folder), self._taken, self._seen)
-        found = rate(self._settings.execution.price)
-        usd = found.usd_per_hour if found else None
+        usd = self._rate.usd_per_hour if self._rate else None
         meter = Meter(known, time.monotonic(), peers.nodes, peers.shared.seats.size, usd)
         return replace(meter, before=meter.after(time.time() - since))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,9 @@ from regauge.reporting.settings import PAIR, Comparison, ReportSettings
 from regauge.training.settings import Output, Training
 
 if TYPE_CHECKING:
-    from regauge.reporting.comparison import Compared
+    from collections.abc import Iterator
+
+    from regauge.reporting.comparison import Compared, Place
 
 OUTPUT = "output.folder"
 RUN_FILES = (".toml", ".json")
@@ -64,10 +67,9 @@ def main(
             update={"comparison": settings.comparison.model_copy(update={"noise": told})}
         )
     found = _compared(settings)
-    answer = _answer(found, settings)
     if localise:
-        answer |= _localised(found, settings)
-    verbs.show(answer, as_json=json)
+        found = replace(found, places=tuple(_places(found, settings)))
+    answer = verbs.show(_answer(found, settings), as_json=json)
     _judge(found, settings.comparison)
     return answer
 
@@ -143,6 +145,9 @@ def _answer(found: Compared, settings: Compare) -> dict[str, Any]:
         each.theirs: {"verdict": each.verdict, "told": " ".join(sentences(each))}
         for each in found.parities
     }
+    for place in found.places:
+        answer[f"{place.run} parts"] = place.named
+        answer[f"{place.run} around it"] = place.values
     if found.target is not None:
         answer["cost"] = " ".join(cost_sentences(found))
         answer["to_target"] = cost_table(found)
@@ -156,27 +161,22 @@ def _answer(found: Compared, settings: Compare) -> dict[str, Any]:
     return answer
 
 
-def _localised(found: Compared, settings: Compare) -> dict[str, Any]:
-    """Return for each run that parts from the first which value of which step does so first."""
+def _places(found: Compared, settings: Compare) -> Iterator[Place]:
+    """Yield for each run that parts from the first where it does."""
     from regauge.reporting import spots
+    from regauge.reporting.comparison import Place
     from regauge.verbs._localise import localise
 
     first, *others = found.runs
-    place = Path(settings.output.folder) if settings.output else first.folder
-    answer: dict[str, Any] = {}
+    folder = Path(settings.output.folder) if settings.output else first.folder
+    float64 = settings.comparison.reference == "fp64"
     for parity, other in zip(found.parities, others, strict=True):
-        if parity.parted is None:
+        if parity.parted is None or parity.prevented:
             continue
-        where = localise(
-            (first.folder, other.folder),
-            parity,
-            place / f"beside-{other.folder.name}",
-            float64=settings.comparison.reference == "fp64",
-        )
+        place = folder / f"beside-{other.folder.name}"
+        where = localise((first.folder, other.folder), parity, place, float64=float64)
         named = spots.sentence(where.step, where.spots, where.first)
-        table = spots.table(where.spots, where.first)
-        answer[f"parted {parity.theirs}"] = {"named": named, "values": table}
-    return answer
+        yield Place(other.name, named, spots.table(where.spots, where.first))
 
 
 def _judge(found: Compared, comparison: Comparison) -> None:

@@ -19,6 +19,7 @@ from regauge.reporting.settings import Comparison
 from regauge.reporting.spots import sentence, table
 from regauge.reporting.story import tell
 from regauge.reporting.text import document, markdown
+from regauge.training.localise import Spot, first
 from unit.test_reporting import Page, write
 
 STEPS = range(10, 101, 10)

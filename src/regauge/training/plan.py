@@ -9,6 +9,7 @@ from regauge import processes
 from regauge.data.order import Order
 from regauge.data.shards import MANIFEST, read_manifest
 from regauge.errors import SettingsError
+from regauge.planning.catalog import rate
 from regauge.supervision.nodes.several import several
 from regauge.training import records
 from regauge.training.decisions import check_shares
@@ -26,6 +27,7 @@ def plan(settings: Training) -> dict[str, Any]:
         "global_batch_rows": batch.rows,
         "microbatches": batch.microbatches,
         "processes": settings.execution.processes,
+        "price": price.told if (price := rate(settings.execution.price)) else "unknown",
     }
     found = several(settings.execution.nodes, Path(settings.output.folder))
     if found is not None:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from distributed.conftest import runs, worlds
+from distributed.jobs import lines
 from distributed.runs import Runs
+from regauge.config import merge
 
 __all__ = ["runs", "worlds"]
 PRICE = {"usd_per_hour": 3600.0}
@@ -25,24 +27,29 @@ def first(runs: Runs) -> Path:
     return runs.trained(1, "mlm", **EVALUATED)
 
 
-def compare(*words: str | Path) -> tuple[int, dict[str, Any], str]:
-    """Return the exit code, the answer and the last line of a comparison."""
-    command = [sys.executable, "-m", "regauge", "compare", *map(str, words), "--json"]
+def regauge(*words: str | Path) -> tuple[int, dict[str, Any], str]:
+    """Return the exit code, the answer and the last line of a command."""
+    command = [sys.executable, "-m", "regauge", *map(str, words), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     said = done.stderr.strip().splitlines()
     return done.returncode, json.loads(done.stdout or "{}"), said[-1] if said else ""
+
+
+def compare(*words: str | Path) -> tuple[int, dict[str, Any], str]:
+    """Return the exit code, the answer and the last line of a comparison."""
+    return regauge("compare", *words)
 
 
 def test_a_run_in_another_order_of_its_sums_passes(runs: Runs, first: Path, tmp_path: Path) -> None:
     other = runs.trained(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
     code, answer, _ = compare(first, other, f"output.folder={tmp_path}")
     assert code == PASSES
-    told = answer[other.name]
+    told = answer[str(other)]
     assert told["verdict"] == "pass"
     assert "batch.microbatch_rows (2, 4)" in told["told"]
     assert "was not measured" in told["told"]
     rows = {row["name"]: row for row in answer["to_target"]}
-    assert set(rows) == {first.name, other.name}
+    assert set(rows) == {str(first), str(other)}
     assert all(row["usd"] == pytest.approx(row["machine_seconds"]) for row in rows.values())
     assert "for least and saves" in answer["cost"]
     page = Path(answer["report"]).read_text()
@@ -61,10 +68,10 @@ def test_another_rate_is_not_comparable(runs: Runs, first: Path) -> None:
 
 
 def test_a_band_that_is_too_narrow_fails(runs: Runs, first: Path) -> None:
-    other = runs.trained(1, "mlm", **EVALUATED, execution={"precision": "bf16"})
+    other = runs.trained(1, "mlm", **merge(EVALUATED, {"execution": {"precision": "bf16"}}))
     code, answer, line = compare(first, other, "comparison.band=1e-9")
     assert code == FAILS
-    assert answer[other.name]["verdict"] == "fail"
+    assert answer[str(other)]["verdict"] == "fail"
     assert "add --noise-floor" in line
     code, _, _ = compare(first, other, "comparison.band=1e-9", "comparison.on_difference=say")
     assert code == PASSES
@@ -88,9 +95,7 @@ def test_prices_can_be_others_and_unknown_ones_are_not_ranked(runs: Runs, first:
     assert "us-east-1, on demand" in mine["price"]
     assert (theirs["usd"], theirs["price"]) == (None, None)
     assert "saves" not in answer["cost"]
-    assert (
-        f"The dollars of {other.name} are unknown: set execution.price.instance" in answer["cost"]
-    )
+    assert f"The dollars of {other} are unknown: set execution.price.instance" in answer["cost"]
 
 
 @pytest.mark.parametrize(
@@ -111,3 +116,36 @@ def test_one_run_is_nothing_to_compare(first: Path) -> None:
     code, _, line = compare(first)
     assert code == BAD_INPUT
     assert "name two runs or more" in line
+
+
+def test_steps_are_computed_again(first: Path, tmp_path: Path) -> None:
+    """From the first weights and from a checkpoint; what comes out is what the run had logged."""
+    ran = {line["step"]: line["train/loss"] for line in lines(first) if "train/loss" in line}
+    state = first / "checkpoints" / "step-00000004"
+    for begun, more in ((0, ()), (4, (f"replay.state={state}",))):
+        folder = tmp_path / str(begun)
+        own = (f"output.folder={folder}", f"replay.until={begun + 2}", f"replay.watch=[{begun}]")
+        code, answer, line = regauge("replay", first / "run.json", *own, *more)
+        assert code == PASSES, line
+        assert answer["steps"] == begun + 2
+        told = [json.loads(text) for text in (folder / "replay.jsonl").read_text().splitlines()]
+        assert [each["step"] for each in told] == [begun + 1, begun + 2]
+        assert all(each["loss"] == ran[each["step"]] for each in told)
+        captured = json.loads((folder / f"capture-{begun:08d}.0.json").read_text())
+        stages = {value["stage"] for value in captured["values"]}
+        assert stages == {"rows", "forward", "backward", "gradient", "update"}
+    code, _, line = regauge("replay", first / "run.json", *own, *more, "replay.until=3")
+    assert code == BAD_INPUT
+    assert "is at step 4, beyond the steps to compute again" in line
+
+
+def test_the_place_where_runs_part_is_in_the_answer_and_in_the_report(
+    runs: Runs, first: Path, tmp_path: Path
+) -> None:
+    other = runs.trained(1, "mlm", **merge(EVALUATED, {"execution": {"precision": "bf16"}}))
+    own = (f"output.folder={tmp_path}", "comparison.on_difference=say", "--localise")
+    code, answer, line = compare(first, other, *own)
+    assert code == PASSES, line
+    named = answer[f"{other} parts"]
+    assert named.startswith("Step 0 computed again from one state: rounding explains every diff")
+    assert named in Path(answer["report"]).read_text()

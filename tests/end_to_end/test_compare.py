@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from distributed.conftest import runs, worlds
 from distributed.jobs import lines
@@ -50,7 +51,9 @@ def test_a_run_in_another_order_of_its_sums_passes(runs: Runs, first: Path, tmp_
     assert "was not measured" in told["told"]
     rows = {row["name"]: row for row in answer["to_target"]}
     assert set(rows) == {str(first), str(other)}
-    assert all(row["usd"] == pytest.approx(row["machine_seconds"]) for row in rows.values())
+    assert all(
+        row["usd"] == pytest.approx(row["machine_seconds"], abs=2e-3) for row in rows.values()
+    )
     assert "for least and saves" in answer["cost"]
     page = Path(answer["report"]).read_text()
     header = page[: page.index("<main>")]
@@ -148,4 +151,4 @@ def test_the_place_where_runs_part_is_in_the_answer_and_in_the_report(
     assert code == PASSES, line
     named = answer[f"{other} parts"]
     assert named.startswith("Step 0 computed again from one state: rounding explains every diff")
-    assert named in Path(answer["report"]).read_text()
+    assert escape(named) in Path(answer["report"]).read_text()

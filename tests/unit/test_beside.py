@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from regauge.planning.settings import Price
 from regauge.reporting import overlays, verdicts
@@ -161,7 +162,7 @@ def test_the_place_where_runs_part_is_told(three: Compared) -> None:
     assert "0.0003 apart where rounding explains 1e-06" in named
     found = replace(three, places=(Place("c", named, table(spots, swapped)),))
     story = tell(found.runs, None, found)
-    assert named in page(story)
+    assert escape(named) in page(story)
     assert "| layer.0.act | forward | GELU | float32 | 0.0003 |" in markdown(story)
     assert json.loads(document(story))["beside"][1]["place"]["named"] == named
     assert sentence(3, spots[:1], None).endswith("layer.0 (Linear, float32), 1e-07 apart where "

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from regauge.training.capture import Stage, Value
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -108,7 +109,10 @@ def spots(step: int, four: Four, *, alike: bool) -> list[Spot]:
     """
     shared = [key for key in four.ours.values if all(key in each.values for each in four.all)]
     found = [_spot(step, key, four) for stage in STAGES for key in shared if key[0] == stage]
-    return [replace(spot, bound=0.0) for spot in found] if alike else found
+    if alike:
+        return [replace(spot, bound=0.0) for spot in found]
+    gradients = {spot.name: spot.bound for spot in found if spot.stage == "gradient"}
+    return [_widened(spot, gradients) if spot.stage == "update" else spot for spot in found]
 
 
 def first(found: list[Spot]) -> Spot | None:
@@ -133,6 +137,17 @@ def _spot(step: int, key: tuple[Stage, str], four: Four) -> Spot:
         remark = _ratio(ours, theirs) if value.stage == "update" else ""
     dtypes = (value.dtype, other.dtype)
     return Spot(step, value.stage, value.name, value.kind, dtypes, apart, bound, off, remark)
+
+
+def _widened(update: Spot, gradients: Mapping[str, float]) -> Spot:
+    """Return an update with room for signs that turn.
+
+    Adam's first updates have one size and the gradient's sign. Where a gradient is off by a share d
+    of its norm, about d of its elements are smaller than that and may change theirs; each differs
+    by twice its size then, which is 2 sqrt(d) of the norm.
+    """
+    room = 2 * math.sqrt(gradients.get(update.name, 0.0))
+    return replace(update, bound=max(update.bound, room))
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

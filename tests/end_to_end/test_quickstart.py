@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+DEMO = Path(__file__).resolve().parents[2] / "runs" / "quickstart.toml"
 LIBRARY = Path(json.__file__).parent.parent
 SMALL = (
     f'stage.corpus.source.roots=["{LIBRARY / "asyncio"}", "{LIBRARY / "email"}"]',
@@ -23,26 +23,32 @@ SMALL = (
     "stage.match.batch.rows=32",
     "stage.match.batch.microbatch_rows=16",
     "stage.match.evaluation.every_steps=0",
-    *(f"stage.{name}.stop.steps=2" for name in ("fp32", "bf16", "fp32-again")),
-    *(f"stage.{name}.evaluation.every_steps=1" for name in ("fp32", "bf16", "fp32-again")),
+)
+COMPARED = tuple(
+    f"stage.{name}.{assignment}"
+    for name in ("fp32", "bf16", "fp32-again")
+    for assignment in ("stop.steps=2", "evaluation.every_steps=1")
 )
 LIMIT_SECONDS = 100
 
 
-def command(folder: Path, *more: str) -> list[str]:
-    run_file = str(ROOT / "runs" / "quickstart.toml")
+def command(folder: Path, *more: str, file: Path = DEMO) -> list[str]:
     own = f"output.folder={folder}"
-    return [sys.executable, "-m", "regauge", "pipeline", run_file, own, *SMALL, *more]
+    return [sys.executable, "-m", "regauge", "pipeline", str(file), own, *SMALL, *more]
 
 
-def run(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *more: str, file: Path = DEMO) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(folder, *more), capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+        command(folder, *more, file=file),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
     )
 
 
 def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
-    done = run(tmp_path / "demo", "stage.match.stop.steps=4")
+    done = run(tmp_path / "demo", "stage.match.stop.steps=4", *COMPARED)
     assert done.returncode == 0, done.stderr
     table = json.loads((tmp_path / "demo" / "4-evaluate" / "evaluation.json").read_text())
     rows = {row["name"]: row for row in table["rows"]}
@@ -56,16 +62,22 @@ def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
     assert "fp32 differs from itself" not in page, "the band is wider than two steps of noise"
     assert "report.html" in done.stdout.splitlines()[-1]
 
-    again = run(tmp_path / "demo", "stage.match.stop.steps=4")
+    again = run(tmp_path / "demo", "stage.match.stop.steps=4", *COMPARED)
     assert again.returncode == 0, again.stderr
     assert "step" not in again.stderr
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    """Up to the stage that is interrupted; the others were seen above."""
+    file = tmp_path / "quickstart.toml"
+    file.write_text(DEMO.read_text().partition("# Held-out pairs")[0])
     long = ("stage.match.stop.steps=100000", "stage.match.output.every_steps=1")
     metrics = tmp_path / "demo" / "3-match" / "metrics.jsonl"
     with subprocess.Popen(
-        command(tmp_path / "demo", *long), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command(tmp_path / "demo", *long, file=file),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         deadline = time.monotonic() + LIMIT_SECONDS
         while not (metrics.exists() and '"train/loss"' in metrics.read_text()):
@@ -82,7 +94,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
 
     # One more step than it had: a run may be made longer or shorter between attempts.
     further = (f"stage.match.stop.steps={step + 1}", "stage.match.output.every_steps=1")
-    again = run(tmp_path / "demo", *further)
+    again = run(tmp_path / "demo", *further, file=file)
     assert again.returncode == 0, again.stderr
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [line["step"] for line in lines if line.get("attempt") == 2 and "train/loss" in line]

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from distributed.jobs import lines
-from faults.conftest import Jobs
+from faults.conftest import Jobs, full
 from regauge.supervision.meter import ATTEMPTS
 
 pytestmark = pytest.mark.timeout(300)
@@ -47,6 +47,7 @@ def test_dollars_survive_a_kill_and_a_resume_at_another_number(jobs: Jobs) -> No
     assert lines(job.folder)[-1]["step"] == 24
 
 
+@full
 def test_what_lies_between_two_attempts_is_paid(jobs: Jobs) -> None:
     job = jobs.job({"kind": "kill", "rank": 1, "step": 9, "attempt": 1}, execution=DOLLAR_A_SECOND)
     began = time.monotonic()

@@ -89,7 +89,7 @@ def test_an_error_of_ours_ends_with_its_code(error: type[errors.RegaugeError]) -
 
 def test_exit_codes_are_the_documented_ones() -> None:
     codes = {error.__name__: error.exit_code for error in CODED}
-    assert sorted(codes.values()) == [2, 64, 65, 66, 67, 75, 76, 143]
+    assert sorted(codes.values()) == [2, 64, 65, 66, 67, 68, 69, 75, 76, 143]
     assert codes["PreemptedError"] == 143
 
 

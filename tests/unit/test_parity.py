@@ -175,6 +175,15 @@ def test_how_it_is_computed_is_listed_and_prevents_nothing() -> None:
     assert keys == {"execution.precision", "batch.microbatch_rows", "model.attention"}
 
 
+def test_another_torch_is_how_it_is_computed() -> None:
+    ours, theirs = (
+        replace(run(name), environment={"packages": {"torch": torch, "numpy": "2.1"}})
+        for name, torch in (("a", "2.13.0"), ("b", "2.9.0"))
+    )
+    [found] = compare(ours, theirs).computed
+    assert (found.key, found.ours, found.theirs) == ("package torch", "2.13.0", "2.9.0")
+
+
 def test_without_an_evaluation_in_common_nothing_is_shown() -> None:
     assert compare(run("a"), run("b", heldout=((21, 6.0),))).verdict == "not shown"
     assert isinstance(compare(run("a"), run("b", heldout=())), Parity)

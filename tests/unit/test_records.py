@@ -25,7 +25,7 @@ def run(folder: Path, **changes: Any) -> Training:
 @pytest.fixture
 def owned(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
-    records.write(folder, run(folder), "f00", "id-1")
+    records.write(folder, run(folder), "f00", "id-1", "w")
     return folder
 
 
@@ -106,14 +106,14 @@ def test_variables_from_outside_are_said_and_recorded(
 ) -> None:
     outside = {"OMP_PROC_BIND": "true", "DNNL_VERBOSE": "1", "MY_TOKEN": "x"}
     monkeypatch.setattr(processes, "INHERITED", outside)
-    records.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1")
+    records.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
     recorded = json.loads((tmp_path / records.ENVIRONMENT).read_text())["variables"]
     assert recorded == {"OMP_PROC_BIND": "true", "DNNL_VERBOSE": "1"}
     assert "DNNL_VERBOSE=1, OMP_PROC_BIND=true" in caplog.text
-    records.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1")
+    records.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
     assert caplog.text.count("set from outside") == 1, "said again by the next attempt"
     monkeypatch.setattr(processes, "INHERITED", {"OMP_PROC_BIND": "false"})
-    records.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1")
+    records.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
     assert "OMP_PROC_BIND=false" in caplog.text
 
 
@@ -123,14 +123,14 @@ def test_another_length_is_said_where_it_changes_the_schedule(
 ) -> None:
     for steps in (10, 20):
         changes = {"stop": {"steps": steps}, "optimizer": {"schedule": {"kind": schedule}}}
-        records.write(tmp_path, run(tmp_path, **changes), "f00", "id-1")
+        records.write(tmp_path, run(tmp_path, **changes), "f00", "id-1", "w")
     expected = "stop.steps is 10 there and 20 here: the linear schedule now ends elsewhere"
     assert caplog.text.count(expected) == times
 
 
 def test_what_the_first_attempt_decided_is_kept(tmp_path: Path) -> None:
     decided = {"precision": "bf16", "threads": 5, "processes": 2}
-    records.write(tmp_path, run(tmp_path, execution=decided), "f00", "id-1")
+    records.write(tmp_path, run(tmp_path, execution=decided), "f00", "id-1", "w")
     left_open = {"precision": "auto", "threads": None}
     same = records.inherit(run(tmp_path, execution={**left_open, "processes": 2}), tmp_path)
     assert (same.execution.precision, same.execution.threads) == ("bf16", 5)

@@ -353,6 +353,9 @@ def test_verb_reports_on_a_folder(tmp_path: Path, form: str) -> None:
     answer = report.run(settings)
     assert Path(answer["report"]).read_text()
     assert [path.name for path in folder.glob(".*")] == []
+    (folder / f"report.{form}").unlink()
+    report.main(folder, form=form)
+    assert (folder / f"report.{form}").exists()
 
 
 def test_verb_reports_on_the_runs_of_a_run_file(tmp_path: Path) -> None:

@@ -269,7 +269,12 @@ def _series(run: Run, name: str) -> Series:
 
 def _told(run: Run) -> Mapping[str, Any]:
     facts = {words: run.facts.get(name) for name, words in FACTS.items()}
-    return {**facts, **dict(flat(run.settings))}
+    packages = {f"package {name}": found for name, found in _packages(run).items()}
+    return {**facts, **dict(flat(run.settings)), **packages}
+
+
+def _packages(run: Run) -> dict[str, str]:
+    return dict(run.environment.get("packages") or {})
 
 
 def _under(key: str, tables: tuple[str, ...], but: tuple[str, ...] = ()) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -34,11 +34,15 @@ OUTPUT = "output.folder"
 def main(
     run_file: RunFile,
     *overrides: verbs.Override,
+    form: Annotated[
+        Literal["html", "md", "json"] | None, Parameter(name="--format", help="of the report")
+    ] = None,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
     """Write report.html about the runs of a run file, or about a run's or a pipeline's folder."""
-    settings = load(Path(run_file), overrides)
+    asked = () if form is None else (f"report.format={form}",)
+    settings = load(Path(run_file), (*overrides, *asked))
     return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from recording import RESULTS, keep
 
+from regauge import config, verbs
 from regauge.accelerators.cpu import Cpu
 from regauge.config import merge
 from regauge.reporting.parity import Parity, compare
@@ -145,7 +146,8 @@ def run(
     """Run a verb on some tables; a failure ends the benchmark."""
     own = {key: value for key, value in tables.items() if key not in ("verb", "name")}
     file = root / f"{name}.run.json"
-    file.write_text(json.dumps(merge(own, {"output": {"folder": str(root / name)}})))
+    place = config.override({}, (f"{verbs.module(verb).OUTPUT}={root / name}",))
+    file.write_text(json.dumps(merge(own, place)))
     command = [python, "-m", "regauge", verb, str(file), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

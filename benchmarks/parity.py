@@ -1,7 +1,7 @@
 """What a comparison says of ways to compute one run, and of mistakes that it must find.
 
-The search of the quickstart (`runs/quickstart.toml`, stage `match`) from its warmed-up weights, on
-one processor in fp32, is the first run. It is repeated with smaller microbatches, which is its
+The search of the quickstart (`runs/quickstart.toml`, stage `match`) from its warmed-up weights, with
+dropout of 0.1 and on one processor in fp32, is the first run. It is repeated with smaller microbatches, which is its
 noise. Beside it stand bf16, fsdp on two processes, torch.compile, and XLA where an environment with
 torch_xla is given. Then six mistakes are injected, one at a time and from step `--from` on; the
 comparison must tell the step, and its replay the place.
@@ -75,7 +75,7 @@ def prepared(root: Path, steps: int, seed: int) -> Tables:
         stages["match"],
         {
             "data": {"path": str(root / "corpus" / "pairs")},
-            "model": {"path": str(root / "warm-up" / "model")},
+            "model": {"path": str(root / "warm-up" / "model"), "dropout": 0.1},
             "seed": seed,
             "accelerator": "cpu",
             "execution": {"precision": "fp32", "processes": 1, "threads": 2},
@@ -111,11 +111,13 @@ def mistakes(root: Path, base: Tables, first: Path, step: int) -> list[Tables]:
         plan.write_text(json.dumps({"fault": [fault]}))
         other = trained(root / kind, base, sys.executable, "--chaos", str(plan))
         found = compare(read(first), read(other))
-        where = localise((first, other), found, root / f"beside-{kind}", float64=False)
-        named = sentence(where.step, where.spots, where.first)
-        table.append(
-            {"injected_from_step": step, **row(kind, found), "step": where.step, "named": named}
-        )
+        told = {"injected_from_step": step, **row(kind, found)}
+        if found.parted is not None:
+            where = localise((first, other), found, root / f"beside-{kind}", float64=False)
+            named = sentence(where.step, where.spots, where.first)
+            told |= {"step": where.step, "named": named}
+            sys.stderr.write(f"{named}\n")
+        table.append(told)
     return table
 
 
@@ -131,6 +133,7 @@ def row(name: str, found: Parity) -> Tables:
     }
     parted = found.parted.gap.step if found.parted else None
     said = sentences(found)
+    sys.stderr.write(f"{name}: {' '.join(said)}\n")
     return {"name": name, "verdict": found.verdict, "parted": parted, "said": said} | metrics
 
 

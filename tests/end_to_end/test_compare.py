@@ -63,6 +63,16 @@ def test_a_run_in_another_order_of_its_sums_passes(runs: Runs, first: Path, tmp_
         assert re.search(f"<figcaption>[^<]*{title}", page), title
 
 
+def test_another_strategy_on_two_processes_passes(runs: Runs, first: Path) -> None:
+    other = runs.trained(2, "mlm", **EVALUATED, strategy="fsdp")
+    again = runs.trained(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
+    code, answer, line = compare(first, other, f"comparison.noise=['{again}']")
+    assert code == PASSES, line
+    told = answer[str(other)]["told"]
+    assert "strategy.kind (single, fsdp)" in told
+    assert "was not measured" not in told
+
+
 def test_another_rate_is_not_comparable(runs: Runs, first: Path) -> None:
     other = runs.trained(1, "mlm", **EVALUATED, optimizer={"learning_rate": 0.004})
     code, _, line = compare(first, other)

@@ -1,9 +1,9 @@
 """What a comparison says of ways to compute one run, and of mistakes that it must find.
 
-The search of the quickstart (`runs/quickstart.toml`, stage `match`) from its warmed-up weights, with
-dropout of 0.1 and on one processor in fp32, is the first run. It is repeated with smaller microbatches, which is its
-noise. Beside it stand bf16, fsdp on two processes, torch.compile, and XLA where an environment with
-torch_xla is given. Then six mistakes are injected, one at a time and from step `--from` on; the
+The search of the quickstart (`runs/quickstart.toml`, stage `match`) from its warmed-up weights,
+with dropout of 0.1 and on one processor in fp32, is the first run. It is repeated with smaller
+microbatches, which is its noise. Beside it stand bf16, fsdp on two processes, torch.compile, and
+XLA where an environment with torch_xla is given. Then six mistakes are injected, one at a time and from step `--from` on; the
 comparison must tell the step, and its replay the place.
 
     python benchmarks/parity.py [--steps 100] [--seed 1] [--xla PYTHON] [--json OUT]
@@ -36,7 +36,7 @@ QUICKSTART = Path(__file__).resolve().parents[1] / "runs" / "quickstart.toml"
 WAYS: dict[str, dict[str, Any]] = {
     "again": {"batch": {"microbatch_rows": 32}},
     "bf16": {"execution": {"precision": "bf16"}},
-    "fsdp on 2": {"strategy": "fsdp", "execution": {"processes": 2}},
+    "fsdp on 2": {"strategy": "fsdp", "execution": {"processes": 2, "threads": 1}},
     "compiled": {"execution": {"compile": "blocks"}},
     "xla": {"accelerator": "xla"},
 }

@@ -3,8 +3,8 @@
 The search of the quickstart (`runs/quickstart.toml`, stage `match`) from its warmed-up weights,
 with dropout of 0.1 and on one processor in fp32, is the first run. It is repeated with smaller
 microbatches, which is its noise. Beside it stand bf16, fsdp on two processes, torch.compile, and
-XLA where an environment with torch_xla is given. Then six mistakes are injected, one at a time and from step `--from` on; the
-comparison must tell the step, and its replay the place.
+XLA where an environment with torch_xla is given. Then six mistakes are injected, one at a time and
+from step `--from` on; the comparison must tell the step, and its replay the place.
 
     python benchmarks/parity.py [--steps 100] [--seed 1] [--xla PYTHON] [--json OUT]
 """

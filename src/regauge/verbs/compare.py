@@ -189,7 +189,9 @@ def _judge(found: Compared, comparison: Comparison) -> None:
             raise NotShownError(line, "start both from one run file, and change how it computes")
         if each.verdict == "fail" and comparison.on_difference == "fail":
             remedy = (
-                "see where they part" if each.measured else "add --noise-floor to know its noise"
+                "add --localise to see where they part"
+                if each.measured
+                else "add --noise-floor to know its noise"
             )
             raise DifferenceError(line, remedy)
     if comparison.target is not None and (missed := unreached(found)):

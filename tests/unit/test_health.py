@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import os
 import stat
+import weakref
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from regauge.accelerators.cpu import Cpu
 from regauge.errors import PreflightError
-from regauge.health import machine, vendors
+from regauge.health import device, machine, vendors
 from regauge.health.examination import blamed
 from regauge.health.findings import Finding, require
 from regauge.health.machine import check_machine
 from regauge.health.probe import partners
 from regauge.health.vendors import check_vendors
+from regauge.supervision.chaos import Chaos
+
+MADE: dict[str, Any] = {}
+"""What the lazy device was given, and whether it was still there."""
 
 
 @pytest.mark.parametrize("size", range(2, 12))
@@ -97,6 +104,40 @@ def test_a_full_disk_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(machine, "LEAST_FREE_BYTES", 1 << 62)
     bad = [finding.check for finding in check_machine(tmp_path) if not finding.ok]
     assert bad == ["free space"]
+
+
+class Lazy(Cpu):
+    """A device that computes, at the end of a step, what is still held."""
+
+    kind = "lazy"
+
+    @property
+    def lazy(self) -> bool:
+        return True
+
+    def end_step(self) -> None:
+        MADE["computed"] = MADE["held"]() is not None
+
+
+def test_what_a_lazy_device_is_timed_for_is_held_until_it_is_computed() -> None:
+    def work() -> torch.Tensor:
+        value = torch.ones(2)
+        MADE["held"] = weakref.ref(value)
+        return value
+
+    assert device._timed(Lazy(), work) > 0
+    assert MADE["computed"]
+
+
+def test_a_run_does_not_wait_for_the_bandwidth_of_its_memory() -> None:
+    """It is told to people: nothing is decided by it."""
+    cpu, here = Cpu(), torch.device("cpu")
+    before = list(device.check_device(cpu, here, (), "here", Chaos(None, Path("none"), 0, 1)))
+    assert [each for each in before if isinstance(each, str)] == ["memory"]
+    name, found = device.bandwidth(cpu, here, "here")
+    assert isinstance(found, Finding)
+    assert (name, found.check, found.ok) == ("bandwidth", "bandwidth", True)
+    assert float(found.value.partition(" GB/s")[0]) > 0
 
 
 class Chip(Cpu):

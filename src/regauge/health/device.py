@@ -22,7 +22,7 @@ TOLERANCES = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2, "fp16": 2e-3}
 """Of the largest value; the operands are rounded first, and a product is summed in fp32."""
 MEMORY_BYTES = 1 << 25
 LARGE_BYTES = 1 << 28
-"""More than the caches of the devices that are known."""
+"""More than the caches of most devices."""
 PRODUCT_SIZE = 256
 FIRST_SIZE, LARGEST_SIZE = 512, 8192
 LONG_ENOUGH_SECONDS = 2e-3
@@ -42,7 +42,7 @@ def check_device(
 ) -> Generator[Finding | str]:
     """Yield the name of each check before it begins, and then what it has found."""
     yield "memory"
-    yield _memory(accelerator, device, where)
+    yield _memory(device, where)
     for precision in precisions:
         accelerator.use(precision)
         yield f"products in {precision}"
@@ -51,17 +51,26 @@ def check_device(
         yield _speed(accelerator, precision, device, where, chaos)
 
 
-def _memory(accelerator: Accelerator, device: torch.device, where: str) -> Finding:
-    """Send random bytes to the device and read them back; then time its memory."""
+def bandwidth(
+    accelerator: Accelerator, device: torch.device, where: str
+) -> Generator[Finding | str]:
+    """Yield `bandwidth`, and how fast the device reads and writes its memory: for people alone."""
+    yield "bandwidth"
+    large = torch.ones(LARGE_BYTES // 4).to(device)
+    seconds = _best(lambda: _timed(accelerator, large.neg_))
+    value = f"{2 * LARGE_BYTES / seconds / 1e9:.1f} GB/s of its memory"
+    yield Finding("bandwidth", where, value)
+
+
+def _memory(device: torch.device, where: str) -> Finding:
+    """Send random bytes to the device, copy them there and read them back."""
     draw = torch.Generator().manual_seed(0)
     sent = torch.randint(0, 256, (MEMORY_BYTES,), dtype=torch.uint8, generator=draw)
     found = sent.to(device, copy=True).clone().cpu()
     wrong = int((found != sent).sum())
     if wrong:
         return Finding.bad("memory", where, f"{wrong} of {MEMORY_BYTES} bytes came back changed")
-    large = torch.ones(LARGE_BYTES // 4).to(device)
-    seconds = _best(lambda: _timed(accelerator, large.neg_))
-    return Finding("memory", where, f"{2 * LARGE_BYTES / seconds / 1e9:.1f} GB/s read and written")
+    return Finding("memory", where, f"{MEMORY_BYTES:,} bytes came back")
 
 
 def _timed(accelerator: Accelerator, work: Callable[[], Tensor]) -> float:

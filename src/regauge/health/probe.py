@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +25,7 @@ from regauge import lines, processes, registry
 from regauge.accelerators import join, take
 from regauge.health import collectives
 from regauge.health.collectives import Place, check_collectives
-from regauge.health.device import check_device
+from regauge.health.device import bandwidth, check_device
 from regauge.health.examination import REQUEST, found_by, pairs_of
 from regauge.health.findings import Finding
 from regauge.health.hosts import check_hosts
@@ -83,7 +84,8 @@ class Probe:
         file = found_by(self._scratch, place.rank)
         precisions = accelerator.precisions()
         own = check_device(accelerator, place.device, precisions, place.where, self._chaos)
-        well = _written(file, own, together=False)
+        speed = bandwidth(accelerator, place.device, place.where)
+        well = _written(file, chain(own, speed), together=False)
         if well and place.size > 1:
             well = _written(file, self._together(), together=True)
             if well:

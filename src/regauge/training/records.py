@@ -147,7 +147,7 @@ def _variables_before(folder: Path) -> Any:
     """Return the foreign variables that the attempt before this one has recorded."""
     try:
         return json.loads((folder / ENVIRONMENT).read_text())["variables"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -206,6 +206,9 @@ def _first_problem(error: ValidationError, root: type[Settings], where: str) -> 
     if first["type"] == "missing":
         return SettingsError(f"{_prefix(where)}'{path}' is missing", f"set {path}")
     got = first.get("input")
+    if first["type"] == "tuple_type" and isinstance(got, str | int | float):
+        listed = f"write {path} = {json.dumps([got])}"
+        return SettingsError(f"{_prefix(where)}'{path}' is a list, got {got!r}", listed)
     shown = "" if isinstance(got, dict | BaseModel) else f", got {got!r}"
     return SettingsError(f"{_prefix(where)}'{path}': {message}{shown}", f"correct {path}")
 

@@ -23,7 +23,7 @@ BROKEN = [
     pytest.param(3, {"kind": "nan", "at": "preflight:device"}, "not finite", id="nan"),
     pytest.param(3, {"kind": "stop", "at": "preflight:device"}, "its end", id="hang"),
     pytest.param(
-        2, {"kind": "sleep", "seconds": 0.1, "at": "preflight:speed"}, "slow", id="slow device"
+        2, {"kind": "sleep", "seconds": 0.7, "at": "preflight:speed"}, "slow", id="slow device"
     ),
     pytest.param(
         3, {"kind": "corrupt", "at": "preflight:collective"}, "not what came", id="corrupt message"

@@ -121,6 +121,11 @@ def test_what_was_dumped_builds_the_same() -> None:
             "unknown key 'optimizer.schedule.warmup'",
             "did you mean 'warmup_steps'?",
         ),
+        (
+            {"name": "a", "optimizer": {"betas": "0.5"}},
+            "'optimizer.betas' is a list, got '0.5'",
+            'write optimizer.betas = ["0.5"]',
+        ),
         ({"name": 3}, "'name': Input should be a valid string, got 3", "correct name"),
         (
             {"name": "a", "optimizer": {"learning_rate": -1.0}},

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from regauge.reporting.parity import Gap, Parity, aligned, at, compare, relative
+from regauge.reporting.gaps import Gap, aligned, at, relative
+from regauge.reporting.parity import Parity, compare
 from regauge.reporting.runs import Run
 from regauge.reporting.series import Series
+from regauge.reporting.verdicts import sentences
 
 SETTINGS: dict[str, Any] = {
     "seed": 1,
@@ -62,7 +64,56 @@ def test_what_a_run_differs_from_itself_is_no_difference(noise: float, verdict: 
     found = compare(run("a"), run("b", heldout=moved(HELDOUT, 0.003)), [again])
     assert found.verdict == verdict
     assert found.measured
-    assert found.metrics[0].limit(40) == pytest.approx(noise, rel=1e-2)
+    assert found.metrics[0].limit(found.metrics[0].gaps[-1]) == pytest.approx(noise, rel=1e-2)
+
+
+def counted(name: str, right: tuple[int, ...], items: int, **other: Series) -> Run:
+    shares = tuple((20 * number, count / items) for number, count in enumerate(right, start=1))
+    sizes = tuple((step, float(items)) for step, _ in shares)
+    series = {"heldout/accuracy": shares, "heldout/items": sizes, **other}
+    return replace(run(name), series=series)
+
+
+@pytest.mark.parametrize(
+    ("right", "items", "verdict"),
+    [
+        ((300, 364), 4780, "not shown"),  # five of 359: 1.4 %
+        ((300, 365), 4780, "fail"),  # six
+        ((300, 359), 4780, "not shown"),  # none, and one would be 0.28 %
+        ((0, 359), 4780, "fail"),
+        ((30000, 35905), 47800, "pass"),  # one is 0.003 %, and the band is 36
+        ((30000, 35936), 47800, "fail"),
+    ],
+)
+def test_a_count_of_few_items_shows_no_tenth_of_a_percent(
+    right: tuple[int, ...], items: int, verdict: str
+) -> None:
+    first = (300, 359) if items == 4780 else (30000, 35900)
+    assert compare(counted("a", first, items), counted("b", right, items)).verdict == verdict
+
+
+def test_a_count_of_few_items_does_not_stand_in_the_way_of_a_loss() -> None:
+    near, far = moved(HELDOUT, 0.0009), moved(HELDOUT, 0.0011)
+    ours = counted("a", (300, 359), 4780, **{"heldout/loss": HELDOUT})
+    found = compare(ours, counted("b", (300, 361), 4780, **{"heldout/loss": near}))
+    assert found.verdict == "pass"
+    first, second, *_ = sentences(found)
+    assert "at most heldout/loss by 0.09 % at step 20" in first
+    assert "heldout/accuracy differs by 0.55 % at step 40, where one of 4,780 items is" in second
+    theirs = counted("b", (300, 361), 4780, **{"heldout/loss": far})
+    assert compare(ours, theirs).verdict == "fail"
+    assert compare(ours, theirs, judging=["heldout/accuracy"]).verdict == "not shown"
+    worse = counted("b", (300, 320), 4780, **{"heldout/loss": near})
+    assert compare(ours, worse).verdict == "fail"
+    assert compare(ours, worse, judging=["heldout/loss"]).verdict == "pass"
+
+
+def test_a_mean_of_ranks_is_no_count() -> None:
+    def ranked(name: str, value: float) -> Run:
+        series = {"heldout/mrr": ((20, value),), "heldout/items": ((20, 1000.0),)}
+        return replace(run(name), series=series)
+
+    assert compare(ranked("a", 0.5501234), ranked("b", 0.5511334)).verdict == "fail"
 
 
 def test_noise_that_comes_later_excuses_nothing_before() -> None:

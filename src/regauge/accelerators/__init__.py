@@ -50,6 +50,8 @@ class Chip:
     """Dense peak by precision."""
     source: str = "unknown"
     """Where the peak comes from."""
+    measured: bool = False
+    """Whether the peak was timed here, and is no data sheet's."""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Cpu(Accelerator):
         rate = _matmul_flops_per_second("bfloat16" if precision == "bf16" else "float32")
         size = MATMUL_SIZE
         source = f"measured here: {size} x {size} x {size} matmul on this process's threads"
-        return Chip(_model_name(), {precision: rate}, source)
+        return Chip(_model_name(), {precision: rate}, source, measured=True)
 
 
 @cache

@@ -11,7 +11,8 @@ from regauge.reporting.cost import ranked
 if TYPE_CHECKING:
     from regauge.reporting.comparison import Compared, Place
     from regauge.reporting.cost import Spent
-    from regauge.reporting.parity import Gap, Metric, Parity
+    from regauge.reporting.gaps import Gap, Metric
+    from regauge.reporting.parity import Parity
 
 SHOWN = 12
 """Evaluations in a table, at most: of more, those whose difference is largest."""
@@ -94,7 +95,7 @@ def _beside(parity: Parity, place: Place | None) -> Beside:
 
 
 def _row(metric: Metric, gap: Gap) -> Row:
-    limit = metric.limit(gap.step)
+    limit = metric.limit(gap)
     return Row(
         metric=metric.name,
         step=f"{gap.step:,}",

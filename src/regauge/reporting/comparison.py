@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regauge.errors import SettingsError
+from regauge.registry import did_you_mean
 from regauge.reporting.cost import Spent, common_target, to_target
-from regauge.reporting.parity import Parity, compare
+from regauge.reporting.parity import Parity, compare, measured
 from regauge.reporting.runs import Run, read
 
 if TYPE_CHECKING:
@@ -47,17 +49,26 @@ class Compared:
 def compared(settings: Comparison) -> Compared:
     """Read the runs of a comparison and compare them.
 
-    Raises SettingsError for a folder that holds no run, or a price of an unknown machine type.
+    Raises SettingsError for a folder that holds no run, a metric that the first one did not
+    measure, or a price of an unknown machine type.
     """
     runs = _told_apart(tuple(read(Path(folder)) for folder in settings.runs))
     noise = tuple(read(Path(folder)) for folder in settings.noise)
+    for metric in settings.metrics:
+        known = tuple(measured(runs[0]))
+        if metric not in known:
+            raise SettingsError(
+                f"{runs[0].name} measured no '{metric}'", did_you_mean(metric, known)
+            )
     target = settings.target or _target(runs)
     prices = settings.prices or (None,) * len(runs)
     pairs = zip(runs, prices, strict=True)
     return Compared(
         runs=runs,
         noise=noise,
-        parities=tuple(compare(runs[0], other, noise, settings.band) for other in runs[1:]),
+        parities=tuple(
+            compare(runs[0], other, noise, settings.band, settings.metrics) for other in runs[1:]
+        ),
         target=target,
         band=settings.band,
         spent=tuple(to_target(run, target, price) for run, price in pairs) if target else (),

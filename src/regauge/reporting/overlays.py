@@ -8,12 +8,13 @@ from regauge.reporting import verdicts
 from regauge.reporting.cost import between
 from regauge.reporting.curves import memory
 from regauge.reporting.drawing import Band, Bar, Chart, Level, Line, Place, Scale, bars, curves
-from regauge.reporting.parity import LOSS, at, heldout
+from regauge.reporting.gaps import at
+from regauge.reporting.parity import LOSS, measured
 from regauge.reporting.series import smoothed
 
 if TYPE_CHECKING:
     from regauge.reporting.comparison import Compared
-    from regauge.reporting.parity import Metric
+    from regauge.reporting.gaps import Metric
     from regauge.reporting.runs import Run
     from regauge.reporting.series import Points, Series
 
@@ -46,8 +47,8 @@ def _metrics(found: Compared) -> list[Metric]:
 
 def _measured(found: Compared, metric: Metric, place: Place) -> list[Chart]:
     """Draw a held-out metric of all runs within what may differ from the first."""
-    lines = [Line(run.name, heldout(run).get(metric.name, ()), "points") for run in found.runs]
-    first = heldout(found.runs[0])[metric.name]
+    lines = [Line(run.name, measured(run).get(metric.name, ()), "points") for run in found.runs]
+    first = measured(found.runs[0])[metric.name]
     band = _around(f"± {verdicts.percent(metric.band)}", first, ((0, metric.band),))
     noise = _around("noise of the first", first, metric.noise, hatched=True)
     beside = (band, noise) if metric.noise else (band,)

@@ -7,14 +7,15 @@ is compared.
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from regauge import registry
 from regauge.reporting.evaluation import table
+from regauge.reporting.gaps import Gap, Metric, aligned, at
 from regauge.reporting.runs import flat
+from regauge.tasks import ITEMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,45 +70,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Gap:
-    """One value of both runs at one step."""
-
-    step: int
-    ours: float
-    theirs: float
-
-    @property
-    def share(self) -> float:
-        """The relative difference, of the larger of the two; infinite where one is not finite."""
-        return relative(self.ours, self.theirs)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One held-out metric of both runs, at every step at which both measured it."""
-
-    name: str
-    gaps: tuple[Gap, ...]
-    noise: Series
-    """Largest difference of the first run from its repetitions, up to each step."""
-    band: float
-
-    def limit(self, step: int) -> float:
-        """Return what may differ at a step: the band, or the noise where that is larger."""
-        return max(self.band, at(self.noise, step))
-
-    @property
-    def worst(self) -> Gap:
-        """The gap that exceeds its limit by most, or comes nearest to it."""
-        return max(self.gaps, key=lambda gap: gap.share / self.limit(gap.step))
-
-    @property
-    def within(self) -> bool:
-        """Whether no gap exceeds its limit."""
-        return all(gap.share <= self.limit(gap.step) for gap in self.gaps)
-
-
-@dataclass(frozen=True)
 class Parting:
     """The first value of training that differs by more than noise."""
 
@@ -145,14 +107,25 @@ class Parity:
         """Whether the second run is as good as the first, as far as these runs show it."""
         if self.prevented or not self.metrics:
             return "not shown"
-        return "pass" if all(metric.within for metric in self.metrics) else "fail"
+        if not all(metric.within for metric in self.metrics):
+            return "fail"
+        return "pass" if any(metric.fine for metric in self.metrics) else "not shown"
 
 
-def compare(ours: Run, theirs: Run, noise: Sequence[Run] = (), band: float = BAND) -> Parity:
-    """Compare a run with the first one; `noise` are repetitions of the first one."""
+def compare(
+    ours: Run,
+    theirs: Run,
+    noise: Sequence[Run] = (),
+    band: float = BAND,
+    judging: Sequence[str] = (),
+) -> Parity:
+    """Compare a run with the first one; `noise` are repetitions of the first one.
+
+    `judging` names the metrics that the verdict is about: all that both measured by default.
+    """
     differing = differences(ours, theirs)
     prevented = [found for found in differing if prevents(found.key)]
-    names = [name for name in heldout(ours) if name in heldout(theirs)]
+    names = [name for name in measured(ours) if name in measured(theirs)]
     computed = tuple(found for found in differing if not prevents(found.key))
     losses = aligned(ours.series.get(LOSS, ()), theirs.series.get(LOSS, ()))
     rates = aligned(ours.series.get(RATE, ()), theirs.series.get(RATE, ()))
@@ -163,7 +136,9 @@ def compare(ours: Run, theirs: Run, noise: Sequence[Run] = (), band: float = BAN
         prevented=tuple(prevented),
         computed=computed,
         metrics=tuple(
-            metric for name in names if (metric := _metric(name, ours, theirs, noise, band)).gaps
+            metric
+            for name in judging or names
+            if name in names and (metric := _metric(name, ours, theirs, noise, band)).gaps
         ),
         losses=losses,
         floor=_floor(LOSS, ours, noise),
@@ -175,17 +150,33 @@ def compare(ours: Run, theirs: Run, noise: Sequence[Run] = (), band: float = BAN
 
 
 def _metric(name: str, ours: Run, theirs: Run, noise: Sequence[Run], band: float) -> Metric:
-    gaps = aligned(heldout(ours)[name], heldout(theirs)[name])
-    return Metric(name, gaps, _floor(name, ours, noise), band)
+    gaps = aligned(measured(ours)[name], measured(theirs)[name])
+    return Metric(name, gaps, _floor(name, ours, noise), band, _items(ours, name))
 
 
-def heldout(run: Run) -> dict[str, Series]:
-    """Return what was measured on held-out rows: along a run, or of saved models at once."""
+def measured(run: Run) -> dict[str, Series]:
+    """Return the metrics of held-out rows: along a run, or of saved models at once."""
+    found = _heldout(run).items()
+    return {name: series for name, series in found if _last(name) != ITEMS}
+
+
+def _items(run: Run, name: str) -> float | None:
+    """Return how many items a metric is a mean over, where the run tells."""
+    series = _heldout(run).get(name.removesuffix(_last(name)) + ITEMS)
+    return series[-1][1] if series else None
+
+
+def _last(name: str) -> str:
+    """Return the metric's own name: `loss` of `heldout/loss`, and of `trained: loss`."""
+    return re.split(r"/|: ", name)[-1]
+
+
+def _heldout(run: Run) -> dict[str, Series]:
     found = {name: points for name, points in run.series.items() if not name.startswith("train/")}
     if run.evaluation:
-        measured = table(run.evaluation)
-        for name, values in zip(measured.names, measured.values, strict=True):
-            for metric, value in zip(measured.metrics, values, strict=True):
+        rows = table(run.evaluation)
+        for name, values in zip(rows.names, rows.values, strict=True):
+            for metric, value in zip(rows.metrics, values, strict=True):
                 if value is not None:
                     found[f"{name}: {metric}"] = ((0, value),)
     return found
@@ -205,27 +196,6 @@ def differences(ours: Run, theirs: Run) -> list[Difference]:
 def prevents(key: str) -> bool:
     """Return whether runs that differ in this are not comparable."""
     return key in FACTS.values() or (_under(key, SAME) and not _under(key, COMPUTED))
-
-
-def aligned(ours: Series, theirs: Series) -> tuple[Gap, ...]:
-    """Return both values at every step that both series have."""
-    other = dict(theirs)
-    return tuple(Gap(step, value, other[step]) for step, value in ours if step in other)
-
-
-def relative(ours: float, theirs: float) -> float:
-    """Return |a - b| over the larger of |a| and |b|; infinite where only one is finite."""
-    if ours == theirs or (math.isnan(ours) and math.isnan(theirs)):
-        return 0.0
-    if not (math.isfinite(ours) and math.isfinite(theirs)):
-        return math.inf
-    return abs(ours - theirs) / max(abs(ours), abs(theirs))
-
-
-def at(series: Series, step: int) -> float:
-    """Return the value of a series at a step, or at the last one before it; 0 without any."""
-    number = bisect_right([known for known, _ in series], step)
-    return series[number - 1][1] if number else 0.0
 
 
 def _parting(ours: Run, theirs: Run, noise: Sequence[Run], *, alike: bool) -> Parting | None:
@@ -264,7 +234,7 @@ def _floor(name: str, ours: Run, noise: Sequence[Run]) -> Series:
 
 
 def _series(run: Run, name: str) -> Series:
-    return run.series.get(name) or heldout(run).get(name, ())
+    return run.series.get(name) or measured(run).get(name, ())
 
 
 def _told(run: Run) -> Mapping[str, Any]:

@@ -31,6 +31,8 @@ class Comparison(Settings):
     """Output folders; each is compared with the first."""
     band: float = Field(default=0.001, gt=0)
     """Largest relative difference of a held-out metric that counts as none."""
+    metrics: tuple[str, ...] = ()
+    """Held-out metrics that the verdict is about; by default all that the runs measured."""
     noise: tuple[str, ...] = ()
     """Output folders of repetitions of the first run, in another order of its sums."""
     target: Target | None = None

@@ -12,6 +12,7 @@ from regauge.reporting.comparison import Compared
 from regauge.reporting.endings import Ending, endings
 from regauge.reporting.evaluation import Table, table
 from regauge.reporting.figures import Figure, reliability, throughput
+from regauge.reporting.parity import measured
 from regauge.reporting.runs import Run, flat
 
 PARTS = {
@@ -150,8 +151,8 @@ def _heldout(run: Run) -> list[str]:
     return [
         f"{run.name}: {name} went {words.change(series[0][1], series[-1][1])} "
         f"between steps {series[0][0]} and {series[-1][0]}."
-        for name, series in run.series.items()
-        if not name.startswith("train/") and len(series) > 1
+        for name, series in measured(run).items()
+        if len(series) > 1
     ]
 
 

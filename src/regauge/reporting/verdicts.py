@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.reporting import words
 from regauge.reporting.cost import Spent, ranked, saving
-from regauge.reporting.parity import Difference, Metric, Parity
+from regauge.reporting.gaps import at
+from regauge.reporting.parity import Difference, Parity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from regauge.reporting.comparison import Compared
+    from regauge.reporting.gaps import Gap, Metric
     from regauge.training.settings import Target
 
 NAMED = 3
@@ -25,8 +27,8 @@ def sentences(found: Parity) -> tuple[str, ...]:
         return (_not_comparable(found),)
     if not found.metrics:
         between = f"{found.ours} and {found.theirs} measured nothing at the same step"
-        return (f"Not shown: {between}; set evaluation.every_steps alike.",)
-    told = [_verdict(found)]
+        return (f"Not shown: {between}.",)
+    told = [_verdict(found), *_coarse(found)]
     if not found.measured:
         told.append("How much the first run differs from itself was not measured.")
     if found.rescheduled is not None:
@@ -44,6 +46,19 @@ def sentences(found: Parity) -> tuple[str, ...]:
     if found.computed:
         told.append(f"They were computed differently in {named(found.computed)}.")
     return tuple(told)
+
+
+def way_out(found: Parity) -> str:
+    """Return what to do about a verdict that is no pass."""
+    if found.prevented:
+        return "start both from one run file, and change how it computes"
+    if not found.metrics:
+        return "set evaluation.every_steps alike"
+    if found.verdict == "not shown":
+        return "hold out more rows, or set comparison.band to what these can show"
+    if not found.measured:
+        return "add --noise-floor to know its noise"
+    return "add --localise to see where they part"
 
 
 def cost_sentences(found: Compared) -> tuple[str, ...]:
@@ -123,26 +138,49 @@ def _nearest(one: Spent) -> str:
 
 
 def _verdict(found: Parity) -> str:
-    worst = max(found.metrics, key=_excess)
-    gap = worst.worst
-    where = f"{worst.name} by {percent(gap.share)} at step {gap.step}"
+    passed = found.verdict == "pass"
+    metric = _foremost([each for each in found.metrics if each.fine or not passed])
+    gap = metric.worst
+    where = f"{metric.name} by {percent(gap.share)} at step {gap.step}"
+    apart = f"{found.theirs} differs from {found.ours}"
+    if found.verdict == "fail":
+        return f"Fail: {apart}, most in {where}, {_measure(found, metric, gap)}."
+    if not passed:
+        return f"Not shown: {apart} in {where}, {_measure(found, metric, gap)}."
+    if gap.share > metric.band:
+        return f"Pass, by noise: {apart} in {where}, {_measure(found, metric, gap)}."
     count = len({gap.step for metric in found.metrics for gap in metric.gaps})
     times = "the one evaluation" if count == 1 else f"all {count} evaluations"
-    limit = worst.limit(gap.step)
-    noise = f"of which {found.ours} differs from itself by {percent(limit)}"
-    if found.verdict == "fail":
-        beyond = noise if limit > worst.band else f"beyond the band of {percent(worst.band)}"
-        return f"Fail: {found.theirs} differs from {found.ours}, most in {where}, {beyond}."
-    if gap.share > worst.band:
-        return f"Pass, by noise: {found.theirs} differs from {found.ours} in {where}, {noise}."
     return (
-        f"Pass: {found.theirs} is within {percent(worst.band)} of {found.ours} at {times}, "
+        f"Pass: {found.theirs} is within {percent(metric.band)} of {found.ours} at {times}, "
         f"at most {where}."
     )
 
 
-def _excess(metric: Metric) -> float:
-    return metric.worst.share / metric.limit(metric.worst.step)
+def _coarse(found: Parity) -> list[str]:
+    """Return what a pass says nothing of: metrics that count too few items for the band."""
+    coarse = [metric for metric in found.metrics if not metric.fine and metric.worst.share]
+    if found.verdict != "pass" or not coarse:
+        return []
+    metric = _foremost(coarse)
+    gap = metric.worst
+    where = f"{metric.name} differs by {percent(gap.share)} at step {gap.step}"
+    few = "too few to show a difference of that size"
+    return [f"{where}, {_measure(found, metric, gap)}: {few}."]
+
+
+def _foremost(metrics: Sequence[Metric]) -> Metric:
+    return max(metrics, key=lambda metric: metric.excess(metric.worst))
+
+
+def _measure(found: Parity, metric: Metric, gap: Gap) -> str:
+    """Return what a gap is judged by: the band, the noise, or what its items do by chance."""
+    limit = metric.limit(gap)
+    if limit == metric.band:
+        return f"beyond the band of {percent(metric.band)}"
+    if limit == at(metric.noise, gap.step):
+        return f"of which {found.ours} differs from itself by {percent(limit)}"
+    return f"where one of {metric.items or 0:,.0f} items is {percent(metric.grain(gap))}"
 
 
 def _not_comparable(found: Parity) -> str:

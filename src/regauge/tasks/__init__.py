@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Sums = dict[str, tuple[Any, Any]]
 """Metric name to (weighted sum, weight); a mean is taken once, over everything."""
+ITEMS = "items"
+"""Stands beside held-out metrics: how many items, tokens or queries, they are means over."""
 
 
 class Task(Choice):

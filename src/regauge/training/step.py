@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regauge.data.randomness import keyed
+from regauge.tasks import ITEMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -174,7 +175,7 @@ def score(
 
 
 def means(sums: Sums) -> dict[str, float]:
-    """Return each sum over its weight; one reading of the device."""
+    """Return each sum over its weight, and the first weight; one reading of the device."""
     names, table = _table(sums)
     return _quotients(names, table.cpu())
 
@@ -186,5 +187,7 @@ def _table(sums: Sums) -> tuple[list[str], Tensor]:
 
 
 def _quotients(names: list[str], table: Tensor) -> dict[str, float]:
-    pairs = zip(names, table.tolist(), strict=True)
-    return {name: top / max(weight, 1e-9) for name, (top, weight) in pairs}
+    """Return the means, and how many items they are taken over."""
+    rows = table.tolist()
+    pairs = zip(names, rows, strict=True)
+    return {name: top / max(weight, 1e-9) for name, (top, weight) in pairs} | {ITEMS: rows[0][1]}

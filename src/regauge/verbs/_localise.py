@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from regauge import accelerators, config, lines, verbs
 from regauge.checkpoint.folder import name_of, steps
 from regauge.errors import NotShownError
-from regauge.reporting.parity import EXACT, relative
+from regauge.reporting.gaps import relative
+from regauge.reporting.parity import EXACT
 from regauge.supervision.chaos import MISTAKES, RECORD
 from regauge.training.replay_settings import Replay
 

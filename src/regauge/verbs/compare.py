@@ -181,18 +181,13 @@ def _places(found: Compared, settings: Compare) -> Iterator[Place]:
 
 def _judge(found: Compared, comparison: Comparison) -> None:
     """Raise DifferenceError or NotShownError for the first run that does not pass."""
-    from regauge.reporting.verdicts import sentences, unreached
+    from regauge.reporting.verdicts import sentences, unreached, way_out
 
     for each in found.parities:
         line = sentences(each)[0].rstrip(".")
         if each.verdict == "not shown":
-            raise NotShownError(line, "start both from one run file, and change how it computes")
+            raise NotShownError(line, way_out(each))
         if each.verdict == "fail" and comparison.on_difference == "fail":
-            remedy = (
-                "add --localise to see where they part"
-                if each.measured
-                else "add --noise-floor to know its noise"
-            )
-            raise DifferenceError(line, remedy)
+            raise DifferenceError(line, way_out(each))
     if comparison.target is not None and (missed := unreached(found)):
         raise NotShownError(missed[0].rstrip("."), "train longer, or set a nearer target")

@@ -221,6 +221,18 @@ def _place(number: int, size: int, seats: Seats) -> dict[str, str]:
     }
 
 
+@contextmanager
+def own_environment() -> Iterator[None]:
+    """Let what a block, or a library in it, sets in the environment end with the block."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
 def _spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) -> Child:
     # Only the child can ask this; it takes no lock that a thread of the parent may hold.
     own_session = SUPERVISED in variables

@@ -61,6 +61,11 @@ def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
     assert "bf16 beside fp32: pass" in page
     assert "fp32 differs from itself" not in page, "the band is wider than two steps of noise"
     assert "report.html" in done.stdout.splitlines()[-1]
+    first, last = (
+        json.loads((tmp_path / "demo" / stage / "environment.json").read_text())
+        for stage in ("2-warm-up", "7-fp32-again")
+    )
+    assert first["variables"] == last["variables"], "a stage leaves none to the next"
 
     again = run(tmp_path / "demo", "stage.match.stop.steps=4", *COMPARED)
     assert again.returncode == 0, again.stderr

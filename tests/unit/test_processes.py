@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -77,3 +78,14 @@ def test_one_that_fails_ends_the_others(tmp_path: Path) -> None:
         "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(64)\ntime.sleep(100)\n"
     )
     assert processes.start([sys.executable, "-c", script], 2, tmp_path) == 64
+
+
+def test_what_a_block_sets_in_the_environment_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGAUGE_TEST_KEPT", "before")
+    monkeypatch.setenv("REGAUGE_TEST_TAKEN", "before")
+    with pytest.raises(KeyError), processes.own_environment():
+        os.environ["REGAUGE_TEST_NEW"] = os.environ["REGAUGE_TEST_KEPT"] = "within"
+        del os.environ["REGAUGE_TEST_TAKEN"]
+        raise KeyError
+    found = {name: os.environ.get(f"REGAUGE_TEST_{name}") for name in ("NEW", "KEPT", "TAKEN")}
+    assert found == {"NEW": None, "KEPT": "before", "TAKEN": "before"}

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from regauge import config, log, registry, verbs
+from regauge import config, log, processes, registry, verbs
 from regauge.errors import RegaugeError, SettingsError
 from regauge.verbs import _stages
 
@@ -136,7 +136,8 @@ def _owned(folder: Path) -> Iterator[None]:
 def _run_stage(stage: _stages.Ready) -> dict[str, Any]:
     started = time.monotonic()
     try:
-        answer = verbs.module(stage.verb).run(stage.settings)
+        with processes.own_environment():
+            answer = verbs.module(stage.verb).run(stage.settings)
     except RegaugeError as error:
         error.within(f"stage '{stage.name}'")
         raise

@@ -83,10 +83,10 @@ def three(tmp_path: Path) -> Compared:
 def test_each_run_has_its_verdict(three: Compared) -> None:
     first, second = told(three)
     assert (first.verdict, second.verdict) == ("pass", "fail")
-    assert first.sentences[0].startswith("Pass: b is within 0.1 % of a at all 2 evaluations")
-    assert second.sentences[0].startswith("Fail: c differs from a, most in heldout/loss by 2 %")
+    assert first.sentences[0].startswith("Pass: b is within 0.1% of a at all 2 evaluations")
+    assert second.sentences[0].startswith("Fail: c differs from a, most in heldout/loss by 2%")
     assert [row.within for row in second.rows] == [False, False]
-    assert second.rows[0].limit == "0.1 %"
+    assert second.rows[0].limit == "0.1%"
 
 
 def test_the_target_is_what_every_run_came_to(three: Compared) -> None:
@@ -117,9 +117,9 @@ def test_the_first_run_s_noise_and_the_band_are_drawn(three: Compared) -> None:
         "Real tokens per second",
         "Memory of a process",
     ]
-    assert "± 0.1 %" in drawn["heldout/loss"].svg
+    assert "± 0.1%" in drawn["heldout/loss"].svg
     assert "noise of the first" in drawn["heldout/loss"].svg
-    assert "band, 0.1 %" in drawn["Training loss: difference from the first"].svg
+    assert "band, 0.1%" in drawn["Training loss: difference from the first"].svg
     assert "padding 250.000 slots/s" in drawn["Slots per second"].text
     assert "all else 4,000 MB" in drawn["Memory of a process"].text
     for chart in drawn.values():
@@ -144,7 +144,7 @@ def test_page_markdown_and_json_say_it(three: Compared) -> None:
     assert len(parsed.ids) == len(set(parsed.ids)), "ids are told apart between charts"
     header = text[: text.index("<main>")]
     assert header.index("Pass: b") < header.index("Fail: c") < header.index("saves")
-    assert "| heldout/loss | 50 | 4 | 4.08 | 2 % | 0.1 % | NO |" in markdown(story)
+    assert "| heldout/loss | 50 | 4 | 4.08 | 2% | 0.1% | NO |" in markdown(story)
     found = json.loads(document(story))
     assert [each["verdict"] for each in found["beside"]] == ["pass", "fail"]
     assert "compared" not in found

@@ -98,8 +98,8 @@ def test_a_count_of_few_items_does_not_stand_in_the_way_of_a_loss() -> None:
     found = compare(ours, counted("b", (300, 361), 4780, **{"heldout/loss": near}))
     assert found.verdict == "pass"
     first, second, *_ = sentences(found)
-    assert "at most heldout/loss by 0.09 % at step 20" in first
-    assert "heldout/accuracy differs by 0.55 % at step 40, where one of 4,780 items is" in second
+    assert "at most heldout/loss by 0.09% at step 20" in first
+    assert "heldout/accuracy differs by 0.55% at step 40, where one of 4,780 items is" in second
     theirs = counted("b", (300, 361), 4780, **{"heldout/loss": far})
     assert compare(ours, theirs).verdict == "fail"
     assert compare(ours, theirs, judging=["heldout/accuracy"]).verdict == "not shown"

@@ -38,7 +38,7 @@ def sentence(step: int, spots: Sequence[Spot], first: Spot | None) -> str:
         )
     remark = f", {first.remark}" if first.remark else ""
     if first.stage == "rows":
-        told = f"{first.name} differs in {100 * first.apart:.3g} % of its elements{remark}"
+        told = f"{first.name} differs in {100 * first.apart:.3g}% of its elements{remark}"
     else:
         ours, theirs = first.off
         told = (

@@ -199,7 +199,7 @@ def named(found: Sequence[Difference]) -> str:
 
 def percent(share: float) -> str:
     """Return a relative difference in percent, with two digits that count."""
-    return f"{100 * share:.2g} %"
+    return f"{100 * share:.2g}%"
 
 
 def plain(value: object) -> str:

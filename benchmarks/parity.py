@@ -114,7 +114,7 @@ def mistakes(root: Path, base: Tables, first: Path, step: int) -> list[Tables]:
         told = {"injected_from_step": step, **row(kind, found)}
         if found.parted is not None:
             where = localise((first, other), found, root / f"beside-{kind}", float64=False)
-            named = sentence(where.step, where.spots, where.first)
+            named = sentence(where)
             told |= {"step": where.step, "named": named}
             sys.stderr.write(f"{named}\n")
         table.append(told)

@@ -11,7 +11,8 @@ from faults.conftest import Job, Jobs, full
 from regauge.reporting.parity import Parity, compare
 from regauge.reporting.runs import read
 from regauge.reporting.spots import sentence
-from regauge.verbs._localise import Localised, localise
+from regauge.training.localise import Localised
+from regauge.verbs._localise import localise
 
 pytestmark = pytest.mark.timeout(300)
 STEP = 7
@@ -61,7 +62,8 @@ def test_a_mistake_is_seen_at_its_step_and_found_at_its_place(
     assert where.first is not None
     assert (where.step, where.first.stage) == (STEP, place[0])
     assert place[1] in where.first.name
-    told = sentence(where.step, where.spots, where.first)
+    told = sentence(where)
+    assert "chosen differently" not in told
     assert told.startswith(f"At step {STEP} ")
     assert where.first.name in told
     assert REMARKS.get(kind, "") in told
@@ -88,6 +90,15 @@ def test_what_rounding_explains_is_no_place(jobs: Jobs, tmp_path: Path) -> None:
     assert parity.parted is not None
     assert not parity.alike
     where = localise((ours, theirs), parity, tmp_path, float64=True)
-    assert where.first is None, sentence(where.step, where.spots, where.first)
+    assert where.first is None, sentence(where)
     assert max(spot.apart for spot in where.spots if spot.stage == "forward") > 1e-3
-    assert "rounding explains" in sentence(where.step, where.spots, where.first)
+    assert "rounding explains" in sentence(where)
+
+
+@full
+def test_what_no_run_file_says_is_not_blamed_on_a_module(jobs: Jobs, tmp_path: Path) -> None:
+    job = mistaken(jobs, "gelu", layer=1)
+    (job.folder / "chaos.jsonl").unlink()  # as if its code had been another
+    _, where = found(jobs, job, tmp_path)
+    assert not where.again
+    assert "not in their run files" in sentence(where)

@@ -20,7 +20,7 @@ from regauge.reporting.settings import Comparison
 from regauge.reporting.spots import sentence, table
 from regauge.reporting.story import tell
 from regauge.reporting.text import document, markdown
-from regauge.training.localise import Spot, first
+from regauge.training.localise import Localised, Spot, first
 from unit.test_reporting import Page, write
 
 STEPS = range(10, 101, 10)
@@ -157,16 +157,21 @@ def test_the_place_where_runs_part_is_told(three: Compared) -> None:
     later = replace(swapped, name="layer.1")
     spots = (rounded, swapped, later)
     assert first(list(spots)) is swapped
-    named = sentence(3, spots, swapped)
+    where = Localised(3, spots, swapped, (("attention", "sdpa", "eager"),))
+    named = sentence(where)
     assert named.startswith("At step 3 they part in what a module returns: layer.0.act (GELU, f")
     assert "0.0003 apart where rounding explains 1e-06" in named
-    found = replace(three, places=(Place("c", named, table(spots, swapped)),))
+    assert named.endswith(
+        "look at this module's kernel; chosen differently: attention (sdpa, eager)."
+    )
+    found = replace(three, places=(Place("c", named, table(where)),))
     story = tell(found.runs, None, found)
     assert escape(named) in page(story)
     assert "| layer.0.act | forward | GELU | float32 | 0.0003 |" in markdown(story)
     assert json.loads(document(story))["beside"][1]["place"]["named"] == named
-    assert sentence(3, spots[:1], None).endswith("layer.0 (Linear, float32), 1e-07 apart where "
-        "rounding explains 1e-06.")  # fmt: skip
+    explained = "layer.0 (Linear, float32), 1e-07 apart where rounding explains 1e-06."
+    assert sentence(Localised(3, spots[:1])).endswith(explained)
+    assert "not in their run files" in sentence(Localised(3, again=False))
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

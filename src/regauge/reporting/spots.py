@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from regauge.training.localise import Spot
+    from regauge.training.localise import Localised, Spot
 
 AROUND = 3
 """Values that are shown before and after the first one."""
@@ -28,13 +28,20 @@ HINTS = {
 }
 
 
-def sentence(step: int, spots: Sequence[Spot], first: Spot | None) -> str:
+def sentence(found: Localised) -> str:
     """Return which value parts first, or that rounding explains all of them."""
+    step, first = found.step, found.first
+    if not found.again:
+        return (
+            f"Computed again from one state, they do not part up to step {step + 1}: what made "
+            "the runs differ is not in their run files, such as the code or the machine; give the "
+            "command there, on copies of the runs."
+        )
     if first is None:
-        worst = max(spots, key=lambda spot: spot.apart / spot.bound if spot.bound else 0.0)
+        worst = max(found.spots, key=_near)
         return (
             f"Step {step} computed again from one state: rounding explains every difference, "
-            f"nearest to its bound is {_what(worst)}, {_apart(worst)}."
+            f"nearest to its bound is {_what(worst)}, {_apart(worst)}{_chosen(found)}."
         )
     remark = f", {first.remark}" if first.remark else ""
     if first.stage == "rows":
@@ -45,16 +52,18 @@ def sentence(step: int, spots: Sequence[Spot], first: Spot | None) -> str:
             f"{_what(first)}, {_apart(first)}{remark}; from the reference the first run is "
             f"{ours:.2g} off and the other {theirs:.2g}"
         )
-    return f"At step {step} they part in {WHERE[first.stage]}: {told}: {HINTS[first.stage]}."
+    hint = HINTS[first.stage] + _chosen(found)
+    return f"At step {step} they part in {WHERE[first.stage]}: {told}: {hint}."
 
 
-def table(spots: Sequence[Spot], first: Spot | None) -> tuple[dict[str, str], ...]:
+def table(found: Localised) -> tuple[dict[str, str], ...]:
     """Return the values around the first one, or those nearest to their bounds, as rows."""
-    if first is not None:
-        place = list(spots).index(first)
-        shown = list(spots)[max(0, place - AROUND) : place + AROUND + 1]
+    shown: Sequence[Spot]
+    if found.first is not None:
+        place = found.spots.index(found.first)
+        shown = found.spots[max(0, place - AROUND) : place + AROUND + 1]
     else:
-        nearest = sorted(spots, key=lambda spot: -(spot.apart / spot.bound if spot.bound else 0.0))
+        nearest = sorted(found.spots, key=_near, reverse=True)
         shown = nearest[: 2 * AROUND]
     return tuple(
         {
@@ -70,6 +79,17 @@ def table(spots: Sequence[Spot], first: Spot | None) -> tuple[dict[str, str], ..
         }
         for spot in shown
     )
+
+
+def _near(spot: Spot) -> float:
+    """Return how near a value comes to its bound, 1 at it."""
+    return spot.apart / spot.bound if spot.bound else 0.0
+
+
+def _chosen(found: Localised) -> str:
+    """Return what was chosen differently, behind a sentence."""
+    told = ", ".join(f"{name} ({ours}, {theirs})" for name, ours, theirs in found.chosen)
+    return f"; chosen differently: {told}" if told else ""
 
 
 def _what(spot: Spot) -> str:

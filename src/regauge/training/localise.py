@@ -86,6 +86,22 @@ class Spot:
         return self.apart > self.bound
 
 
+@dataclass(frozen=True)
+class Localised:
+    """What was found of two runs that part."""
+
+    step: int
+    """Steps done before the one in which they part."""
+    spots: tuple[Spot, ...] = ()
+    """Every value of that step in the order of the computation."""
+    first: Spot | None = None
+    """The first that differs by more than rounding does; None where none does."""
+    chosen: tuple[tuple[str, str, str], ...] = ()
+    """What decides which kernels compute, where it differs: its name, here and there."""
+    again: bool = True
+    """Whether they part when they are computed again, from their run files and with this code."""
+
+
 def read(folder: Path, step: int) -> Captured:
     """Read what the processes of a computation wrote of a step."""
     chosen: dict[str, Any] = {}
@@ -118,6 +134,16 @@ def spots(step: int, four: Four, *, alike: bool) -> list[Spot]:
 def first(found: list[Spot]) -> Spot | None:
     """Return the first value that differs by more than rounding does."""
     return next((spot for spot in found if spot.beyond), None)
+
+
+def chosen(four: Four) -> tuple[tuple[str, str, str], ...]:
+    """Return what was chosen differently of what decides which kernels compute."""
+    ours, theirs = four.ours.chosen, four.theirs.chosen
+    return tuple(
+        (name, str(ours[name]), str(theirs.get(name)))
+        for name in ours
+        if ours[name] != theirs.get(name)
+    )
 
 
 def _spot(step: int, key: tuple[Stage, str], four: Four) -> Spot:

@@ -24,7 +24,7 @@ from regauge.training.replay_settings import Replay
 
 if TYPE_CHECKING:
     from regauge.reporting.parity import Parity
-    from regauge.training.localise import Four, Spot
+    from regauge.training.localise import Four, Localised
 
 DONE = "done.json"
 REFERENCE: config.Tables = {
@@ -49,18 +49,6 @@ class Side:
     """Plan of the mistakes that were injected into it; None for none."""
 
 
-@dataclass(frozen=True)
-class Localised:
-    """What was found."""
-
-    step: int
-    """Steps done before the one in which the runs part."""
-    spots: tuple[Spot, ...]
-    """Every value of that step in the order of the computation."""
-    first: Spot | None
-    """The first that differs by more than rounding does; None where none does."""
-
-
 def localise(runs: tuple[Path, Path], parity: Parity, folder: Path, *, float64: bool) -> Localised:
     """Return where the second of two runs parts from the first.
 
@@ -78,14 +66,16 @@ def localise(runs: tuple[Path, Path], parity: Parity, folder: Path, *, float64: 
     sides = _sides(runs, folder)
     for name, side in sides.items():
         _compute(side, folder / name, {"until": last, "state": state})
-    parted = _parted(folder, last, 0.0 if parity.alike else EXACT)
+    parted = _parted(folder, 0.0 if parity.alike else EXACT)
+    if parted is None:
+        return found.Localised(last - 1, again=False)
     # What an update did wrong shows in the step after it.
     for step in range(max(begun, parted - 1), parted + 1):
         four = _computed(sides, folder / f"step-{step}", step, state, float64=float64)
         spots = found.spots(step, four, alike=parity.alike)
         named = found.first(spots)
         if named is not None or step == parted:
-            return Localised(step, tuple(spots), named)
+            return found.Localised(step, tuple(spots), named, found.chosen(four))
     raise AssertionError("a range of one step or more")
 
 
@@ -154,10 +144,10 @@ def _compute(side: Side, folder: Path, asked: dict[str, Any]) -> None:
     done.write_text(json.dumps(wanted))
 
 
-def _parted(folder: Path, last: int, exact: float) -> int:
-    """Return the steps done before the first one that both computed differently."""
+def _parted(folder: Path, exact: float) -> int | None:
+    """Return the steps done before the first one that both computed differently, if any."""
     ours, theirs = (lines.whole(folder / name / "replay.jsonl") for name in ("ours", "theirs"))
     for one, other in zip(ours, theirs, strict=False):
         if any(relative(one[name], other[name]) > exact for name in ("loss", "norm")):
             return int(one["step"]) - 1
-    return last - 1
+    return None

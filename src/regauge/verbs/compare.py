@@ -175,8 +175,8 @@ def _places(found: Compared, settings: Compare) -> Iterator[Place]:
             continue
         place = folder / f"beside-{other.folder.name}"
         where = localise((first.folder, other.folder), parity, place, float64=float64)
-        named = spots.sentence(where.step, where.spots, where.first)
-        yield Place(other.name, named, spots.table(where.spots, where.first))
+        named = spots.sentence(where)
+        yield Place(other.name, named, spots.table(where))
 
 
 def _judge(found: Compared, comparison: Comparison) -> None:

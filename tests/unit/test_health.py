@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from regauge import accelerators
 from regauge.accelerators.cpu import Cpu
 from regauge.errors import PreflightError
 from regauge.health import device, machine, vendors
@@ -138,6 +139,29 @@ def test_a_run_does_not_wait_for_the_bandwidth_of_its_memory() -> None:
     assert isinstance(found, Finding)
     assert (name, found.check, found.ok) == ("bandwidth", "bandwidth", True)
     assert float(found.value.partition(" GB/s")[0]) > 0
+
+
+class Slow(Cpu):
+    """Computes a tenth of its peak."""
+
+    kind = "slow"
+    measured: bool = True
+
+    def chip(self, precision: accelerators.Precision) -> accelerators.Chip:
+        peak = 10.0 * 2 * device.FIRST_SIZE**3
+        return accelerators.Chip("slow", {precision: peak}, measured=self.measured)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_tenth_of_a_data_sheet_s_peak_is_slow_and_of_a_peak_timed_here_is_not(
+    monkeypatch: pytest.MonkeyPatch, *, measured: bool
+) -> None:
+    monkeypatch.setattr(device, "_timed", lambda *_: 1.0)
+    chip, here = Slow(measured=measured), torch.device("cpu")
+    found = device.check_device(chip, here, ("fp32",), "here", Chaos(None, Path("none"), 0, 1))
+    (speed,) = [each for each in found if isinstance(each, Finding) and "speed" in each.check]
+    assert speed.ok == measured
+    assert ("slow" in speed.problem) != measured
 
 
 class Chip(Cpu):

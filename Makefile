@@ -11,7 +11,7 @@ INSTALLED := .venv/.installed
 
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
 
-.PHONY: demo test test-xla test-faults check bench
+.PHONY: demo test test-xla environment-xla test-faults check bench
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -20,7 +20,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
 
-test-xla: $(XLA)/.installed
+environment-xla: $(XLA)/.installed
+
+test-xla: environment-xla
 	$(XLA)/bin/python -m pip install -q --no-deps -e .
 	$(XLA)/bin/python -m pytest tests/contracts tests/unit
 

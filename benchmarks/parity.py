@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from regauge.supervision.chaos import MISTAKES
 from regauge.verbs._localise import localise
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "runs" / "quickstart.toml"
+SOURCE = QUICKSTART.parents[1] / "src"
 WAYS: dict[str, dict[str, Any]] = {
     "again": {"batch": {"microbatch_rows": 32}},
     "bf16": {"execution": {"precision": "bf16"}},
@@ -152,7 +154,8 @@ def run(
     place = config.override({}, (f"{verbs.module(verb).OUTPUT}={root / name}",))
     file.write_text(json.dumps(merge(own, place)))
     command = [python, "-m", "regauge", verb, str(file), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    own = {**os.environ, "PYTHONPATH": str(SOURCE)}  # another Python has no regauge installed
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=own)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
     sys.stderr.write(f"{name}: done\n")

@@ -123,10 +123,10 @@ def rate(price: Price) -> Rate | None:
     """Return what one machine costs; None where that is unknown."""
     kind = instance(price.instance) if price.instance is not None else None
     if price.usd_per_hour is not None:
-        return Rate(price.usd_per_hour, f"the run file ({price.market})", price.as_of)
+        return Rate(price.usd_per_hour, f"the run file, {price.market}", price.as_of)
     if kind is None or kind.usd_per_hour is None:
         return None
-    return Rate(kind.usd_per_hour, f"{REGION}, on demand: {kind.source}", kind.as_of)
+    return Rate(kind.usd_per_hour, f"the catalog, on demand in {REGION}", kind.as_of)
 
 
 def _rows(name: str) -> list[dict[str, str]]:

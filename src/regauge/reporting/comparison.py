@@ -13,6 +13,8 @@ from regauge.reporting.parity import Parity, compare, measured
 from regauge.reporting.runs import Run, read
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from regauge.reporting.settings import Comparison
     from regauge.training.settings import Target
 
@@ -49,17 +51,16 @@ class Compared:
 def compared(settings: Comparison) -> Compared:
     """Read the runs of a comparison and compare them.
 
-    Raises SettingsError for a folder that holds no run, a metric that the first one did not
-    measure, or a price of an unknown machine type.
+    Raises SettingsError for a folder that holds no run, a metric that was not measured, or
+    a price of an unknown machine type.
     """
     runs = _told_apart(tuple(read(Path(folder)) for folder in settings.runs))
     noise = tuple(read(Path(folder)) for folder in settings.noise)
     for metric in settings.metrics:
-        known = tuple(measured(runs[0]))
-        if metric not in known:
-            raise SettingsError(
-                f"{runs[0].name} measured no '{metric}'", did_you_mean(metric, known)
-            )
+        _check(metric, runs[0].name, measured(runs[0]))
+    if settings.target:
+        names = " and ".join(run.name for run in runs)
+        _check(settings.target.metric, names, {name for run in runs for name in run.series})
     target = settings.target or _target(runs)
     prices = settings.prices or (None,) * len(runs)
     pairs = zip(runs, prices, strict=True)
@@ -73,6 +74,14 @@ def compared(settings: Comparison) -> Compared:
         band=settings.band,
         spent=tuple(to_target(run, target, price) for run, price in pairs) if target else (),
     )
+
+
+def _check(metric: str, runs: str, known: Iterable[str]) -> None:
+    """Raise SettingsError for a metric that is not among those which some runs know."""
+    names = tuple(known)
+    if metric not in names:
+        nearest = did_you_mean(metric, names) if names else "set evaluation.every_steps in them"
+        raise SettingsError(f"{runs} measured no '{metric}'", nearest)
 
 
 def _told_apart(runs: tuple[Run, ...]) -> tuple[Run, ...]:

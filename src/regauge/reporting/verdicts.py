@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from typing import TYPE_CHECKING, Any
 
 from regauge.reporting import words
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 NAMED = 3
 """Differences that a sentence names."""
+HASH = 12
+"""Characters of a hash that are shown."""
+_HASH = re.compile(r"[0-9a-f]{32,}")
 
 
 def sentences(found: Parity) -> tuple[str, ...]:
@@ -109,7 +113,7 @@ def cost_table(found: Compared) -> list[dict[str, Any]]:
             "device_seconds": one.device_seconds,
             "usd": one.usd,
             "joules_at_most": one.joules,
-            "price": None if one.rate is None else one.rate.told,
+            "usd_per_hour": None if one.rate is None else one.rate.usd_per_hour,
         }
         for one in found.spent
     ]
@@ -125,9 +129,10 @@ def _cost(one: Spent, target: Target) -> str:
     between = "" if one.between is None else ", straight between {} and {}".format(*one.between)
     joules = "" if one.joules is None else f" and at most {words.count(one.joules)}J"
     usd = words.dollars(one.usd) if one.usd is not None else "unknown dollars"
+    price = "" if one.rate is None else f" at {one.rate.told}"
     return (
         f"{one.run} came to {goal(target)} at step {one.step:,.4g}{between}, for "
-        f"{words.duration(one.machine_seconds)} of machine time, {usd}{joules}."
+        f"{words.duration(one.machine_seconds)} of machine time, {usd}{price}{joules}."
     )
 
 
@@ -151,6 +156,8 @@ def _verdict(found: Parity) -> str:
         return f"Pass, by noise: {apart} in {where}, {_measure(found, metric, gap)}."
     count = len({gap.step for metric in found.metrics for gap in metric.gaps})
     times = "the one evaluation" if count == 1 else f"all {count} evaluations"
+    if not gap.share:
+        return f"Pass: {found.theirs} measures what {found.ours} does at {times}."
     return (
         f"Pass: {found.theirs} is within {percent(metric.band)} of {found.ours} at {times}, "
         f"at most {where}."
@@ -204,4 +211,7 @@ def percent(share: float) -> str:
 
 def plain(value: object) -> str:
     """Return a setting's value in words."""
-    return "unset" if value is None else str(value)
+    if value is None:
+        return "unset"
+    text = str(value)
+    return f"{text[:HASH]}…" if _HASH.fullmatch(text) else text

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from regauge import accelerators, config, log, processes, registry
 from regauge.errors import ChildError
+from regauge.reporting.words import UNKNOWN
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -68,12 +69,14 @@ def is_table(value: Any) -> bool:
 
 
 def _show_value(name: str, value: Any) -> None:
-    """Print a list of mappings as a table, a mapping as a line each, anything else as one line."""
+    """Print mappings as a table, a mapping or sentences as a line each, anything else as one."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             _show_value(f"{name} {key}".replace("_", " "), item)
     elif is_table(value):
         log.stdout.print(_table(name, value), soft_wrap=False)
+    elif isinstance(value, tuple | list) and any(" " in str(item) for item in value):
+        log.stdout.print(f"{name}:", *value, sep="\n  ", markup=False)
     else:
         log.stdout.print(f"{name}: {_text(value)}", markup=False)
 
@@ -94,6 +97,8 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

@@ -142,14 +142,13 @@ def _answer(found: Compared, settings: Compare) -> dict[str, Any]:
     from regauge.reporting.verdicts import cost_sentences, cost_table, sentences
 
     answer: dict[str, Any] = {
-        each.theirs: {"verdict": each.verdict, "told": " ".join(sentences(each))}
-        for each in found.parities
+        each.theirs: {"verdict": each.verdict, "told": sentences(each)} for each in found.parities
     }
     for place in found.places:
         answer[f"{place.run} parts"] = place.named
         answer[f"{place.run} around it"] = place.values
     if found.target is not None:
-        answer["cost"] = " ".join(cost_sentences(found))
+        answer["cost"] = cost_sentences(found)
         answer["to_target"] = cost_table(found)
     if settings.output is not None:
         from regauge.reporting.story import tell

@@ -152,7 +152,8 @@ with started([Console()], run) as tracker:
         raise SystemExit("failed")
     if "wait" in sys.argv:
         sys.stderr.write("interrupt me\\n")
-        time.sleep(60)
+        for _ in range(600):  # a signal that comes just before a wait ends the next one
+            time.sleep(0.1)
     tracker.finish({})
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ def test_time_is_booked_once_to_the_innermost_account(clock: Clock) -> None:
     assert booked == {"step": 5, "checkpoint": 2}
     assert ledger.total_seconds == 7
     assert set(ledger.seconds) == set(ACCOUNTS)
+
+
+@pytest.mark.parametrize(
+    ("account", "booked"),
+    [("step", {"step": 4, "compile": 6}), ("compile", {"compile": 10}), (None, {})],
+)
+def test_what_a_device_compiles_is_taken_from_the_account_that_is_open(
+    clock: Clock, account: str | None, booked: dict[str, float]
+) -> None:
+    """The rehearsal of a step is an account of compiling already."""
+    ledger = Ledger(FREE)
+    with ledger.spend(account) if account else nullcontext():
+        clock.now += 10
+        ledger.move("compile", 6.0)
+    assert {name: value for name, value in ledger.seconds.items() if value} == booked
 
 
 def test_an_account_is_closed_when_its_work_fails(clock: Clock) -> None:

@@ -35,10 +35,11 @@ class Ledger:
         """Add time that was measured elsewhere to an account."""
         self._booked[account] += seconds
 
-    def move(self, origin: str, account: str, seconds: float) -> None:
-        """Book time that an account has or will have to another one."""
-        self._booked[origin] -= seconds
-        self._booked[account] += seconds
+    def move(self, account: str, seconds: float) -> None:
+        """Book time of the account that is open to another one; nothing where none is."""
+        if self._account is not None:
+            self._booked[self._account] -= seconds
+            self._booked[account] += seconds
 
     @contextmanager
     def spend(self, account: str) -> Iterator[None]:

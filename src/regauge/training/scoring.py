@@ -66,7 +66,7 @@ def evaluate(session: Session) -> dict[str, float]:
         session.heldout,
         sample(len(session.heldout), settings.evaluation.rows, session.manifest.identity),
     )
-    with session.ledger.spend("evaluate"), session.computing("evaluate"):
+    with session.ledger.spend("evaluate"), session.computing():
         session.chaos.strike("evaluate", session.step)
         found = heldout.metrics(session.prepared.module)
     return {f"heldout/{name}": value for name, value in found.items()}

@@ -108,12 +108,12 @@ class Session:
         return self.cache.seal(seconds) if self.cache else 0.0
 
     @contextmanager
-    def computing(self, account: str) -> Iterator[None]:
-        """Book what the device's compiler does inside to "compile", and not to the account."""
+    def computing(self) -> Iterator[None]:
+        """Book what the device's compiler does inside to "compile", and not to what is open."""
         before = self.accelerator.compile_seconds()
         yield
         spent = self.accelerator.compile_seconds() - before
-        self.ledger.move(account, "compile", spent)
+        self.ledger.move("compile", spent)
 
     def save(self, metrics: dict[str, float]) -> None:
         """Save this moment, once all replicas agree; writing goes on beside the next steps."""

@@ -22,7 +22,7 @@ def advance(session: Session, batches: list[Batch]) -> tuple[Tensor, Tensor]:
     prepared, clip = session.prepared, session.settings.optimizer.clip_norm
     scale = session.scale.tensor(session.device)
     fault = session.chaos.gradient_factor(session.step)
-    with session.computing("step"):
+    with session.computing():
         totals = session.gradients.of(
             batches, scale if fault == 1 else scale * fault, _noise(session)
         )

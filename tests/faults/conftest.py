@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,13 +161,27 @@ class Jobs:
 
     def nothing_is_left(self, job: Job) -> None:
         """Assert that no process and no folder of a run outlives it."""
-        assert not [path for path in SHARED.glob(f"{PREFIX}*") if _mine(path)]
+        assert not _left_behind()
         assert not list((job.folder / "checkpoints").glob(".step-*"))
         assert not [pid for pid in _pids() if str(job.folder) in _command(pid)]
 
 
-def _mine(path: Path) -> bool:
-    return time.time() - path.stat().st_mtime < LIMIT_SECONDS
+def _left_behind() -> list[Path]:
+    """Return folders in memory whose supervisors are gone; that of a live one is locked."""
+    found = []
+    place = os.open(SHARED, os.O_RDONLY)
+    fcntl.flock(place, fcntl.LOCK_EX)  # supervisors make and lock theirs with it
+    for path in SHARED.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # locked, or gone by now
+            folder = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                recent = time.time() - path.stat().st_mtime < LIMIT_SECONDS
+                found += [path] * recent
+            finally:
+                os.close(folder)
+    os.close(place)
+    return found
 
 
 def _pids() -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Metric:
     items: float | None = None
     """How many items it is a mean over; None where that is unknown."""
 
-    @property
+    @cached_property
     def counts(self) -> bool:
         """Whether it is the share of its items that are right, as an accuracy or a recall is."""
         values = [value for gap in self.gaps for value in (gap.ours, gap.theirs)]
@@ -104,7 +105,7 @@ def relative(ours: float, theirs: float) -> float:
 
 def at(series: Series, step: int) -> float:
     """Return the value of a series at a step, or at the last one before it; 0 without any."""
-    number = bisect_right([known for known, _ in series], step)
+    number = bisect_right(series, step, key=lambda point: point[0])
     return series[number - 1][1] if number else 0.0
 
 

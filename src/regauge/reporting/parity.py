@@ -125,7 +125,8 @@ def compare(
     """
     differing = differences(ours, theirs)
     prevented = [found for found in differing if prevents(found.key)]
-    names = [name for name in measured(ours) if name in measured(theirs)]
+    other = measured(theirs)
+    names = [name for name in measured(ours) if name in other]
     computed = tuple(found for found in differing if not prevents(found.key))
     losses = aligned(ours.series.get(LOSS, ()), theirs.series.get(LOSS, ()))
     rates = aligned(ours.series.get(RATE, ()), theirs.series.get(RATE, ()))

@@ -30,11 +30,12 @@ def corpus(path: Path, count: int, length: int = 60) -> list[dict[str, Any]]:
 
 
 def tables(folder: Path, out: str = "out", **changes: Any) -> config.Tables:
+    packed = changes.get("rows", {}).get("layout", "packed") == "packed"
     base = {
         "data": {"path": str(folder / out)},
         "source": {"kind": "jsonl", "files": [str(folder / "*.jsonl")], "piece_mib": 1},
         "tokenizer": {"vocabulary": 500},
-        "rows": {"length": 64},
+        "rows": {"length": 64} if packed else {},
         "split": {"heldout_share": 0.2},
         "prepare": {"processes": 1},
     }

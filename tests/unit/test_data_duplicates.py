@@ -18,7 +18,8 @@ def documents(count: int, length: int, seed: int = 0) -> list[list[str]]:
 
 
 def labels_of(texts: list[str], similarity: float = 0.7) -> list[int]:
-    labels: list[int] = duplicates.clusters(duplicates.signatures(texts), similarity).tolist()
+    signed = duplicates.Signatures([duplicates.signatures(texts)])
+    labels: list[int] = duplicates.clusters(signed, similarity).tolist()
     return labels
 
 
@@ -63,9 +64,39 @@ def test_links_join_whole_chains() -> None:
 
 
 def test_the_representative_depends_on_the_cluster_alone() -> None:
-    hashes = [b"c", b"a", b"b", b"d"]
-    labels = np.array([0, 1, 0, 0])
-    assert duplicates.representatives(labels, hashes) == [b"b", b"a", b"b", b"b"]
+    hashes = hashed(b"c", b"a", b"b", b"d", b"e" * 9)
+    labels = np.array([0, 1, 0, 0, 4])
+    assert duplicates.representatives(labels, hashes).tolist() == [2, 1, 2, 2, 4]
+
+
+def test_only_what_came_earlier_is_repeated() -> None:
+    hashes = hashed(b"b", b"a", b"b", b"a" * 16, b"a", b"b")
+    assert duplicates.repeated(hashes).tolist() == [False, False, True, False, True, True]
+
+
+def hashed(*contents: bytes) -> np.ndarray:
+    rows = b"".join(content.ljust(duplicates.HASH_BYTES, b"\0") for content in contents)
+    return np.frombuffer(rows, dtype=np.uint8).reshape(len(contents), -1)
+
+
+@pytest.mark.parametrize("cuts", [[], [0, 1, 7, 7, 2000], [300, 301]])
+def test_it_makes_no_difference_in_which_parts_signatures_lie(cuts: list[int]) -> None:
+    random = np.random.default_rng(0)
+    signed = random.integers(0, 2**32, (2500, duplicates.HASHES), dtype=np.uint32)
+    for copy, share in ((500, 0.1), (1000, 0.25), (1500, 0.5), (2000, 0.0)):
+        other = random.random((500, duplicates.HASHES)) < share
+        signed[copy : copy + 500] = np.where(other, signed[copy : copy + 500], signed[:500])
+    parts = duplicates.Signatures(np.split(signed, cuts))
+    whole = duplicates.Signatures([signed])
+    some = random.integers(0, 2500, 900)
+    assert (parts.take(some) == signed[some]).all()
+    assert (parts.band_keys([3, 31, 0]) == whole.band_keys([3, 31, 0])).all()
+    labels = duplicates.clusters(parts, 0.7)
+    assert (labels == duplicates.clusters(whole, 0.7)).all()
+    alike = (signed[:500] == signed[500:1000]).mean(axis=1) >= 0.7
+    assert (labels[500:1000][alike] == labels[:500][alike]).all()
+    assert alike.sum() > 400
+    assert (labels[2000:] == np.arange(500)).all()
 
 
 def test_a_keyed_share_is_even_and_depends_on_the_seed() -> None:
@@ -93,6 +124,6 @@ def test_time_does_not_grow_with_the_square(alike: bool) -> None:  # noqa: FBT00
     if alike:
         signed[:] = signed[0]
     start = time.monotonic()
-    labels = duplicates.clusters(signed, 0.7)
+    labels = duplicates.clusters(duplicates.Signatures([signed]), 0.7)
     assert time.monotonic() - start < 10
     assert len(set(labels.tolist())) == (1 if alike else 40_000)

@@ -12,6 +12,7 @@ import pytest
 
 from regauge import config
 from regauge.data import encoding, shards
+from regauge.data.tokenizer import Encoder
 from regauge.errors import DataError, SettingsError
 from regauge.verbs import prepare as verb
 from unit.preparing import FIELDS, contents, corpus, prepared, settings, tables
@@ -57,6 +58,7 @@ def test_a_named_dataset_can_be_moved_alone(small: Path) -> None:
         made(small)
 
 
+@pytest.mark.full
 def test_two_processes_write_the_bytes_of_one(tmp_path: Path) -> None:
     corpus(tmp_path / "a.jsonl", 3000)
     corpus(tmp_path / "b.jsonl", 300)
@@ -90,6 +92,37 @@ def test_what_was_encoded_is_not_encoded_again(
     assert contents(small / "out") == contents(small / "whole")
 
 
+def test_halves_follow_one_another_and_hold_every_token_once(small: Path) -> None:
+    (small / "b.jsonl").write_text('{"text": "word"}\n{"text": ""}\n')
+    data = prepared(small, rows={"layout": "halves", "length": 33})
+    encoder = Encoder(data.folder / "tokenizer")
+    known = [
+        ids.tolist()
+        for ids in encoder.encode(
+            [json.loads(line)["text"] for line in (small / "a.jsonl").read_text().splitlines()]
+        )
+    ]
+    assert data.manifest.skipped == {"empty 'text'": 1, "too short for two halves": 1}
+    assert {name: field.limit for name, field in data.manifest.fields.items()} == {
+        "first": 17,
+        "second": 16,
+    }
+    found = []
+    for split in ("train", "heldout"):
+        rows = data.split(split)
+        whole: list[int] = []
+        for row in rows.take(range(len(rows))):
+            first, second = row["first"].tolist(), row["second"].tolist()
+            assert (first[0], first[-1], second[-1]) == (2, 3, 3)
+            assert 2 < len(first) <= 17
+            assert 1 < len(second) <= 16
+            assert abs(len(first) - 2 - (len(second) - 1)) <= 1
+            whole += [*first[1:-1], *second[:-1]]
+        found.append(whole)
+    assert sorted(found[0] + found[1]) == sorted(token for ids in known for token in ids)
+    assert any(found[0][: len(ids)] == ids for ids in known), "a document is cut in its order"
+
+
 def test_a_finished_pair_is_left_alone_and_another_one_is_refused(
     small: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -97,7 +130,7 @@ def test_a_finished_pair_is_left_alone_and_another_one_is_refused(
     with caplog.at_level("INFO", logger="regauge"):
         made(small)
     assert "nothing to do" in caplog.text
-    with pytest.raises(DataError, match=r"another dataset: rows.layout was 'not set' and"):
+    with pytest.raises(DataError, match=r"another dataset: rows.categories was 'not set' and"):
         prepared(small)
     changed = several(small)
     changed["rows"]["pairs"] = {**PAIRS, "fields": {"text": 16}}
@@ -119,7 +152,8 @@ def test_nothing_of_other_settings_is_left_over(small: Path) -> None:
         ({"a": {"layout": "fields"}}, r"'rows.a': layout 'fields' needs fields"),
         ({"A/b": {"length": 8}}, "'A/b' cannot name rows"),
         ({"length": 8, "a": {"length": 8}}, "unknown key 'rows.a'"),
-        ({"fields": {"text": 8}}, "'rows': 'fields' and 'numbers' are no part of packed rows"),
+        ({"fields": {"text": 8}}, "'rows': 'fields' is no part of rows of layout 'packed'"),
+        ({"a": {**PAIRS, "length": 8}}, "'rows.a': 'length' is no part of rows of layout 'fields'"),
     ],
 )
 def test_impossible_layouts_are_refused(small: Path, rows: dict[str, Any], message: str) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,22 @@ def test_a_source_without_a_usable_record_is_refused(tmp_path: Path) -> None:
 def test_a_field_that_no_record_has_is_answered(small: Path) -> None:
     with pytest.raises(SettingsError, match="no field 'txt'; did you mean 'text'"):
         prepared(small, rows={"text": "txt"})
+    with pytest.raises(SettingsError, match="no field 'titel'; did you mean 'title'"):
+        prepared(small, "by", split={"by": "titel"})
+
+
+def test_a_text_that_the_tokenizer_leaves_nothing_of_is_counted(small: Path) -> None:
+    path = str(prepared(small).folder / "tokenizer")
+    file = Path(path) / "tokenizer.json"
+    document = json.loads(file.read_text())
+    document["normalizer"] = {"type": "Replace", "pattern": {"String": "-"}, "content": ""}
+    document["pre_tokenizer"]["add_prefix_space"] = False
+    file.write_text(json.dumps(document))
+    with (small / "a.jsonl").open("a") as lines:
+        lines.write('{"text": "---"}\n')
+    again = prepared(small, "again", tokenizer={"path": path, "vocabulary": 8192})
+    assert again.manifest.skipped == {"no token": 1}
+    assert not (again.folder / "rejected.jsonl").read_text()
 
 
 def test_a_finished_dataset_is_left_alone(small: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -342,7 +359,19 @@ def test_a_source_that_cannot_be_read_is_named(small: Path) -> None:
     (small / "a.jsonl").unlink()
     (small / "a.jsonl").mkdir()
     with pytest.raises(DataError, match=r"a.jsonl cannot be read.*run again"):
-        reading.read_piece(job.source, small, reading.Numbered(0, inputs.pieces[0]))
+        reading.read_piece(job.source, {}, small, reading.Numbered(0, inputs.pieces[0]))
+
+
+def test_what_a_process_finds_wrong_is_said_by_the_command(small: Path) -> None:
+    job = verb._job(settings(small))
+    lost = [Piece(f"{name}", 1, 1, "", (str(small / name),)) for name in ("one", "two")]
+    items = [reading.Numbered(number, piece) for number, piece in enumerate(lost)]
+    read = partial(reading.read_piece, job.source, {}, small)
+    with (
+        pytest.raises(DataError, match=r"(one|two) cannot be read.*No such file"),
+        parallel.Pool(2) as pool,
+    ):
+        reading.over_pieces(pool, small / "read", items, read, "read")
 
 
 def test_the_largest_pieces_come_first(tmp_path: Path) -> None:
@@ -376,12 +405,13 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(small: Path) -> None
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({"fields": {"text": 8}}, "no part of packed rows"),
+        ({"fields": {"text": 8}}, "no part of rows of layout 'packed'"),
         ({"layout": "fields"}, "needs fields"),
         ({"layout": "fields", "fields": {"text": 3}}, "below 4 tokens"),
-        ({"layout": "fields", "fields": {"a": 8}, "numbers": ["a"]}, "both a text and a number"),
+        ({"layout": "fields", "fields": {"a": 8}, "numbers": ["a"]}, "'a' is named twice"),
         ({"lenght": 8}, "did you mean 'length'"),
-        ({"layout": "pakced"}, "'packed' or 'fields'"),
+        ({"layout": "pakced"}, "no layouts named 'pakced'; did you mean 'packed'"),
+        ({"layout": 5}, "'rows.layout': Input should be a valid string"),
     ],
 )
 def test_impossible_rows_are_refused(small: Path, rows: dict[str, Any], message: str) -> None:
@@ -411,3 +441,25 @@ def test_the_verb_answers_in_json_without_torch(small: Path) -> None:
     data.verify()
     assert answer["train_rows"] == len(data.split("train"))
     assert answer["identity"] == data.manifest.identity
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1, 2]", "is damaged: all of it: Input should be an object"),
+        ('{"format": 1, "layout"', "is damaged: all of it: Invalid JSON"),
+        ('{"format": 1}', "is damaged: layout: Field required; run 'regauge prepare' again"),
+        ('{"format": 99, "layout": "packed"}', "is of a later Regauge; update Regauge to read it"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(DataError) as caught:
+        shards.read_manifest(tmp_path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_differs_between_two_inputs_is_told_by_its_key() -> None:
+    old, new = ({"settings": each, "pieces": {}} for each in ({"a": {}}, {"a": {"b": 1}}))
+    assert work.difference(old, new) == "a.b was 'not set' and is 1"

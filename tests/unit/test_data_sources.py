@@ -13,27 +13,17 @@ import pytest
 import zstandard
 
 from regauge import config
-from regauge.data.sources import Record, Rejected, Source, _files
+from regauge.data.sources import Record, Rejected, _files
+from regauge.data.sources._docstrings import divide
 from regauge.data.sources.jsonl import JsonLines
 from regauge.data.sources.parquet import Parquet
-from regauge.data.sources.python_docs import PythonDocs, divide
+from regauge.data.sources.python_docs import PythonDocs
+from regauge.data.sources.python_docs_search import PythonDocsSearch
 from regauge.data.sources.text import Text
 from regauge.errors import DataError, SettingsError
+from unit.reads import everything, rejected, texts
 
 BODY = " ".join(f"word{number}" for number in range(30))
-
-
-def everything(source: Source) -> list[Record | Rejected]:
-    return [found for piece in source.pieces() for found in source.read(piece)]
-
-
-def texts(source: Source) -> list[str | int]:
-    return [found.fields["text"] for found in everything(source) if isinstance(found, Record)]
-
-
-def rejected(source: Source) -> list[tuple[str, str]]:
-    found = everything(source)
-    return [(item.place, item.reason) for item in found if isinstance(item, Rejected)]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +64,7 @@ def test_parts_of_a_large_file_hold_every_line_once(tmp_path: Path) -> None:
 def test_a_part_may_begin_anywhere(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"ab\ncdef\n\nghi\n")
-    (whole,) = _files.group([path], 100)
+    (whole,) = _files.group([_files.local(path)], 100)
     parts = (whole._replace(stop=cut), whole._replace(start=cut))
     found = [line.data for part in parts for _, line in _files.lines(part)]  # type: ignore[union-attr]
     assert found == [b"ab", b"cdef", b"", b"ghi"]
@@ -82,11 +72,14 @@ def test_a_part_may_begin_anywhere(tmp_path: Path, cut: int) -> None:
 
 def test_bad_lines_are_named_with_their_place(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    good, bad = b'{"text": "fine", "label": 3, "score": 0.5, "big": 9223372036854775808}', b'{"te'
+    good, bad = (
+        b'{"text": "fine", "label": 3, "score": 0.5, "none": NaN, "big": 9223372036854775808}',
+        b'{"te',
+    )
     path.write_bytes(b"\n".join([good, bad, b"[1]", b'{"text": "\xff"}', b"", good]))
     source = JsonLines(files=(str(path),))
     fields = [found.fields for found in everything(source) if isinstance(found, Record)]
-    assert fields == [{"text": "fine", "label": 3}] * 2
+    assert fields == [{"text": "fine", "label": 3, "score": 0.5}] * 2
     assert rejected(source) == [
         ("line 2", "malformed JSON"),
         ("line 3", "no JSON object"),
@@ -143,7 +136,7 @@ def test_parquet_is_read_by_row_group(tmp_path: Path) -> None:
     source = Parquet(files=(f"{tmp_path}/*.parquet",))
     assert len(source.pieces()) == 3
     found = [item.fields for item in everything(source) if isinstance(item, Record)]
-    assert found[5] == {"text": "row 5", "kind": "b", "label": 5}
+    assert found[5] == {"text": "row 5", "kind": "b", "label": 5, "score": 0.5}
     only = Parquet(files=(f"{tmp_path}/*.parquet",), columns=("text",))
     first = everything(only)[0]
     assert isinstance(first, Record)
@@ -266,3 +259,57 @@ if True:
     (folder / "pydoc_data").mkdir()
     topic = f'The "assert" statement\n**********************\n\n{BODY}\n'
     (folder / "pydoc_data" / "topics.py").write_text(f"topics = {{'assert': {topic!r}}}\n")
+
+
+SOURCE = '''
+"""Reads and writes of every kind.
+
+{body}
+"""
+class Tool{number}:
+    def run(self, first, *, second=1):
+        """Turn part {number} of the {word} machine.
+
+        The {word} machine has many parts; part {number} is turned by hand, slowly and with care,
+        until the {word} lamp behind it begins to glow and every other lamp has gone out for good.
+        """
+'''
+
+
+def documented(folder: Path, count: int = 12) -> PythonDocsSearch:
+    for number in range(count):
+        word = ("paper", "water", "cotton")[number % 3]
+        text = SOURCE.format(number=number, word=word, body=f"It says {word} " * 12)
+        (folder / f"tool{number}.py").write_text(text.lstrip())
+    return PythonDocsSearch(roots=(str(folder),), queries=8, candidates=4)
+
+
+def test_a_search_shows_the_right_body_among_those_with_the_same_words(tmp_path: Path) -> None:
+    source = documented(tmp_path)
+    (piece,) = source.pieces()
+    records = [found.fields for found in source.read(piece) if isinstance(found, Record)]
+    queries = [found["query"] for found in records]
+    starts = [place for place in range(len(queries)) if queries[place] != queries[place - 1]]
+    assert len(starts) == len(set(queries)) == 8, "a query's candidates do not stand together"
+    places = set()
+    for start in starts:
+        group = records[start : start + 4]
+        assert {found["query"] for found in group} == {queries[start]}
+        assert [found["label"] for found in group].count(1) == 1
+        places.add([found["label"] for found in group].index(1))
+        own = next(found for found in group if found["label"])
+        word = str(own["query"]).split()[-2]
+        if own["kind"] == "function":
+            assert own["parameters"] == 3
+            assert own["depth"] == 2
+            near = [word in str(found["document"]) for found in group]
+            assert sum(near) == 4, "other candidates share no words"
+        assert 0 <= float(own["overlap"]) <= 1
+    assert len(places) > 1, "the right one is always in the same place"
+    assert set(source.fields()) == {name for found in records for name in found}
+
+
+def test_a_search_is_the_same_every_time(tmp_path: Path) -> None:
+    source = documented(tmp_path)
+    (piece,) = source.pieces()
+    assert list(source.read(piece)) == list(source.read(piece))

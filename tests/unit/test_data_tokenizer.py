@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from regauge.data import settings, tokenizer
-from regauge.data.tokenizer import FILE
+from regauge.data.shards import TOKENIZER
 from regauge.errors import DataError
 
 TEXTS = [
@@ -44,7 +44,7 @@ def test_a_single_thread_trains_the_same(trained: Path, tmp_path: Path) -> None:
     tests = str(Path(__file__).parents[1])
     variables = {**os.environ, "RAYON_NUM_THREADS": "1", "PYTHONPATH": tests}
     subprocess.run([sys.executable, "-c", code], check=True, env=variables)
-    assert (folder / FILE).read_bytes() == (trained / FILE).read_bytes()
+    assert (folder / TOKENIZER).read_bytes() == (trained / TOKENIZER).read_bytes()
 
 
 def test_facts_name_the_special_tokens(trained: Path) -> None:
@@ -117,3 +117,21 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match="cannot be read"):
         tokenizer.Encoder(tmp_path)
+
+
+def test_a_model_s_folder_has_every_file_of_its_tokenizer(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from regauge.models.weights import describe
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two"]
+    (origin := tmp_path / "origin").mkdir()
+    (origin / "vocab.txt").write_text("\n".join(words) + "\n")
+    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
+    (origin / "tokenizer_config.json").write_text(json.dumps(config))
+    (origin / "notes.txt").write_text("no part of it")
+    (target := tmp_path / "target").mkdir()
+    describe(target, transformers.BertConfig(), origin)
+    names = {path.name for path in target.iterdir()}
+    assert names == {"config.json", "tokenizer_config.json", "vocab.txt"}
+    loaded = transformers.AutoTokenizer.from_pretrained(str(target))
+    assert loaded("two one").input_ids == [2, 6, 5, 3]

@@ -11,45 +11,29 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import shutil
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 import fsspec
 
+from regauge import stores
 from regauge.checkpoint.folder import LATEST, MANIFEST, name_of, number_of, part_of
-from regauge.errors import SettingsError, TransientError
+from regauge.errors import SettingsError, TransientError, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
 T = TypeVar("T")
-TRIES = 6
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 20.0
 ANSWER_SECONDS = 120.0
 """How long a request may go on without a part of a file: below it there are tries that nobody sees.
 
 s3fs makes five, each of them up to 20 s without an answer and with 1.9 s of waits between them.
 """
-FOR_GOOD = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)
-"""What no further try would change."""
 PROBE = ".regauge-probe"
-OPTIONS: dict[str, dict[str, Any]] = {
-    "file": {"auto_mkdir": True},
-    "s3": {
-        "config_kwargs": {
-            "retries": {"mode": "standard", "total_max_attempts": 1},
-            "connect_timeout": 10,
-            "read_timeout": 20,
-        }
-    },
-}
-"""What a file system is opened with: s3fs tries again by itself, and botocore below it need not."""
-EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
 class _Progress(fsspec.Callback):  # type: ignore[misc]
@@ -76,12 +60,9 @@ class Remote:
         self.root = root.rstrip("/")
         self._until = -math.inf
         try:
-            options = OPTIONS.get(root.partition("://")[0] if "://" in root else "file", {})
-            self._files, path = fsspec.url_to_fs(self.root, **options)
-        except (ImportError, ValueError) as error:
-            extra = EXTRAS.get(root.partition("://")[0])
-            remedy = f"pip install 'regauge[{extra}]'" if extra else "name one that fsspec knows"
-            raise SettingsError(f"output.checkpoint.root = '{root}': {error}", remedy) from None
+            self._files, path = stores.opened(self.root)
+        except SettingsError as error:
+            raise error.within(f"output.checkpoint.root = '{root}'") from None
         self._path = path.rstrip("/")
 
     @property
@@ -96,7 +77,7 @@ class Remote:
             self._files.pipe_file(key, b"regauge")
             self._files.rm_file(key)
         except Exception as error:  # noqa: BLE001 - every store has errors of its own
-            return _plain(error)
+            return plain(error)
         return None
 
     def put(self, part: Path, step: int, names: Iterable[str]) -> None:
@@ -197,34 +178,14 @@ class Remote:
     def _tried(self, work: Callable[[], T]) -> T:
         """Do something until it works, and be `asking` meanwhile; raises TransientError."""
         try:
-            return self._again(work)
+            return stores.again(work, self._heard)
+        except Exception as error:
+            raise self._lost(error) from error
         finally:
             self._until = -math.inf
 
-    def _again(self, work: Callable[[], T]) -> T:
-        """Do something again until it works, with waits that double."""
-        wait = FIRST_WAIT_SECONDS
-        for number in range(TRIES):
-            self._heard()
-            try:
-                return work()
-            except FOR_GOOD as error:
-                raise self._lost(error) from error
-            except Exception as error:
-                if number == TRIES - 1:
-                    raise self._lost(error) from error
-            time.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311 - not all at once
-            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
-        raise AssertionError
-
     def _lost(self, error: Exception) -> TransientError:
         return TransientError(
-            f"{self.root} does not answer as it should: {_plain(error)}",
+            f"{self.root} does not answer as it should: {plain(error)}",
             "see its credentials and limits, and run the same command again",
         )
-
-
-def _plain(error: Any) -> str:
-    """Return what an error says in one line."""
-    said = str(error).strip().splitlines()
-    return said[0] if said else type(error).__name__

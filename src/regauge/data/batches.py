@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,11 @@ from regauge.data.randomness import keyed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from regauge.data.shards import Rows
+
 Arrays = dict[str, np.ndarray]
+Found = list[dict[str, Any] | None]
+"""Rows as they are stored; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,12 @@ def whole_rows(rows: np.ndarray, microbatch_rows: int, length: int) -> list[Piec
     slots = np.arange(len(rows))
     pieces = zip(rows.reshape(-1, microbatch_rows), slots.reshape(-1, microbatch_rows), strict=True)
     return [Piece(ids, np.zeros_like(ids), places, length) for ids, places in pieces]
+
+
+def taken(rows: Rows, numbers: np.ndarray) -> Found:
+    """Return rows by number, and None for PADDING."""
+    found = iter(rows.take(numbers[numbers >= 0]))
+    return [next(found) if number >= 0 else None for number in numbers]
 
 
 def padded(texts: Sequence[np.ndarray | None], length: int, fill: int) -> np.ndarray:

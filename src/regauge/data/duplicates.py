@@ -2,7 +2,8 @@
 
 MinHash signatures of word shingles; locality-sensitive bands propose pairs, the signatures verify
 them, and what is linked is one cluster (Broder 1997; Leskovec, Rajaraman and Ullman, chapter 3).
-Everything is arithmetic on 64-bit integers: the same on every machine.
+Everything is arithmetic on 64-bit integers: the same on every machine. The signatures stay in the
+files that hold them; what is in memory is about 200 bytes for each record.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 import re
 import zlib
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,12 +30,13 @@ HASH_BYTES = 16
 SIGNATURE_BYTES = HASHES * 4
 _WORD = re.compile(r"\w+")
 _PAIRS_AT_A_TIME = 2**16
+_BANDS_AT_A_TIME = 4
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64)
 _RANDOM = np.frombuffer(hashlib.shake_128(b"regauge minhash").digest(HASHES * 16), dtype="<u8")
 _FACTORS, _OFFSETS = _RANDOM[:HASHES] | np.uint64(1), _RANDOM[HASHES:]
 
 
-def whole_text(fields: Mapping[str, str | int]) -> str:
+def whole_text(fields: Mapping[str, str | int | float]) -> str:
     """Return every text of a record once: one that is part of a longer one adds nothing."""
     texts = sorted((value for value in fields.values() if isinstance(value, str)), key=len)
     whole = ""
@@ -43,7 +46,7 @@ def whole_text(fields: Mapping[str, str | int]) -> str:
     return whole
 
 
-def content_hash(fields: Mapping[str, str | int]) -> bytes:
+def content_hash(fields: Mapping[str, str | int | float]) -> bytes:
     """Return 16 bytes that are equal for equal fields; raises UnicodeEncodeError for no text."""
     content = json.dumps(fields, ensure_ascii=False, sort_keys=True).encode()
     return hashlib.blake2b(content, digest_size=HASH_BYTES).digest()
@@ -61,10 +64,43 @@ def signatures(texts: Sequence[str]) -> np.ndarray:  # [texts, HASHES] uint32
     return result
 
 
-def clusters(
-    signed: np.ndarray,  # [records, HASHES] uint32
-    similarity: float,
-) -> np.ndarray:  # [records] int64
+class Signatures:
+    """The signatures of all records, in parts that may be mapped files."""
+
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:  # [records of it, HASHES] uint32
+        self._parts = [part for part in parts if len(part)]
+        self._starts = np.cumsum([0] + [len(part) for part in self._parts])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def take(self, numbers: np.ndarray) -> np.ndarray:  # [numbers, HASHES] uint32
+        """Return the signatures of some records."""
+        found = np.empty((len(numbers), HASHES), dtype=np.uint32)
+        owners = np.searchsorted(self._starts, numbers, side="right") - 1
+        order = np.argsort(owners, kind="stable")
+        cuts = np.flatnonzero(np.diff(owners[order], prepend=-1, append=-1))
+        for start, stop in pairwise(cuts.tolist()):
+            some = order[start:stop]
+            owner = owners[some[0]]
+            found[some] = self._parts[owner][numbers[some] - self._starts[owner]]
+        return found
+
+    def band_keys(self, bands: Sequence[int]) -> np.ndarray:  # [bands, records] uint64
+        """Return a number for the values of each record in some bands."""
+        width = HASHES // BANDS
+        keys = np.zeros((len(bands), len(self)), dtype=np.uint64)
+        for start, part in zip(self._starts.tolist(), self._parts, strict=False):
+            for row, band in enumerate(bands):
+                mine = keys[row, start : start + len(part)]
+                for place in range(width):
+                    mine ^= part[:, band * width + place]
+                    mine *= _MIX[place % len(_MIX)]
+                    mine ^= mine >> np.uint64(31)
+        return keys
+
+
+def clusters(signed: Signatures, similarity: float) -> np.ndarray:  # [records] int64
     """Return for every record the lowest number of a record in its cluster."""
     labels = np.arange(len(signed))
     for first, second in _proposed(signed):
@@ -76,15 +112,31 @@ def clusters(
 
 def representatives(
     labels: np.ndarray,  # [records] int64
-    hashes: Sequence[bytes],
-) -> list[bytes]:
-    """Return for every record the smallest content hash in its cluster."""
-    smallest: dict[int, bytes] = {}
-    for label, content in zip(labels.tolist(), hashes, strict=True):
-        known = smallest.get(label)
-        if known is None or content < known:
-            smallest[label] = content
-    return [smallest[label] for label in labels.tolist()]
+    hashes: np.ndarray,  # [records, HASH_BYTES] uint8
+) -> np.ndarray:  # [records] int64
+    """Return for every record the one with the smallest content hash in its cluster."""
+    order = np.lexsort((*_as_numbers(hashes), labels))
+    firsts = np.flatnonzero(np.diff(labels[order], prepend=-1))
+    sizes = np.diff(firsts, append=len(order))
+    found = np.empty(len(order), dtype=np.int64)
+    found[order] = np.repeat(order[firsts], sizes)
+    return found
+
+
+def repeated(hashes: np.ndarray) -> np.ndarray:  # [records, HASH_BYTES] uint8 -> [records] bool
+    """Return which records have the content of an earlier one."""
+    low, high = _as_numbers(hashes)
+    order = np.lexsort((low, high))
+    same = (np.diff(high[order]) == 0) & (np.diff(low[order]) == 0)
+    found = np.zeros(len(hashes), dtype=bool)
+    found[order[1:][same]] = True
+    return found
+
+
+def _as_numbers(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the later and the earlier half of each hash, which sort as its bytes do."""
+    halves = hashes.view(">u8").astype(np.uint64)
+    return halves[:, 1], halves[:, 0]
 
 
 def keyed_share(content: bytes, seed: int, purpose: str) -> float:
@@ -108,35 +160,27 @@ def _shingles(text: str) -> np.ndarray:
     return total
 
 
-def _proposed(signed: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _proposed(signed: Signatures) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield pairs that agree in a band: each record with its neighbour and its bucket's first."""
-    keys = _band_keys(signed)
-    for band in range(BANDS):
-        key, next_key = keys[band], keys[(band + 1) % BANDS]
-        order = np.lexsort((next_key, key))
-        same = np.concatenate([[False], key[order[1:]] == key[order[:-1]]])
-        heads = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
-        members = np.flatnonzero(same)
-        yield order[members], order[members - 1]
-        yield order[members], order[heads[members]]
-
-
-def _band_keys(signed: np.ndarray) -> np.ndarray:  # [BANDS, records] uint64
-    width = HASHES // BANDS
-    keys = np.zeros((BANDS, len(signed)), dtype=np.uint64)
-    for place in range(width):
-        keys = (keys ^ signed[:, place::width].T.astype(np.uint64)) * _MIX[place % len(_MIX)]
-        keys ^= keys >> np.uint64(31)
-    return keys
+    for start in range(0, BANDS, _BANDS_AT_A_TIME):
+        bands = [band % BANDS for band in range(start, start + _BANDS_AT_A_TIME + 1)]
+        for key, next_key in pairwise(signed.band_keys(bands)):
+            order = np.lexsort((next_key, key))
+            same = np.concatenate([[False], key[order[1:]] == key[order[:-1]]])
+            heads = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
+            members = np.flatnonzero(same)
+            yield order[members], order[members - 1]
+            yield order[members], order[heads[members]]
 
 
 def _verified(
-    signed: np.ndarray, first: np.ndarray, second: np.ndarray, similarity: float
+    signed: Signatures, first: np.ndarray, second: np.ndarray, similarity: float
 ) -> tuple[np.ndarray, np.ndarray]:
     chosen = np.zeros(len(first), dtype=bool)
     for at in range(0, len(first), _PAIRS_AT_A_TIME):
         some = slice(at, at + _PAIRS_AT_A_TIME)
-        chosen[some] = (signed[first[some]] == signed[second[some]]).mean(axis=1) >= similarity
+        same = signed.take(first[some]) == signed.take(second[some])
+        chosen[some] = same.mean(axis=1) >= similarity
     return first[chosen], second[chosen]
 
 

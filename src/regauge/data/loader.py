@@ -18,25 +18,13 @@ from regauge.data.batches import Arrays, Draw, Piece
 from regauge.data.order import PADDING
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from regauge.data.shards import Rows
 
 
 EVALUATION = -1
 """The epoch and step that key the randomness of held-out batches: the same in every run."""
-
-
-class Sequence(Protocol):
-    """Which rows each step takes; see `Order`."""
-
-    def epoch(self, step: int) -> int:
-        """Return the epoch of a step."""
-        ...
-
-    def batch(self, step: int) -> np.ndarray:
-        """Return the row numbers of a global batch, [batch_rows]."""
-        ...
 
 
 class Collator(Protocol):
@@ -55,12 +43,14 @@ class Collator(Protocol):
 
 @dataclass(frozen=True)
 class Facts:
-    """Token numbers that a task needs to build a batch."""
+    """Numbers that a task needs to build a batch."""
 
     vocabulary: int
     pad: int
     mask: int | None
     special: tuple[int, ...]
+    members: int = 1
+    """Most records of a row."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +101,19 @@ class Feed:
             for piece in self._share.of(pieces, self._ladder)
         ]
 
-    def empty(self, texts: int, length: int) -> Arrays:
+    def row(self, number: int) -> dict[str, np.ndarray]:
+        """Return one row as it lies in the dataset."""
+        return self._rows.take([number])[0]
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Rows and tokens of the largest batch."""
+        return self._microbatch_rows, self._ladder[-1]
+
+    def empty(self, slots: int, length: int) -> Arrays:
         """Return a batch of a declared shape with no row in it: every weight is 0."""
-        nobody = np.full(texts, PADDING)
-        zeros = np.zeros(texts, np.int64)
+        nobody = np.full(slots, PADDING)
+        zeros = np.zeros(slots, np.int64)
         piece = Piece(nobody, zeros, zeros, length)
         return self._collator.batch(self._rows, piece, Draw(self._seed, 0, 0), self._facts)
 
@@ -132,26 +131,23 @@ class Feed:
         made = (self._collator.batch(self._rows, piece, draw, self._facts) for piece in own)
         return made, filled
 
-    def steps(
-        self, order: Sequence, first: int, last: int, *, workers: int, ahead: int
-    ) -> Generator[list[Arrays]]:
-        """Yield the batches of steps first … last-1; threads build `ahead` steps early."""
 
-        def load(step: int) -> list[Arrays]:
-            return self.batches(order.batch(step), epoch=order.epoch(step), step=step)
-
-        if workers == 0:
-            yield from (load(step) for step in range(first, last))
-            return
-        waiting: deque[Future[list[Arrays]]] = deque()
-        with ThreadPoolExecutor(workers, thread_name_prefix="loader") as pool:
-            try:
-                for step in range(first, last):
-                    waiting.append(pool.submit(load, step))
-                    if len(waiting) > ahead:
-                        yield waiting.popleft().result()
-                while waiting:
+def in_turn(
+    load: Callable[[int], list[Arrays]], first: int, last: int, *, workers: int, ahead: int
+) -> Generator[list[Arrays]]:
+    """Yield the batches of steps first … last-1; threads build `ahead` steps early."""
+    if workers == 0:
+        yield from (load(step) for step in range(first, last))
+        return
+    waiting: deque[Future[list[Arrays]]] = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="loader") as pool:
+        try:
+            for step in range(first, last):
+                waiting.append(pool.submit(load, step))
+                if len(waiting) > ahead:
                     yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

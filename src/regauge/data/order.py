@@ -36,15 +36,12 @@ class Order:
         """Return the epoch of a step; both count from 0."""
         return step // self.steps_per_epoch
 
-    def batch(self, step: int) -> np.ndarray:
-        """Return the row numbers of a global batch, [batch_rows].
+    def batch(self, step: int, shift: int = 0) -> np.ndarray:
+        """Return the row numbers of a global batch, [batch_rows], or of the rows `shift` later.
 
         The last batch of an epoch is filled up with PADDING.
         """
-        return self.rows_from(step, step % self.steps_per_epoch * self.batch_rows)
-
-    def rows_from(self, step: int, inside: int) -> np.ndarray:
-        """Return as many row numbers from a place in the order of a step's epoch on."""
+        inside = step % self.steps_per_epoch * self.batch_rows + shift
         positions = np.arange(inside, min(inside + self.batch_rows, self.rows))
         batch = np.full(self.batch_rows, PADDING, np.int64)
         batch[: len(positions)] = self._permutation(self.epoch(step))(positions)

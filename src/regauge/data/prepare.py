@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import config
 from regauge.data import parallel, reading, splitting, tokenizer, work
-from regauge.data.layouts import Corpus, Making
+from regauge.data.layouts import layout_of
+from regauge.data.making import Corpus, Counted, Making
 from regauge.data.progress import MEGA
 from regauge.data.settings import unwrapped
 from regauge.errors import DataError, PreflightError, SettingsError, TransientError
@@ -26,6 +27,7 @@ from regauge.registry import did_you_mean
 
 if TYPE_CHECKING:
     from regauge.data import settings
+    from regauge.data.layouts import Layout
     from regauge.data.sources import Piece, Source
 
 DISK_FOR_RECORDS = 2
@@ -43,16 +45,25 @@ class Job:
     tokenizer: settings.Tokenizer
     layouts: dict[str, settings.RowLayout]
     split: settings.Split
+    filter: settings.Filter = field(default_factory=dict)
     processes: int = 1
+
+    def made(self) -> dict[str, Layout]:
+        """Return the layouts by name."""
+        return {name: layout_of(rows) for name, rows in self.layouts.items()}
 
     def inputs(self) -> work.Inputs:
         """Return everything that decides the bytes; raises DataError for an empty source."""
         tables: dict[str, Any] = {
             "source": config.dump(self.source),
             "tokenizer": config.dump(self.tokenizer),
-            "rows": unwrapped({name: config.dump(rows) for name, rows in self.layouts.items()}),
+            "rows": unwrapped({name: made.document() for name, made in self.made().items()}),
             "split": config.dump(self.split),
         }
+        wanted = self.filter.items()
+        limits = {name: limit.model_dump(exclude_defaults=True) for name, limit in wanted}
+        if any(limits.values()):
+            tables["filter"] = limits
         if self.tokenizer.path:
             tables["tokenizer"]["sha256"] = tokenizer.fingerprint(Path(self.tokenizer.path))
         return work.Inputs(tables, self.source.pieces(), tuple(self.layouts))
@@ -61,7 +72,7 @@ class Job:
 def prepare(job: Job) -> work.Manifests:
     """Make the datasets, or find that they are there already; return their manifests by name."""
     inputs = job.inputs()
-    check_fields(job, job.source.fields())
+    check(job)
     if found := work.finished(job.folder, inputs):
         logger.info(f"{job.folder} is prepared already: nothing to do")
         return found
@@ -78,12 +89,22 @@ def prepare(job: Job) -> work.Manifests:
     return manifests
 
 
+def check(job: Job) -> None:
+    """Raise SettingsError for what cannot be made, as far as is known before reading."""
+    for layout in job.made().values():
+        layout.check_inputs(job.tokenizer)
+    if known := job.source.fields():
+        check_fields(job, known)
+
+
 def check_fields(job: Job, known: tuple[str, ...]) -> None:
-    """Raise SettingsError for a field of a layout that the source does not have."""
-    for layout in job.layouts.values():
-        for name in (*layout.texts(), *layout.numbers):
-            if known and name not in known:
-                raise SettingsError(f"the source has no field '{name}'", did_you_mean(name, known))
+    """Raise SettingsError for a field of a layout, a filter or the split that no record has."""
+    for layout in job.made().values():
+        layout.check_fields(known)
+    by = (job.split.by,) if job.split.by else ()
+    for name in (*job.filter, *by):
+        if name not in known:
+            raise SettingsError(f"the source has no field '{name}'", did_you_mean(name, known))
 
 
 def check_disk(job: Job, pieces: tuple[Piece, ...]) -> None:
@@ -105,28 +126,32 @@ def check_disk(job: Job, pieces: tuple[Piece, ...]) -> None:
 def _make(job: Job, inputs: work.Inputs, place: work.Work, pool: parallel.Pool) -> work.Manifests:
     if place.started:
         logger.info(f"going on with {place.folder}")
-    makings = [Making(name, layout, place) for name, layout in job.layouts.items()]
+    makings = [Making(name, layout, place) for name, layout in job.made().items()]
     items = [reading.Numbered(number, piece) for number, piece in enumerate(inputs.pieces)]
-    read_piece = partial(reading.read_piece, job.source, place.work / "read")
+    read_piece = partial(reading.read_piece, job.source, job.filter, place.work / "read")
     read = reading.over_pieces(pool, place.work / "read", items, read_piece, "read")
-    rejected = [making.gather_rejected(len(items)) for making in makings]
-    _check_read(job, read, rejected[0])
+    _check_read(job, read, makings)
     drop = job.source.duplicates == "drop"
     decisions = splitting.decide(place.work, len(items), job.split, drop=drop)
     folder = splitting.make_tokenizer(place.work, len(items), job.tokenizer, decisions)
     encoder = tokenizer.Encoder(folder)
     for making in makings:
-        making.check(encoder)
+        making.layout.check_tokenizer(encoder)
     firsts = accumulate((counts["records"] for counts in read), initial=0)
     numbered = [item._replace(first=first) for item, first in zip(items, firsts, strict=False)]
     corpus = Corpus(inputs.settings, numbered, read, folder, encoder)
     return {making.name: making.make(corpus, pool) for making in makings}
 
 
-def _check_read(job: Job, read: list[reading.Counts], rejected: Path) -> None:
+def _check_read(job: Job, read: list[reading.Counts], makings: list[Making]) -> None:
     """Raise where no row can come of what was read: nothing there, or not the fields."""
     if not sum(counts["records"] for counts in read):
-        if count := sum(sum(counts["rejected"].values()) for counts in read):
-            raise DataError(f"all {count} records are rejected", f"see why in {rejected}")
+        rejected = [making.gather_rejected(len(read)) for making in makings]
+        counted = Counted(read)
+        if counted.total("skipped"):
+            problem = f"no record is left: {counted.told('skipped', 'rejected')}"
+            raise DataError(problem, "correct filter or source")
+        if count := sum(counted.total("rejected").values()):
+            raise DataError(f"all {count} records are rejected", f"see why in {rejected[0]}")
         raise DataError("the source holds no record", "correct source in the run file")
     check_fields(job, tuple({name for counts in read for name in counts["names"]}))

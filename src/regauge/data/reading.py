@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from regauge.data import duplicates
+from regauge.data import duplicates, filtering, work
 from regauge.data.progress import Phase
-from regauge.data.sources import Record, Rejected
+from regauge.data.sources import Record, Rejected, Skipped
 from regauge.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from regauge.data.parallel import Pool
-    from regauge.data.sources import Piece, Source
+    from regauge.data.settings import Limits
+    from regauge.data.sources import Found, Piece, Source
 
 SCHEMA = pa.schema(
     [
@@ -51,16 +52,23 @@ class Numbered(NamedTuple):
     first: int = 0
 
 
-def read_piece(source: Source, folder: Path, item: Numbered) -> tuple[int, Counts]:
+def read_piece(
+    source: Source, limits: Mapping[str, Limits], folder: Path, item: Numbered
+) -> tuple[int, Counts]:
     """Read a piece into `folder` and return its number and counts."""
     batch: list[Record] = []
-    counts: Counts = {"records": 0, "rejected": Counter(), "names": Counter(), "text_bytes": 0}
+    counts: Counts = {"records": 0, "text_bytes": 0}
+    counts |= {kind: Counter() for kind in ("rejected", "skipped", "names")}
     size = 0
     with Output(folder, item.number, SCHEMA) as output:
-        for found in _checked(source, item.piece):
+        for found in filtering.filtered(_checked(source, item.piece), limits):
             if isinstance(found, Rejected):
                 output.reject(found)
                 counts["rejected"][found.reason] += 1
+                continue
+            if isinstance(found, Skipped):
+                counts["skipped"][found.reason] += 1
+                counts["names"].update(found.fields.keys())
                 continue
             batch.append(found)
             size += sum(len(value) for value in found.fields.values() if isinstance(value, str))
@@ -113,10 +121,7 @@ def committed(folder: Path, number: int) -> Counts | None:
 
 def commit_counts(folder: Path, number: int, counts: Counts) -> Counts:
     """Say that a piece is done."""
-    path = folder / f"{number:06d}.json"
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(counts))
-    temporary.replace(path)
+    work.write(folder / f"{number:06d}.json", json.dumps(counts))
     return counts
 
 
@@ -152,7 +157,7 @@ class Output:
             self._aside[1].replace(self._rejected)
 
 
-def _checked(source: Source, piece: Piece) -> Iterator[Record | Rejected]:
+def _checked(source: Source, piece: Piece) -> Iterator[Found]:
     """Yield what a source yields, with texts that are no Unicode rejected."""
     try:
         for found in source.read(piece):
@@ -165,7 +170,7 @@ def _checked(source: Source, piece: Piece) -> Iterator[Record | Rejected]:
         raise DataError(f"{piece.name} cannot be read: {error}", remedy) from None
 
 
-def _is_unicode(value: str | int) -> bool:
+def _is_unicode(value: str | float) -> bool:
     try:
         str(value).encode()
     except UnicodeEncodeError:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MULTIPLE = 8
 """Lengths of a ladder are multiples of this, as matrix units like them."""
@@ -37,6 +42,14 @@ def real_share(histogram: tuple[int, ...], rungs: tuple[int, ...]) -> float:
     real = sum(length * count for length, count in enumerate(histogram))
     slots = sum(fit(length, rungs) * count for length, count in enumerate(histogram) if count)
     return real / max(slots, 1)
+
+
+def added(histograms: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
+    """Return the sum of histograms, as long as the longest of them."""
+    total = np.zeros(max(map(len, histograms), default=0), np.int64)
+    for counts in histograms:
+        total[: len(counts)] += np.asarray(counts, np.int64)
+    return total
 
 
 def fit(length: int, rungs: tuple[int, ...]) -> int:

@@ -2,10 +2,11 @@
 
     <path>/manifest.json            what is there: hashes, counts, lengths, settings
     <path>/tokenizer/               the tokenizer, loadable by transformers
-    <path>/train-00000.arrow …      rows; a column is a list of integers, or one number
+    <path>/train-00000.arrow …      rows; a column has lists of integers, numbers, or lists of these
     <path>/heldout-00000.arrow …
     <path>/heldout-texts-00000.arrow
-                                    the held-out rows as they were read, uncut (layout "fields")
+                                    the held-out rows as they were read, uncut, where the
+                                    layout keeps them
     <path>/rejected.jsonl           records that could not be used, each with its reason
 
 This module reads it. It knows nothing of tasks, and holds no row in memory.
@@ -15,11 +16,11 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-import json
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pydantic
 
 from regauge.config import FORMAT, Settings
 from regauge.errors import DataError
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
+_OF_LATER = ("less_than_equal", "extra_forbidden")
+"""What pydantic says of a later format, and of a key that is not known yet."""
 
 
 class File(Settings):
@@ -54,11 +57,29 @@ class Field(Settings):
     """One column of a row."""
 
     limit: int
-    """Largest length in tokens; 1 for a number."""
-    kind: Literal["tokens", "segments", "number"] = "tokens"
-    """Token ids, the document that each packed token belongs to, or one integer."""
+    """Largest length in tokens; 1 for what is no text."""
+    kind: Literal["tokens", "segments", "answers", "number", "real", "category"] = "tokens"
+    """Token ids; of each its document, or whether it is of an answer; or a value of a record."""
     lengths: dict[str, tuple[int, ...]] = {}
     """Histogram by split: entry i counts the rows with i tokens, up to `limit`."""
+    members: int = 1
+    """Most of them in one row: more than one where each record of a group has its own."""
+    least: float | None = None
+    """Smallest value to train on; None where there is none, and for text and categories."""
+    most: float | None = None
+    """Largest value to train on."""
+    mean: float | None = None
+    """Mean of the values to train on."""
+    deviation: float | None = None
+    """Their standard deviation."""
+    ranges: dict[str, tuple[float, float]] = {}
+    """Smallest and largest value, by split; none where a split has no value."""
+    missing: dict[str, int] = {}
+    """Rows without a value, by split."""
+    distinct: int | None = None
+    """Categories to train on; None where they are more than were counted."""
+    unseen: int | None = None
+    """Held-out rows whose category is not among those to train on."""
 
 
 class Split(Settings):
@@ -99,10 +120,10 @@ class TokenizerFacts(Settings):
 class Manifest(Settings):
     """Everything about a prepared dataset that a run depends on."""
 
-    format: int = FORMAT
+    format: Annotated[int, pydantic.Field(le=FORMAT)] = FORMAT
     """Version of this document."""
-    layout: Literal["packed", "fields"]
-    """Whether rows are packed documents, or named fields side by side."""
+    layout: str
+    """What a row is: a name of `data/layouts`."""
     fields: dict[str, Field]
     """The columns of a row."""
     splits: dict[str, Split]
@@ -123,10 +144,11 @@ class Manifest(Settings):
 
     @property
     def real_token_share(self) -> float:
-        """Real tokens over the slots of packed rows; 1.0 where rows are not padded on disk."""
-        if self.layout != "packed":
+        """Real tokens over the slots of filled rows; 1.0 where rows are not padded on disk."""
+        filled = [field.limit for field in self.fields.values() if field.kind == "segments"]
+        if not filled:
             return 1.0
-        slots = sum(split.rows for split in self.splits.values()) * self.fields["tokens"].limit
+        slots = sum(split.rows for split in self.splits.values()) * filled[0]
         return sum(split.tokens for split in self.splits.values()) / max(slots, 1)
 
 
@@ -141,7 +163,7 @@ class Rows:
         return self._ends[-1] if self._ends else 0
 
     def take(self, ids: Iterable[int]) -> list[dict[str, Any]]:
-        """Return rows by number, each a dictionary of int32 arrays and plain numbers."""
+        """Return rows by number, each a dictionary of arrays, lists of arrays and plain numbers."""
         return [self._row(int(number)) for number in ids]
 
     def _row(self, number: int) -> dict[str, Any]:
@@ -156,13 +178,16 @@ class Rows:
 class _Column(NamedTuple):
     """Views into a mapped file: `values[offsets[i]:offsets[i + 1]]` is a list, else a number."""
 
-    values: np.ndarray
+    values: Any
     offsets: np.ndarray | None
 
     def cell(self, index: int) -> Any:
         if self.offsets is None:
             return self.values[index].item()
-        return self.values[self.offsets[index] : self.offsets[index + 1]]
+        start, stop = self.offsets[index], self.offsets[index + 1]
+        if isinstance(self.values, _Column):
+            return [self.values.cell(place) for place in range(start, stop)]
+        return self.values[start:stop]
 
 
 class Dataset:
@@ -176,12 +201,17 @@ class Dataset:
         """Return the rows of "train" or "heldout"."""
         return Rows(self.folder, self._facts(name))
 
-    def texts(self, split: str, rows: int | None = None) -> list[dict[str, str]]:
+    def heldout(self) -> dict[str, Dataset]:
+        """Return the datasets whose held-out rows are measured apart, by name; its own has none."""
+        return {"": self}
+
+    def texts(self, split: str, rows: int | None = None) -> list[dict[str, Any]]:
         """Return the first rows of a split, or all, as they were read: whole texts by field.
 
-        Empty where they are not kept: the manifest says which.
+        A row of several records has lists of them. Empty where they are not kept: the manifest says
+        which.
         """
-        found: list[dict[str, str]] = []
+        found: list[dict[str, Any]] = []
         for file in self._facts(split).texts:
             left = None if rows is None else rows - len(found)
             found += _texts(self.folder / file.file, left)
@@ -217,16 +247,17 @@ def read_manifest(folder: Path) -> Manifest:
     """Read a dataset's manifest; raises DataError with the way out."""
     path = folder / MANIFEST
     try:
-        document = json.loads(path.read_text())
+        return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(
             f"{folder} holds no prepared dataset", "make it with 'regauge prepare'"
         ) from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path} is damaged: {error}", "run 'regauge prepare' again") from None
-    if document.get("format", 0) > FORMAT:
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    if first["type"] in _OF_LATER:
         raise DataError(f"{path} is of a later Regauge", "update Regauge to read it")
-    return Manifest.model_validate_json(json.dumps(document))
+    where = ".".join(map(str, first["loc"])) or "all of it"
+    raise DataError(f"{path} is damaged: {where}: {first['msg']}", "run 'regauge prepare' again")
 
 
 def file_sha256(path: Path) -> str:
@@ -240,8 +271,8 @@ def _columns(path: Path) -> dict[str, _Column]:
     return {name: _column(table.column(name)) for name in table.column_names}
 
 
-def _texts(path: Path, rows: int | None) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = _mapped(path).slice(0, rows).to_pylist()
+def _texts(path: Path, rows: int | None) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = _mapped(path).slice(0, rows).to_pylist()
     return found
 
 
@@ -256,6 +287,11 @@ def _mapped(path: Path) -> pa.Table:
 def _column(chunked: Any) -> _Column:
     """Return views into the map; `combine_chunks` would copy even the one chunk of a shard."""
     array = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
-    if pa.types.is_list(array.type):
-        return _Column(array.values.to_numpy(), array.offsets.to_numpy())
-    return _Column(array.to_numpy(), None)
+    return _views(array)
+
+
+def _views(array: Any) -> _Column:
+    if not pa.types.is_list(array.type):
+        return _Column(array.to_numpy(), None)
+    inner, offsets = array.values, array.offsets.to_numpy()
+    return _Column(_views(inner) if pa.types.is_list(inner.type) else inner.to_numpy(), offsets)

@@ -21,6 +21,8 @@ from regauge.log import logger
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pyarrow as pa
+
     from regauge.data import settings
 
 TEXTS_AT_A_TIME = 512
@@ -35,7 +37,7 @@ def decide(work: Path, count: int, split: settings.Split, *, drop: bool) -> np.n
     if not path.exists():
         with Phase("split", 0):
             temporary = work / "decisions.unfinished.npy"
-            np.save(temporary, _decided(*_identities(work / "read", count), split, drop=drop))
+            np.save(temporary, _decided(work / "read", count, split, drop=drop))
         temporary.replace(path)
     decisions: np.ndarray = np.load(path)
     told = [f"{len(decisions)} records, {(decisions == HELDOUT).sum()} held out"]
@@ -65,35 +67,68 @@ def make_tokenizer(
     return folder
 
 
-def _identities(folder: Path, count: int) -> tuple[list[bytes], np.ndarray]:
-    """Return the content hash and the signature of every record."""
-    hashes: list[bytes] = []
-    signed = [np.zeros((0, duplicates.HASHES), dtype=np.uint32)]
+def _identities(folder: Path, count: int) -> tuple[np.ndarray, duplicates.Signatures]:
+    """Return the content hash of every record, [records, HASH_BYTES], and the signatures."""
+    hashes = [np.zeros((0, duplicates.HASH_BYTES), dtype=np.uint8)]
+    signed: list[np.ndarray] = []
     for number in range(count):
         for batch in reading.records(folder, number):
-            hashes.extend(batch.column("hash").to_pylist())
-            values = np.frombuffer(batch.column("signature").buffers()[1], dtype="<u4")
-            signed.append(values[: batch.num_rows * duplicates.HASHES].reshape(batch.num_rows, -1))
-    return hashes, np.concatenate(signed)
+            hashes.append(_rows(batch, "hash", np.dtype("u1")).copy())
+            signed.append(_rows(batch, "signature", np.dtype("<u4")))
+    return np.concatenate(hashes), duplicates.Signatures(signed)
+
+
+def _rows(batch: pa.RecordBatch, name: str, kind: np.dtype) -> np.ndarray:
+    """Return a column of bytes of one length as it lies in its file, a row for each record."""
+    column = batch.column(name)
+    width = column.type.byte_width // kind.itemsize
+    values = np.frombuffer(column.buffers()[1], dtype=kind, count=batch.num_rows * width)
+    rows: np.ndarray = values.reshape(batch.num_rows, width)
+    return rows
 
 
 def _decided(
-    hashes: list[bytes], signed: np.ndarray, split: settings.Split, *, drop: bool
+    folder: Path, count: int, split: settings.Split, *, drop: bool
 ) -> np.ndarray:  # [records] uint8
-    labels = duplicates.clusters(signed, split.similarity)
+    hashes, signed = _identities(folder, count)
+    labels = np.arange(len(hashes))
+    if split.by is None or split.repeats == "drop":
+        labels = duplicates.clusters(signed, split.similarity)
     decisions = np.full(len(hashes), TRAIN, dtype=np.uint8)
-    for number, content in enumerate(duplicates.representatives(labels, hashes)):
-        if duplicates.keyed_share(content, split.seed, "heldout") < split.heldout_share:
-            decisions[number] = HELDOUT
+    if split.by is None:
+        held = _held_out(labels, hashes, split)
+    else:
+        held = _held_out_by(folder, count, hashes, split)
+    decisions[held] = HELDOUT
     if split.repeats == "drop":
         decisions[labels != np.arange(len(labels))] = REPEAT
     if drop:
-        seen: set[bytes] = set()
-        for number, content in enumerate(hashes):
-            if content in seen:
-                decisions[number] = DUPLICATE
-            seen.add(content)
+        decisions[duplicates.repeated(hashes)] = DUPLICATE
     return decisions
+
+
+def _held_out(labels: np.ndarray, hashes: np.ndarray, split: settings.Split) -> np.ndarray:
+    """Return which records are of a cluster that is held out."""
+    owners = duplicates.representatives(labels, hashes)
+    held = np.zeros(len(hashes), dtype=bool)
+    for number in np.unique(owners).tolist():
+        share = duplicates.keyed_share(hashes[number].tobytes(), split.seed, "heldout")
+        held[number] = share < split.heldout_share
+    within: np.ndarray = held[owners]
+    return within
+
+
+def _held_out_by(folder: Path, count: int, hashes: np.ndarray, split: settings.Split) -> np.ndarray:
+    """Return which records are held out by the value of a field, or without it by their hash."""
+    held: list[bool] = []
+    for number in range(count):
+        for batch in reading.records(folder, number):
+            for text in batch.column("fields").to_pylist():
+                value = json.loads(text).get(split.by)
+                own = hashes[len(held)].tobytes() if value is None else str(value).encode()
+                share = duplicates.keyed_share(own, split.seed, "heldout")
+                held.append(share < split.heldout_share)
+    return np.array(held, dtype=bool)
 
 
 def _text_bytes(work: Path, count: int) -> int:

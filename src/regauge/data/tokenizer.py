@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
 from tokenizers import pre_tokenizers as cutting
 
-from regauge.data.shards import TokenizerFacts, file_sha256
+from regauge.data.shards import TOKENIZER, TokenizerFacts, file_sha256
 from regauge.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
     from regauge.data import settings
 
-FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 ROLES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 _PARTS = ("*.json", "*.txt", "*.model", "*.jinja")
+_NAMES = ("tokenizer", "special", "added", "vocab", "merges", "chat")
+"""What the files of a tokenizer end in, and what they begin with."""
 _UNBOUNDED = int(1e30)
 """What transformers writes for a tokenizer without a longest length."""
 
@@ -37,15 +38,27 @@ class Encoder:
     """A tokenizer's folder, opened: texts in, token ids out."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._tokenizer = _open(folder)
         self._config = _config(folder)
         self.prefix, self.suffix = self._wrapping()
         self.facts = self._facts(folder)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self.special = tuple(token.content for token in added if token.special)
+        """How the special tokens are written."""
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of every text as int32, without special tokens."""
+    def encode(self, texts: Sequence[str], *, special: bool = False) -> list[np.ndarray]:
+        """Return the ids of every text as int32; no special token is added.
+
+        With `special` one that is written in a text is that token, and otherwise some letters.
+        """
+        self._tokenizer.encode_special_tokens = not special
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(item.ids, dtype=np.int32) for item in encoded]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def wrap(self, ids: np.ndarray) -> np.ndarray:
         """Return the ids between the special tokens that open and close a text."""
@@ -82,7 +95,7 @@ class Encoder:
         special |= {found for role in roles if (found := self._id(role)) is not None}
         pad = self._id("pad", "eos", "unk")
         return TokenizerFacts(
-            sha256=file_sha256(folder / FILE),
+            sha256=file_sha256(folder / TOKENIZER),
             vocabulary=max(self._tokenizer.get_vocab().values()) + 1,
             pad=0 if pad is None else pad,
             mask=self._id("mask"),
@@ -110,7 +123,7 @@ def train(texts: Iterator[list[str]], wanted: settings.Tokenizer, folder: Path) 
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
     )
     folder.mkdir(parents=True)
-    tokenizer.save(str(folder / FILE))
+    tokenizer.save(str(folder / TOKENIZER))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": _UNBOUNDED,
@@ -125,11 +138,9 @@ def copy(source: Path, folder: Path) -> None:
     """Copy a tokenizer's files, converted by transformers where it has no `tokenizer.json`."""
     check(source)
     folder.mkdir(parents=True)
-    if (source / FILE).exists():
-        for pattern in _PARTS:
-            for path in source.glob(pattern):
-                if _belongs(path):
-                    shutil.copyfile(path, folder / path.name)
+    if (source / TOKENIZER).exists():
+        for path in files(source):
+            shutil.copyfile(path, folder / path.name)
         return
     from transformers import AutoTokenizer
 
@@ -140,27 +151,30 @@ def check(source: Path) -> None:
     """Raise DataError for a folder that holds no tokenizer."""
     if not source.is_dir():
         raise DataError(f"no tokenizer folder {source}", "correct tokenizer.path")
-    if not any((source / name).exists() for name in (FILE, CONFIG, "vocab.txt", "tokenizer.model")):
+    if not any(
+        (source / name).exists() for name in (TOKENIZER, CONFIG, "vocab.txt", "tokenizer.model")
+    ):
         raise DataError(f"{source} holds no tokenizer", "name a folder with a tokenizer.json")
 
 
 def fingerprint(source: Path) -> str:
     """Return a hash of what defines a tokenizer's folder; raises DataError for none."""
     check(source)
-    found = sorted(path for pattern in _PARTS for path in source.glob(pattern))
-    facts = "".join(f"{path.name} {file_sha256(path)}\n" for path in found if _belongs(path))
+    facts = "".join(f"{path.name} {file_sha256(path)}\n" for path in files(source))
     return hashlib.sha256(facts.encode()).hexdigest()
 
 
-def _belongs(path: Path) -> bool:
-    return path.name.startswith(("tokenizer", "special", "added", "vocab", "merges", "chat"))
+def files(source: Path) -> list[Path]:
+    """Return the files of a folder that make up its tokenizer, sorted."""
+    found = (path for pattern in _PARTS for path in source.glob(pattern))
+    return sorted(path for path in found if path.name.startswith(_NAMES))
 
 
 def _open(folder: Path) -> Tokenizer:
     try:
-        tokenizer = Tokenizer.from_file(str(folder / FILE))
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     except Exception as error:  # noqa: BLE001 (the library raises Exception itself)
-        raise DataError(f"{folder / FILE} cannot be read: {error}", "replace it") from None
+        raise DataError(f"{folder / TOKENIZER} cannot be read: {error}", "replace it") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True

@@ -16,13 +16,12 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 
-from regauge.config import FORMAT
+from regauge.config import FORMAT, flat
 from regauge.data import shards
 from regauge.errors import DataError, SettingsError
 from regauge.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from regauge.data.sources import Piece
@@ -192,7 +191,9 @@ def _remove(path: Path) -> None:
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Return the first thing in which two inputs differ, in words."""
-    there, here = dict(_leaves(old["settings"])), dict(_leaves(new["settings"]))
+    there, here = (
+        {key: value for key, value in flat(each["settings"]) if value != {}} for each in (old, new)
+    )
     for key in sorted({*there, *here}):
         if there.get(key) != here.get(key):
             return f"{key} was {there.get(key, 'not set')!r} and is {here.get(key, 'not set')!r}"
@@ -213,11 +214,3 @@ def _stored(folder: Path) -> dict[str, Any] | None:
         return None
     known = isinstance(document, dict) and {"settings", "pieces"} <= set(document)
     return document if known else None
-
-
-def _leaves(tables: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tables.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

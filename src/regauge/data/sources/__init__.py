@@ -14,7 +14,8 @@ from regauge.config import Choice
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Value = str | int
+Value = str | int | float
+"""A text, or a finite number."""
 
 
 class Piece(NamedTuple):
@@ -32,10 +33,12 @@ class Piece(NamedTuple):
     """First byte, or first row group, of a part of a single file."""
     stop: int | None = None
     """Where the part ends, exclusive; None is the end of the file."""
+    source: int = 0
+    """Of which of several sources it is."""
 
 
 class Record(NamedTuple):
-    """One document: named texts and integers."""
+    """One document: named texts and numbers. What is missing has no name in it."""
 
     file: str
     place: str
@@ -53,6 +56,17 @@ class Rejected(NamedTuple):
     detail: str = ""
 
 
+class Skipped(NamedTuple):
+    """What was left out because that was asked for: it is counted and not written down."""
+
+    reason: str
+    fields: dict[str, Value]
+
+
+Found = Record | Rejected | Skipped
+"""What a source or a filter comes to."""
+
+
 class Source(Choice):
     """Real input, as a deterministic list of pieces."""
 
@@ -64,8 +78,12 @@ class Source(Choice):
         """Return the pieces in a fixed order; raises DataError where there is nothing to read."""
 
     @abstractmethod
-    def read(self, piece: Piece) -> Iterator[Record | Rejected]:
+    def read(self, piece: Piece) -> Iterator[Found]:
         """Yield what a piece holds, in a fixed order."""
+
+    def elsewhere(self) -> str:
+        """Return what has to be asked, outside of this machine, before the pieces are known."""
+        return ""
 
     def fields(self) -> tuple[str, ...]:
         """Return the names of the fields, or none where only reading tells."""

@@ -1,4 +1,4 @@
-"""Files as lines of bytes: globs, compression, and large files in parts.
+"""Files as lines of bytes: globs, and large files in parts.
 
 A part of a file owns the lines that begin in it, so that parts can be read by different processes
 and together yield every line once.
@@ -7,31 +7,54 @@ and together yield every line once.
 from __future__ import annotations
 
 import glob
-import gzip
 import hashlib
 import io
-import zlib
+from abc import abstractmethod
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
-from regauge.data.sources import Piece, Rejected
+from pydantic import Field
+
+from regauge.data.sources import Piece, Rejected, Source, _compressed, _remote
 from regauge.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from _typeshed import WriteableBuffer
-
-COMPRESSED = (".gz", ".zst")
-EXPANSION = 5
-"""Text bytes per compressed byte, as an estimate for the disk."""
 LONGEST_LINE = 64 * 2**20
 LARGEST_GROUP = 1000
 """Files in one piece at most."""
-BUFFER_BYTES = 2**17
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-INTEGERS = range(-(2**63), 2**63)
+
+
+class FileSource(Source):
+    """A source of files."""
+
+    files: tuple[str, ...] = Field(min_length=1)
+    """Globs of paths, or of addresses such as s3://bucket/*.txt; `**` crosses folders."""
+
+    def elsewhere(self) -> str:
+        """Return the first address, if any."""
+        return next(filter(_remote.is_address, self.files), "")
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """Return the pieces of all files."""
+        return self.divide(find(self.files))
+
+    @abstractmethod
+    def divide(self, found: list[File]) -> tuple[Piece, ...]:
+        """Return pieces of files that were found."""
+
+
+class File(NamedTuple):
+    """A file as it was found."""
+
+    name: str
+    bytes: int
+    mark: str
+    """Another one, or another size, means that the file has changed."""
 
 
 class Line(NamedTuple):
@@ -41,146 +64,133 @@ class Line(NamedTuple):
     data: bytes
 
 
-def find(patterns: tuple[str, ...]) -> list[Path]:
+def find(patterns: tuple[str, ...]) -> list[File]:
     """Return the files that match, sorted, each once; raises DataError where none does."""
-    found: set[str] = set()
+    found: dict[str, File] = {}
     for pattern in patterns:
-        every = glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob refuses /absolute/*)
-        matches = [name for name in every if Path(name).is_file()]
+        matches = list(_matching(pattern))
         if not matches:
-            if Path(pattern).is_dir():
-                raise DataError(f"{pattern} is a folder", f"name files: {pattern}/**/*")
             raise DataError(f"no file matches '{pattern}'", "correct source.files")
-        found.update(matches)
-    return [Path(name) for name in sorted(found)]
+        found.update((file.name, file) for file in matches)
+    return [found[name] for name in sorted(found)]
 
 
-def stamp(paths: Iterable[Path]) -> str:
+def _matching(pattern: str) -> Iterator[File]:
+    """Yield the files that match a pattern, in any order."""
+    pattern = pattern.removeprefix("file://")
+    if _remote.is_address(pattern):
+        yield from (File(*facts) for facts in _remote.listed(pattern))
+        return
+    every = glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob refuses /absolute/*)
+    if Path(pattern).is_dir():
+        raise DataError(f"{pattern} is a folder", f"name files: {pattern}/**/*")
+    yield from (local(path) for path in map(Path, every) if path.is_file())
+
+
+def local(path: Path) -> File:
+    """Return what is known of a file of this machine."""
+    facts = path.stat()
+    return File(str(path), facts.st_size, str(facts.st_mtime_ns))
+
+
+def stamp(files: Iterable[File]) -> str:
     """Return a hash of sizes and times of change: cheap, and different after a change."""
     digest = hashlib.sha256()
-    for path in paths:
-        facts = path.stat()
-        digest.update(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+    for file in files:
+        digest.update(f"{file.name}\0{file.bytes}\0{file.mark}\n".encode())
     return digest.hexdigest()[:32]
 
 
 def group(
-    paths: list[Path], limit_bytes: int, *, divisible: bool = False, text_share: float = 1.0
+    files: list[File], limit_bytes: int, *, divisible: bool = False, text_share: float = 1.0
 ) -> tuple[Piece, ...]:
     """Return pieces of about `limit_bytes`: small files together, divisible ones in parts."""
     pieces: list[Piece] = []
-    together: list[Path] = []
+    together: list[File] = []
     total = 0
-    for path in paths:
-        size = path.stat().st_size
-        if together and (total + size > limit_bytes or len(together) == LARGEST_GROUP):
-            pieces.append(_whole(together, text_share))
+    for file in files:
+        if together and (total + file.bytes > limit_bytes or len(together) == LARGEST_GROUP):
+            pieces.append(whole(*together, text_share=text_share))
             together, total = [], 0
-        if divisible and size > limit_bytes and path.suffix not in COMPRESSED:
-            pieces.extend(_parts(path, size, limit_bytes))
+        if divisible and file.bytes > limit_bytes and _is_divisible(file):
+            pieces.extend(_parts(file, limit_bytes))
         else:
-            together.append(path)
-            total += size
-    return (*pieces, _whole(together, text_share)) if together else tuple(pieces)
+            together.append(file)
+            total += file.bytes
+    return (*pieces, whole(*together, text_share=text_share)) if together else tuple(pieces)
 
 
-def _whole(paths: list[Path], text_share: float) -> Piece:
-    sizes = [path.stat().st_size for path in paths]
+def whole(*files: File, text_share: float = 1.0) -> Piece:
+    """Return a piece of whole files."""
     grown = (
-        size * (EXPANSION if path.suffix in COMPRESSED else text_share)
-        for path, size in zip(paths, sizes, strict=True)
+        file.bytes * (_compressed.EXPANSION if _is_compressed(file) else text_share)
+        for file in files
     )
-    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    files = tuple(str(path) for path in paths)
-    return Piece(f"{paths[0]}{more}", sum(sizes), int(sum(grown)), stamp(paths), files)
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    names = tuple(file.name for file in files)
+    size = sum(file.bytes for file in files)
+    return Piece(f"{names[0]}{more}", size, int(sum(grown)), stamp(files), names)
+
+
+def _is_compressed(file: File) -> bool:
+    return _compressed.suffix(file.name) in _compressed.SUFFIXES
+
+
+def _is_divisible(file: File) -> bool:
+    if _is_compressed(file):
+        return False
+    return not _remote.is_address(file.name) or _remote.serves_parts(file.name)
+
+
+def _parts(file: File, limit_bytes: int) -> Iterator[Piece]:
+    mark = stamp([file])
+    cuts = [*range(0, file.bytes, limit_bytes), file.bytes]
+    for start, stop in pairwise(cuts):
+        count = stop - start
+        label = f"{file.name} from byte {start}"
+        yield Piece(label, count, count, mark, (file.name,), start, stop)
 
 
 def lines(piece: Piece) -> Iterator[tuple[str, Line | Rejected]]:
     """Yield (file, line) of a piece; a damaged compressed file yields one rejection in the end."""
     for name in piece.files:
-        place = "its beginning"
-        try:
-            with open_bytes(Path(name)) as file:
-                for line in _lines_of(file, name, piece.start, piece.stop):
-                    place = line.place
-                    yield name, line
-        except damage() as error:
-            yield name, Rejected(name, f"after {place}", "damaged compressed file", str(error))
+        for line in lines_of(name, piece.start, piece.stop):
+            yield name, line
 
 
-def damage() -> tuple[type[Exception], ...]:
-    """Return what reading a damaged compressed file raises."""
-    return (EOFError, zlib.error, gzip.BadGzipFile, *_zstd_errors())
+def lines_of(name: str, start: int = 0, stop: int | None = None) -> Iterator[Line | Rejected]:
+    """Yield the lines of a file that begin in a part of it, and in the end what damage it has."""
+    place = "its beginning"
+    try:
+        with open_bytes(name) as file:
+            for line in _lines_of(file, name, start, stop):
+                place = line.place
+                yield line
+    except _compressed.damage() as error:
+        yield Rejected(name, f"after {place}", "damaged compressed file", str(error))
 
 
-def open_bytes(path: Path) -> BinaryIO:
+@contextmanager
+def open_bytes(name: str) -> Iterator[BinaryIO]:
     """Open a plain, .gz or .zst file for reading its contents as bytes."""
-    if path.suffix == ".gz":
-        return cast("BinaryIO", gzip.open(path, "rb"))
-    if path.suffix == ".zst":
-        return io.BufferedReader(_Zstandard(path), BUFFER_BYTES)
-    return path.open("rb")
+    with _opened(name) as file, _compressed.inside(file, name) as contents:
+        yield contents
 
 
-def usable(document: dict[str, object], columns: tuple[str, ...]) -> dict[str, str | int]:
-    """Return the texts and the 64-bit integers of a document, of these columns or of all."""
-    names = columns or tuple(str(name) for name in document)
-    found = {name: document.get(name) for name in names}
-    return {
-        name: int(value) if isinstance(value, int) else value
-        for name, value in found.items()
-        if isinstance(value, str) or (isinstance(value, int) and value in INTEGERS)
-    }
+@contextmanager
+def open_anywhere(name: str) -> Iterator[str | BinaryIO]:
+    """Give what can be read from any place on: a path of this machine, or a file elsewhere."""
+    if not _remote.is_address(name):
+        yield name
+        return
+    with _remote.Remote(name, ahead=False) as file:
+        yield cast("BinaryIO", file)
 
 
-class _Zstandard(io.RawIOBase):
-    """A .zst file of any number of frames; raises EOFError where the last one is cut off."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._file = path.open("rb")
-        self._frame = self._new_frame()
-        self._ready = memoryview(b"")
-        self._inside = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        while not self._ready:
-            data = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame, self._inside = self._new_frame(), False
-            data = data or self._file.read(BUFFER_BYTES)
-            if not data:
-                if self._inside:
-                    raise EOFError("the file ends inside of a compressed frame")
-                return 0
-            self._inside = True
-            self._ready = memoryview(self._frame.decompress(data))
-        target = memoryview(buffer).cast("B")
-        count = min(len(target), len(self._ready))
-        target[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-    @staticmethod
-    def _new_frame() -> Any:
-        import zstandard
-
-        return zstandard.ZstdDecompressor().decompressobj()
-
-
-def _parts(path: Path, size: int, limit_bytes: int) -> Iterator[Piece]:
-    mark = stamp([path])
-    cuts = [*range(0, size, limit_bytes), size]
-    for start, stop in pairwise(cuts):
-        count = stop - start
-        yield Piece(f"{path} from byte {start}", count, count, mark, (str(path),), start, stop)
+def _opened(name: str) -> BinaryIO:
+    if not _remote.is_address(name):
+        return Path(name).open("rb")
+    return io.BufferedReader(_remote.Remote(name, ahead=True), _compressed.BUFFER_BYTES)
 
 
 def _lines_of(file: BinaryIO, name: str, start: int, stop: int | None) -> Iterator[Line | Rejected]:
@@ -213,11 +223,3 @@ def _skip_line(file: BinaryIO) -> int:
         if data.endswith(b"\n"):
             break
     return skipped
-
-
-def _zstd_errors() -> tuple[type[Exception], ...]:
-    try:
-        import zstandard
-    except ImportError:
-        return ()
-    return (zstandard.ZstdError,)

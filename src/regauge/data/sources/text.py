@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from regauge.data.sources import Piece, Record, Rejected, Source, _files
+from regauge.data.sources import Piece, Record, Rejected, _compressed, _files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Text(Source):
+class Text(_files.FileSource):
     """UTF-8 text with one field, `text`."""
 
-    files: tuple[str, ...] = Field(min_length=1)
-    """Globs; `**` crosses folders."""
     document: Literal["file", "paragraph", "line"] = "file"
     """What is one document; paragraphs are separated by blank lines."""
     piece_mib: int = Field(default=16, ge=1)
@@ -27,9 +24,8 @@ class Text(Source):
         """Return the one field."""
         return ("text",)
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def divide(self, found: list[_files.File]) -> tuple[Piece, ...]:
         """Return small files together; a large one in parts where a document is a line."""
-        found = _files.find(self.files)
         return _files.group(found, self.piece_mib * 2**20, divisible=self.document == "line")
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
@@ -56,9 +52,9 @@ class Text(Source):
 
 def _whole_file(name: str) -> Record | Rejected:
     try:
-        with _files.open_bytes(Path(name)) as file:
+        with _files.open_bytes(name) as file:
             data = file.read().removeprefix(_files.BYTE_ORDER_MARK)
-    except _files.damage() as error:
+    except _compressed.damage() as error:
         return Rejected(name, "the whole file", "damaged compressed file", str(error))
     return _decoded(name, "the whole file", data.replace(b"\r\n", b"\n"))
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from regauge import config
 from regauge.data import encoding, reading, shards, writing
 from regauge.data.progress import Phase
-from regauge.errors import DataError, SettingsError
+from regauge.errors import DataError
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -23,8 +22,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from regauge.data.columns import Found
+    from regauge.data.layouts import Layout
     from regauge.data.parallel import Pool
-    from regauge.data.settings import RowLayout
     from regauge.data.tokenizer import Encoder
     from regauge.data.work import Work
 
@@ -66,7 +66,7 @@ class Making:
     """A dataset that is being made; one without a name is the only one of its corpus."""
 
     name: str
-    layout: RowLayout
+    layout: Layout
     place: Work
 
     @property
@@ -88,16 +88,8 @@ class Making:
         counted = Counted([*corpus.read, *encoded])
         self._report(counted)
         shutil.copytree(corpus.tokenizer, self.folder / "tokenizer", dirs_exist_ok=True)
+        self.layout.finish(self.folder / "tokenizer")
         return self._write(corpus, counted)
-
-    def check(self, encoder: Encoder) -> None:
-        """Raise SettingsError where special tokens leave no room for text."""
-        for name, limit in self.layout.limits().items():
-            if limit <= encoder.overhead:
-                raise SettingsError(
-                    f"'{name}' has {limit} tokens and the tokenizer's special ones take them all",
-                    "raise its limit",
-                )
 
     def gather_rejected(self, count: int) -> Path:
         """Write the rejections of the pieces so far as one file, in the source's order."""
@@ -113,27 +105,30 @@ class Making:
 
     def _write(self, corpus: Corpus, counted: Counted) -> shards.Manifest:
         splits: dict[str, shards.Split] = {}
-        lengths: dict[str, writing.Lengths] = {}
+        found: dict[str, Found] = {}
         pad = corpus.encoder.facts.pad
         for split in writing.SPLITS:
             with Phase(self._phase(f"write {split}"), _bytes(corpus)) as progress:
                 rows = writing.rows_of(self.layout, pad, split, self._batches(corpus, progress))
                 texts = writing.write_texts(self.layout, split, self.folder, self._batches(corpus))
-                splits[split], lengths[split] = writing.write_split(
+                splits[split], found[split] = writing.write_split(
                     self.layout, split, self.folder, rows, texts
                 )
         if not splits["train"].rows:
             reasons = counted.told("skipped", "rejected")
             problem = f"no record became a row of {self.place.final / self.name} ({reasons})"
             raise DataError(problem, "correct rows or source")
+        left_out = dict(self.layout.left_out)
+        for reason, count in left_out.items():
+            logger.info(f"{self.place.final / self.name}: {count} records left out, {reason}")
         return shards.Manifest(
-            layout=self.layout.layout,
-            fields=writing.fields(self.layout, lengths),
+            layout=self.layout.kind,
+            fields=self.layout.fields(found),
             splits=splits,
             tokenizer=corpus.encoder.facts,
-            skipped=counted.total("skipped", "rejected"),
+            skipped=dict(sorted((counted.total("skipped", "rejected") | left_out).items())),
             truncated=counted.total("truncated"),
-            settings={**corpus.settings, "rows": config.dump(self.layout)},
+            settings={**corpus.settings, "rows": self.layout.document()},
         )
 
     def _batches(self, corpus: Corpus, progress: Phase | None = None) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,76 @@
+"""What the layouts share whose rows have one length and are filled with chunks."""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from regauge.data import packing, shards
+from regauge.data.columns import TOKENS, Found, lists
+from regauge.data.layouts import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from regauge.data.layouts import Lengths
+
+ROWS_AT_A_TIME = 4096
+SEGMENTS = "segments"
+
+
+class Filled(Layout, ABC):
+    """Rows of `length` tokens; each chunk of a record is a segment, and the rest is padding."""
+
+    def limits(self) -> dict[str, int]:
+        return {"tokens": self.settings.length}
+
+    def laid_out(self, encoded: Iterable[pa.RecordBatch], pad: int) -> Iterator[pa.Table]:
+        """Yield rows that are filled up with the chunks that wait."""
+        ready: list[list[np.ndarray]] = []
+        for row in packing.pack(_chunks(encoded), self.settings.length):
+            ready.append(self._row(row, pad))
+            if len(ready) == ROWS_AT_A_TIME:
+                yield self._table(ready)
+                ready = []
+        if ready:
+            yield self._table(ready)
+
+    def _row(self, chunks: list[np.ndarray], pad: int) -> list[np.ndarray]:
+        """Return the columns of a row: tokens, segments, and what else is encoded."""
+        tokens, *others = zip(*(chunk.T for chunk in chunks), strict=True)
+        length = self.settings.length
+        first, segments = packing.laid_out(list(tokens), length, pad)
+        rest = (packing.laid_out(list(other), length, 0)[0] for other in others)
+        return [first, segments, *rest]
+
+    def _table(self, rows: list[list[np.ndarray]]) -> pa.Table:
+        tokens, *others = self.columns()
+        fields = [tokens, pa.field(SEGMENTS, TOKENS), *others]
+        return pa.table(
+            {
+                field.name: lists([row[place] for row in rows], field.type)
+                for place, field in enumerate(fields)
+            }
+        )
+
+    def lengths(self, rows: pa.Table) -> Lengths:
+        segments = rows.column(SEGMENTS).combine_chunks().flatten().to_numpy()
+        real = (segments.reshape(rows.num_rows, self.settings.length) > 0).sum(axis=1)
+        return {"tokens": real}
+
+    def fields(self, found: dict[str, Found]) -> dict[str, shards.Field]:
+        segments = shards.Field(limit=self.settings.length, kind="segments")
+        return {**super().fields(found), SEGMENTS: segments}
+
+
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[np.ndarray]:
+    """Yield [tokens, columns] for each chunk."""
+    for batch in batches:
+        columns = batch.columns[1:]
+        values = np.stack([column.values.to_numpy() for column in columns], 1)
+        offsets = columns[0].offsets.to_numpy().tolist()
+        for at in range(batch.num_rows):
+            yield values[offsets[at] : offsets[at + 1]]

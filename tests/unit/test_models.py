@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -15,10 +17,16 @@ from distributed import datasets, jobs
 from distributed.runs import BERT, GPT, LLAMA
 from regauge.data.batches import positions
 from regauge.errors import SettingsError
+from regauge.models import finding
 from regauge.models.build import blocks, build
 from regauge.models.reading import Reading
 from regauge.models.settings import Model
-from regauge.models.text import CausalLanguageModel, Encoder, TextModule
+from regauge.models.text import (
+    CausalLanguageModel,
+    Encoder,
+    MaskedLanguageModel,
+    TextModule,
+)
 
 VOCABULARY = 300
 WINDOW = 4
@@ -171,6 +179,38 @@ def test_losses_in_chunks_are_the_losses_at_once(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("model", "head", "kind"),
+    [(BERT, "masked", MaskedLanguageModel), (LLAMA, "causal", CausalLanguageModel)],
+    ids=["bert", "llama"],
+)
+def test_a_forward_and_a_backward_pass_are_those_of_transformers_own_class(
+    model: dict[str, Any], head: Any, kind: type[TextModule]
+) -> None:
+    own = kind(*build(Model(**{**model, "dropout": 0.0}), head, VOCABULARY, 0))
+    plain = copy.deepcopy(own.model)
+    tokens = torch.randint(5, VOCABULARY, (3, ROW), generator=torch.Generator().manual_seed(0))
+    row = batch([[1] * ROW] * 3, tokens.tolist())
+    places = torch.arange(0, ROW - 1, 3).expand(3, -1)
+    wanted = tokens.gather(1, places + (head == "causal"))
+    if head == "masked":
+        row |= {"masked": places, "labels": wanted}
+        losses = own(row)["nll"]
+    else:
+        row["labels"] = tokens.roll(-1, 1)
+        losses = own(row)["nll"].gather(1, places)
+    logits = plain(tokens).logits.gather(1, places[..., None].expand(-1, -1, VOCABULARY))
+    expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+    losses.sum().backward()
+    expected.sum().backward()
+    theirs = dict(plain.named_parameters())
+    for name, value in own.model.named_parameters():
+        assert (value.grad is None) == (theirs[name].grad is None), name
+        if value.grad is not None:
+            torch.testing.assert_close(value.grad, theirs[name].grad, rtol=1e-4, atol=1e-5)
+
+
 def test_equal_settings_give_equal_weights_and_another_seed_others() -> None:
     one, same, other = (build(Model(**BERT), "none", VOCABULARY, seed)[0] for seed in (3, 3, 4))
     name = "encoder.layer.0.output.dense.weight"
@@ -212,3 +252,23 @@ def test_the_final_model_is_the_same_in_plain_transformers(task: str, tmp_path: 
     whole = output.last_hidden_state if task == "contrastive" else output.logits
     torch.testing.assert_close(whole, found["output"], rtol=1e-5, atol=1e-5)
     assert whole.std() > 0.01
+
+
+@pytest.mark.parametrize("architecture", ["trocr", "encoder-decoder"])
+def test_an_architecture_that_has_no_plain_model_is_answered(architecture: str) -> None:
+    with pytest.raises(SettingsError, match=f"no model of '{architecture}': "):
+        build(Model(architecture=architecture), "none", VOCABULARY, 0)
+
+
+def test_a_hub_is_asked_once_for_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answered(name: str, **_: Any) -> str:
+        asked.append(name)
+        return str(tmp_path)
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", answered)
+    monkeypatch.chdir(tmp_path)
+    assert finding.at("team/once") == finding.at("team/once") == tmp_path
+    assert asked == ["team/once"]

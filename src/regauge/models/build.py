@@ -4,84 +4,102 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from pathlib import Path
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from regauge import registry
-from regauge.errors import SettingsError
+from regauge.errors import SettingsError, plain
+from regauge.models import lora
+from regauge.models import weights as folders
 from regauge.models.dropout import DropoutKeys, install
+from regauge.models.finding import CONFIG, at
+from regauge.models.initial import HOST, META, fill, first_weights, make_buffers
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
     from regauge.models.settings import Model
 
-Head = Literal["none", "masked", "causal"]
+Head = Literal["none", "masked", "pairs", "causal", "classes"]
 
 AUTO_CLASSES: dict[Head, str] = {
     "none": "AutoModel",
     "masked": "AutoModelForMaskedLM",
+    "pairs": "AutoModelForPreTraining",
     "causal": "AutoModelForCausalLM",
+    "classes": "AutoModelForSequenceClassification",
 }
 SAFELY: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True}
 """How transformers reads weights here: as fp32, and never from a pickle."""
+POOLING = "pooler."
+"""Beginning of the names of a pooling layer's weights."""
 
 
 def build(
-    settings: Model, head: Head, vocabulary: int, seed: int, pad: int = 0
+    settings: Model,
+    head: Head,
+    vocabulary: int,
+    seed: int,
+    pad: int = 0,
+    *,
+    outputs: int = 0,
+    keys: DropoutKeys | None = None,
 ) -> tuple[PreTrainedModel, DropoutKeys]:
     """Return a transformers model in fp32 on the CPU, and the keys of its dropout.
 
-    `pad` is the tokenizer's number of padding. Equal settings, vocabulary and seed give equal
-    weights. Raises SettingsError where the architecture, its attention, a field of its
-    configuration or the vocabulary does not fit.
+    `pad` is the tokenizer's number of padding, `outputs` how many a head of classes has, `keys`
+    those of a model beside it. Equal settings, vocabulary and seed give equal weights. Where
+    torch's default device is meta the model has none yet: `first_weights` gives them later. Raises
+    SettingsError where the architecture, its attention, a field of its configuration, its weights
+    or the vocabulary does not fit.
     """
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    torch.manual_seed(seed)
-    try:
-        model = _made(settings, head, vocabulary, pad)
-    except (AssertionError, OSError, TypeError, ValueError, StrictDataclassError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        name = settings.architecture or settings.path
-        if "attention implementation" in reason:
-            problem = f"'{name}' has no attention of kind '{settings.attention}'"
-            raise SettingsError(problem, 'set model.attention = "eager"') from None
-        raise SettingsError(f"no model of '{name}': {reason}", "correct [model]") from None
-    _fit_vocabulary(model, vocabulary, settings)
-    keys = DropoutKeys()
-    if settings.dropout and settings.dropout_kind == "counter":
-        _install(model, settings, keys)
-    return model.float(), keys
+    deferred = torch.get_default_device().type == META.type
+    with HOST:
+        try:
+            config = _configuration(settings, vocabulary, pad)
+            if outputs:
+                config.num_labels = outputs
+            model = _made(settings, head, config)
+        except (AssertionError, OSError, TypeError, ValueError, StrictDataclassError) as error:
+            reason = plain(error)
+            name = settings.architecture or settings.path
+            if "attention implementation" in reason:
+                problem = f"'{name}' has no attention of kind '{settings.attention}'"
+                raise SettingsError(problem, 'set model.attention = "eager"') from None
+            raise SettingsError(f"no model of '{name}': {reason}", "correct [model]") from None
+        _fit_vocabulary(model, vocabulary, settings)
+        keys = keys or DropoutKeys()
+        _adapt(model, settings, keys)
+        if not deferred:
+            fill(model, first_weights(model, settings, seed))
+    return model, keys
 
 
-def _made(settings: Model, head: Head, vocabulary: int, pad: int) -> PreTrainedModel:
+def _made(settings: Model, head: Head, config: PretrainedConfig) -> PreTrainedModel:
+    """Return a model on the meta device, with its buffers on the CPU."""
     import transformers
 
-    config = _configuration(settings, vocabulary, pad)
     config._attn_implementation = settings.attention  # noqa: SLF001 - as from_config's argument does
     _set_dropout(config, settings.dropout)
     auto = getattr(transformers, AUTO_CLASSES[head])
-    extra = _without_pooler(auto, config) if head == "none" else {}
-    if settings.path is None or settings.weights == "random":
-        model: PreTrainedModel = auto.from_config(config, **extra)
-    else:
-        path = weights_at(settings.path)
-        _refuse_pickles(Path(path))
-        model = auto.from_pretrained(path, config=config, **SAFELY, **extra)
+    # Its mapping is the only way to ask an auto class for the class that it would make.
+    kind = auto._model_mapping.get(type(config), None)  # noqa: SLF001
+    extra = _without_pooler(kind) if head == "none" else {}
+    with META:
+        model: PreTrainedModel = auto.from_config(config, dtype=torch.float32, **extra)
+    model.float()
+    make_buffers(model)
     return model
-
-
-def weights_at(path: str) -> str:
-    """Return where a path's weights lie: the final model of a run, or the folder or hub name."""
-    model = Path(path) / "model"
-    return str(model) if (model / "config.json").is_file() else path
 
 
 def load(folder: Path) -> PreTrainedModel:
@@ -94,18 +112,19 @@ def load(folder: Path) -> PreTrainedModel:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    _refuse_pickles(folder)
+    folders.refuse_pickles(folder)
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         name = (config.architectures or ["AutoModel"])[0]
         auto = getattr(transformers, name, transformers.AutoModel)
         read = partial(auto.from_pretrained, folder, **SAFELY, output_loading_info=True)
         model, found = read()
-        if any(key.startswith("pooler.") for key in found["missing_keys"]):
+        if any(key.startswith(POOLING) for key in found["missing_keys"]):
             model, found = read(add_pooling_layer=False)
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingsError(f"no model at '{folder}': {reason}", "name another folder") from None
+        raise SettingsError(
+            f"no model at '{folder}': {plain(error)}", "name another folder"
+        ) from None
     if found["missing_keys"]:
         first = min(found["missing_keys"])
         raise SettingsError(f"'{folder}' lacks the weight '{first}'", "name a complete model")
@@ -113,50 +132,31 @@ def load(folder: Path) -> PreTrainedModel:
     return loaded
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Return the files of a folder's weights: safetensors, or pickles where there are none."""
-    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-
-
-def pickled(folder: Path) -> bool:
-    """Return whether a folder has its weights in pickles alone."""
-    return any(file.suffix == ".bin" for file in weight_files(folder))
-
-
-def _refuse_pickles(folder: Path) -> None:
-    if pickled(folder):
-        raise SettingsError(
-            f"the weights in '{folder}' are a pickle",
-            f"run: regauge import {folder} --to OTHER, and name that folder",
-        )
-
-
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated layers of a model: the module list that holds the most weights."""
+    """Return the repeated layers of a model: the module list that holds the most weights.
+
+    Of two equal encoders, those of both.
+    """
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    if not lists:
-        return []
-    largest = max(lists, key=lambda part: sum(value.numel() for value in part.parameters()))
-    return list(largest)
-
-
-def matmul_parameters(model: nn.Module) -> int:
-    """Return the weights of the repeated layers that enter a matrix product."""
-    return sum(
-        value.numel() for block in blocks(model) for value in block.parameters() if value.ndim > 1
-    )
+    forms = [
+        (sum(value.numel() for value in part.parameters()), [type(block) for block in part])
+        for part in lists
+    ]
+    largest = max(forms, key=itemgetter(0), default=None)
+    alike = (part for part, form in zip(lists, forms, strict=True) if form == largest)
+    return [block for part in alike for block in part]
 
 
 def _configuration(settings: Model, vocabulary: int, pad: int) -> PretrainedConfig:
     from transformers import AutoConfig
 
     if settings.path is not None:
+        folder = at(settings.path)
         try:
-            saved: PretrainedConfig = AutoConfig.from_pretrained(weights_at(settings.path))
+            saved: PretrainedConfig = AutoConfig.from_pretrained(folder)
         except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            remedy = "set model.path to a folder with config.json and model.safetensors"
-            raise SettingsError(f"no model at '{settings.path}': {reason}", remedy) from None
+            remedy = f"set model.path to a folder with {CONFIG} and {folders.WHOLE}"
+            raise SettingsError(f"no model at '{settings.path}': {plain(error)}", remedy) from None
         return saved
     known = _configuration_class(str(settings.architecture))()
     fields = tuple({*known.to_dict(), *known.attribute_map})
@@ -180,9 +180,8 @@ def _configuration_class(architecture: str) -> type[PretrainedConfig]:
     return kind
 
 
-def _without_pooler(auto: Any, config: PretrainedConfig) -> dict[str, Any]:
-    """Return the argument that leaves a pooling layer out, which no task here uses."""
-    kind = auto._model_mapping[type(config)]  # noqa: SLF001 - the only way to ask for the class
+def _without_pooler(kind: Any) -> dict[str, Any]:
+    """Return the argument of a class that leaves a pooling layer out, which no task here uses."""
     wanted = "add_pooling_layer"
     return {wanted: False} if wanted in inspect.signature(kind.__init__).parameters else {}
 
@@ -194,12 +193,31 @@ def _set_dropout(config: PretrainedConfig, rate: float) -> None:
             setattr(config, name, 0.0 if name.startswith(("att", "classifier")) else rate)
 
 
-def _install(model: nn.Module, settings: Model, keys: DropoutKeys) -> None:
-    if not install(model, settings.dropout, keys):
+def _adapt(model: PreTrainedModel, settings: Model, keys: DropoutKeys) -> None:
+    """Put adapters into a model, and its own dropout in the place of the framework's."""
+    own = settings.dropout_kind == "counter"
+    count = install(model, settings.dropout, keys) if settings.dropout and own else 0
+    if settings.dropout and own and not count:
         raise SettingsError(
             f"architecture '{settings.architecture or settings.path}' has no hidden dropout",
             "set model.dropout = 0",
         )
+    if settings.lora is not None:
+        lora.install(model, blocks(model), settings.lora)
+        if own:
+            install(model, settings.lora.dropout, keys, first=count)
+
+
+def template(folder: Path) -> PreTrainedModel:
+    """Return the model of a folder that was saved here, on the meta device."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    kind = getattr(transformers, config.architectures[0])
+    extra = _without_pooler(kind)
+    with META:
+        model: PreTrainedModel = kind._from_config(config, dtype=torch.float32, **extra)  # noqa: SLF001 - what an auto class calls
+    return model
 
 
 def _fit_vocabulary(model: PreTrainedModel, vocabulary: int, settings: Model) -> None:
@@ -212,20 +230,6 @@ def _fit_vocabulary(model: PreTrainedModel, vocabulary: int, settings: Model) ->
             if settings.path
             else "leave model.config.vocab_size out, or make it larger",
         )
-
-
-def save(
-    folder: Path, config: PretrainedConfig, weights: dict[str, torch.Tensor], tokenizer: Path
-) -> None:
-    """Write a folder that transformers loads: configuration, weights, tokenizer."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    config.save_pretrained(folder)
-    contiguous = {name: value.contiguous() for name, value in weights.items()}
-    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
-    for file in sorted(tokenizer.glob("*.json")):
-        (folder / file.name).write_bytes(file.read_bytes())
 
 
 def class_name(model: nn.Module) -> str:

@@ -31,7 +31,10 @@ def scramble(words: Tensor) -> Tensor:
 
 
 class CounterDropout(nn.Module):
-    """Drops hidden values [batch, length, width] by their addresses; scales what is left."""
+    """Drops hidden values, [batch, length, width] or [batch, width], by their addresses.
+
+    What is left is scaled.
+    """
 
     salt: Tensor  # () int32
 
@@ -49,7 +52,8 @@ class CounterDropout(nn.Module):
             return hidden
         words = self._words(rows, hidden.shape)
         threshold = round(self.rate * (1 << 32)) - (1 << 31)
-        return hidden * ((words >= threshold).to(hidden.dtype) * (1 / (1 - self.rate)))
+        left = (words >= threshold).to(hidden.dtype) * (1 / (1 - self.rate))
+        return hidden * left.view(hidden.shape)
 
     def _words(self, rows: Tensor, shape: torch.Size) -> Tensor:
         """Return one uniform int32 word per element, [batch, length, width].
@@ -57,7 +61,7 @@ class CounterDropout(nn.Module):
         Products overflow, which C++ leaves open for signed words: a compiler that knew the range of
         a factor could use it. So nothing is multiplied but what was mixed with a word from memory.
         """
-        length, width = shape[1], shape[-1]
+        length, width = shape[1:-1].numel(), shape[-1]
         places = torch.arange(length, dtype=torch.int32, device=rows.device)
         columns = torch.arange(width, dtype=torch.int32, device=rows.device)
         row_words = scramble(rows ^ self.salt)
@@ -70,15 +74,18 @@ class CounterDropout(nn.Module):
         return f"rate={self.rate}"
 
 
-def install(model: nn.Module, rate: float, keys: DropoutKeys) -> int:
-    """Replace every nn.Dropout with a positive rate; return how many there were."""
+def install(model: nn.Module, rate: float, keys: DropoutKeys, first: int = 0) -> int:
+    """Replace every nn.Dropout with a positive rate; return how many there were.
+
+    They are numbered from `first`: equal numbers would drop the same.
+    """
     found = [
         (parent, name)
         for parent in model.modules()
         for name, child in parent.named_children()
         if isinstance(child, nn.Dropout) and child.p > 0
     ]
-    for layer, (parent, name) in enumerate(found):
+    for layer, (parent, name) in enumerate(found, start=first):
         setattr(parent, name, CounterDropout(rate, layer, keys))
     return len(found)
 

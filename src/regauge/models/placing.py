@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+from torch.distributed.tensor import DTensor
+
 from regauge.errors import PreflightError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
+
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Form(NamedTuple):
@@ -24,24 +28,29 @@ class _Form(NamedTuple):
     hooks: int
 
 
+def local(value: Tensor) -> Tensor:
+    """Return this process's part of a tensor."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
 def move(module: nn.Module, device: torch.device) -> None:
     """Move a module in place: tied weights stay tied, and types, shapes and hooks as they were.
 
     Raises PreflightError with the name of what came apart.
     """
-    ties = _ties(module)
+    groups = ties(module)
     before = {name: _form(value) for name, value in _tensors(module).items()}
     module.to(device)
-    for first, *others in ties:
+    for first, *others in groups:
         parameter = module.get_parameter(first)
         for name in others:
-            _put(module, name, parameter)
+            put(module, name, parameter)
     after = {name: _form(value) for name, value in _tensors(module).items()}
     changed = [name for name in before if before[name] != after.get(name)]
     elsewhere = [
         name for name, value in _tensors(module).items() if value.device.type != device.type
     ]
-    if _ties(module) != ties or changed or elsewhere or len(before) != len(after):
+    if ties(module) != groups or changed or elsewhere or len(before) != len(after):
         broken = next(iter([*changed, *elsewhere]), "a tied weight")
         raise PreflightError(
             f"'{broken}' did not survive the move to {device}",
@@ -49,12 +58,24 @@ def move(module: nn.Module, device: torch.device) -> None:
         )
 
 
-def _ties(module: nn.Module) -> list[list[str]]:
+def ties(module: nn.Module) -> list[list[str]]:
     """Return the names of every weight that has more than one."""
     names: dict[int, list[str]] = {}
     for name, value in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(value), []).append(name)
     return [group for group in names.values() if len(group) > 1]
+
+
+def put(module: nn.Module, name: str, value: Tensor) -> None:
+    """Put a weight or a buffer in the place of the one with that name."""
+    parent, _, last = name.rpartition(".")
+    setattr(module.get_submodule(parent), last, value)
+
+
+def bits(value: Tensor) -> Tensor:
+    """Return the sum of the bits of a tensor, read as integers."""
+    words = value.detach().contiguous().view(INTEGERS[value.element_size()])
+    return words.sum(dtype=torch.int64)
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -66,8 +87,3 @@ def _form(value: Tensor) -> _Form:
     hooks = (value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None))  # noqa: SLF001
     count = sum(len(found) for found in hooks if found)
     return _Form(tuple(value.shape), value.dtype, value.requires_grad, count)
-
-
-def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(module.get_submodule(parent), last, parameter)

@@ -38,25 +38,33 @@ class TextModule(nn.Module):
         self.dropout_keys = keys
         self.compute_dtype = torch.float32
         self.reading = reading(model)
+        self._typed = getattr(model.config, "type_vocab_size", 0) > 1
 
     @property
     def longest(self) -> int | None:
         """The most tokens that a text can have, or None where nothing limits them."""
         return longest(self.model, self.reading)
 
-    def hidden(self, batch: Batch, *, packed: bool) -> Tensor:
-        """Return the last hidden states, [batch, length, width]."""
+    def hidden(self, batch: Batch, *, packed: bool, model: PreTrainedModel | None = None) -> Tensor:
+        """Return the last hidden states, [batch, length, width], also of another model like it."""
+        inner: Any = (model or self.model).base_model
+        states: Tensor = inner(**self.inputs(batch, packed=packed)).last_hidden_state
+        return states
+
+    def inputs(self, batch: Batch, *, packed: bool) -> dict[str, Any]:
+        """Return a batch as the arguments of transformers' `forward`, and key its dropout.
+
+        Types of tokens are left out where the architecture knows none, or one alone.
+        """
         self.dropout_keys.rows = batch["keys"] if self.training else None
         habits, places = self.reading, batch["positions"]
-        inner: Any = self.model.base_model
-        output = inner(
-            input_ids=batch["tokens"],
-            attention_mask=habits.masks(batch["segments"], self.compute_dtype, packed=packed),
-            position_ids=places + habits.first_position if habits.first_position else places,
+        return {
+            "input_ids": batch["tokens"],
+            "attention_mask": habits.masks(batch["segments"], self.compute_dtype, packed=packed),
+            "position_ids": places + habits.first_position if habits.first_position else places,
             **({"use_cache": False} if habits.causal else {}),
-        )
-        states: Tensor = output.last_hidden_state
-        return states
+            **({"token_type_ids": batch["types"]} if self._typed and "types" in batch else {}),
+        }
 
 
 class MaskedLanguageModel(TextModule):
@@ -67,11 +75,31 @@ class MaskedLanguageModel(TextModule):
         _masked_head(model)
 
     def forward(self, batch: Batch) -> Batch:
-        """Return `nll` and `correct`, [batch, masked], at the positions `masked` of a batch."""
-        hidden = self.hidden(batch, packed=True)
-        index = batch["masked"][..., None].expand(-1, -1, hidden.shape[-1])
-        logits = _masked_head(self.model)(hidden.gather(1, index))
-        return token_losses(logits, batch["labels"])
+        """Return what `token_losses` does, [batch, masked], at the positions `masked`."""
+        hidden = _at(self.hidden(batch, packed=True), batch["masked"])
+        return token_losses(_masked_head(self.model)(hidden), batch["labels"])
+
+
+class PairedLanguageModel(TextModule):
+    """Predicts masked tokens, and whether the second half of a row follows the first."""
+
+    def __init__(self, model: PreTrainedModel, keys: DropoutKeys) -> None:
+        super().__init__(model, keys)
+        if not hasattr(getattr(model, "cls", None), "seq_relationship"):
+            raise SettingsError(
+                f"architecture '{model.config.model_type}' has no head for the next sentence",
+                "use bert, or leave task.next_sentence out",
+            )
+
+    def forward(self, batch: Batch) -> Batch:
+        """Return what `token_losses` does, and of the pairs `pair_nll` and `pair_correct`."""
+        inner: Any = self.model.base_model
+        states = inner(**self.inputs(batch, packed=True))
+        heads: Any = self.model.cls
+        hidden = _at(states.last_hidden_state, batch["masked"])
+        pairs = token_losses(heads.seq_relationship(states.pooler_output), batch["apart"])
+        tokens = token_losses(heads.predictions(hidden), batch["labels"])
+        return {**tokens, "pair_nll": pairs["nll"], "pair_correct": pairs["correct"]}
 
 
 class CausalLanguageModel(TextModule):
@@ -86,7 +114,7 @@ class CausalLanguageModel(TextModule):
             )
 
     def forward(self, batch: Batch) -> Batch:
-        """Return `nll` and `correct`, [batch, length]."""
+        """Return what `token_losses` does, [batch, length]."""
         hidden = self.hidden(batch, packed=True)
         rows, length, width = hidden.shape
         chunks = hidden.reshape(-1, width).split(CHUNK_TOKENS)
@@ -117,6 +145,20 @@ class Encoder(TextModule):
         return {"vectors": normalize(mean_pool(hidden, batch["segments"]), dim=-1)}
 
 
+class Classifier(TextModule):
+    """Scores the classes of a text, or one value, by the architecture's own head."""
+
+    def forward(self, batch: Batch) -> Batch:
+        """Return `scores`, [batch, classes] fp32."""
+        output = self.model(**self.inputs(batch, packed=False))
+        return {"scores": output.logits.float().clone()}
+
+
+def _at(hidden: Tensor, places: Tensor) -> Tensor:
+    """Return the hidden states at some places of each row, [batch, places, width]."""
+    return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
+
+
 def mean_pool(hidden: Tensor, segments: Tensor) -> Tensor:
     """Return the mean over real tokens, [batch, width] fp32."""
     real = (segments > 0).to(torch.float32)[..., None]
@@ -124,14 +166,15 @@ def mean_pool(hidden: Tensor, segments: Tensor) -> Tensor:
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Batch:
-    """Return the negative log likelihood and the hit of each label; logits end in vocabulary.
+    """Return `nll`, the negative log likelihood of each label, `predicted`, and `correct`.
 
-    The results are no views: FSDP2 hangs its hooks on a module's outputs.
+    Logits end in vocabulary. The results are no views: FSDP2 hangs its hooks on a module's outputs.
     """
     scores = logits.float()
     nll = cross_entropy(scores.flatten(0, -2), labels.flatten().long(), reduction="none")
-    hits = scores.detach().argmax(-1) == labels
-    return {"nll": nll.view(labels.shape).clone(), "correct": hits.to(torch.float32)}
+    predicted = scores.detach().argmax(-1)
+    hits = (predicted == labels).to(torch.float32)
+    return {"nll": nll.view(labels.shape).clone(), "correct": hits, "predicted": predicted}
 
 
 def _masked_head(model: PreTrainedModel) -> Any:

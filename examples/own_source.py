@@ -1,0 +1,31 @@
+"""A dataset of one's own: Markdown, of which each heading with the text below it is a record."""
+
+import hashlib
+import re
+from pathlib import Path
+
+from regauge.data.sources import Piece, Record, Source
+
+
+class Sections(Source):
+    """The Markdown files of a folder; a record has the fields `title` and `text`."""
+
+    folder: str
+    """Where the files lie."""
+
+    def fields(self):
+        return ("title", "text")
+
+    def pieces(self):
+        files = [(str(path), path.read_bytes()) for path in sorted(Path(self.folder).glob("*.md"))]
+        return tuple(
+            Piece(name, len(data), len(data), hashlib.sha256(data).hexdigest(), files=(name,))
+            for name, data in files
+        )
+
+    def read(self, piece):
+        (name,) = piece.files
+        parts = re.split(r"^#+ ", Path(name).read_text(), flags=re.MULTILINE)
+        for number, part in enumerate(parts[1:], start=1):
+            title, _, text = part.partition("\n")
+            yield Record(name, f"heading {number}", {"title": title, "text": text.strip()})

@@ -1,0 +1,179 @@
+"""Adapters: what is put beside which layers, what it begins as, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from distributed.runs import BERT, GPT, LLAMA
+from regauge.errors import SettingsError
+from regauge.models.build import Head, blocks, build
+from regauge.models.counting import counts, flops_per_token
+from regauge.models.dropout import CounterDropout
+from regauge.models.initial import META, first_weights
+from regauge.models.lora import merged
+from regauge.models.settings import Lora, Model
+from regauge.models.weights import adapting, plain_name
+
+peft = pytest.importorskip("peft", reason="not proved here: adapters, which need peft")
+
+VOCABULARY = 300
+CASES: list[tuple[dict[str, Any], Head]] = [(BERT, "masked"), (GPT, "causal"), (LLAMA, "causal")]
+NAMED = [(*case, case[0]["architecture"]) for case in CASES]
+
+
+def made(model: dict[str, Any], head: Head, lora: dict[str, Any] | None = None) -> Any:
+    own = {**model, "dropout": 0.0, "lora": lora}
+    return build(Model(**own), head, VOCABULARY, 3)[0]
+
+
+def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: value for name, value in model.named_parameters() if adapting(name)}
+
+
+@pytest.mark.parametrize(("model", "head"), CASES)
+def test_a_model_begins_as_it_is_without_adapters(model: dict[str, Any], head: Head) -> None:
+    plain, own = made(model, head).eval(), made(model, head, {}).eval()
+    assert all(value.requires_grad == adapting(name) for name, value in own.named_parameters())
+    expected = dict(plain.named_parameters())
+    frozen = {plain_name(n): value for n, value in own.named_parameters() if not adapting(n)}
+    assert frozen.keys() == expected.keys()
+    assert all(value.equal(expected[name]) for name, value in frozen.items())
+    for name, value in adapters(own).items():
+        assert (value.std() > 0.01) == ("lora_A" in name), name
+    tokens = torch.arange(5, 29).view(2, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(own(tokens).logits, plain(tokens).logits)
+
+
+def test_an_adapter_depends_on_its_seed_and_name_alone() -> None:
+    few = adapters(made(LLAMA, "causal", {"targets": ("q_proj",)}))
+    many = adapters(made(LLAMA, "causal", {}))
+    assert few
+    assert all(many[name].equal(value) for name, value in few.items())
+    first, second, *_ = (value for name, value in few.items() if "lora_A" in name)
+    assert not first.equal(second)
+
+
+@pytest.mark.parametrize(("model", "head"), CASES)
+def test_by_default_every_linear_layer_of_the_blocks_has_one(
+    model: dict[str, Any], head: Head
+) -> None:
+    own = made(model, head, {"rank": 3})
+    inside = [name for block in blocks(own) for name, _ in block.named_parameters()]
+    layers = {name.partition(".lora_")[0] for name in inside if adapting(name)}
+    matrices = {
+        name for name in inside if name.endswith(".base_layer.weight") and not adapting(name)
+    }
+    assert len(layers) == len(matrices) >= 4
+    assert not any(
+        name.endswith(("proj.weight", "dense.weight", "c_fc.weight", "attn.weight"))
+        for name in inside
+    )
+    assert len(adapters(own)) == 2 * sum(map(len, map(_layers, blocks(own))))
+    assert all(3 in value.shape for value in adapters(own).values())
+
+
+def _layers(block: nn.Module) -> set[str]:
+    return {n.partition(".lora_")[0] for n, _ in block.named_parameters() if adapting(n)}
+
+
+def test_the_end_of_a_path_names_some_of_the_layers_of_one_name() -> None:
+    own = made(BERT, "masked", {"targets": ("attention.output.dense",)})
+    holders = {name.partition(".lora_")[0] for name in adapters(own)}
+    assert holders == {f"bert.encoder.layer.{n}.attention.output.dense" for n in (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("model", "head", "target", "remedy"),
+    [
+        (
+            LLAMA,
+            "causal",
+            "q_porj",
+            "no linear layer of the llama is named 'q_porj'; did you mean ",
+        ),
+        (BERT, "masked", "q_proj", "no linear layer of the bert is named 'q_proj'; known: "),
+        (LLAMA, "causal", "embed_tokens", "named 'embed_tokens'"),
+    ],
+)
+def test_a_layer_that_is_not_there_is_refused(
+    model: dict[str, Any], head: Head, target: str, remedy: str
+) -> None:
+    with pytest.raises(SettingsError, match=remedy):
+        made(model, head, {"targets": (target,)})
+
+
+def test_adapters_have_a_dropout_of_their_own_that_any_world_agrees_on() -> None:
+    lora = Lora(dropout=0.25, targets=("query",))
+    both, _ = build(Model(**{**BERT, "dropout": 0.1, "lora": lora}), "masked", VOCABULARY, 3)
+    parts = [part for part in both.modules() if isinstance(part, CounterDropout)]
+    hidden, _ = build(Model(**{**BERT, "dropout": 0.1}), "masked", VOCABULARY, 3)
+    alone = [part for part in hidden.modules() if isinstance(part, CounterDropout)]
+    rates = sorted(part.rate for part in parts)
+    assert rates == [0.1] * len(alone) + [0.25] * 2
+    salts = [int(part.salt) for part in parts]
+    assert len(set(salts)) == len(salts)
+    assert {int(part.salt) for part in alone} < set(salts)
+
+
+def test_a_run_of_a_llama_may_drop_in_its_adapters_alone() -> None:
+    own = made(LLAMA, "causal", {"dropout": 0.1})
+    assert any(isinstance(part, CounterDropout) for part in own.modules())
+
+
+def test_native_dropout_stays_native() -> None:
+    settings = Model(**{**LLAMA, "dropout_kind": "native", "lora": Lora(dropout=0.1)})
+    own, _ = build(settings, "causal", VOCABULARY, 3)
+    assert any(isinstance(part, nn.Dropout) and part.p == 0.1 for part in own.modules())
+    assert not any(isinstance(part, CounterDropout) for part in own.modules())
+
+
+@pytest.mark.parametrize(("model", "head", "kind"), NAMED, ids=lambda value: str(value)[:10])
+def test_a_merged_model_gives_the_outputs_of_the_unmerged_one(
+    model: dict[str, Any], head: Head, kind: str
+) -> None:
+    """As peft's own merge does."""
+    lora = {"rank": 4, "alpha": 10.0}
+    own = made(model, head, lora).eval()
+    with torch.no_grad():
+        for value in adapters(own).values():
+            value.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(1)) / 5)
+    with META:
+        empty = made(model, head, lora)
+    trained = {name: value.detach() for name, value in adapters(own).items()}
+    weights = dict(merged(first_weights(empty, Model(**model), 3), trained))
+    plain = made(model, head).eval()
+    tokens = torch.arange(5, 29).view(2, 12)
+    with torch.no_grad():
+        before = plain(tokens).logits
+        plain.load_state_dict(weights, strict=False)
+        after, unmerged = plain(tokens).logits, own(tokens).logits
+    assert weights.keys() == dict(plain.named_parameters()).keys(), kind
+    torch.testing.assert_close(after, unmerged, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(after, before, rtol=1e-2, atol=1e-2)
+    for part in own.modules():
+        if isinstance(part, peft.tuners.lora.LoraLayer):
+            part.merge()
+    bases = {n: v for n, v in own.named_parameters() if n.endswith("base_layer.weight")}
+    for name, value in bases.items():
+        torch.testing.assert_close(weights[plain_name(name)], value, rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_with_adapters_costs_less_and_is_counted() -> None:
+    """The first block's inputs need no gradient: they are a 28th of it here."""
+    own = made(LLAMA, "causal", {"rank": 2})
+    plain = made(LLAMA, "causal")
+    found = counts(own)
+    assert found.all - found.trained == counts(plain).all
+    assert 0 < found.trained == sum(value.numel() for value in adapters(own).values())
+    assert flops_per_token(own, 16) < flops_per_token(plain, 16)
+    own.set_attn_implementation("eager")
+    inputs = torch.randn(3, 16, 32, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        own.model(inputs_embeds=inputs).last_hidden_state.sum().backward()
+    assert flops_per_token(own, 16) == pytest.approx(counter.get_total_flops() / 48, rel=3e-3)

@@ -13,7 +13,8 @@ import os
 import tomllib
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -26,6 +27,9 @@ from pydantic import (
 
 from regauge import registry
 from regauge.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 FORMAT = 1
 """The version of every JSON document that Regauge writes; a reader refuses a later one."""
@@ -74,15 +78,17 @@ def choose(folder: str, value: Any) -> Any:
         value = {"kind": value}
     if not isinstance(value, dict):
         return value
-    if "kind" not in value:
-        remedy = f"set kind to one of: {', '.join(registry.names(folder))}"
-        raise SettingsError(f"a choice of '{folder}' has no kind", remedy)
-    choice = registry.load(folder, value["kind"])
+    kind = value.get("kind")
+    if not isinstance(kind, str):
+        told = f"the kind of '{folder}' is a name, got {kind!r}"
+        problem = told if "kind" in value else f"a choice of '{folder}' has no kind"
+        raise SettingsError(problem, f"set kind to one of: {', '.join(registry.names(folder))}")
+    choice = registry.load(folder, kind)
     rest = {key: item for key, item in value.items() if key != "kind"}
     try:
         return choice.model_validate(rest)
     except ValidationError as error:
-        raise _first_problem(error, choice, f"{folder} '{value['kind']}'") from None
+        raise _first_problem(error, choice, f"{folder} '{kind}'") from None
 
 
 S = TypeVar("S", bound=Settings)
@@ -114,14 +120,26 @@ def override(tables: Tables, assignments: tuple[str, ...]) -> Tables:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
             raise SettingsError(f"'{assignment}' is no assignment", "write key.path=value")
-        place = result
+        place: Any = result
         *parents, last = key.strip().split(".")
         for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
+            place = _inside(place, parent)
+            if not isinstance(place, dict | tuple):
                 raise SettingsError(f"'{parent}' in '{key}' is no table", "assign to a table's key")
+        if isinstance(place, tuple):
+            found = [each for each in place if isinstance(each, dict)]
+            names = [str(each["name"]) for each in found if "name" in each]
+            remedy = f"name one of them: {', '.join(names)}" if names else "write the whole list"
+            raise SettingsError(f"'{parents[-1]}' in '{key}' is a list", remedy)
         place[last] = _value(text.strip())
     return {name: _tuples(table) for name, table in result.items()}
+
+
+def _inside(place: Any, name: str) -> Any:
+    """Return a table in a table, made where there is none, or in a list of them by its name."""
+    if isinstance(place, dict):
+        return place.setdefault(name, {})
+    return next((each for each in place if isinstance(each, dict) and each.get("name") == name), 0)
 
 
 def merge(below: Tables, above: Tables) -> Tables:
@@ -162,6 +180,15 @@ def dump(settings: Settings) -> Tables:
     return settings.model_dump(mode="json", exclude_none=True)
 
 
+def flat(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    """Return the leaves of nested tables by their dotted keys; a list is a leaf."""
+    leaves: list[tuple[str, Any]] = []
+    for name, value in tree.items():
+        key = f"{path}.{name}" if path else name
+        leaves += flat(value, key) if isinstance(value, dict) and value else [(key, value)]
+    return leaves
+
+
 def save(path: Path, document: Tables) -> None:
     """Write a JSON document with its format version; a reader sees all of it or none."""
     text = json.dumps({"format": FORMAT, **document}, indent=2, sort_keys=True, default=str)
@@ -196,8 +223,8 @@ def _first_problem(error: ValidationError, root: type[Settings], where: str) -> 
     problems = error.errors(include_url=False)
     # A misspelt key that is required is both missing and unknown: what was written says more.
     unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
-    first = next(unknown, problems[0])
-    path = ".".join(str(part) for part in first["loc"] if part != "") or error.title
+    first = next(unknown, None) or _of_union(root, problems)
+    path = ".".join(_key(root, first["loc"])) or error.title
     if first["type"] == "extra_forbidden":
         word = str(first["loc"][-1])
         remedy = registry.did_you_mean(word, _siblings(root, first["loc"]))
@@ -211,6 +238,34 @@ def _first_problem(error: ValidationError, root: type[Settings], where: str) -> 
         return SettingsError(f"{_prefix(where)}'{path}' is a list, got {got!r}", listed)
     shown = "" if isinstance(got, dict | BaseModel) else f", got {got!r}"
     return SettingsError(f"{_prefix(where)}'{path}': {message}{shown}", f"correct {path}")
+
+
+def _of_union(root: type[Settings], problems: list[ErrorDetails]) -> ErrorDetails:
+    """Return the first problem; of a value that fits none of several types, what says most."""
+    first, key = problems[0], _key(root, problems[0]["loc"])
+    same = [each for each in problems if _key(root, each["loc"])[: len(key)] == key]
+    for each in same:
+        if each["type"] != "literal_error" and not each["type"].endswith("_type"):
+            return each
+    other = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in same[1:])
+    return {**first, "msg": " or ".join([first["msg"], *other])}
+
+
+def _key(annotation: Any, loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    """Return a place without what pydantic puts between its keys: which type of several failed."""
+    if not loc or loc == ("[key]",):
+        return ()
+    inner = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return _key(inner[0], loc)
+    if get_origin(annotation) in (Union, UnionType):
+        types = [each for each in inner if each is not NoneType]
+        return min((_key(each, loc[len(types) > 1 :]) for each in types), key=len)
+    below = inner[-2 if ... in inner else -1] if inner else None
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        field = annotation.model_fields.get(str(loc[0]))
+        below = field.annotation if field else None
+    return (*([str(loc[0])] if loc[0] != "" else []), *_key(below, loc[1:]))
 
 
 def _siblings(root: type[Settings], loc: tuple[int | str, ...]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import traceback
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 SHOW_TRACEBACK = "--traceback"
 
@@ -26,6 +26,10 @@ class RegaugeError(Exception):
         super().__init__(f"{problem}; {remedy}")
         self.problem = problem
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        """Let another process have both parts: the message alone does not make an error again."""
+        return type(self), (self.problem, self.remedy)
 
     def within(self, where: str) -> Self:
         """Return this error with the place it happened in before its problem."""
@@ -111,6 +115,9 @@ class ChildError(RegaugeError):
         self.args = (line,)
         self.exit_code = exit_code
 
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        return type(self), (self.exit_code, *self.args)
+
 
 def explain(error: BaseException) -> tuple[str, int]:
     """Return the one line for an error that ended a verb, and the exit code."""
@@ -126,6 +133,12 @@ def explain(error: BaseException) -> tuple[str, int]:
     what = _one_line(str(error)) or "no message"
     remedy = f"run again with {SHOW_TRACEBACK} to see all of it"
     return f"{type(error).__name__} in {_place(error)}: {what}; {remedy}", 1
+
+
+def plain(error: object) -> str:
+    """Return the first line of what an error says, or its kind where it says nothing."""
+    said = str(error).strip().splitlines()
+    return said[0] if said else type(error).__name__
 
 
 def _one_line(text: str) -> str:

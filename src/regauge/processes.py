@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from regauge import registry
 from regauge.errors import SettingsError
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -239,7 +240,7 @@ def _spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) -
     with log.open("ab") if log else nullcontext() as file:
         return subprocess.Popen(
             command,
-            env={**os.environ, **variables},
+            env={**os.environ, **registry.places(), **variables},
             stdout=file,
             stderr=file,
             preexec_fn=_die_with_parent,  # noqa: PLW1509

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import signal
 import subprocess
@@ -85,6 +86,20 @@ def test_an_error_of_ours_ends_with_its_code(error: type[errors.RegaugeError]) -
     line, code = cli.explain(error("it broke\nin two lines", "mend it"))
     assert line == "it broke in two lines; mend it"
     assert code == error.exit_code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.DataError("a; b", "do that").within("there"),
+        errors.ChildError(75, "a; do that"),
+    ],
+)
+def test_an_error_of_ours_comes_whole_from_another_process(error: errors.RegaugeError) -> None:
+    found = copy.copy(error)  # as pickle has it
+    assert (type(found), str(found)) == (type(error), str(error))
+    assert (found.problem, found.remedy) == (error.problem, error.remedy)
+    assert found.exit_code == error.exit_code
 
 
 def test_exit_codes_are_the_documented_ones() -> None:

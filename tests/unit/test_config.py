@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, mo
 
 from regauge import config
 from regauge.config import Choice, Settings, chosen
-from regauge.errors import RegaugeError, SettingsError
+from regauge.errors import RegaugeError, SettingsError, plain
 from regauge.trackers import Tracker
 
 
@@ -58,6 +58,14 @@ class Root(Settings):
     """Tables by name, or one alone."""
     tracker: Annotated[SerializeAsAny[Tracker], chosen("trackers")] | None = None
     """A choice."""
+    rows: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
+    """A number, or a word."""
+    many: tuple[Schedule, ...] | Schedule = ()
+    """A table, or several."""
+    counts: dict[str, tuple[int | str, ...]] = {}
+    """Lists of one type or another."""
+    sizes: dict[Literal["int"], Annotated[int, Field(ge=1)]] = {}
+    """A key that is called as a type is."""
 
 
 def problem(tables: dict[str, Any], *, known: tuple[str, ...] = ()) -> SettingsError:
@@ -94,7 +102,11 @@ def test_what_was_dumped_builds_the_same() -> None:
     ("tables", "says", "remedy"),
     [
         ({"nam": "a"}, "unknown key 'nam'", "did you mean 'name'?"),
-        ({"name": "a", "zzz": 1}, "unknown key 'zzz'", "known: name, names, optimizer, tracker"),
+        (
+            {"name": "a", "zzz": 1},
+            "unknown key 'zzz'",
+            "known: counts, many, name, names, optimizer",
+        ),
         ({}, "'name' is missing", "set name"),
         (
             {"optimizer": {"learning_rat": 1.0}},
@@ -139,6 +151,56 @@ def test_what_was_dumped_builds_the_same() -> None:
         ),
         ({"name": "a", "tracker": "jsonnl"}, "no trackers named 'jsonnl'", "did you mean 'jsonl'?"),
         ({"name": "a", "tracker": {"x": 1}}, "a choice of 'trackers' has no kind", "set kind to"),
+        (
+            {"name": "a", "tracker": {"kind": 3}},
+            "the kind of 'trackers' is a name, got 3",
+            "set kind to one of: console",
+        ),
+        (
+            {"name": "a", "tracker": {"kind": {}}},
+            "the kind of 'trackers' is a name, got {}",
+            "set kind to one of: console",
+        ),
+        (
+            {"name": "a", "rows": 0},
+            "'rows': Input should be greater than or equal to 1, got 0",
+            "correct rows",
+        ),
+        (
+            {"name": "a", "rows": "all"},
+            "'rows': Input should be a valid integer or 'auto', got 'all'",
+            "correct rows",
+        ),
+        (
+            {"name": "a", "many": [{}, {"warmup_steps": -1}]},
+            "'many.1.warmup_steps': Input should be greater than or equal to 0, got -1",
+            "correct many.1.warmup_steps",
+        ),
+        (
+            {"name": "a", "many": {"warmup": 1}},
+            "unknown key 'many.warmup'",
+            "did you mean 'warmup_steps'?",
+        ),
+        (
+            {"name": "a", "counts": {"b": [1, 0.5]}},
+            "'counts.b.1': Input should be a valid integer or a valid string, got 0.5",
+            "correct counts.b.1",
+        ),
+        (
+            {"name": "a", "sizes": {"int": 0}},
+            "'sizes.int': Input should be greater than or equal to 1, got 0",
+            "correct sizes.int",
+        ),
+        (
+            {"name": "a", "sizes": {"str": 1}},
+            "'sizes.str': Input should be 'int', got 'str'",
+            "correct sizes.str",
+        ),
+        (
+            {"name": "a", "names": {"b": {"warmup_steps": -1}}},
+            "'names.b.warmup_steps': Input should be greater than or equal to 0, got -1",
+            "correct names.b.warmup_steps",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_with_the_way_out(
@@ -268,3 +330,8 @@ def test_the_values_of_a_run_file_are_the_ones_of_toml(tmp_path: Path) -> None:
     read = config.read(tmp_path / "run.toml")
     assert read["a"] == (1, (2,))
     assert read["b"] == tomllib.loads(text)["b"]
+
+
+def test_an_error_is_told_by_its_first_line_or_its_kind() -> None:
+    assert plain(ValueError("\n one\n two")) == "one"
+    assert plain(ValueError("")) == "ValueError"

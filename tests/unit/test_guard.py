@@ -11,8 +11,8 @@ from regauge.errors import NoProgressError, RollBackError
 from regauge.processes import World
 from regauge.training import pace as pacing
 from regauge.training.guard import LEARNING_STEPS, Guard, judged
+from regauge.training.optimizer_settings import Guarding
 from regauge.training.pace import Pace
-from regauge.training.settings import Guarding
 
 CPU = torch.device("cpu")
 

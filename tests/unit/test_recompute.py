@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections import Counter
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from distributed.runs import BERT, LLAMA
+from regauge.models.build import blocks, build
 from regauge.models.dropout import CounterDropout, DropoutKeys
+from regauge.models.settings import Model
 from regauge.training import recompute
 
 Amount = Literal["none", "selective", "full"]
@@ -39,6 +44,45 @@ def test_the_gradients_are_those_of_one_computation(amount: Amount, native: bool
     assert len(found) == len(expected) == 2
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations that torch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func.overloadpacket).removeprefix("aten.")
+        self.found["products" if func in recompute.KEPT else name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations(model: dict[str, Any], head: Any, amount: Amount) -> tuple[int, int, int]:
+    """Return the matrix products of a forward and of its backward pass, and the reductions."""
+    inner, keys = build(Model(**{**model, "dropout": 0.0}), head, 300, 0)
+    recompute.install(blocks(inner), amount, keys)
+    tokens = torch.randint(5, 300, (2, 16))
+    with Counted() as forward:
+        loss = inner.base_model(tokens, use_cache=False).last_hidden_state.square().sum()
+    with Counted() as backward:
+        loss.backward()
+    norms = backward.found["mean"] + backward.found["native_layer_norm"]
+    return forward.found["products"], backward.found["products"], norms
+
+
+@pytest.mark.parametrize(("model", "head"), [(BERT, "masked"), (LLAMA, "causal")])
+def test_selective_computes_all_again_but_products_and_attention(
+    model: dict[str, Any], head: Any
+) -> None:
+    """In transformers' own blocks; their norms are computed again, so something is."""
+    plain, some, every = (operations(model, head, each) for each in get_args(Amount))
+    assert plain[0] == some[0] == every[0] > 10
+    assert some[1] == plain[1]
+    assert every[1] > plain[1] + 10
+    assert plain[2] == 0
+    assert some[2] == every[2] > 3
 
 
 def test_only_a_block_with_dropout_of_its_own_keeps_the_generator() -> None:

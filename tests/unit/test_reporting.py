@@ -12,7 +12,7 @@ import pytest
 from regauge.errors import DataError, SettingsError
 from regauge.reporting import words
 from regauge.reporting.curves import charts
-from regauge.reporting.drawing import POINTS
+from regauge.reporting.drawing import POINTS, Line, Place, curves
 from regauge.reporting.evaluation import table
 from regauge.reporting.html import page
 from regauge.reporting.runs import Run, discover, read
@@ -390,3 +390,24 @@ def test_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     overrides = (f'output.folder="{tmp_path}/file"', f'report.runs=["{folder}"]')
     with pytest.raises(SettingsError, match=r"cannot be written.*set another output\.folder"):
         report.run(report.load(folder, overrides))
+
+
+@pytest.mark.parametrize(
+    ("labels", "rows"),
+    [
+        (("mean", "raw", "held-out"), 1),
+        (tuple(f"held-out loss of {name}" for name in ("search", "words", "topics", "old")), 2),
+        (("x" * 40, "y" * 40, "z" * 40), 3),
+    ],
+)
+def test_a_legend_has_as_many_columns_as_have_room(labels: tuple[str, ...], rows: int) -> None:
+    series = [(step, 1.0 / step) for step in range(1, 9)]
+    lines = [Line(label, series, "mean") for label in labels]
+    (chart,) = curves("loss", lines, Place("key", "a run"))
+    heights = [
+        height
+        for label in labels
+        for height in re.findall(rf' y="([\d.]+)"[^>]*>{label}<', chart.svg)
+    ]
+    assert len(heights) == len(labels)
+    assert len(set(heights)) == rows

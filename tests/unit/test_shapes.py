@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regauge.data.batches import Draw, Piece, dropout_keys, padded, positions
-from regauge.data.shapes import MULTIPLE, fit, ladder
+from regauge.data.shapes import MULTIPLE, added, fit, ladder
 
 histograms = st.lists(st.integers(0, 30), min_size=1, max_size=49).filter(any).map(tuple)
 
@@ -85,3 +85,8 @@ def test_dropout_keys_follow_the_text_and_not_its_place() -> None:
     assert dropout_keys(backwards, Draw(1, 9, 5)).tolist() == keys[::-1].tolist()
     assert (dropout_keys(Piece(rows, parts, slots, 16), Draw(1, 0, 6)) != keys).all()
     assert (dropout_keys(Piece(rows, parts, slots, 16), Draw(2, 0, 5)) != keys).all()
+
+
+def test_histograms_are_added_to_the_longest() -> None:
+    assert added([(1, 2), np.array([0, 1, 5]), ()]).tolist() == [1, 3, 5]
+    assert added([]).tolist() == []

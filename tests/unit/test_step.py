@@ -12,7 +12,6 @@ import torch
 from distributed import datasets
 from distributed.runs import settings
 from regauge import processes
-from regauge.data.shards import Dataset
 from regauge.models.text import TextModule
 from regauge.training.decisions import decide
 from regauge.training.opening import open_session
@@ -26,13 +25,13 @@ RATE = 0.05
 def opened(folder: Path, data: Path, task: str, **changes: Any) -> Session:
     run = settings(folder, data, task, **changes)
     world = processes.world()
-    return open_session(decide(run, world), world, Dataset(data))
+    return open_session(decide(run, world), world)
 
 
 def fresh(session: Session) -> TextModule:
     """Return the module that a session started from, without a strategy around it."""
     run = session.settings
-    return run.task.module(run.model, session.manifest, run.seed).train()
+    return run.task.module(run.model, session.objective.manifest, run.seed).train()
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def constant(session: Session) -> Rates:
 
 
 def batches(session: Session) -> list[dict[str, torch.Tensor]]:
-    found = session.feed.batches(session.order.batch(0), epoch=0, step=0)
+    found = session.arrays(0)
     return [{name: torch.from_numpy(value) for name, value in part.items()} for part in found]
 
 
@@ -67,7 +66,7 @@ def test_a_step_is_torch_s_own_on_the_mean_loss(
     plain = fresh(session)
     own = torch.optim.SGD(plain.parameters(), lr=RATE)
     parts = batches(session)
-    losses = [session.settings.task.loss(plain(part), part) for part in parts]
+    losses = [session.objective.task.loss(plain(part), part) for part in parts]
     total = torch.stack([loss for loss, _ in losses]).sum()
     weight = sum(float(each) for _, each in losses)
     (total / weight).backward()
@@ -95,7 +94,7 @@ def test_the_contrastive_step_in_pieces_is_the_one_at_once(tmp_path: Path) -> No
     slots = torch.cat([part["slots"] for part in parts])
     vectors = torch.cat(outputs)[slots.argsort()]
     real = torch.cat([part["real"] for part in parts])[slots.argsort()]
-    loss, weight = session.settings.task.loss({"vectors": vectors}, {"real": real})
+    loss, weight = session.objective.task.loss({"vectors": vectors}, {"real": real})
     own = torch.optim.SGD(plain.parameters(), lr=RATE)
     (loss / weight).backward()
     own.step()

@@ -130,3 +130,15 @@ def test_what_fills_the_memory_is_told_by_type_and_shape() -> None:
     assert "largest" not in evidence_of(ValueError())
     told = failure("memory", largest=[{"tensors": "float32 [2]", "count": 3, "bytes": 24e6}])
     assert "most of it 3 x float32 [2]: 24 MB" in last_word(told)[1]
+
+
+def test_a_run_out_of_memory_is_told_half_of_the_microbatch_also_of_one_it_found(
+    tmp_path: Path,
+) -> None:
+    assert "try batch.microbatch_rows = 2, or " in last_word(failure("memory"))[1]
+    batch = SETTINGS.batch.model_copy(update={"microbatch_rows": "auto"})
+    output = SETTINGS.output.model_copy(update={"folder": str(tmp_path)})
+    found = SETTINGS.model_copy(update={"batch": batch, "output": output})
+    assert "; try a batch.microbatch_rows, or" in supervisor._summary([failure("memory")], found)[1]
+    (tmp_path / "run.json").write_text('{"batch": {"rows": 8, "microbatch_rows": 8}}')
+    assert "try batch.microbatch_rows = 4, or" in supervisor._summary([failure("memory")], found)[1]

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from distributed import datasets
+from distributed.runs import BERT, GPT, LLAMA
 from regauge.data.batches import Arrays, Draw, Piece
 from regauge.data.loader import Facts
 from regauge.data.shards import Dataset
 from regauge.errors import SettingsError
-from regauge.tasks import _retrieval
+from regauge.models.settings import Model
+from regauge.tasks import Task, _retrieval
+from regauge.tasks._pairs import partners
 from regauge.tasks.clm import Clm
 from regauge.tasks.contrastive import Contrastive
 from regauge.tasks.mlm import Mlm
+from regauge.tasks.sft import Sft
 
 ROWS = 200
 FACTS = Facts(datasets.VOCABULARY, 0, 4, (0, 1, 2, 3, 4))
@@ -25,9 +33,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return Dataset(datasets.packed(tmp_path_factory.mktemp("data") / "packed", ROWS))
 
 
-def arrays(task: Mlm | Clm, data: Dataset, epoch: int = 0) -> Arrays:
-    zeros = np.zeros(ROWS, np.int64)
-    piece = Piece(np.arange(ROWS), zeros, zeros, datasets.LENGTH)
+def arrays(task: Task, data: Dataset, epoch: int = 0, rows: int = ROWS) -> Arrays:
+    zeros = np.zeros(rows, np.int64)
+    piece = Piece(np.arange(rows), zeros, zeros, datasets.LENGTH)
     return task.batch(data.split("train"), piece, Draw(1, epoch, 0), FACTS)
 
 
@@ -74,6 +82,155 @@ def test_a_document_s_last_token_predicts_nothing(packed: Dataset) -> None:
             assert weights[row, place] == follows
             if follows:
                 assert found["labels"][row, place] == found["tokens"][row, place + 1]
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return Dataset(datasets.halves(tmp_path_factory.mktemp("data") / "halves", ROWS))
+
+
+PAIRED = Mlm(next_sentence="yes")
+
+
+def test_a_second_half_is_its_row_s_own_half_of_the_time(halves: Dataset) -> None:
+    rows = halves.split("train").take(range(ROWS))
+    found = [arrays(PAIRED, halves, epoch) for epoch in range(3)]
+    seconds = {tuple(row["second"].tolist()) for row in rows}
+    for each in found:
+        shown = each["tokens"].copy()
+        np.put_along_axis(shown, each["masked"], each["labels"], 1)
+        for number, row in enumerate(rows):
+            cut, real = len(row["first"]), int(each["segments"][number].sum())
+            assert (shown[number, :cut] == row["first"]).all()
+            second = shown[number, cut:real].tolist()
+            assert (second == row["second"].tolist()) == (each["apart"][number] == 0)
+            assert tuple(second) in seconds
+            assert each["types"][number].tolist() == [0] * cut + [1] * (real - cut) + [0] * (
+                datasets.LENGTH - real
+            )
+        assert abs(each["apart"].mean() - 0.5) < 4 * (0.25 / ROWS) ** 0.5
+    assert (found[0]["apart"] != found[1]["apart"]).any(), "an epoch repeats the pairs"
+    both = [(each["apart"] == 1) for each in found]
+    again = both[0] & both[1]
+    assert again.sum() > 10
+    same = (found[0]["tokens"] == found[1]["tokens"]).all(1)
+    assert same[again].sum() == 0
+
+
+def test_a_partner_is_another_row_of_any_number() -> None:
+    numbers = np.arange(7000)
+    draws = [partners(numbers, 7, Draw(1, epoch, 0)) for epoch in range(2)]
+    assert (draws[0] != draws[1]).any()
+    for found in draws:
+        steps = np.bincount((found - numbers) % 7, minlength=7) / len(numbers)
+        assert abs(steps[0] - 1 / 2) < 0.03
+        assert (abs(steps[1:] - 1 / 12) < 0.02).all()
+    assert partners(numbers[:9], 1, Draw(1, 0, 0)).tolist() == [0] * 9
+
+
+def test_a_pair_counts_as_often_as_tokens_are_predicted_in_it() -> None:
+    output = {
+        "nll": torch.tensor([[1.0, 2.0, 9.0], [4.0, 9.0, 9.0]]),
+        "correct": torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]),
+        "pair_nll": torch.tensor([0.5, 0.25]),
+        "pair_correct": torch.tensor([1.0, 0.0]),
+    }
+    batch = {
+        "weights": torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]),
+        "segments": torch.tensor([[1, 1], [1, 0]]),
+    }
+    loss, weight = PAIRED.loss(output, batch)
+    assert (float(loss), float(weight)) == (1 + 2 + 4 + 2 * 0.5 + 0.25, 3)
+    sums = {name: (float(a), float(b)) for name, (a, b) in PAIRED.tally(output, batch).items()}
+    assert sums == {
+        "loss": (8.25, 3),
+        "accuracy": (2, 3),
+        "next_sentence_accuracy": (1, 2),
+    }
+    assert Mlm().loss(output, batch)[0] == 7
+
+
+def test_a_row_has_the_loss_that_transformers_gives_it(halves: Dataset) -> None:
+    module: Any = PAIRED.module(Model(**{**BERT, "dropout": 0.0}), halves.manifest, 0).eval()
+    found = arrays(PAIRED, halves, rows=12)
+    both = {0, 1}
+    for row in range(12):
+        batch = {name: torch.from_numpy(value[row : row + 1]) for name, value in found.items()}
+        real = int(batch["segments"].sum())
+        counted = batch["masked"][0, : int(batch["weights"].sum())]
+        labels = torch.full((1, datasets.LENGTH), -100)
+        labels[0, counted] = batch["labels"][0, : len(counted)].long()
+        with torch.no_grad():
+            loss, weight = PAIRED.loss(module(batch), batch)
+            expected = module.model(
+                input_ids=batch["tokens"][:, :real],
+                token_type_ids=batch["types"][:, :real],
+                labels=labels[:, :real],
+                next_sentence_label=batch["apart"],
+            ).loss
+        torch.testing.assert_close(loss / weight, expected)
+        both -= {int(batch["apart"])}
+    assert not both, "one of the two cases was not looked at"
+
+
+def test_an_architecture_without_the_head_is_refused(halves: Dataset) -> None:
+    roberta = {**BERT, "architecture": "roberta", "dropout": 0.0}
+    with pytest.raises(SettingsError, match=r"'roberta' has no head for the next sentence; use"):
+        PAIRED.module(Model(**roberta), halves.manifest, 0)
+
+
+@pytest.mark.parametrize(("task", "wanted"), [(Mlm(), "packed"), (PAIRED, "halves")])
+def test_a_dataset_of_another_layout_is_refused(
+    halves: Dataset, packed: Dataset, task: Mlm, wanted: str
+) -> None:
+    fitting, other = (packed, halves) if wanted == "packed" else (halves, packed)
+    task.check(fitting.manifest)
+    with pytest.raises(SettingsError, match=f'prepare it with rows.layout = "{wanted}"'):
+        task.check(other.manifest)
+    assert task.ladder(fitting.manifest) == (datasets.LENGTH,)
+    assert 0.5 < task.real_share(fitting.manifest) <= 1
+
+
+def test_only_tokens_of_an_answer_are_learnt(tmp_path: Path) -> None:
+    data = Dataset(datasets.chats(tmp_path / "chats", ROWS))
+    found, plain = arrays(Sft(), data), arrays(Clm(), data)
+    rows = data.split("train").take(range(ROWS))
+    followed = np.zeros((ROWS, datasets.LENGTH), np.float32)
+    for number, row in enumerate(rows):
+        followed[number, :-1] = row["answers"][1:]
+    assert (found["weights"] == plain["weights"] * followed).all()
+    assert 0 < found["weights"].sum() < plain["weights"].sum()
+    del found["weights"], plain["weights"]
+    assert found.keys() == plain.keys()
+    assert all((found[name] == plain[name]).all() for name in found)
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT], ids=lambda model: model["architecture"])
+def test_a_conversation_in_a_row_has_the_loss_that_it_has_alone(
+    model: dict[str, Any], tmp_path: Path, figure: Callable[[str, float], None]
+) -> None:
+    data = Dataset(datasets.chats(tmp_path / "chats", 20))
+    task = Sft()
+    module = task.module(Model(**{**model, "dropout": 0.0}), data.manifest, 0).eval()
+    batch = {name: torch.from_numpy(value) for name, value in arrays(task, data, rows=20).items()}
+    with torch.no_grad():
+        packed = module(batch)["nll"] * batch["weights"]
+        for segment in (1, 2, 3):
+            inside = batch["segments"] == segment
+            first = inside.int().argmax(1, keepdim=True)
+            # Each conversation moves to the beginning of a row that has no other.
+            places = (torch.arange(datasets.LENGTH) + first) % datasets.LENGTH
+            kept = {name: value for name, value in batch.items() if name != "keys"}
+            moved = {name: value.gather(1, places) for name, value in kept.items()}
+            own = moved["segments"] == segment
+            alone = {name: value * own for name, value in moved.items()}
+            found = module({**alone, "keys": batch["keys"]})["nll"] * alone["weights"]
+            expected = (packed * inside).sum(1)
+            answered = expected > 0
+            assert answered.sum() > 10
+            error = float((found.sum(1) / expected - 1)[answered].abs().max())
+            figure("a conversation packed and alone", error)
+            assert error < 3e-6
 
 
 def unit(rows: int, seed: int) -> torch.Tensor:

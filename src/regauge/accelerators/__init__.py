@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from regauge import registry
 from regauge.config import Choice
-from regauge.errors import PreflightError, SettingsError
+from regauge.errors import PreflightError, SettingsError, plain
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
@@ -196,6 +196,11 @@ class Accelerator(Choice):
         """Return the largest memory in use since the start, or None where it is not known."""
         return None
 
+    def memory_bytes(self, processes: int) -> int | None:
+        """Return what memory each of so many processes of this machine can have, where known."""
+        del processes
+        return None
+
     def tools(self, size: int) -> tuple[tuple[str, ...], ...]:
         """Return the vendor's checks of `size` devices, as commands; code 0 says all is well."""
         del size
@@ -247,9 +252,8 @@ def take(accelerator: Accelerator, index: int, threads: int) -> torch.device:
         if not accelerator.lazy:
             torch.zeros(1, device=device)
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
         raise PreflightError(
-            f"device {index} of '{accelerator.kind}' cannot be taken: {reason}",
+            f"device {index} of '{accelerator.kind}' cannot be taken: {plain(error)}",
             "see whether another process uses it (regauge doctor), or start fewer processes",
         ) from None
     return device

@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 MATMUL_SIZE = 1536
+GROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (
+        Path("/sys/fs/cgroup/memory"),
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
+"""Where control groups of the second version and of the first tell their limit, what is used, and
+what of it are only files that were read."""
 MEASURED_SECONDS = 0.5
 """Long enough to outlast what else a machine does now and then."""
 
@@ -63,7 +74,18 @@ class Cpu(Accelerator):
         threading.Thread(target=_try_vectors, name="vectors", daemon=True).start()
 
     def peak_memory_bytes(self) -> int | None:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        """Return the largest resident size of the program itself.
+
+        What `getrusage` tells is never less than what the process that started it had.
+        """
+        found = _kilobytes(Path("/proc/self/status"), "VmHWM")
+        return (found or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
+
+    def memory_bytes(self, processes: int) -> int | None:
+        """Return a share of what can be had without swapping, and within the control group."""
+        free = _kilobytes(Path("/proc/meminfo"), "MemAvailable")
+        known = [found for found in (free and free * 1024, _left_of_group()) if found is not None]
+        return min(known) // processes if known else None
 
     def chip(self, precision: Precision) -> Chip:
         rate = _matmul_flops_per_second("bfloat16" if precision == "bf16" else "float32")
@@ -79,6 +101,24 @@ def instructions() -> frozenset[str]:
     lines = path.read_text().splitlines() if path.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
+
+
+def _kilobytes(path: Path, name: str) -> int | None:
+    """Return a line of the kernel's that ends in kB."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
+
+
+def _left_of_group() -> int | None:
+    """Return what is left of this control group's memory; None where it has no limit."""
+    for root, limit, used, cached in GROUPS:
+        try:
+            found = int((root / limit).read_text()) - int((root / used).read_text())
+            told = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # no such group, or its limit is the word "max"
+            continue
+        return max(0, found + int(told.get(cached, 0)))
+    return None
 
 
 def _model_name() -> str:

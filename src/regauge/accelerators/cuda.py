@@ -135,6 +135,13 @@ class Cuda(Accelerator):
 
         return torch.cuda.max_memory_allocated()
 
+    def memory_bytes(self, processes: int) -> int | None:
+        """Return what the device has: each process has one of its own."""
+        import torch
+
+        del processes
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
     def chip(self, precision: Precision) -> Chip:
         import torch
 

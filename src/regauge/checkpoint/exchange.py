@@ -9,20 +9,26 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file, save_file
 
+from regauge import config
 from regauge.checkpoint import folder as checkpoints
 from regauge.checkpoint.loading import damage_of, newest
 from regauge.checkpoint.tensors import read_into
 from regauge.errors import DataError, SettingsError
 from regauge.models import build as models
+from regauge.models import documents, heads, lora
+from regauge.models import weights as folders
+from regauge.models.finding import at
+from regauge.models.initial import first_weights
 from regauge.models.reading import longest, reading
+from regauge.models.settings import Model
 from regauge.processes import World
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
-Format = Literal["hf", "torch", "sentence-transformers"]
+Format = Literal["hf", "peft", "torch", "sentence-transformers"]
 WEIGHT = "model."
 """Prefix of a weight's name in a checkpoint; twice, since the trained module holds the model."""
 
@@ -32,19 +38,21 @@ def export(model: Path, target: Path, form: Format, *, pooled: bool) -> Path:
 
     `pooled` says that the model's vectors are means of length 1, which only one form can express.
     """
+    adapter = model.with_name(lora.FOLDER)
+    if form == "peft" and not adapter.is_dir():
+        raise SettingsError("this run trained no adapters", "set model.lora, or export format hf")
+    if form == "sentence-transformers" and not pooled:
+        raise SettingsError(
+            "this run did not train a text encoder",
+            "export a run of task 'contrastive', or choose format hf or torch",
+        )
     make_way(target)
     if form == "torch":
         target.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(load_file(model / "model.safetensors"), target)
+        torch.save(folders.whole(model), target)
         return target
-    shutil.copytree(model, target)
+    shutil.copytree(adapter if form == "peft" else model, target)
     if form == "sentence-transformers":
-        if not pooled:
-            shutil.rmtree(target)
-            raise SettingsError(
-                "this run did not train a text encoder",
-                "export a run of task 'contrastive', or choose format hf or torch",
-            )
         _describe_pooling(target)
     return target
 
@@ -76,14 +84,76 @@ def weights_at(run: Path, step: Literal["latest", "best"] | int) -> dict[str, Te
 
 
 def moment(run: Path, step: Literal["latest", "best"] | int, target: Path) -> Path:
-    """Write the model of a checkpoint as a transformers folder, beside its final one's facts."""
-    shutil.copytree(run / "model", target)
-    weights = weights_at(run, step)
-    final = load_file(target / "model.safetensors")
-    if weights.keys() != final.keys():
-        raise DataError(f"a checkpoint of {run} has other weights than its model", "name another")
-    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    """Write the model of a checkpoint as a transformers folder, beside its final one's facts.
+
+    What was not trained is in no checkpoint: it is that of the final model. Adapters are merged in
+    it, and written beside it.
+    """
+    final, tables = run / "model", config.read(run / "run.json")
+    if not isinstance(tables["task"], dict):
+        raise SettingsError(
+            f"{run} trained several tasks, and its checkpoints hold the weights of all",
+            "take a final model: that of the first task, or tasks/<name>/model",
+        )
+    settings, weights = config.build(Model, tables["model"]), weights_at(run, step)
+    head = {name: weights.pop(name) for name in list(weights) if heads.of_head(name)}
+    second = {
+        name.removeprefix(documents.OF_DOCUMENTS): weights.pop(name)
+        for name in list(weights)
+        if documents.of_documents(name)
+    }
+    shutil.copytree(final, target, ignore=shutil.ignore_patterns("*.safetensors*"))
+    if head:
+        heads.write_head(target, {**folders.whole_file(final / heads.HEAD), **head})
+    beside = target.with_name(lora.FOLDER)
+    _write_moment((final, target, beside), weights, settings, tables["seed"])
+    if documents.there(final):
+        place, own = documents.FOLDER, _of_documents(settings)
+        inside = (final / place, target / place, beside / place)
+        _write_moment(inside, second, own, tables["seed"])
     return target
+
+
+def _write_moment(
+    places: tuple[Path, Path, Path], weights: dict[str, Tensor], settings: Model, seed: int
+) -> None:
+    """Write a model with the weights of a checkpoint: from its final folder, to its own.
+
+    The third place is for its adapters.
+    """
+    final, target, beside = places
+    adapted, plain = _adapted(final, settings), folders.stored(final)
+    known = set(_adapters(adapted) if adapted else plain)
+    if not weights.keys() <= known or (adapted and weights.keys() != known):
+        raise DataError(f"a checkpoint has other weights than {final}", "name another")
+    if settings.lora is None or adapted is None:
+        every = ((name, weights[name] if name in weights else plain[name][:]) for name in plain)
+        folders.write(target, every)
+        return
+    folders.write(target, lora.merged(first_weights(adapted, settings, seed), weights))
+    blocks = models.blocks(adapted)
+    lora.save(beside, adapted, settings.lora, weights, blocks=blocks, base=settings.path)
+
+
+def _of_documents(settings: Model) -> Model:
+    """Return the settings of a model as its second encoder read them."""
+    if settings.path is None:
+        return settings
+    folder = documents.folder_of(at(settings.path), documents.FOLDER)
+    return settings.model_copy(update={"path": str(folder)})
+
+
+def _adapted(final: Path, settings: Model) -> PreTrainedModel | None:
+    """Return the model of a run with its adapters, on the meta device; None where it has none."""
+    if settings.lora is None:
+        return None
+    model = models.template(final)
+    lora.install(model, models.blocks(model), settings.lora)
+    return model
+
+
+def _adapters(model: PreTrainedModel) -> list[str]:
+    return [name for name, _ in model.named_parameters() if folders.adapting(name)]
 
 
 def make_way(target: Path) -> None:
@@ -96,7 +166,7 @@ def make_way(target: Path) -> None:
 
 def _describe_pooling(target: Path) -> None:
     """Add what sentence-transformers reads: mean pooling, then vectors of length 1."""
-    config = json.loads((target / "config.json").read_text())
+    model = models.template(target)
     parts = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
     modules = [
         {
@@ -108,12 +178,11 @@ def _describe_pooling(target: Path) -> None:
         for number, (path, kind) in enumerate(parts)
     ]
     pooling = {
-        "word_embedding_dimension": config["hidden_size"],
+        "word_embedding_dimension": model.config.hidden_size,
         "pooling_mode_mean_tokens": True,
         "pooling_mode_cls_token": False,
         "pooling_mode_max_tokens": False,
     }
-    model = models.load(target)
     length = {"max_seq_length": longest(model, reading(model)), "do_lower_case": False}
     for path, _ in parts[1:]:
         (target / path).mkdir()

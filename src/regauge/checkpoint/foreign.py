@@ -22,6 +22,8 @@ from regauge.checkpoint.unpickle import FACTS
 from regauge.errors import DataError, SettingsError
 from regauge.log import logger
 from regauge.models import build as models
+from regauge.models import weights as folders
+from regauge.models.finding import CONFIG
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,10 +33,8 @@ if TYPE_CHECKING:
 
 LIMIT_SECONDS = 3600
 """For one origin: 140 GB at 40 MB/s."""
-CONFIG = "config.json"
 SHARD = "mp_rank_*_model_states.pt"
 """DeepSpeed's file of a tensor-parallel rank's weights, one for each."""
-POOLING = "pooler."
 DEFAULT_VOCABULARY = 1
 """For a state dict whose table does not say; the first shape that differs is then named."""
 
@@ -64,8 +64,8 @@ def take_in(
         adopt(foreign(weights_file, list(model.state_dict()), prefix), model, origin)
     config = model.config
     config.architectures = [models.class_name(model)]
-    weights = {name: value.detach() for name, value in model.named_parameters()}
-    models.save(target, config, weights, tokenizer or target)
+    weights = ((name, value.detach()) for name, value in model.named_parameters())
+    folders.save(target, config, weights, tokenizer or target)
     count = sum(value.numel() for value in model.parameters())
     return {"written": str(target), "class": models.class_name(model), "parameters": count}
 
@@ -78,7 +78,7 @@ def find(origin: Path, settings: Model | None) -> Path | None:
     """
     if not origin.exists():
         raise SettingsError(f"no weights at {origin}", "name a folder or a file of weights")
-    if (origin / CONFIG).is_file() and models.weight_files(origin):
+    if (origin / CONFIG).is_file() and folders.weight_files(origin):
         return None
     found = _weights_in(origin)
     if settings is None:
@@ -90,7 +90,7 @@ def find(origin: Path, settings: Model | None) -> Path | None:
 
 
 def _weights_in(origin: Path) -> Path:
-    plain = models.weight_files(origin) and not models.pickled(origin)
+    plain = folders.weight_files(origin) and not folders.pickled(origin)
     if origin.is_file() or (origin / FACTS).is_file() or plain:
         return origin
     tag = origin / "latest"
@@ -115,7 +115,7 @@ def _weights_in(origin: Path) -> Path:
 def foreign(origin: Path, names: list[str], prefix: str | None) -> dict[str, Tensor]:
     """Return an origin's tensors by a model's names, opened in a process of its own."""
     with tempfile.TemporaryDirectory() as scratch:
-        target = Path(scratch) / "model.safetensors"
+        target = Path(scratch) / folders.WHOLE
         _unpickled(origin, target, names, prefix)
         weights = load_file(target)
     halves = {value.dtype for value in weights.values()} & {torch.bfloat16, torch.float16}
@@ -131,7 +131,7 @@ def adopt(weights: dict[str, Tensor], model: torch.nn.Module, origin: Path) -> N
     tied = set(own) - {name for name, _ in model.named_parameters()}
     missing = sorted(set(own) - set(weights) - tied)
     strange = sorted(set(weights) - set(own))
-    if pooling := [name for name in strange if name.startswith(POOLING)]:
+    if pooling := [name for name in strange if name.startswith(models.POOLING)]:
         logger.warning("%s: '%s' is left out: no task trains a pooling layer", origin, pooling[0])
         strange = [name for name in strange if name not in pooling]
     for name in sorted(set(own) & set(weights)):
@@ -149,12 +149,12 @@ def adopt(weights: dict[str, Tensor], model: torch.nn.Module, origin: Path) -> N
 
 def _loaded(origin: Path) -> PreTrainedModel:
     """Return the model of a transformers folder, whatever form its weights have."""
-    if not models.pickled(origin):
+    if not folders.pickled(origin):
         return models.load(origin)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         shutil.copy(origin / CONFIG, folder)
-        _unpickled(origin, folder / "model.safetensors", None, None)
+        _unpickled(origin, folder / folders.WHOLE, None, None)
         return models.load(folder)
 
 

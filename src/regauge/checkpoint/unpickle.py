@@ -22,7 +22,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import metadata as facts
 
-from regauge.models.build import weight_files
+from regauge.models.weights import weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from regauge.errors import plain
 from regauge.health.findings import Bandwidth, Finding
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def check_collectives(place: Place, chaos: Chaos) -> Generator[Finding | str]:
         try:
             problem, value = check(place, chaos)
         except RuntimeError as error:
-            problem, value = _plain(str(error)), ""
+            problem, value = _told(error), ""
         yield Finding(name, place.where, value, problem, ok=not problem)
 
 
@@ -85,9 +86,9 @@ FACTORS: dict[str, Callable[[int], float]] = {
 """What the links carry of each byte, for a number of processes (nccl-tests, PERFORMANCE.md)."""
 
 
-def _plain(text: str) -> str:
+def _told(error: RuntimeError) -> str:
     """Return what a backend says, without where in its source it says so, and its advice."""
-    line = re.sub(r"^\[[^\]]*\] *", "", text.strip().splitlines()[0])
+    line = re.sub(r"^\[[^\]]*\] *", "", plain(error))
     return line.partition(". ")[0]
 
 

@@ -11,6 +11,7 @@ from regauge.registry import did_you_mean
 from regauge.reporting.cost import Spent, common_target, to_target
 from regauge.reporting.parity import Parity, compare, measured
 from regauge.reporting.runs import Run, read
+from regauge.trackers import of_training
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,5 +94,5 @@ def _told_apart(runs: tuple[Run, ...]) -> tuple[Run, ...]:
 
 def _target(runs: tuple[Run, ...]) -> Target | None:
     """Return the target of the first metric that every run has measured on held-out rows."""
-    names = (name for name in runs[0].series if not name.startswith("train/"))
+    names = (name for name in runs[0].series if not of_training(name))
     return next(filter(None, (common_target(runs, name) for name in names)), None)

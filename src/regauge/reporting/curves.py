@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from regauge.reporting.drawing import STYLES, Bar, Chart, Line, Place, bars, curves
 from regauge.reporting.series import Series, smoothed
+from regauge.trackers import of_training
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,8 +36,12 @@ def _loss(series: dict[str, Series]) -> list[Line]:
     heldout = [
         Line(name.removesuffix("/loss"), points, "points")
         for name, points in series.items()
-        if name.endswith("/loss") and not name.startswith("train/")
+        if name.endswith("/loss") and not of_training(name)
     ]
+    tasks = [name for name in series if name.startswith("train.") and name.endswith("/loss")]
+    if tasks:
+        own = [replace(_mean(series, name)[-1], label=name.removesuffix("/loss")) for name in tasks]
+        return [*own, *heldout]
     train = [replace(line, label=f"train, {line.label}") for line in _mean(series, "train/loss")]
     return [*train, *heldout]
 
@@ -46,7 +51,7 @@ def _measured(series: dict[str, Series]) -> list[Line]:
     found = [
         Line(name, points, "points")
         for name, points in series.items()
-        if not name.startswith("train/") and all(0 <= value <= 1 for _, value in points)
+        if not of_training(name) and all(0 <= value <= 1 for _, value in points)
     ]
     return [line for line in found if not line.label.endswith("/loss")][: len(STYLES)]
 

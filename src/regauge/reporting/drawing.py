@@ -183,11 +183,22 @@ def _chart(title: str, text: str, place: Place, draw: Callable[[Axes], None]) ->
         draw(axes)
         handles, _ = axes.get_legend_handles_labels()
         if len(handles) > 1:
-            axes.legend(loc="lower left", bbox_to_anchor=(-0.03, 1.0), ncols=3)
+            _legend(axes, figure)
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
     name = re.sub(r"[^a-z0-9]+", "-", f"{place.key}-{title}".lower())
     return Chart(title, text, embeddable(drawn.getvalue(), name, f"{title} of {place.of}", text))
+
+
+def _legend(axes: Axes, figure: Figure) -> None:
+    """Name what is drawn above the axes, in as many columns as have room."""
+    for columns in (3, 2, 1):
+        legend = axes.legend(loc="lower left", bbox_to_anchor=(-0.03, 1.0), ncols=columns)
+        legend.set_in_layout(False)  # the axes would shrink beside one that is too wide
+        figure.draw_without_rendering()
+        if legend.get_window_extent().x1 <= figure.bbox.x1:
+            legend.set_in_layout(True)
+            return
 
 
 def _curves(

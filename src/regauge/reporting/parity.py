@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from regauge import registry
+from regauge.config import flat
 from regauge.reporting.evaluation import table
 from regauge.reporting.gaps import Gap, Metric, aligned, at
-from regauge.reporting.runs import flat
 from regauge.tasks import ITEMS
+from regauge.trackers import of_training
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,6 +57,8 @@ ASIDE = (
     "data.path",
 )
 """Settings whose difference says nothing."""
+_OF_A_TASK = re.compile(r"task\.([^.]+)\.(data\.path|batch\.microbatch_rows)")
+"""Of one of several tasks, what is judged as it is of a run: `data.path.words`."""
 PLACE = ("platform", "host", "packages")
 """What makes two environments one: equal programs give equal bits there."""
 
@@ -173,7 +176,7 @@ def _last(name: str) -> str:
 
 
 def _heldout(run: Run) -> dict[str, Series]:
-    found = {name: points for name, points in run.series.items() if not name.startswith("train/")}
+    found = {name: points for name, points in run.series.items() if not of_training(name)}
     if run.evaluation:
         rows = table(run.evaluation)
         for name, values in zip(rows.names, rows.values, strict=True):
@@ -241,7 +244,8 @@ def _series(run: Run, name: str) -> Series:
 def _told(run: Run) -> Mapping[str, Any]:
     facts = {words: run.facts.get(name) for name, words in FACTS.items()}
     packages = {f"package {name}": found for name, found in _packages(run).items()}
-    return {**facts, **dict(flat(run.settings)), **packages}
+    settings = {_OF_A_TASK.sub(r"\2.\1", key): value for key, value in flat(run.settings)}
+    return {**facts, **settings, **packages}
 
 
 def _packages(run: Run) -> dict[str, str]:

@@ -110,8 +110,10 @@ def read(folder: Path) -> Run:
         folder=folder,
         name=_name(folder),
         verb=done.get("verb") or saved.get(FACTS, {}).get("verb"),
-        settings=_without(
-            saved or done.get("settings") or evaluation.get("settings", {}), "format", FACTS
+        settings=_by_name(
+            _without(
+                saved or done.get("settings") or evaluation.get("settings", {}), "format", FACTS
+            )
         ),
         facts=saved.get(FACTS) or evaluation.get("facts", {}),
         environment=_without(_document(folder / "environment.json", remarks), "format"),
@@ -131,13 +133,15 @@ def read(folder: Path) -> Run:
     )
 
 
-def flat(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    """Return the leaves of nested tables by their dotted keys; a list is a leaf."""
-    leaves: list[tuple[str, Any]] = []
-    for name, value in tree.items():
-        key = f"{path}.{name}" if path else name
-        leaves += flat(value, key) if isinstance(value, dict) and value else [(key, value)]
-    return leaves
+def _by_name(settings: Document) -> Document:
+    """Return settings with the tasks of a run that has several by their names."""
+    tasks = settings.get("task")
+    if not isinstance(tasks, list):
+        return settings
+    named = {
+        each["name"]: {key: value for key, value in each.items() if key != "name"} for each in tasks
+    }
+    return {**settings, "task": named}
 
 
 def _spent(ledger: list[Document]) -> dict[str, Series]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from regauge.config import flat
 from regauge.reporting import verdicts, words
 from regauge.reporting.beside import Account, Beside, accounts, told
 from regauge.reporting.comparison import Compared
@@ -13,7 +14,7 @@ from regauge.reporting.endings import Ending, endings
 from regauge.reporting.evaluation import Table, table
 from regauge.reporting.figures import Figure, reliability, throughput
 from regauge.reporting.parity import measured
-from regauge.reporting.runs import Run, flat
+from regauge.reporting.runs import Run
 
 PARTS = {
     "init": "starting processes, reading the model and the data",
@@ -202,7 +203,9 @@ def _what(run: Run) -> str:
     kind = {"evaluation": run.evaluation, "prepare": run.dataset, "train": run.series or run.ledger}
     verb = run.verb or next((name for name, found in kind.items() if found), "run")
     task = run.settings.get("task")
-    named = task.get("kind") if isinstance(task, dict) else task
+    tables = [task, *task.values()] if isinstance(task, dict) else []
+    kinds = [each.get("kind") for each in tables if isinstance(each, dict)]
+    named = " and ".join(kind for kind in kinds if isinstance(kind, str))
     rows = {name: split.get("rows", 0) for name, split in run.dataset.get("splits", {}).items()}
     told = ", ".join(f"{count:,} {name}" for name, count in rows.items())
     return " ".join(filter(None, [verb, named, f"({told} rows)" if told else ""]))

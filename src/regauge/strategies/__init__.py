@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from regauge.config import Choice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     import torch
     from torch import Tensor, nn
 
+    from regauge.models.initial import FirstWeights
     from regauge.processes import World
 
     BuildOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
@@ -35,6 +36,26 @@ class Site:
     """The model's repeated layers, outermost first."""
     lazy: bool = False
     """Whether the device only records operations; see `Accelerator.lazy`."""
+    weights: FirstWeights | None = None
+    """What a module on the meta device is filled with; None where it has its weights."""
+
+
+class Form(NamedTuple):
+    """What there is to know of a weight before it is there."""
+
+    shape: tuple[int, ...]
+    trained: bool
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the process that holds most will hold: bytes, and what it updates."""
+
+    weights: int
+    masters: int
+    gradients: int
+    updated: tuple[tuple[int, ...], ...]
+    """Shapes of the parts of weights that it updates; each has moments."""
 
 
 class Prepared(Protocol):
@@ -89,11 +110,21 @@ class Prepared(Protocol):
 class Strategy(Choice):
     """One way to spread a model."""
 
+    recomputes: ClassVar[bool] = False
+    """What `Prepared.recomputes` will be, where no block is computed again."""
+
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
         """Return why this world, optimizer or kind of device cannot use the strategy, or None."""
         del world, optimizer, lazy
         return None
 
+    def load(self, weights: Mapping[str, Form], processes: int, itemsize: int) -> Load:
+        """Return what a process will hold of a model; it computes in values of so many bytes."""
+        raise NotImplementedError
+
     def prepare(self, module: nn.Module, site: Site) -> Prepared:
-        """Place a module, fp32 and equal on all processes, and return it prepared."""
+        """Place a module, fp32 and equal on all processes, and return it prepared.
+
+        One that lies on the meta device gets the site's weights.
+        """
         raise NotImplementedError

@@ -10,6 +10,7 @@ overlap with by hand: gradients stay apart, and their sums are part of the graph
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,18 +18,33 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from regauge.models.initial import fill
 from regauge.models.placing import move
+from regauge.strategies import Load
 from regauge.strategies._buckets import Bucket, Flat, Loose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator, Mapping
 
-    from regauge.strategies import Site
+    from regauge.strategies import Form, Site
 
     Owner = Callable[[str], int]
 
 BYTES_PER_MIB = 1 << 20
-GRADIENT_BYTES = 4
+GRADIENT_BYTES = MASTER_BYTES = 4
+
+
+def load(weights: Mapping[str, Form], itemsize: int, owned: Container[str] | None = None) -> Load:
+    """Return what a process will hold that updates the weights of these names, or all."""
+    trained = {name: form for name, form in weights.items() if form.trained}
+    updated = [form.shape for name, form in trained.items() if owned is None or name in owned]
+    apart = 0 if itemsize == MASTER_BYTES else MASTER_BYTES
+    return Load(
+        weights=itemsize * sum(math.prod(form.shape) for form in weights.values()),
+        masters=apart * sum(map(math.prod, updated)),
+        gradients=GRADIENT_BYTES * sum(math.prod(form.shape) for form in trained.values()),
+        updated=tuple(updated),
+    )
 
 
 class Replica:
@@ -40,6 +56,8 @@ class Replica:
     def __init__(
         self, module: nn.Module, site: Site, *, bucket_mib: int, owner: Owner | None = None
     ) -> None:
+        if site.weights is not None:
+            fill(module, site.weights)
         move(module, site.device)
         self.module = module
         self._world = site.world
@@ -89,7 +107,9 @@ class Replica:
                     part.mul_(factor)
 
     def replicas(self) -> list[Tensor]:
-        return list((self._masters if self._owner is None else self._working).values())
+        if self._owner is not None:
+            return list(self._working.values())
+        return [self._masters.get(name, value) for name, value in self._working.items()]
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -118,6 +138,8 @@ class Replica:
     def whole(self, name: str) -> Tensor:
         """Return a master; where another process owns it, its owner sends it."""
         weight = self._working[name]
+        if not weight.requires_grad:
+            return weight.detach().float().cpu()
         if self._owner is None or self._world.size == 1:
             return self._masters[name].detach().cpu()
         owner = self._owner(name)
@@ -130,7 +152,8 @@ class Replica:
         self, named: dict[str, nn.Parameter], dtype: torch.dtype
     ) -> dict[str, nn.Parameter]:
         """Keep the fp32 weights that this process owns, and turn the working ones into dtype."""
-        owned = [name for name in named if self._owned(name)]
+        trained = [name for name, value in named.items() if value.requires_grad]
+        owned = [name for name in trained if self._owned(name)]
         if dtype == torch.float32:
             return {name: named[name] for name in owned}
         masters = {name: nn.Parameter(named[name].detach().clone()) for name in owned}

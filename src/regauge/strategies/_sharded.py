@@ -1,11 +1,12 @@
 """A model whose weights, gradients and moments are spread: torch's FSDP2 (`fully_shard`).
 
 Serves `fsdp` and `hsdp`. Masters are fp32 shards; the computation gathers them block by block in
-its own type, and gradients are summed in fp32.
+its own type, in which weights lie that are not trained, and gradients are summed in fp32.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,20 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from regauge.models.placing import move
+from regauge.models.placing import bits, local, move, put
+from regauge.strategies import Load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from regauge.strategies import Site
+    from regauge.models.initial import FirstWeights
+    from regauge.strategies import Form, Site
+
+MASTER_BYTES = 4
+SHARD = "shard"
+"""The dimension of a mesh over which weights are spread."""
 
 
 def mesh(site: Site, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
@@ -39,6 +46,20 @@ def obstacle(optimizer: str, *, lazy: bool) -> str | None:
     if lazy:
         return "torch's fully_shard does not record its gathers on a lazy device"
     return "torch's Adafactor refuses sharded tensors" if optimizer == "adafactor" else None
+
+
+def load(weights: Mapping[str, Form], shards: int, itemsize: int) -> Load:
+    """Return what a process will hold: the first rows of each weight."""
+    own = {name: _first_rows(form.shape, shards) for name, form in weights.items()}
+    updated = [own[name] for name, form in weights.items() if form.trained]
+    frozen = [own[name] for name, form in weights.items() if not form.trained]
+    return Load(
+        weights=MASTER_BYTES * sum(map(math.prod, updated))
+        + itemsize * sum(map(math.prod, frozen)),
+        masters=0,
+        gradients=MASTER_BYTES * sum(map(math.prod, updated)),
+        updated=tuple(updated),
+    )
 
 
 class Sharded:
@@ -56,18 +77,25 @@ class Sharded:
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,
         )
-        move(module, site.device)
+        if site.weights is None:
+            move(module, site.device)
+        for value in module.parameters():
+            if not value.requires_grad:
+                value.data = value.data.to(site.compute_dtype)
         for part in (*site.blocks, module):
             fully_shard(
                 part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward
             )
+        if site.weights is not None:
+            _fill(module, site.weights, site.device, mesh)
         self.module = module
         for unit in self._units():
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
 
     def masters(self) -> dict[str, nn.Parameter]:
-        return dict(self.module.named_parameters())
+        named = self.module.named_parameters()
+        return {name: value for name, value in named if value.requires_grad}
 
     @contextmanager
     def accumulating(self, *, last: bool) -> Iterator[None]:
@@ -75,6 +103,10 @@ class Sharded:
         root.set_requires_gradient_sync(last)
         root.set_is_last_backward(last)
         yield
+        if last:
+            for value in self.masters().values():
+                if value.grad is None:  # of a head whose task had no turn
+                    value.grad = torch.zeros_like(value)
 
     def gradient_norm(self) -> Tensor:
         norm = get_total_norm(self._gradients())
@@ -82,7 +114,7 @@ class Sharded:
 
     def scale_gradients(self, factor: Tensor) -> None:
         for gradient in self._gradients():
-            _local(gradient).mul_(factor)
+            local(gradient).mul_(factor)
 
     def replicas(self) -> list[Tensor]:
         return []
@@ -94,7 +126,7 @@ class Sharded:
         self.module.zero_grad(set_to_none=True)
 
     def held(self) -> dict[str, int]:
-        shards = [_local(value) for value in self.module.parameters()]
+        shards = [local(value) for value in self.module.parameters()]
         return {
             "weights": sum(value.nbytes for value in shards),
             "masters": 0,
@@ -104,7 +136,7 @@ class Sharded:
     def whole(self, name: str) -> Tensor:
         weight = self.module.get_parameter(name).detach()
         full = weight.full_tensor() if isinstance(weight, DTensor) else weight
-        return full.cpu()
+        return full.float().cpu()
 
     def _gradients(self) -> list[Tensor]:
         return [value.grad for value in self.module.parameters() if value.grad is not None]
@@ -118,6 +150,37 @@ class Sharded:
         return self.module
 
 
-def _local(value: Tensor) -> Tensor:
-    """Return this process's shard of a tensor."""
-    return value.to_local() if isinstance(value, DTensor) else value
+@torch.no_grad()
+def _fill(module: nn.Module, weights: FirstWeights, device: torch.device, mesh: DeviceMesh) -> None:
+    """Give a module its first weights, of which each process draws or reads its own rows.
+
+    Its weights lie on the meta device, in shards; its buffers do not.
+    """
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    module.to_empty(device=device)
+    for name, buffer in buffers.items():
+        put(module, name, buffer)
+    names, sums = [], []
+    for name, values in weights:
+        weight = module.get_parameter(name).detach()
+        own = values[_rows(weight)].float()
+        local(weight).copy_(own)
+        names.append(name)
+        sums.append(bits(own))
+    everywhere = torch.stack(sums).to(device)
+    dist.all_reduce(everywhere, group=mesh.get_group(SHARD))
+    weights.sums = dict(zip(names, everywhere.tolist(), strict=True))
+
+
+def _first_rows(shape: tuple[int, ...], shards: int) -> tuple[int, ...]:
+    """Return the shape of the largest part of a weight; a scalar is on every process."""
+    return (-(-shape[0] // shards), *shape[1:]) if shape else shape
+
+
+def _rows(weight: Tensor) -> slice:
+    """Return which rows of the whole weight this process keeps."""
+    if not isinstance(weight, DTensor):
+        return slice(None)
+    (chunk,) = weight.__create_chunk_list__()
+    first = int(chunk.offsets[0])
+    return slice(first, first + int(chunk.sizes[0]))

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from regauge.strategies import Prepared, Site, Strategy
+from regauge.strategies import Form, Load, Prepared, Site, Strategy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
 
@@ -17,6 +19,12 @@ class Ddp(Strategy):
 
     bucket_mib: int = Field(default=25, ge=1)
     """Gradients that are summed in one message."""
+
+    def load(self, weights: Mapping[str, Form], processes: int, itemsize: int) -> Load:
+        from regauge.strategies._replica import load
+
+        del processes
+        return load(weights, itemsize)
 
     def prepare(self, module: nn.Module, site: Site) -> Prepared:
         from regauge.strategies._replica import Replica

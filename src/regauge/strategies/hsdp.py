@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from regauge.strategies import Prepared, Site, Strategy
+from regauge.strategies import Form, Load, Prepared, Site, Strategy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
     from regauge.processes import World
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 class Hsdp(Strategy):
     """FSDP2 on a mesh of two dimensions: replicas x shards."""
+
+    recomputes: ClassVar[bool] = True
 
     shards: int = Field(default=2, ge=2)
     """Processes that share one copy of the model; usually those of one machine."""
@@ -29,9 +33,15 @@ class Hsdp(Strategy):
             return f"{world.size} processes do not form two or more groups of {self.shards}"
         return None
 
+    def load(self, weights: Mapping[str, Form], processes: int, itemsize: int) -> Load:
+        from regauge.strategies._sharded import load
+
+        del processes
+        return load(weights, self.shards, itemsize)
+
     def prepare(self, module: nn.Module, site: Site) -> Prepared:
-        from regauge.strategies._sharded import Sharded, mesh
+        from regauge.strategies._sharded import SHARD, Sharded, mesh
 
         shape = (site.world.size // self.shards, self.shards)
-        groups = mesh(site, shape, ("replicate", "shard"))
+        groups = mesh(site, shape, ("replicate", SHARD))
         return Sharded(module, site, groups, reshard_after_forward=True)

@@ -5,13 +5,16 @@ A process owns whole parameters, balanced by bytes, so that any optimizer runs u
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from regauge.strategies import Prepared, Site, Strategy
+from regauge.strategies import Form, Load, Prepared, Site, Strategy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
 
@@ -21,10 +24,22 @@ class Zero1(Strategy):
     bucket_mib: int = Field(default=25, ge=1)
     """Gradients that are summed in one message."""
 
+    def load(self, weights: Mapping[str, Form], processes: int, itemsize: int) -> Load:
+        from regauge.strategies._replica import load
+
+        sizes = {name: math.prod(form.shape) for name, form in weights.items() if form.trained}
+        owners = balanced(sizes, processes)
+        totals = [0] * processes
+        for name, owner in owners.items():
+            totals[owner] += sizes[name]
+        fullest = totals.index(max(totals))
+        return load(weights, itemsize, {name for name in owners if owners[name] == fullest})
+
     def prepare(self, module: nn.Module, site: Site) -> Prepared:
         from regauge.strategies._replica import Replica
 
-        sizes = {name: value.numel() for name, value in module.named_parameters()}
+        trained = (each for each in module.named_parameters() if each[1].requires_grad)
+        sizes = {name: value.numel() for name, value in trained}
         owners = balanced(sizes, site.world.size)
         return Replica(module, site, bucket_mib=self.bucket_mib, owner=owners.__getitem__)
 

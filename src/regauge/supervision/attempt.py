@@ -72,6 +72,7 @@ class Attempt:
             token=peers.shared.token,
             first=self._seats.first,
             chaos=chaos,
+            devices=self._seats.devices,
         )
         self._answers = Answers(scratch, self._size)
         self._ended_at = self._orders.began

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from regauge import lines, processes
 from regauge.errors import PreemptedError, explain
@@ -34,9 +34,10 @@ from regauge.supervision.meter import ATTEMPTS, Meter, metered
 from regauge.supervision.pulse import Pulse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ORDERS, PULSE, ASKED = "orders.json", "pulse", "asked"
+T = TypeVar("T")
 ANSWER_SECONDS = 0.2
 COLLECTIVES = 8
 """Last collectives that a process tells of."""
@@ -62,6 +63,8 @@ class Orders:
     """Rank of this machine's first process."""
     chaos: str | None = None
     """File of a fault plan."""
+    devices: tuple[int, ...] = ()
+    """Indices of the devices that its processes take, where some are left out."""
 
     def write(self) -> None:
         """Write them where the processes read them."""
@@ -110,6 +113,14 @@ class Report:
         self.pulse.beat(name)
         yield
         self.pulse.beat("init")
+
+    def awaited(self, find: Callable[[], T], seconds: float) -> T:
+        """Return what another process leaves, looked for until it is there or time is over."""
+        end = time.monotonic() + seconds
+        while not (found := find()) and time.monotonic() < end:
+            self.pulse.beat()
+            time.sleep(ANSWER_SECONDS)
+        return found
 
     def done(self, step: int) -> None:
         """Say how many steps are done."""

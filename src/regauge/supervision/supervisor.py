@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge import accelerators
+from regauge.config import read
 from regauge.errors import ChildError, PreflightError
 from regauge.health.examination import examine
 from regauge.health.findings import require
@@ -236,8 +237,7 @@ def _summary(failures: list[Failure], settings: Training) -> tuple[int, str]:
     last, folder = failures[-1], Path(settings.output.folder)
     policy, limit = last.policy, settings.execution.supervision.attempts_at_a_step
     if last.kind == "memory":
-        rows = max(1, settings.batch.microbatch_rows // 2)
-        remedy = f"try batch.microbatch_rows = {rows}, or execution.activation_checkpointing"
+        remedy = f"{_smaller(settings, folder)}, or execution.activation_checkpointing"
         most = "".join(
             f", most of it {each['count']} x {each['tensors']}: {each['bytes'] / 1e6:,.0f} MB"
             for each in last.evidence.get("largest", [])[:1]
@@ -250,6 +250,18 @@ def _summary(failures: list[Failure], settings: Training) -> tuple[int, str]:
         line = f"{same} attempts failed at step {last.step} in the same way: {last.problem}"
         return POLICIES["progress"].code, f"{line}; see {folder / FAILURES}"
     return policy.code, f"{last.problem}; see {folder / FAILURES}"
+
+
+def _smaller(settings: Training, folder: Path) -> str:
+    """Return how a run without memory is given half of its microbatch, also of one it found."""
+    rows = settings.batch.microbatch_rows
+    if rows == "auto" and (folder / "run.json").is_file():
+        rows = read(folder / "run.json")["batch"]["microbatch_rows"]
+    return (
+        "try a batch.microbatch_rows"
+        if rows == "auto"
+        else (f"try batch.microbatch_rows = {max(1, rows // 2)}")
+    )
 
 
 def _told(failure: Failure) -> str:

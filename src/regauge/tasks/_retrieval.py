@@ -71,6 +71,10 @@ class Words:
                 row[:] = self._index.get_scores(words)
         return torch.from_numpy(found)
 
+    def within(self, query: str, places: Sequence[int]) -> Tensor:
+        """Return the scores of some documents for one query."""
+        return self.scores([query])[0, list(places)]
+
 
 def fused(first: Tensor, second: Tensor) -> Tensor:
     """Return the reciprocal-rank fusion of two score matrices."""

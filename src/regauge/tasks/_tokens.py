@@ -1,12 +1,12 @@
-"""What the tasks over packed token rows share: their arrays, loss and metrics."""
+"""What the tasks over filled token rows share: their arrays, loss and metrics."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from regauge.data.batches import dropout_keys, padded, positions
+from regauge.data.batches import dropout_keys, padded, positions, taken
 from regauge.tasks import Sums, Task
 
 if TYPE_CHECKING:
@@ -14,22 +14,27 @@ if TYPE_CHECKING:
 
     from regauge.data.batches import Arrays, Draw, Piece
     from regauge.data.loader import Facts
-    from regauge.data.shards import Rows
+    from regauge.data.shards import Manifest, Rows
+    from regauge.models.settings import Model
+    from regauge.models.text import TextModule
 
 
 class TokenTask(Task):
     """A task whose loss is a weighted sum over tokens; `nll` and `correct` come from the model."""
 
-    def packed(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
-        """Return tokens, segments and positions, [batch, length] int32, and dropout keys."""
-        found = iter(rows.take(piece.rows[piece.rows >= 0]))
-        taken = [next(found) if number >= 0 else {} for number in piece.rows]
-        segments = padded([row.get("segments") for row in taken], piece.length, 0)
+    def packed(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts, *columns: str) -> Arrays:
+        """Return tokens, segments and positions, [batch, length] int32, and dropout keys.
+
+        Other columns of the rows are of the same form, and 0 in padding.
+        """
+        found = [row or {} for row in taken(rows, piece.rows)]
+        segments = padded([row.get("segments") for row in found], piece.length, 0)
         return {
-            "tokens": padded([row.get("tokens") for row in taken], piece.length, facts.pad),
+            "tokens": padded([row.get("tokens") for row in found], piece.length, facts.pad),
             "segments": segments,
             "positions": positions(segments),
             "keys": dropout_keys(piece, draw),
+            **{name: padded([row.get(name) for row in found], piece.length, 0) for name in columns},
         }
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -44,6 +49,40 @@ class TokenTask(Task):
         }
 
 
-def real_tokens(arrays: Arrays) -> int:
-    """Return how many tokens of a batch are no padding."""
-    return int(np.count_nonzero(arrays["segments"]))
+class NextTokenTask(TokenTask):
+    """A task whose model says each next token inside of each segment of a row."""
+
+    writes: ClassVar[bool] = True
+
+    def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
+        from regauge.models.build import build
+        from regauge.models.text import CausalLanguageModel
+
+        facts = manifest.tokenizer
+        return CausalLanguageModel(*build(model, "causal", facts.vocabulary, seed, facts.pad))
+
+    def exchange(
+        self, row: dict[str, np.ndarray], prompt_tokens: int
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the beginning of the first segment that has one, and what follows."""
+        segments = row["segments"]
+        for segment in range(1, int(segments.max()) + 1):
+            inside = {name: value[segments == segment] for name, value in row.items()}
+            begin, end = self.answered(inside, prompt_tokens)
+            if 0 < begin < end:
+                return inside["tokens"][:begin], inside["tokens"][begin:end]
+        return None
+
+    def answered(self, segment: dict[str, np.ndarray], prompt_tokens: int) -> tuple[int, int]:
+        """Return where a segment's answer to its beginning begins and ends."""
+        return prompt_tokens, len(segment["tokens"])
+
+    @staticmethod
+    def labelled(arrays: Arrays) -> Arrays:
+        """Label each token with the one after it; the last of a segment has weight 0."""
+        segments = arrays["segments"]
+        labels = np.zeros_like(arrays["tokens"])
+        labels[:, :-1] = arrays["tokens"][:, 1:]
+        weights = np.zeros(segments.shape, np.float32)
+        weights[:, :-1] = (segments[:, 1:] == segments[:, :-1]) & (segments[:, :-1] > 0)
+        return {**arrays, "labels": labels, "weights": weights}

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
-from regauge.data.batches import Piece, dropout_keys, padded
-from regauge.data.shapes import fit, ladder, real_share
+from regauge.data.batches import taken
+from regauge.data.shapes import added
 from regauge.errors import SettingsError
-from regauge.registry import did_you_mean
-from regauge.tasks import Sums, Task, _retrieval
+from regauge.tasks import Sums, _retrieval
+from regauge.tasks._fields import FieldsTask, Texts, check_field, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from torch import Tensor
 
-    from regauge.data.batches import Arrays, Draw
-    from regauge.data.loader import Facts
     from regauge.data.shards import Manifest, Rows
     from regauge.models.settings import Model
     from regauge.models.text import TextModule
 
 
-class Contrastive(Task):
+class Contrastive(FieldsTask):
     """In-batch negatives over the global batch (InfoNCE, van den Oord et al., 2018)."""
 
     coupled: ClassVar[bool] = True
-    layout: ClassVar[Literal["packed", "fields"]] = "fields"
+    whole: ClassVar[bool] = True
 
     query: str = "query"
     """Field that is searched with."""
@@ -41,15 +39,11 @@ class Contrastive(Task):
     """Rows of a group whose texts are each other's negatives; by default the global batch."""
     directions: Literal["documents", "both"] = "both"
     """Whether queries choose among documents only, or documents among queries as well."""
-    shapes: int = Field(default=4, ge=1)
-    """Most lengths that texts are padded to."""
 
     def check(self, manifest: Manifest) -> None:
         super().check(manifest)
         for name in (self.query, self.document):
-            if name not in manifest.fields:
-                remedy = did_you_mean(name, tuple(manifest.fields))
-                raise SettingsError(f"the dataset has no field '{name}'", remedy)
+            check_field(manifest, name)
 
     def check_rows(self, rows: int) -> None:
         if self.negatives is None or rows % self.negatives == 0:
@@ -61,56 +55,13 @@ class Contrastive(Task):
             f"nearest that do: {', '.join(map(str, sorted(nearest)))}",
         )
 
-    def ladder(self, manifest: Manifest) -> tuple[int, ...]:
-        """Return the lengths with the least padding over queries and documents together."""
-        return ladder(self._lengths(manifest), self.shapes)
+    def lengths(self, manifest: Manifest) -> tuple[int, ...]:
+        """Return the lengths of queries and documents together."""
+        found = [histogram(manifest, name) for name in (self.query, self.document)]
+        return tuple(added(found).tolist())
 
-    def real_share(self, manifest: Manifest) -> float:
-        """Return the share where every text has its own rung: that of batches of one length."""
-        return real_share(self._lengths(manifest), self.ladder(manifest))
-
-    def _lengths(self, manifest: Manifest) -> tuple[int, ...]:
-        """Return how many texts of a row have each length."""
-        histograms = [
-            counts
-            for name in (self.query, self.document)
-            for counts in manifest.fields[name].lengths.values()
-        ]
-        total = np.zeros(max(map(len, histograms)), np.int64)
-        for counts in histograms:
-            total[: len(counts)] += counts
-        return tuple(total.tolist())
-
-    def texts_per_row(self) -> int:
+    def slots_per_row(self) -> int:
         return 2
-
-    def cut(
-        self, rows: Rows, numbers: np.ndarray, microbatch_rows: int, ladder: tuple[int, ...]
-    ) -> list[Piece]:
-        """Sort all texts of a global batch by length, and cut; slots are queries, documents."""
-        texts = self._texts(rows, numbers, np.repeat([0, 1], len(numbers)))
-        lengths = np.array([1 if text is None else len(text) for text in texts])
-        longest_first = np.argsort(-lengths, kind="stable")
-        pieces = []
-        for slots in longest_first.reshape(-1, 2 * microbatch_rows):
-            parts, places = np.divmod(slots, len(numbers))
-            length = fit(int(lengths[slots].max()), ladder)
-            pieces.append(Piece(numbers[places], parts, slots, length))
-        return pieces
-
-    def batch(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
-        """Return texts, [batch, length], with their slots in the global batch."""
-        texts = self._texts(rows, piece.rows, piece.parts)
-        lengths = np.array([1 if text is None else len(text) for text in texts])
-        places = np.arange(piece.length, dtype=np.int32)
-        return {
-            "tokens": padded(texts, piece.length, facts.pad),
-            "segments": (places < lengths[:, None]).astype(np.int32),
-            "positions": np.broadcast_to(places, (len(texts), piece.length)).copy(),
-            "keys": dropout_keys(piece, draw),
-            "slots": piece.slots,
-            "real": (piece.rows >= 0).astype(np.float32),
-        }
 
     def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
         from regauge.models.build import build
@@ -138,7 +89,7 @@ class Contrastive(Task):
         return {"loss": self.loss(output, batch), **_retrieval.tally(ranks, real)}
 
     def rivals(
-        self, output: dict[str, Tensor], batch: dict[str, Tensor], texts: Sequence[dict[str, str]]
+        self, output: dict[str, Tensor], batch: dict[str, Tensor], texts: Sequence[dict[str, Any]]
     ) -> dict[str, Sums]:
         """Return what words alone find (BM25), and both together (reciprocal-rank fusion)."""
         count = len(texts)
@@ -190,11 +141,10 @@ class Contrastive(Task):
             losses.append(found.view_as(right))
         return torch.cat(losses, 1)
 
-    def _texts(self, rows: Rows, numbers: np.ndarray, parts: np.ndarray) -> list[np.ndarray | None]:
+    def texts(
+        self, rows: Rows, numbers: np.ndarray, parts: np.ndarray, special: tuple[int, ...] = ()
+    ) -> Texts:
+        del special
         names = (self.query, self.document)
-        wanted = np.resize(numbers, len(parts))
-        found = iter(rows.take(wanted[wanted >= 0]))
-        return [
-            next(found)[names[part]] if number >= 0 else None
-            for number, part in zip(wanted, parts, strict=True)
-        ]
+        found = zip(taken(rows, numbers), parts, strict=True)
+        return [None if row is None else row[names[part]] for row, part in found]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
 
 from regauge.data.randomness import keyed
 from regauge.errors import SettingsError
+from regauge.tasks import Sums, _pairs
 from regauge.tasks._tokens import TokenTask
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from regauge.data.batches import Arrays, Draw, Piece
     from regauge.data.loader import Facts
     from regauge.data.shards import Manifest, Rows
@@ -24,6 +27,17 @@ class Mlm(TokenTask):
 
     mask_share: float = Field(default=0.15, gt=0, lt=1)
     """Share of the real tokens that is predicted."""
+    next_sentence: Literal["no", "yes"] = "no"
+    """Whether it also says if the second half of a row follows the first (layout "halves")."""
+
+    def reads(self) -> str:
+        return "halves" if self._paired else self.layout
+
+    def ladder(self, manifest: Manifest) -> tuple[int, ...]:
+        return (_pairs.length(manifest),) if self._paired else super().ladder(manifest)
+
+    def real_share(self, manifest: Manifest) -> float:
+        return _pairs.real_share(manifest) if self._paired else super().real_share(manifest)
 
     def check(self, manifest: Manifest) -> None:
         super().check(manifest)
@@ -32,9 +46,11 @@ class Mlm(TokenTask):
 
     def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
         from regauge.models.build import build
-        from regauge.models.text import MaskedLanguageModel
+        from regauge.models.text import MaskedLanguageModel, PairedLanguageModel
 
         facts = manifest.tokenizer
+        if self._paired:
+            return PairedLanguageModel(*build(model, "pairs", facts.vocabulary, seed, facts.pad))
         return MaskedLanguageModel(*build(model, "masked", facts.vocabulary, seed, facts.pad))
 
     def batch(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
@@ -42,7 +58,8 @@ class Mlm(TokenTask):
 
         Which tokens, and what stands in their place, depends on (seed, epoch, row) alone.
         """
-        arrays = self.packed(rows, piece, draw, facts)
+        read = _pairs.paired if self._paired else self.packed
+        arrays = read(rows, piece, draw, facts)
         tokens = arrays["tokens"]
         eligible = (arrays["segments"] > 0) & ~np.isin(tokens, facts.special)
         most = max(1, round(self.mask_share * piece.length))
@@ -62,6 +79,28 @@ class Mlm(TokenTask):
             "labels": labels,
             "weights": weights,
         }
+
+    def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the sum over predicted tokens; each carries the loss of its row's pair as well.
+
+        So both losses are means over one weight, and a global batch can be cut anywhere.
+        """
+        loss, weight = super().loss(output, batch)
+        if self._paired:
+            loss = loss + (output["pair_nll"] * batch["weights"].sum(1)).sum()
+        return loss, weight
+
+    def tally(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Sums:
+        sums = super().tally(output, batch)
+        if not self._paired:
+            return sums
+        real = (batch["segments"][:, 0] > 0).float()
+        right = ((output["pair_correct"] * real).sum(), real.sum())
+        return {**sums, "loss": self.loss(output, batch), "next_sentence_accuracy": right}
+
+    @property
+    def _paired(self) -> bool:
+        return self.next_sentence == "yes"
 
     @staticmethod
     def _shown(labels: np.ndarray, words: np.ndarray, facts: Facts) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 Rank 0 alone has trackers. A tracker's settings are frozen; what it holds open between `start` and
 `close` is a private attribute. Names of values: `train/…` for a line of training, and the name of
-a split, such as `heldout/recall@10`, for an evaluation.
+a split, such as `heldout/recall@10`, for an evaluation. Of one of several tasks they are
+`train.words/loss` and `heldout.words/loss`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from regauge.config import Choice
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+
+def of_training(name: str) -> bool:
+    """Return whether a value is of a line of training."""
+    return name.startswith(("train/", "train."))
 
 
 @dataclass(frozen=True)

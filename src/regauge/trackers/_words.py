@@ -49,9 +49,18 @@ class Pace:
 
 
 def training(values: Mapping[str, float]) -> str:
-    """Return the words of a line of training, `loss 3.214  lr 4.8e-04  12,345 tok/s`."""
+    """Return the words of a line of training, `loss 3.214  lr 4.8e-04  12,345 tok/s`.
+
+    The losses of several tasks stand behind their mean, in brackets.
+    """
     known = {name.removeprefix("train/"): value for name, value in values.items()}
-    return "  ".join(word(known[name]) for name, word in _TRAINING.items() if name in known)
+    words = [word(known[name]) for name, word in _TRAINING.items() if name in known]
+    tasks = [
+        f"{name.removeprefix('train.').removesuffix('/loss')} {number(value)}"
+        for name, value in values.items()
+        if name.startswith("train.")
+    ]
+    return "  ".join([*words[:1], *([f"({', '.join(tasks)})"] if tasks else []), *words[1:]])
 
 
 def evaluation(values: Mapping[str, float]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import PrivateAttr
 
 from regauge import log
-from regauge.trackers import RunFacts, Tracker
+from regauge.trackers import RunFacts, Tracker, of_training
 from regauge.trackers._words import Pace, duration, evaluation, training
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Console(Tracker):
         """Show a line of training in the bar, and any other values as a line that stays."""
         if self._pace is None:
             return
-        train = {name: value for name, value in values.items() if name.startswith("train/")}
+        train = {name: value for name, value in values.items() if of_training(name)}
         others = {name: value for name, value in values.items() if name not in train}
         self._pace.seen(step, time.monotonic())
         if others:

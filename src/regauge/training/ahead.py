@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from regauge.data.shards import Dataset
 from regauge.errors import SettingsError
+from regauge.training import microbatch, origin, turns
 from regauge.training.decisions import decide
 from regauge.training.graphs import settle, warm_up
-from regauge.training.opening import open_session
+from regauge.training.opening import UNHEARD, open_session
 from regauge.training.parts import Part
 from regauge.training.scoring import evaluate
 
@@ -32,9 +31,9 @@ def compile_ahead(settings: Training, world: World, part: Part = WHOLE) -> dict[
 
     Every process of the run calls this. Raises SettingsError for a run that compiles nothing.
     """
-    dataset = Dataset(Path(settings.data.path))
-    settings.task.check(dataset.manifest)
-    settings = decide(settings, world)
+    settings = origin.started(settings, world, UNHEARD)
+    turns.manifests(settings)
+    settings = microbatch.settled(decide(settings, world), world, UNHEARD)
     accelerator = settings.accelerator
     if accelerator is None or not (accelerator.lazy or settings.execution.compile != "no"):
         raise SettingsError("the run compiles nothing", 'set execution.compile = "blocks"')
@@ -43,9 +42,9 @@ def compile_ahead(settings: Training, world: World, part: Part = WHOLE) -> dict[
         output = settings.output.model_copy(update={"folder": folder})
         trial = settings.model_copy(update={"output": output})
         began = time.perf_counter()
-        session = open_session(trial, world, dataset)
+        session = open_session(trial, world)
         opened = time.perf_counter()
-        warm_up(session, part.of(session.ladder))
+        warm_up(session, part.of(session.shapes))
         settle(session)
         if part == WHOLE:
             evaluate(session)

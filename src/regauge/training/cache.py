@@ -26,7 +26,7 @@ from regauge.errors import DataError
 from regauge.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import nn
 
@@ -68,8 +68,10 @@ class Entry:
         return self.folder / GRAPHS
 
 
-def facts(settings: Training, module: nn.Module, ladder: tuple[int, ...], world: World) -> Facts:
-    """Return everything that decides which graphs a run has."""
+def facts(
+    settings: Training, module: nn.Module, ladders: Sequence[tuple[int, ...]], world: World
+) -> Facts:
+    """Return everything that decides which graphs a run has; each task has its own lengths."""
     accelerator = settings.accelerator
     inner: Any = module.model
     execution = settings.execution
@@ -77,7 +79,16 @@ def facts(settings: Training, module: nn.Module, ladder: tuple[int, ...], world:
         "versions": {name: version(name) for name in ("regauge", "torch", "transformers")},
         "code": _code(inner),
         "model": {**inner.config.to_dict(), "dropout": settings.model.dropout},
-        "task": dump(settings.task),
+        "lora": dump(settings.model.lora) if settings.model.lora else None,
+        "tasks": [
+            {
+                "task": dump(aim.task),
+                "microbatch_rows": aim.batch.microbatch_rows,
+                "microbatches": -(-aim.batch.microbatches // world.size),
+                "lengths": list(ladder),
+            }
+            for aim, ladder in zip(settings.aims, ladders, strict=True)
+        ],
         "accelerator": dump(accelerator) if accelerator else None,
         "target": accelerator.compiles_for() if accelerator else "",
         "strategy": dump(settings.strategy) if settings.strategy else None,
@@ -86,10 +97,7 @@ def facts(settings: Training, module: nn.Module, ladder: tuple[int, ...], world:
         "recomputed": execution.activation_checkpointing,
         "optimizer": settings.optimizer.kind,
         "clip": settings.optimizer.clip_norm,
-        "microbatch_rows": settings.batch.microbatch_rows,
-        "microbatches": -(-settings.batch.microbatches // world.size),
         "evaluation_rows": settings.evaluation.microbatch_rows,
-        "lengths": list(ladder),
         "processes": world.size,
     }
 
@@ -120,17 +128,18 @@ def listed(root: Path) -> list[dict[str, Any]]:
     rows = []
     for folder, document in _lists(root):
         files, known = document.get("files", {}), document.get("facts", {})
+        tasks = known.get("tasks", ())
         words = (
             (known.get("accelerator") or {}).get("kind"),
             known.get("precision"),
-            known.get("task", {}).get("kind"),
+            " and ".join(each["task"]["kind"] for each in tasks),
             known.get("model", {}).get("model_type"),
         )
         rows.append(
             {
                 "key": folder.name,
                 "what": " ".join(str(word) for word in words),
-                "lengths": ", ".join(map(str, known.get("lengths", ()))),
+                "lengths": ", ".join(str(length) for each in tasks for length in each["lengths"]),
                 "files": len(files),
                 "mb": round(sum(file["bytes"] for file in files.values()) / 1e6, 1),
                 "seconds": document.get("seconds"),

@@ -149,7 +149,7 @@ class Capture:
             "strategy": settings.strategy.kind if settings.strategy else None,
             "processes": self._session.world.size,
             "threads": settings.execution.threads,
-            "microbatch_rows": settings.batch.microbatch_rows,
+            "microbatch_rows": self._session.objective.batch.microbatch_rows,
             "torch": torch.__version__,
         }
 

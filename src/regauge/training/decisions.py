@@ -5,7 +5,7 @@ Decisions are written into the settings that the run saves, so that a resumed ru
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from regauge import accelerators, processes, registry
 from regauge.errors import SettingsError
@@ -14,7 +14,24 @@ from regauge.log import logger
 if TYPE_CHECKING:
     from regauge.accelerators import Accelerator
     from regauge.processes import World
-    from regauge.training.settings import Execution, Training
+    from regauge.strategies import Strategy
+    from regauge.training.settings import Batch, Execution, Training
+
+ON_DEVICE = ("adamw", "lamb")
+"""Optimizers whose rate and count can be data on the device."""
+
+
+def usual(size: int) -> Strategy:
+    """Return how a model lies on so many processes where nothing else is asked for."""
+    found: Strategy = registry.load("strategies", "single" if size == 1 else "ddp")()
+    return found
+
+
+def local_processes(wanted: int | Literal["auto"], accelerator: Accelerator | None) -> int:
+    """Return how many processes this machine starts; `auto` is one per device."""
+    if wanted != "auto":
+        return wanted
+    return (accelerator or accelerators.choose()[0]).count()
 
 
 def decide(settings: Training, world: World) -> Training:
@@ -23,15 +40,13 @@ def decide(settings: Training, world: World) -> Training:
     Raises SettingsError for a combination that cannot run, before anything is allocated.
     """
     accelerator, execution = settle(settings.accelerator, settings.execution, world)
-    strategy = (
-        settings.strategy or registry.load("strategies", "single" if world.size == 1 else "ddp")()
-    )
+    strategy = settings.strategy or usual(world.size)
     lazy, optimizer = accelerator.lazy, settings.optimizer.kind
-    if lazy and optimizer != "adamw":
+    if lazy and optimizer not in ON_DEVICE:
         raise SettingsError(
             f"torch's {optimizer} takes its learning rate as a number: '{accelerator.kind}' would"
             " compile a new graph in every step",
-            'set optimizer.kind = "adamw"',
+            f"set optimizer.kind to one of: {', '.join(ON_DEVICE)}",
         )
     if lazy and execution.activation_checkpointing != "none":
         raise SettingsError(
@@ -57,18 +72,25 @@ def decide(settings: Training, world: World) -> Training:
 
 def check_shares(settings: Training, world: World) -> None:
     """Raise SettingsError when there are more processes than microbatches; say uneven shares."""
-    pieces = settings.batch.microbatches
+    for batch in {aim.batch for aim in settings.aims}:
+        _check_share(batch, world)
+
+
+def _check_share(batch: Batch, world: World) -> None:
+    left = batch.microbatch_rows == "auto"
+    batch = batch.model_copy(update={"microbatch_rows": 1}) if left else batch
+    pieces = batch.microbatches
     if world.size > pieces:
         smaller = [
             size
-            for size in range(1, settings.batch.microbatch_rows + 1)
-            if settings.batch.rows % size == 0 and settings.batch.rows // size >= world.size
+            for size in range(1, batch.microbatch + 1)
+            if batch.rows % size == 0 and batch.rows // size >= world.size
         ]
         remedy = f"use at most {pieces} processes"
         if smaller:
             remedy += f", or batch.microbatch_rows = {smaller[-1]}"
         raise SettingsError(f"{world.size} processes for {pieces} microbatches a step", remedy)
-    if pieces % world.size and world.first:
+    if pieces % world.size and world.first and not left:
         most = -(-pieces // world.size)
         idle = 1 - pieces / (most * world.size)
         logger.info(

@@ -6,6 +6,7 @@ past the budget, ends the run.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,30 +15,30 @@ import torch._dynamo.config as compiler
 from regauge.errors import NoProgressError
 from regauge.log import logger
 from regauge.models import build as models
+from regauge.models.several import turn_to
 from regauge.training import optimizer as optimizers
 from regauge.training.update import advance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from regauge.accelerators import Accelerator, Batch
     from regauge.data.loader import Feed
-    from regauge.training.session import Session
+    from regauge.training.objectives import Objective
+    from regauge.training.session import Session, Shape
 
 MODES = 3
 """A shape is computed with gradients, without them, and in evaluation."""
 
 
-def warm_up(session: Session, lengths: tuple[int, ...]) -> None:
+def warm_up(session: Session, shapes: tuple[Shape, ...]) -> None:
     """Compute declared shapes once, with weight 0; weights and gradients are unchanged.
 
     On a lazy device the whole step is computed; this comes before a checkpoint is loaded, and what
     has changed of the optimizer's state is then put right by `settle`.
     """
     if session.accelerator.lazy:
-        _rehearse(session, lengths)
+        _rehearse(session, shapes)
     elif session.settings.execution.compile != "no":
-        _compute(session, lengths)
+        _compute(session, shapes)
 
 
 def settle(session: Session) -> None:
@@ -55,32 +56,37 @@ def settle(session: Session) -> None:
     session.accelerator.end_step()
 
 
-def _rehearse(session: Session, lengths: tuple[int, ...]) -> None:
+def _rehearse(session: Session, shapes: tuple[Shape, ...]) -> None:
     """Do a step of no rows for every shape: no gradient, no decay, a vanishing rate."""
     optimizers.prime(session.optimizer)
     session.scale.tensor(session.device)
     session.accelerator.end_step()
-    batch, world = session.settings.batch, session.world
-    own = -(-batch.microbatches // world.size)
-    for empty in _empty(session, session.feed, lengths, (own, batch.microbatch_rows)):
+    for objective, length in shapes:
+        batch = objective.batch
+        own = -(-batch.microbatches // session.world.size)
+        batches = empty(session, objective, objective.feed, length, (own, batch.microbatch))
         session.rates.begin(-1)
-        advance(session, empty)
+        advance(session, batches, objective)
     session.interval.begin()
     session.guard.begin()
 
 
-def _compute(session: Session, lengths: tuple[int, ...]) -> None:
+def _compute(session: Session, shapes: tuple[Shape, ...]) -> None:
     """Compute every shape forward and backward, and as an evaluation does."""
     _make_room(session)
-    batch_rows = session.settings.batch.microbatch_rows
-    for batches in _empty(session, session.feed, lengths, (1, batch_rows)):
-        session.gradients.of(batches, torch.ones((), device=session.device))
+    for objective, length in shapes:
+        size = (1, objective.batch.microbatch)
+        batches = empty(session, objective, objective.feed, length, size)
+        objective.gradients.of(batches, torch.ones((), device=session.device))
         session.prepared.clear_gradients()
-    evaluation_rows = session.settings.evaluation.microbatch_rows or batch_rows
     session.prepared.module.eval()
     with torch.no_grad():
-        for (batch,) in _empty(session, session.heldout, lengths, (1, evaluation_rows)):
-            session.prepared.module(batch)
+        for objective, length in shapes:
+            for heldout in list(objective.heldout.values())[:1]:
+                turn_to(session.prepared.module, objective.name)
+                rows, _ = heldout.feed.largest
+                (batch,) = empty(session, objective, heldout.feed, length, (1, rows))
+                session.prepared.module(batch)
     session.accelerator.synchronize()
 
 
@@ -90,7 +96,7 @@ def _make_room(session: Session) -> None:
     Past its own limit (8 of one function) it computes the rest eagerly and only warns, so that
     nothing would be counted any more.
     """
-    kept = MODES * len(session.ladder) * len(models.blocks(session.prepared.module))
+    kept = MODES * len(session.shapes) * len(models.blocks(session.prepared.module))
     wanted = kept + session.settings.execution.recompile_budget + 1
     compiler.recompile_limit = max(compiler.recompile_limit, wanted)
     compiler.accumulated_recompile_limit = max(compiler.accumulated_recompile_limit, wanted)
@@ -136,19 +142,13 @@ class GraphGuard:
             )
 
 
-def _empty(
-    session: Session, feed: Feed, lengths: tuple[int, ...], size: tuple[int, int]
-) -> Iterator[list[Batch]]:
-    """Yield empty batches of every length, on the device; `size` is how many, of how many rows."""
+def empty(
+    session: Session, objective: Objective, feed: Feed, length: int, size: tuple[int, int]
+) -> list[Batch]:
+    """Return empty batches of a length, on the device; `size` is how many, of how many rows."""
     count, rows = size
-    texts = rows * session.settings.task.texts_per_row()
-
-    def steps() -> Iterator[list[Batch]]:
-        for length in lengths:
-            arrays = feed.empty(texts, length)
-            yield [
-                {name: torch.from_numpy(value) for name, value in arrays.items()}
-                for _ in range(count)
-            ]
-
-    return session.accelerator.wrap_loader(steps(), session.device)
+    arrays = feed.empty(rows * objective.task.slots_per_row(), length)
+    host = [{name: torch.from_numpy(value) for name, value in arrays.items()} for _ in range(count)]
+    with closing(session.accelerator.wrap_loader(iter([host]), session.device)) as placed:
+        found: list[Batch] = next(placed)
+    return found

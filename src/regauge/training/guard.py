@@ -17,7 +17,7 @@ from regauge.log import logger
 from regauge.training.optimizer import REHEARSAL_RATE
 
 if TYPE_CHECKING:
-    from regauge.training.settings import Guarding
+    from regauge.training.optimizer_settings import Guarding
 
 LEARNING_STEPS = 16
 """Steps before anything counts as far above the usual."""
@@ -25,6 +25,8 @@ NEWEST_SHARE = 0.02
 """Share of the newest step in what is usual, once that is learned."""
 SLACK_LOSS, SLACK_LOG_NORM = 0.1, 0.7
 """What is never far above: a tenth of the usual loss more, and twice the usual norm."""
+USUAL = 5
+"""Values by which the usual is known, see `judged`."""
 REMEDY = "lower optimizer.learning_rate, or go on from an earlier checkpoint"
 
 
@@ -43,6 +45,7 @@ class Guard:
         device: torch.device,
         *,
         lazy: bool,
+        tasks: int = 1,
     ) -> None:
         self._settings = settings
         self._optimizer = optimizer
@@ -51,28 +54,27 @@ class Guard:
         groups = optimizer.param_groups
         whole = not any(isinstance(value, DTensor) for value in groups[0]["params"])
         self._on_device = bool(groups[0].get("fused")) and whole
-        self._usual = torch.zeros(5)
+        self._usual = [torch.zeros(USUAL)] * tasks
         self.begin()
 
     def begin(self) -> None:
         """Start to count; what is usual stays. Both are sent to the device as data."""
         self._counts = torch.zeros(5).to(self._device)
-        self._usual = self._usual.cpu().to(self._device)
+        self._usual = [each.cpu().to(self._device) for each in self._usual]
 
     def state(self) -> list[float]:
-        """Return what is usual, as a checkpoint keeps it."""
-        found: list[float] = self._usual.tolist()
-        return found
+        """Return what is usual of each task, one behind the other, as a checkpoint keeps it."""
+        return [value for each in self._usual for value in each.tolist()]
 
     def restore(self, state: list[float]) -> None:
         """Go on from a checkpoint."""
-        self._usual = torch.tensor(state).to(self._device)
+        self._usual = [each.to(self._device) for each in torch.tensor(state).split(USUAL)]
 
-    def admits(self, norm: Tensor, totals: Tensor) -> bool:
+    def admits(self, norm: Tensor, totals: Tensor, task: int = 0) -> bool:
         """Return whether to update by a step of this gradient norm and [loss sum, weight]."""
         finite = norm.isfinite() & totals.isfinite().all()
         seen = torch.stack([totals[0] / totals[1], norm.log()])
-        spike, self._usual = judged(self._usual, seen, self._settings.deviations)
+        spike, self._usual[task] = judged(self._usual[task], seen, self._settings.deviations)
         bad = ~finite if self._settings.spike == "say" else ~finite | spike
         self._counts = _counted(self._counts, ~finite, spike, bad)
         self._bad = bad

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from regauge.data.loader import in_turn
 from regauge.training.graphs import GraphGuard
-from regauge.training.mistakes import mistaken, order
+from regauge.training.mistakes import mistaken
 from regauge.training.progress import write_ledger
 from regauge.training.replicas import flip
 from regauge.training.scoring import evaluate
@@ -38,7 +39,7 @@ class Outcome:
 def train(session: Session, trackers: Together) -> Outcome:
     """Run the steps that are left; a limit or a signal is raised as its error, after a save."""
     settings, ledger = session.settings, session.ledger
-    total = settings.stop.total_steps(session.order.steps_per_epoch)
+    total = session.total_steps
     interval = session.interval
     interval.begin()
     session.guard.begin()
@@ -97,8 +98,8 @@ def _step(session: Session, arrays: list[Arrays], batches: list[Batch]) -> None:
 def _batches(session: Session, total: int) -> Generator[tuple[list[Arrays], list[Batch]]]:
     """Yield each step's batches, as arrays and on the device; the wait for them is booked."""
     data = session.settings.data
-    steps = session.feed.steps(
-        order(session), session.step, total, workers=data.workers, ahead=data.prefetch_steps
+    steps = in_turn(
+        session.arrays, session.step, total, workers=data.workers, ahead=data.prefetch_steps
     )
     counted: deque[list[Arrays]] = deque()
     host = _tensors(steps, counted)

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from regauge import lines
 from regauge.accelerators import dtype_of, join, take
 from regauge.checkpoint.folder import write_json
-from regauge.config import FORMAT, dump
+from regauge.config import FORMAT, build, dump, read
 from regauge.data.order import sample
 from regauge.data.shards import Dataset
 from regauge.errors import DataError, SettingsError
-from regauge.models.build import weights_at
+from regauge.models.finding import final
+from regauge.models.initial import META, fill, first_weights
 from regauge.models.placing import move
 from regauge.models.settings import Model
 from regauge.training.decisions import settle
-from regauge.training.opening import feed
+from regauge.training.measure_settings import EVALUATION
+from regauge.training.objectives import feed
+from regauge.training.records import RUN
+from regauge.training.samples import FILE, samples
 from regauge.training.scoring import Heldout
+from regauge.training.settings import Training
 from regauge.training.step import means
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import nn
 
+    from regauge.accelerators import Accelerator
     from regauge.processes import World
-    from regauge.training.settings import Evaluating
+    from regauge.tasks import Task
+    from regauge.training.measure_settings import Evaluating
 
-EVALUATION = "evaluation.json"
 MICROBATCH_ROWS = 64
 Row = dict[str, Any]
 
@@ -37,41 +44,70 @@ Row = dict[str, Any]
 def measure(settings: Evaluating, world: World) -> dict[str, Any]:
     """Return the table of every model that was asked for; every process calls this."""
     dataset = Dataset(Path(settings.data.path))
-    settings.task.check(dataset.manifest)
-    if len(dataset.split("heldout")) == 0:
+    settings.evaluation.check(settings.task)
+    there = len(dataset.split("heldout"))
+    if there == 0:
         raise DataError(f"{settings.data.path} has no held-out rows", "raise split.heldout_share")
     models = {name: _checked(folder, dataset) for name, folder in settings.subjects.models.items()}
+    tasks = {name: _task_of(settings, folder, dataset) for name, folder in models.items()}
     accelerator, execution = settle(settings.accelerator, settings.execution, world)
     device = take(accelerator, world.device, execution.threads or 1)
     join(accelerator, world, execution.timeout_seconds)
-    share = feed(
-        settings.task,
-        dataset,
-        world,
-        split="heldout",
-        rows=settings.evaluation.microbatch_rows or MICROBATCH_ROWS,
-        seed=settings.seed,
-    )
-    numbers = sample(len(share), settings.evaluation.rows, dataset.manifest.identity)
-    heldout = Heldout(
-        settings.task, accelerator, accelerator.end_microbatch, device, share, numbers
-    )
-    rows = _rows(
-        settings,
-        dataset,
-        heldout,
-        models,
-        dtype_of(execution.precision),
-    )
+    place = partial(_heldout, settings, dataset, world, (accelerator, device))
+    measured = {name: (Model(path=str(models[name])), place(task)) for name, task in tasks.items()}
+    rows, answers = _rows(settings, dataset, measured, dtype_of(execution.precision))
+    if world.first and answers:
+        _write_samples(Path(settings.output.folder) / FILE, answers)
     if dist.is_initialized():
         dist.barrier()
     own = settings.model_copy(update={"accelerator": accelerator, "execution": execution})
-    return _write(own, rows, world, numbers, dataset.manifest.identity)
+    count = min(there, settings.evaluation.rows or there)
+    return _write(own, rows, world, count, dataset.manifest.identity)
+
+
+def _heldout(
+    settings: Evaluating,
+    dataset: Dataset,
+    world: World,
+    site: tuple[Accelerator, torch.device],
+    task: Task,
+) -> Heldout:
+    """Return the held-out rows as a task reads them; `site` is where they are computed."""
+    accelerator, device = site
+    microbatch = settings.evaluation.microbatch_rows or MICROBATCH_ROWS
+    ladder = task.ladder(dataset.manifest)
+    share = feed(
+        task, dataset, "heldout", world=world, rows=microbatch, ladder=ladder, seed=settings.seed
+    )
+    numbers = sample(len(share), settings.evaluation.rows, dataset.manifest.identity)
+    return Heldout(task, accelerator, accelerator.end_microbatch, device, share, numbers)
+
+
+def _task_of(settings: Evaluating, folder: Path, dataset: Dataset) -> Task:
+    """Return the task that a model is measured by."""
+    given = settings.subjects.tasks == "given"
+    found = settings.task if given else _trained_for(folder)
+    if found.kind != settings.task.kind:
+        problem = f"{folder.parent} is of task '{found.kind}', and not '{settings.task.kind}'"
+        raise SettingsError(problem, "leave it out of subjects.models")
+    found.check(dataset.manifest)
+    return found
+
+
+def _trained_for(folder: Path) -> Task:
+    """Return the task that a run's final model was trained for."""
+    above = folder.parent
+    run = above if (above / RUN).is_file() else above.parent.parent
+    if not (run / RUN).is_file():
+        remedy = 'set subjects.tasks = "given"'
+        raise SettingsError(f"{folder} is no run, and has no task of its own", remedy)
+    aims = build(Training, read(run / RUN)).aims
+    return next((aim.task for aim in aims if run != above and aim.name == above.name), aims[0].task)
 
 
 def _checked(folder: str, dataset: Dataset) -> Path:
     """Return where a model lies; raises SettingsError for none, or one of another tokenizer."""
-    found = Path(weights_at(folder))
+    found = final(folder)
     if not (found / "config.json").is_file():
         remedy = "name a finished run's output folder, or a transformers folder"
         raise SettingsError(f"{folder} holds no trained model", remedy)
@@ -82,43 +118,62 @@ def _checked(folder: str, dataset: Dataset) -> Path:
 def _rows(
     settings: Evaluating,
     dataset: Dataset,
-    heldout: Heldout,
-    models: dict[str, Path],
+    measured: dict[str, tuple[Model, Heldout]],
     dtype: torch.dtype,
-) -> list[Row]:
-    rows: list[Row] = []
+) -> tuple[list[Row], list[Row]]:
+    """Return the rows of the table, and what each model answers to held-out prompts.
 
-    def placed(model: Model) -> nn.Module:
-        module = settings.task.module(model, dataset.manifest, settings.seed)
+    Models have names, and each has the held-out rows as its task reads them.
+    """
+    rows: list[Row] = []
+    answers: list[Row] = []
+    wanted = settings.evaluation.samples
+
+    def placed(heldout: Heldout, model: Model) -> nn.Module:
+        with META:
+            module = heldout.task.module(model, dataset.manifest, settings.seed)
+        fill(module, first_weights(module, model, settings.seed))
         module.compute_dtype = dtype
-        move(module.to(dtype), heldout.device)
+        for weight in module.parameters():
+            weight.data = weight.data.to(dtype)
+        move(module, heldout.device)
         return heldout.accelerator.for_inference(module.eval())
 
     if settings.subjects.untrained == "yes":
-        first = next(iter(models.values()))
-        model = Model(path=str(first), weights="random")
-        rows.append({"name": "untrained", **heldout.metrics(placed(model))})
+        first, heldout = next(iter(measured.values()))
+        drawn = first.model_copy(update={"weights": "random"})
+        rows.append({"name": "untrained", **heldout.metrics(placed(heldout, drawn))})
     outputs: dict[str, torch.Tensor] = {}
-    for name, folder in models.items():
-        metrics, outputs = heldout.outputs(placed(Model(path=str(folder))))
+    for name, (model, heldout) in measured.items():
+        module = placed(heldout, model)
+        metrics, outputs = heldout.outputs(module)
         rows.append({"name": name, **metrics})
+        found = samples(heldout, module, wanted, dataset.folder)
+        answers += [{"model": name, **each} for each in found]
     whole = dataset.texts("heldout")
     if settings.subjects.rivals == "yes" and whole and outputs:
         texts = [whole[number] for number in heldout.numbers.tolist()]
-        found = settings.task.rivals(outputs, outputs, texts)
-        rows += [{"name": name, **means(sums)} for name, sums in found.items()]
-    return rows
+        others = heldout.task.rivals(outputs, outputs, texts)
+        rows += [{"name": name, **means(sums)} for name, sums in others.items()]
+    return rows, answers
+
+
+def _write_samples(path: Path, answers: list[Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    for each in answers:
+        lines.append(path, each)
 
 
 def _write(
-    settings: Evaluating, rows: list[Row], world: World, numbers: np.ndarray, identity: str
+    settings: Evaluating, rows: list[Row], world: World, count: int, identity: str
 ) -> dict[str, Any]:
     folder = Path(settings.output.folder)
     table = {
         "format": FORMAT,
         "title": settings.subjects.title,
         "rows": rows,
-        "notes": [f"{len(numbers)} held-out rows of {settings.data.path}"],
+        "notes": [f"{count} held-out rows of {settings.data.path}"],
         "settings": dump(settings),
         "facts": {"data_identity": identity},
     }

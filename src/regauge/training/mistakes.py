@@ -24,10 +24,7 @@ from regauge.models import build as models
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
-
     from regauge.accelerators import Batch
-    from regauge.data.order import Order
     from regauge.supervision.chaos import Chaos, Fault
     from regauge.training.session import Session
 
@@ -35,27 +32,9 @@ ONE_PERCENT = 1.01
 MOMENT = "order"
 
 
-class Shifted:
-    """An order whose batches begin one row later while a fault strikes."""
-
-    def __init__(self, order: Order, chaos: Chaos) -> None:
-        self._order = order
-        self._chaos = chaos
-
-    def epoch(self, step: int) -> int:
-        """Return the epoch of a step."""
-        return self._order.epoch(step)
-
-    def batch(self, step: int) -> np.ndarray:
-        """Return the row numbers of a global batch, [batch_rows]."""
-        shift = len([each for each in self._chaos.strike(MOMENT, step) if each.kind == "row-shift"])
-        inside = step % self._order.steps_per_epoch * self._order.batch_rows
-        return self._order.rows_from(step, inside + shift)
-
-
-def order(session: Session) -> Shifted:
-    """Return the order in which a run takes its rows, with the faults that shift it."""
-    return Shifted(session.order, session.chaos)
+def shift(chaos: Chaos, step: int) -> int:
+    """Return how many rows later than in the order a step's batch begins."""
+    return sum(each.kind == "row-shift" for each in chaos.strike(MOMENT, step))
 
 
 @contextmanager

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from regauge import lines
 from regauge.accelerators import Accelerator, Precision, dtype_of, join, settle_precision, take
 from regauge.checkpoint.saver import Saver
-from regauge.data.loader import Facts, Feed, Share
-from regauge.data.order import Order
-from regauge.data.shards import Dataset
+from regauge.data import mixing
 from regauge.errors import SettingsError
 from regauge.health.preflight import preflight
+from regauge.log import logger
 from regauge.models import build as models
+from regauge.models import several
+from regauge.models.initial import first_weights
 from regauge.planning.catalog import rate
 from regauge.strategies import Prepared, Site, Strategy
 from regauge.supervision.chaos import RECORD, Chaos
@@ -32,20 +33,23 @@ from regauge.training import recompute
 from regauge.training.cache import Entry
 from regauge.training.guard import Guard
 from regauge.training.ledger import Ledger
+from regauge.training.objectives import Place, made, objective
 from regauge.training.pace import Pace
 from regauge.training.progress import Interval
-from regauge.training.replicas import digest
 from regauge.training.scaling import LossScale
 from regauge.training.session import Session
-from regauge.training.step import Gradients
+from regauge.training.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import nn
+
     from regauge.data.shards import Manifest
+    from regauge.models.initial import FirstWeights
+    from regauge.models.several import Several
     from regauge.models.text import TextModule
     from regauge.processes import World
-    from regauge.tasks import Task
     from regauge.training.settings import Execution, Training
 
 UNHEARD = Report(None, 0)
@@ -55,7 +59,6 @@ UNHEARD = Report(None, 0)
 def open_session(
     settings: Training,
     world: World,
-    dataset: Dataset,
     report: Report = UNHEARD,
     dtype: torch.dtype | None = None,
 ) -> Session:
@@ -67,49 +70,50 @@ def open_session(
     if accelerator is None or strategy is None:
         raise SettingsError("nothing was decided", "call decisions.decide first")
     precision = settle_precision(accelerator, execution.precision)
+    datasets = [mixing.opened(aim.data) for aim in settings.aims]
+    module, weights = _made(settings, [each.manifest for each in datasets], world)
     chaos = _chaos(settings, world, report)
     device = _device(accelerator, execution, world, report, chaos, precision=precision)
-    task, manifest = settings.task, dataset.manifest
-    ladder = task.ladder(manifest)
-    module, weights = _made(settings, manifest, ladder)
-    flops = _flops_per_token(module, ladder[-1])
     module.compute_dtype = dtype or dtype_of(precision)
-    site = Site(world, device, module.compute_dtype, tuple(models.blocks(module)), accelerator.lazy)
+    blocks = tuple(models.blocks(module))
+    site = Site(world, device, module.compute_dtype, blocks, accelerator.lazy, weights)
     prepared = _prepared(module, site, strategy, execution, accelerator)
     optimizer = optimizers.build(
         settings.optimizer, prepared.masters().items(), lazy=accelerator.lazy
     )
-    rows = settings.batch.rows
-    order = Order(len(dataset.split("train")), rows, settings.seed, manifest.identity)
-    total = settings.stop.total_steps(order.steps_per_epoch)
     pace, mark = Pace(world, device), _marking(accelerator, report)
+    place = Place(world, device, accelerator, mark, pace.arrive)
+    objectives = tuple(
+        objective(settings, aim, dataset, prepared, place)
+        for aim, dataset in zip(settings.aims, datasets, strict=True)
+    )
+    turns = Turns([aim.weight for aim in settings.aims])
+    epoch = turns.steps_per_epoch(objectives[0].order.steps_per_epoch)
+    total, names = settings.stop.total_steps(epoch), tuple(each.name for each in objectives)
     return Session(
         settings=settings,
         world=world,
         accelerator=accelerator,
         device=device,
         chip=accelerator.chip(precision),
-        manifest=manifest,
-        ladder=ladder,
+        objectives=objectives,
+        turns=turns,
         prepared=prepared,
         optimizer=optimizer,
-        gradients=Gradients(task, prepared, mark, rows * task.texts_per_row(), pace.arrive),
         mark=mark,
-        order=order,
-        feed=_feed(settings, dataset, world, "train"),
-        heldout=_feed(settings, dataset, world, "heldout"),
-        cache=_cache(settings, module, ladder, world),
+        cache=_cache(settings, module, [each.ladder for each in objectives], world),
         saver=_saver(settings, world, chaos, report),
         ledger=Ledger(_meter(settings, world, report), report.pulse.beat),
         report=report,
         chaos=chaos,
-        guard=Guard(settings.optimizer.guard, optimizer, device, lazy=accelerator.lazy),
+        guard=Guard(
+            settings.optimizer.guard, optimizer, device, lazy=accelerator.lazy, tasks=len(names)
+        ),
         scale=LossScale(scaled=precision == "fp16"),
         rates=optimizers.Rates(settings.optimizer, total, device, lazy=accelerator.lazy),
-        interval=Interval(device),
+        interval=Interval(device, names),
         pace=pace,
-        flops_per_token=flops,
-        weights=weights,
+        first=weights,
     )
 
 
@@ -124,13 +128,21 @@ def _marking(accelerator: Accelerator, report: Report) -> Callable[[], None]:
 
 
 def _made(
-    settings: Training, manifest: Manifest, ladder: tuple[int, ...]
-) -> tuple[TextModule, str]:
-    """Return the module with its first weights, in fp32, and what those add up to."""
-    module = settings.task.module(settings.model, manifest, settings.seed)
-    _check_length(module, ladder)
-    weights = digest(module.parameters())
-    return module, f"{int(weights) % 2**64:016x}" if weights is not None else ""
+    settings: Training, manifests: list[Manifest], world: World
+) -> tuple[TextModule | Several, FirstWeights]:
+    """Return the module on the meta device, and the weights that a strategy gives it.
+
+    What does not fit is refused here, where nothing is allocated yet.
+    """
+    module = made(settings, manifests)
+    pairs = zip(settings.aims, manifests, strict=True)
+    for (aim, manifest), part in zip(pairs, several.parts(module).values(), strict=True):
+        _check_length(part, aim.task.ladder(manifest))
+    optimizers.check_shares(settings.optimizer, (name for name, _ in module.named_parameters()))
+    weights = first_weights(module, settings.model, settings.seed)
+    for remark in weights.remarks if world.first else ():
+        logger.warning("%s", remark)
+    return module, weights
 
 
 def _device(
@@ -179,13 +191,6 @@ def _saver(settings: Training, world: World, chaos: Chaos, report: Report) -> Sa
     return Saver(root, settings.output.checkpoint, world, moment, report.pulse.beat)
 
 
-def _feed(settings: Training, dataset: Dataset, world: World, split: str) -> Feed:
-    rows = settings.batch.microbatch_rows
-    if split == "heldout":
-        rows = settings.evaluation.microbatch_rows or rows
-    return feed(settings.task, dataset, world, split=split, rows=rows, seed=settings.seed)
-
-
 def _at_save(chaos: Chaos, report: Report, moment: str, *, step: int) -> None:
     chaos.strike(f"save:{moment}", step)
     if moment == "rename":
@@ -193,7 +198,7 @@ def _at_save(chaos: Chaos, report: Report, moment: str, *, step: int) -> None:
 
 
 def _prepared(
-    module: TextModule,
+    module: TextModule | Several,
     site: Site,
     strategy: Strategy,
     execution: Execution,
@@ -212,30 +217,16 @@ def _prepared(
 
 
 def _cache(
-    settings: Training, module: TextModule, ladder: tuple[int, ...], world: World
+    settings: Training, module: nn.Module, ladders: list[tuple[int, ...]], world: World
 ) -> Entry | None:
     """Return the graphs that are kept for the run, in use from now on."""
     root, accelerator = settings.execution.compile_cache, settings.accelerator
     if root is None or accelerator is None:
         return None
-    found = caches.facts(settings, module, ladder, world)
+    found = caches.facts(settings, module, ladders, world)
     entry = caches.open_entry(Path(root).resolve(), found, world)
     accelerator.use_cache(entry.graphs)
     return entry
-
-
-def feed(task: Task, dataset: Dataset, world: World, *, split: str, rows: int, seed: int) -> Feed:
-    """Return the batches of a split for this process, `rows` rows a microbatch."""
-    facts = dataset.manifest.tokenizer
-    return Feed(
-        task,
-        dataset.split(split),
-        facts=Facts(facts.vocabulary, facts.pad, facts.mask, facts.special),
-        microbatch_rows=rows,
-        ladder=task.ladder(dataset.manifest),
-        share=Share(world.rank, world.size),
-        seed=seed,
-    )
 
 
 def _check_length(module: TextModule, ladder: tuple[int, ...]) -> None:
@@ -245,13 +236,3 @@ def _check_length(module: TextModule, ladder: tuple[int, ...]) -> None:
             f"rows of {ladder[-1]} tokens do not fit the model's {limit} positions",
             "prepare shorter rows, or raise model.config.max_position_embeddings",
         )
-
-
-def _flops_per_token(module: Any, length: int) -> float:
-    """Return training FLOPs per token: 6 N + 12 L h S (Chowdhery et al., 2022, appendix B).
-
-    N counts the weights of the blocks that enter matrix products; heads are left out.
-    """
-    config = module.model.config
-    attention = 12 * config.num_hidden_layers * config.hidden_size * length
-    return float(6 * models.matmul_parameters(module) + attention)

@@ -1,4 +1,4 @@
-"""Optimizers as torch ships them, and the learning rate over the steps."""
+"""Optimizers as torch ships them, LAMB beside them, and the learning rate over the steps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regauge.errors import SettingsError
+from regauge.training.lamb import Lamb
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor, nn
 
-    from regauge.training.settings import Optimizer, Schedule
+    from regauge.training.optimizer_settings import Optimizer, Schedule
 
 MATRIX_DIMENSIONS = 2
 PRIMING_RATE = 1e-3
@@ -24,26 +27,36 @@ REHEARSAL_RATE = 1e-30
 def build(
     settings: Optimizer, named: Iterable[tuple[str, nn.Parameter]], *, lazy: bool = False
 ) -> torch.optim.Optimizer:
-    """Return an optimizer over master weights; vectors are not decayed.
+    """Return an optimizer over master weights; vectors are not decayed, nor scaled by lamb.
 
     On a lazy device its step count and its rate are data there (`capturable`).
     """
-    trained = [value for _, value in named if value.requires_grad]
-    matrices = [value for value in trained if value.ndim >= MATRIX_DIMENSIONS]
-    vectors = [value for value in trained if value.ndim < MATRIX_DIMENSIONS]
-    groups = [
-        {"params": values, "weight_decay": decay}
-        for values, decay in ((matrices, settings.weight_decay), (vectors, 0.0))
-        if values
+    sorts: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for name, value in named:
+        if value.requires_grad:
+            matrix = value.ndim >= MATRIX_DIMENSIONS
+            sorts.setdefault((share(settings, name), matrix), []).append(value)
+    groups: list[dict[str, Any]] = [
+        {
+            "params": sorts[of, matrix],
+            "weight_decay": settings.weight_decay if matrix else 0.0,
+            "share": of,
+            "adapted": matrix,
+        }
+        for of, matrix in sorted(sorts, reverse=True)
     ]
+    groups = groups or [{"params": []}]  # of a process that owns nothing that is trained
     rate = settings.learning_rate
     if settings.kind == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=settings.betas[0])
     if settings.kind == "adafactor":
         return torch.optim.Adafactor(groups, lr=rate)
+    held = torch.tensor(rate) if lazy else rate
+    if settings.kind == "lamb":
+        return Lamb(groups, held, settings.betas, settings.epsilon, capturable=lazy)
     return torch.optim.AdamW(
         groups,
-        lr=torch.tensor(rate) if lazy else rate,
+        lr=held,
         betas=settings.betas,
         eps=settings.epsilon,
         fused=not lazy,
@@ -66,6 +79,8 @@ class Rates:
         self._lazy = lazy
         self.factor = 1.0
         """What every rate is multiplied by; the log does not tell of it."""
+        self.before = 0
+        """Steps of the schedule that an earlier run has done."""
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -94,21 +109,30 @@ class Rates:
         if step < 0:
             return REHEARSAL_RATE
         return learning_rate(
-            self._settings.learning_rate, self._settings.schedule, step, self._total
+            self._settings.learning_rate,
+            self._settings.schedule,
+            self.before + step,
+            self.before + self._total,
         )
 
 
 def learning_rate(peak: float, schedule: Schedule, step: int, total: int) -> float:
-    """Return the learning rate of a step, counted from 0, of a run of `total` steps."""
+    """Return the learning rate of a step, counted from 0, of a run of `total` steps.
+
+    "wsd" is warm-up, stable, decay (Hu et al., 2024, "MiniCPM", section 4); what a warm-up leaves
+    of the steps is the most that it decays in.
+    """
     if step < schedule.warmup_steps:
         return peak * (step + 1) / schedule.warmup_steps
-    left = 1 - (step - schedule.warmup_steps) / max(1, total - schedule.warmup_steps)
-    left = max(0.0, left)
+    after = max(1, total - schedule.warmup_steps)
+    left = max(0.0, 1 - (step - schedule.warmup_steps) / after)
+    decaying = min(after, schedule.decay_share * total)
     shapes = {
         "constant": 1.0,
         "linear": left,
         "cosine": (1 + math.cos(math.pi * (1 - left))) / 2,
         "polynomial": math.pow(left, schedule.power),
+        "wsd": min(1.0, left * after / decaying),
     }
     shape = shapes[schedule.kind]
     return peak * (schedule.final_share + (1 - schedule.final_share) * shape)
@@ -117,7 +141,26 @@ def learning_rate(peak: float, schedule: Schedule, step: int, total: int) -> flo
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
     """Give every group of an optimizer a learning rate."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        own = group.get("share", 1.0)
+        group["lr"] = rate if own == 1 else rate * own
+
+
+def share(settings: Optimizer, name: str) -> float:
+    """Return the share of the learning rate that a weight gets: that of the longest beginning."""
+    fitting = [each for each in settings.shares if name.startswith(each)]
+    return settings.shares[max(fitting, key=len)] if fitting else 1.0
+
+
+def check_shares(settings: Optimizer, names: Iterable[str]) -> None:
+    """Raise SettingsError for a share of the learning rate that no weight gets."""
+    known = list(names)
+    for beginning in settings.shares:
+        if not any(name.startswith(beginning) for name in known):
+            first = sorted({f"{name.partition('.')[0]}." for name in known})
+            raise SettingsError(
+                f"optimizer.shares: no weight's name begins with '{beginning}'",
+                f"names begin with {', '.join(first)}",
+            )
 
 
 def prime(optimizer: torch.optim.Optimizer) -> None:

@@ -58,6 +58,9 @@ def compile_apart(settings: Training, accelerator: Accelerator, jobs: int) -> No
         raise SettingsError(
             f"one process at a time can use a device of '{accelerator.kind}'", "leave --jobs out"
         )
+    if settings.batch.microbatch_rows == "auto":
+        problem = "parts are compiled apart for one size, and batch.microbatch_rows is auto"
+        raise SettingsError(problem, "set it to a number, or leave --jobs out")
     with tempfile.TemporaryDirectory(prefix="regauge-parts-") as scratch:
         roots = [Path(scratch) / f"graphs-{number}" for number in range(1, jobs + 1)]
         trials = [

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
 
 from regauge import lines
 from regauge.errors import NoProgressError
+from regauge.models.placing import local
 from regauge.training import optimizer as optimizers
 from regauge.training.step import summed
 
@@ -26,21 +26,22 @@ MFU_FORMULA = "real tokens/s x (6 N + 12 L h S) / (peak FLOP/s x processes)"
 class Interval:
     """Sums the steps since the last line; every method is called by all processes."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, tasks: tuple[str, ...] = ("",)) -> None:
         self._device = device
+        self._tasks = tasks
         self._counts = np.zeros(2, np.int64)
         self._norm = torch.zeros(())
         self.begin()
 
     def begin(self) -> None:
         """Start an interval and its clock; sums are sent to the device as data."""
-        self._totals = torch.zeros(2).to(self._device)
+        self._totals = [torch.zeros(2).to(self._device) for _ in self._tasks]
         self._settled = np.zeros(2, np.int64)
         self._began = time.perf_counter()
 
-    def add(self, totals: Tensor, norm: Tensor) -> None:
-        """Add a step's [loss sum, weight] and gradient norm."""
-        self._totals += totals
+    def add(self, totals: Tensor, norm: Tensor, task: int = 0) -> None:
+        """Add a step's [loss sum, weight] and gradient norm to those of its task."""
+        self._totals[task] += totals
         self._norm = norm
 
     def count(self, batches: list[dict[str, Any]]) -> None:
@@ -53,24 +54,30 @@ class Interval:
         seconds = time.perf_counter() - self._began
         self.settle(session)
         tokens, slots = self._settled.tolist()
-        loss, weight = self._totals.tolist()
+        losses = self._losses()
         values = {
-            "train/loss": loss / weight if weight else None,
+            "train/loss": sum(losses.values()) / len(losses) if losses else None,
+            **{f"train.{name}/loss": loss for name, loss in losses.items() if name},
             "train/learning_rate": session.rates.at(session.step - 1),
             "train/gradient_norm": float(self._norm),
             "train/tokens_per_second": tokens / seconds,
             "train/padding_share": 1 - tokens / max(slots, 1),
-            "train/epoch": session.step / session.order.steps_per_epoch,
+            "train/epoch": session.step / session.steps_per_epoch,
             "train/mfu": _mfu(session, tokens / seconds),
             "train/usd": session.ledger.paid.usd,
         }
         self.begin()
         if not math.isfinite(values["train/loss"] or 0.0):
             raise NoProgressError(
-                f"the loss is {loss} at step {session.step}",
+                f"the loss is {values['train/loss']} at step {session.step}",
                 "lower optimizer.learning_rate, or go on from an earlier checkpoint",
             )
         return {name: value for name, value in values.items() if value is not None}
+
+    def _losses(self) -> dict[str, float]:
+        """Return the mean losses by the names of the tasks that had a step."""
+        pairs = zip(self._tasks, (each.tolist() for each in self._totals), strict=True)
+        return {name: loss / weight for name, (loss, weight) in pairs if weight}
 
     def settle(self, session: Session) -> None:
         """Book the tokens and slots of all processes since the last call."""
@@ -94,8 +101,6 @@ def _mfu(session: Session, tokens_per_second: float) -> float | None:
 def tokens_and_slots(batch: dict[str, Any]) -> tuple[int, int]:
     """Return the real tokens and all slots of a batch of arrays."""
     segments = batch["segments"]
-    if "real" in batch:
-        segments = segments * batch["real"][:, None]
     return int(np.count_nonzero(segments)), int(segments.size)
 
 
@@ -105,11 +110,10 @@ def memory(session: Session) -> dict[str, int]:
     What is in `peak` and in no other part is activations, buffers and the libraries.
     """
     moments = optimizers.tensors(session.optimizer, session.prepared.masters()).values()
-    local = [each.to_local() if isinstance(each, DTensor) else each for each in moments]
     peak = session.accelerator.peak_memory_bytes()
     return {
         **session.prepared.held(),
-        "moments": sum(each.nbytes for each in local),
+        "moments": sum(local(each).nbytes for each in moments),
         **({"peak": peak} if peak is not None else {}),
     }
 

@@ -32,6 +32,7 @@ KEPT = frozenset(
         _ATEN._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001
         _ATEN._scaled_dot_product_flash_attention.default,  # noqa: SLF001
         _ATEN._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
+        _ATEN._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001
         _ATEN._scaled_dot_product_attention_math.default,  # noqa: SLF001
     }
 )

@@ -17,6 +17,7 @@ from regauge.checkpoint.folder import write_json
 from regauge.config import FACTS, FORMAT, Tables, dump, first_difference
 from regauge.errors import SettingsError
 from regauge.log import logger
+from regauge.training.origin import START
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +27,19 @@ if TYPE_CHECKING:
 RUN = "run.json"
 ENVIRONMENT = "environment.json"
 RESULT = "result.json"
-IDENTITY = ("seed", "task", "model", "optimizer", "batch.rows", "data.identity")
+TASKS = "tasks"
+"""Folder with the models of the tasks behind the first."""
+PROBE = "probe"
+"""Folder of what was tried to settle the microbatch."""
+IDENTITY = (
+    "seed",
+    "task",
+    "model",
+    "optimizer",
+    "batch.rows",
+    "data.mix",
+    "data.identity",
+)
 """What makes two runs the same; everything else may change between attempts."""
 VARIABLES = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "KMP_", "GOMP_", "MKL_")
 """Beginnings of the environment variables that torch and its threads read, on every device."""
@@ -69,6 +82,7 @@ def check_same_run(folder: Path, settings: Training, identity: str) -> str:
     facts = saved.get(FACTS, {})
     now = document(settings, identity, "")
     now["data"]["identity"], saved["data"]["identity"] = identity, facts.get("data_identity")
+    now["task"], saved["task"] = _tasks(now["task"]), _tasks(saved["task"])
     for key in IDENTITY:
         ours, theirs = _at(now, key), _at(saved, key)
         if ours != theirs:
@@ -134,7 +148,7 @@ def _check_empty(folder: Path) -> None:
     """Raise SettingsError for a folder in use; what the first process of this run writes is not."""
     strangers = [path.name for path in folder.glob("*")] if folder.is_dir() else []
     known = {RUN, ENVIRONMENT, "ranks", "metrics.jsonl", "ledger.jsonl", "attempts.jsonl"}
-    known |= {"failures", "chaos.jsonl"}
+    known |= {"failures", "chaos.jsonl", START, PROBE}
     foreign = [name for name in strangers if name not in known and not name.startswith(".")]
     if foreign:
         raise SettingsError(
@@ -159,6 +173,18 @@ def _say_other_length(now: Tables, before: Tables) -> None:
         if ours != theirs and schedule != "constant":
             difference = first_difference(key, ours, theirs)
             logger.warning("%s: the %s schedule now ends elsewhere", difference, schedule)
+
+
+def _tasks(found: Any) -> Any:
+    """Return a run's task, or of each of several by its name what may not change."""
+    if isinstance(found, dict):
+        return found
+    told = {}
+    for each in found:
+        data, batch = each.get("data") or {}, each.get("batch", {})
+        own = {"data": {"mix": data.get("mix")}, "batch": {"rows": batch.get("rows")}}
+        told[each["name"]] = each | own
+    return told
 
 
 def _at(tables: Tables, key: str) -> Any:

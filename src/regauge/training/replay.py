@@ -14,12 +14,13 @@ import torch
 import torch.distributed as dist
 
 from regauge import lines
-from regauge.data.shards import Dataset
+from regauge.data.loader import in_turn
 from regauge.errors import SettingsError
 from regauge.supervision.chaos import Chaos
+from regauge.training import turns
 from regauge.training.capture import Capture
 from regauge.training.decisions import decide
-from regauge.training.mistakes import mistaken, order
+from regauge.training.mistakes import mistaken
 from regauge.training.opening import open_session
 from regauge.training.update import advance
 
@@ -33,14 +34,13 @@ RECORD = "replay.jsonl"
 
 def replay(settings: Replay, world: World) -> dict[str, Any]:
     """Compute steps again in `output.folder`; every process of the run calls this."""
-    dataset = Dataset(Path(settings.data.path))
-    settings.task.check(dataset.manifest)
+    turns.manifests(settings)
     decided = decide(settings, world)
     joined = dist.is_initialized()
     asked, folder = settings.replay, Path(settings.output.folder)
     folder.mkdir(parents=True, exist_ok=True)
     dtype = torch.float64 if asked.float64 else None
-    session = open_session(decided, world, dataset, dtype=dtype)
+    session = open_session(decided, world, dtype=dtype)
     session.chaos = Chaos.of(asked.faults, folder / "chaos.jsonl", world.rank, 1)
     try:
         if asked.state is not None:
@@ -60,7 +60,7 @@ def replay(settings: Replay, world: World) -> dict[str, Any]:
 
 
 def _compute(session: Session, asked: Steps, folder: Path) -> None:
-    steps = session.feed.steps(order(session), session.step, asked.until, workers=0, ahead=0)
+    steps = in_turn(session.arrays, session.step, asked.until, workers=0, ahead=0)
     session.interval.begin()
     for arrays in steps:
         if session.step == asked.save:

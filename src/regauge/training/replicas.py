@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from regauge.errors import DeviceError
+from regauge.models.placing import INTEGERS, bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.processes import World
-
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def check_replicas(values: Iterable[Tensor], world: World, step: int) -> None:
@@ -47,15 +46,12 @@ def check_replicas(values: Iterable[Tensor], world: World, step: int) -> None:
 
 def digest(values: Iterable[Tensor]) -> Tensor | None:
     """Return the sum of the bits of tensors, read as integers; None of no tensor."""
-    sums = [
-        value.detach().contiguous().view(INTEGERS[value.element_size()]).sum(dtype=torch.int64)
-        for value in values
-    ]
+    sums = [bits(value) for value in values]
     return torch.stack(sums).sum() if sums else None
 
 
 def flip(value: Tensor) -> None:
     """Turn one bit of a weight, as a faulty memory would."""
     first = value.detach().view(-1)[:1]
-    bits = first.view(INTEGERS[value.element_size()])
-    bits.bitwise_xor_(torch.ones_like(bits) << 20)
+    words = first.view(INTEGERS[value.element_size()])
+    words.bitwise_xor_(torch.ones_like(words) << 20)

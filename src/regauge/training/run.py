@@ -11,17 +11,18 @@ import torch.distributed as dist
 
 from regauge.checkpoint.folder import steps, write_json
 from regauge.config import FORMAT, dump
-from regauge.data.shards import Dataset
+from regauge.data import mixing
 from regauge.errors import PreflightError, SettingsError
 from regauge.health.machine import free_bytes
 from regauge.log import logger
-from regauge.models import build as models
+from regauge.models.finding import at
 from regauge.registry import did_you_mean
 from regauge.supervision import orders
 from regauge.supervision.orders import Report
 from regauge.trackers import RunFacts, started
-from regauge.training import records
+from regauge.training import microbatch, origin, records, turns
 from regauge.training.decisions import decide
+from regauge.training.final import write_models
 from regauge.training.graphs import settle, warm_up
 from regauge.training.loop import Outcome, train
 from regauge.training.opening import open_session
@@ -49,15 +50,16 @@ def attempt(settings: Training, world: World) -> dict[str, Any]:
 def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]:
     report.pulse.beat("init")
     folder = Path(settings.output.folder)
-    dataset = Dataset(Path(settings.data.path))
-    settings.task.check(dataset.manifest)
+    settings = origin.started(settings, world, report)
+    manifests = turns.manifests(settings)
     if settings.model.path is not None and settings.model.weights == "saved":
-        dataset.check_tokenizer(Path(models.weights_at(settings.model.path)))
-    identity = dataset.manifest.identity
+        mixing.opened(settings.aims[0].data).check_tokenizer(at(settings.model.path))
+    identity = turns.identity(manifests)
     run_id = records.check_same_run(folder, settings, identity)
     settings = decide(records.inherit(settings, folder), world)
+    settings = microbatch.settled(settings, world, report)
     joined = dist.is_initialized()
-    session = open_session(settings, world, dataset, report)
+    session = open_session(settings, world, report)
     session.ledger.book("init", time.monotonic() - report.began)
     try:
         _check_room(session)
@@ -73,11 +75,12 @@ def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]
 def _check_room(session: Session) -> None:
     """Raise PreflightError where no checkpoint fits on the disk; warn where not all that are kept.
 
-    A checkpoint is taken to hold every weight and two moments of it, in fp32.
+    A checkpoint is taken to hold every weight that is trained and two moments of it, in fp32.
     """
     kept = session.settings.output.checkpoint
-    weights = sum(value.numel() for value in session.prepared.module.parameters())
-    needed = weights * VALUES_PER_WEIGHT * torch.float32.itemsize
+    parameters = session.prepared.module.parameters()
+    count = sum(value.numel() for value in parameters if value.requires_grad)
+    needed = count * VALUES_PER_WEIGHT * torch.float32.itemsize
     free = free_bytes(session.folder)
     copies = kept.keep + 1 + (kept.best is not None)
     there = len(steps(session.folder / "checkpoints"))
@@ -91,7 +94,7 @@ def _check_room(session: Session) -> None:
 
 def _tracked(session: Session, run_id: str) -> Outcome:
     with session.ledger.spend("compile"):
-        warm_up(session, session.ladder)
+        warm_up(session, session.shapes)
     compiling = session.ledger.seconds["compile"]
     resumed = session.resume()
     session.report.done(session.step)
@@ -99,6 +102,8 @@ def _tracked(session: Session, run_id: str) -> Outcome:
         session.attempt = session.report.orders.attempt
     settle(session)
     if not resumed:
+        if session.settings.model.init_from is not None:
+            session.go_on(session.settings.model.init_from)
         session.before = evaluate(session)
     session.seal(compiling)
     _check_metrics(session)
@@ -107,7 +112,7 @@ def _tracked(session: Session, run_id: str) -> Outcome:
         run_id=run_id,
         folder=session.folder,
         attempt=session.attempt,
-        total_steps=session.settings.stop.total_steps(session.order.steps_per_epoch),
+        total_steps=session.total_steps,
         resumed_step=session.step,
         settings=dump(session.settings),
     )
@@ -141,7 +146,7 @@ def _check_metrics(session: Session) -> None:
 def _finish(session: Session, outcome: Outcome) -> dict[str, Any]:
     """Write the final model and the result."""
     session.seal()
-    write_model(session, session.folder / "model")
+    write_models(session)
     result = {
         "format": FORMAT,
         "output": str(session.folder),
@@ -156,18 +161,3 @@ def _finish(session: Session, outcome: Outcome) -> dict[str, Any]:
     if session.world.first:
         write_json(session.folder / records.RESULT, result)
     return result
-
-
-def write_model(session: Session, folder: Path) -> None:
-    """Write the weights as a folder that transformers loads; every process calls this."""
-    inner: Any = session.prepared.module.model
-    names = dict(session.prepared.module.named_parameters())
-    weights: dict[str, torch.Tensor] = {}
-    for name in names:
-        whole = session.prepared.whole(name)
-        if session.world.first:
-            weights[name.removeprefix("model.")] = whole
-    if session.world.first:
-        config = inner.config
-        config.architectures = [models.class_name(inner)]
-        models.save(folder, config, weights, Path(session.settings.data.path) / "tokenizer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -13,8 +13,7 @@ from regauge import lines
 from regauge.accelerators import Accelerator, Chip
 from regauge.checkpoint.loading import load
 from regauge.checkpoint.saver import Saver
-from regauge.data.loader import Feed
-from regauge.data.order import Order
+from regauge.errors import DataError
 from regauge.strategies import Prepared
 from regauge.supervision.chaos import Chaos
 from regauge.supervision.orders import Report
@@ -22,18 +21,35 @@ from regauge.training import optimizer as optimizers
 from regauge.training.cache import Entry
 from regauge.training.guard import Guard
 from regauge.training.ledger import Ledger
+from regauge.training.mistakes import shift
+from regauge.training.objectives import Objective
+from regauge.training.origin import checkpoint, steps_before
 from regauge.training.pace import Pace
 from regauge.training.progress import Interval
 from regauge.training.replicas import check_replicas
 from regauge.training.scaling import LossScale
-from regauge.training.step import Gradients
+from regauge.training.scoring import Heldout
+from regauge.training.turns import Turns, identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from regauge.data.shards import Manifest
+    from regauge.data.batches import Arrays
+    from regauge.models.initial import FirstWeights
+    from regauge.models.settings import Origin
     from regauge.processes import World
     from regauge.training.settings import Training
+
+
+MOMENTS = "optimizer."
+"""Beginning of the names of the optimizer's tensors in a checkpoint."""
+
+
+class Shape(NamedTuple):
+    """Batches of one size."""
+
+    objective: Objective
+    length: int
 
 
 @dataclass
@@ -45,16 +61,14 @@ class Session:
     accelerator: Accelerator
     device: torch.device
     chip: Chip
-    manifest: Manifest
-    ladder: tuple[int, ...]
+    objectives: tuple[Objective, ...]
+    """The tasks, in the order of the settings."""
+    turns: Turns
+    """Whose step it is."""
     prepared: Prepared
     optimizer: torch.optim.Optimizer
-    gradients: Gradients
     mark: Callable[[], None]
     """Ends a microbatch for the device, and gives a sign of life."""
-    order: Order
-    feed: Feed
-    heldout: Feed
     saver: Saver
     cache: Entry | None
     ledger: Ledger
@@ -65,9 +79,8 @@ class Session:
     rates: optimizers.Rates
     interval: Interval
     pace: Pace
-    flops_per_token: float
-    weights: str
-    """What the weights of step 0 add up to, as `replicas.digest` does, before they are placed."""
+    first: FirstWeights
+    """The weights of step 0."""
     step: int = 0
     """Steps that are done."""
     attempt: int = 1
@@ -76,9 +89,60 @@ class Session:
     """The held-out metrics before the first step."""
 
     @property
+    def weights(self) -> str:
+        """What the bits of the weights of step 0 add up to."""
+        return _told(self.first.sums.values())
+
+    @property
+    def frozen(self) -> str:
+        """What the bits of those that are not trained add up to; empty where all are."""
+        sums = self.first.sums
+        named = self.prepared.module.named_parameters()
+        found = [sums[name] for name, value in named if not value.requires_grad]
+        return _told(found) if found else ""
+
+    @property
     def folder(self) -> Path:
         """The output folder."""
         return Path(self.settings.output.folder)
+
+    @property
+    def objective(self) -> Objective:
+        """The task of the step that comes next."""
+        return self.objectives[self.turns.at(self.step).task]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The steps of a pass over the rows of the first task."""
+        return self.turns.steps_per_epoch(self.objectives[0].order.steps_per_epoch)
+
+    @property
+    def total_steps(self) -> int:
+        """The length of the run."""
+        return self.settings.stop.total_steps(self.steps_per_epoch)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Every shape that batches have."""
+        return tuple(Shape(each, length) for each in self.objectives for length in each.ladder)
+
+    @property
+    def heldout(self) -> dict[str, Heldout]:
+        """What is measured, by the beginning of its metrics' names; empty where nothing is."""
+        return {name: found for each in self.objectives for name, found in each.heldout.items()}
+
+    @property
+    def flops_per_token(self) -> float:
+        """What training on a token takes; of several tasks, the mean over their turns."""
+        pairs = zip(self.turns.weights, self.objectives, strict=True)
+        return sum(n * each.flops_per_token for n, each in pairs) / sum(self.turns.weights)
+
+    def arrays(self, step: int) -> list[Arrays]:
+        """Return this process's batches of a step."""
+        task, own = self.turns.at(step)
+        found = self.objectives[task]
+        numbers = found.order.batch(own, shift(self.chaos, step))
+        return found.feed.batches(numbers, epoch=found.order.epoch(own), step=step)
 
     def values(self) -> dict[str, torch.Tensor]:
         """Return every tensor of a checkpoint that this process holds, by its saved name."""
@@ -86,7 +150,7 @@ class Session:
         moments = optimizers.tensors(self.optimizer, masters)
         return {
             **{f"model.{name}": value.detach() for name, value in masters.items()},
-            **{f"optimizer.{name}": value for name, value in moments.items()},
+            **{f"{MOMENTS}{name}": value for name, value in moments.items()},
         }
 
     def state(self) -> dict[str, Any]:
@@ -94,12 +158,14 @@ class Session:
         return {
             "step": self.step,
             "seed": self.settings.seed,
-            "data_identity": self.manifest.identity,
+            "data_identity": identity([each.manifest for each in self.objectives]),
             "attempt": self.attempt,
+            "frozen": self.frozen,
             "optimizer_step": optimizers.steps_taken(self.optimizer, self.prepared.masters()),
             "loss_scale": self.scale.state(),
             "guard": self.guard.state(),
             "before": self.before,
+            "steps_before": self.rates.before,
             "ledger": self.ledger.state(),
         }
 
@@ -135,16 +201,41 @@ class Session:
         self.ledger.restore(state["ledger"], lines.last(self.folder / "ledger.jsonl"))
         return True
 
+    def go_on(self, origin: Origin) -> None:
+        """Take over what the settings say of an earlier run beside its weights."""
+        self.rates.before = steps_before(origin)
+        if origin.optimizer == "fresh":
+            return
+        optimizers.prime(self.optimizer)
+        path = checkpoint(origin)
+        moments = {name: value for name, value in self.values().items() if name.startswith(MOMENTS)}
+        count = load(path, moments)["optimizer_step"]
+        optimizers.set_steps_taken(self.optimizer, self.prepared.masters(), count)
+
     def restore(self, path: Path) -> dict[str, Any]:
-        """Go to a whole checkpoint, and return the rest of what it holds."""
+        """Go to a whole checkpoint, and return the rest of what it holds.
+
+        Weights that are not trained are in none: they are those of step 0. Raises DataError where
+        they are others now.
+        """
         if not self.optimizer.state:
             optimizers.prime(self.optimizer)
         state = load(path, self.values())
+        if state.get("frozen", self.frozen) != self.frozen:
+            raise DataError(
+                f"the weights that {path} adds to are no longer those of model.path",
+                "put them back, or start a new run in another output.folder",
+            )
         optimizers.set_steps_taken(self.optimizer, self.prepared.masters(), state["optimizer_step"])
         self.prepared.publish()
         self.prepared.clear_gradients()
         self.step = self.resumed_step = state["step"]
         self.before = state["before"]
+        self.rates.before = state.get("steps_before", 0)
         self.scale.restore(state["loss_scale"])
         self.guard.restore(state["guard"])
         return state
+
+
+def _told(sums: Iterable[int]) -> str:
+    return f"{sum(sums) % 2**64:016x}"

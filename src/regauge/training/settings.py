@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field, SerializeAsAny, model_validator
 
 from regauge.accelerators import Accelerator
-from regauge.config import Settings, chosen
+from regauge.config import Settings, build, chosen, dump
 from regauge.data.settings import Data
+from regauge.errors import SettingsError
 from regauge.models.settings import Model
 from regauge.planning.catalog import rate
 from regauge.planning.settings import Price
@@ -16,6 +17,9 @@ from regauge.strategies import Strategy
 from regauge.supervision.settings import Nodes, Supervision
 from regauge.tasks import Task
 from regauge.trackers import Tracker
+from regauge.training.evaluation_settings import Evaluation
+from regauge.training.optimizer_settings import Optimizer
+from regauge.training.task_settings import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,12 +62,12 @@ class Batch(Settings):
 
     rows: int = Field(ge=1)
     """Rows of a global batch."""
-    microbatch_rows: int = Field(ge=1)
-    """Rows that a process computes at a time; the global batch is cut into pieces of this size."""
+    microbatch_rows: Annotated[int, Field(ge=1)] | Literal["auto"]
+    """Rows that a process computes at a time; `auto` predicts a size, tries it and keeps it."""
 
     @model_validator(mode="after")
     def _divides(self) -> Batch:
-        if self.rows % self.microbatch_rows:
+        if self.microbatch_rows != "auto" and self.rows % self.microbatch_rows:
             size = min(self.microbatch_rows, self.rows)
             below = next(n for n in range(size, 0, -1) if self.rows % n == 0)
             above = next(n for n in range(size, self.rows + 1) if self.rows % n == 0)
@@ -74,58 +78,27 @@ class Batch(Settings):
         return self
 
     @property
+    def microbatch(self) -> int:
+        """Rows of a microbatch, once that is decided."""
+        if self.microbatch_rows == "auto":
+            raise SettingsError("batch.microbatch_rows is not decided", "set it to a number")
+        return self.microbatch_rows
+
+    @property
     def microbatches(self) -> int:
         """Microbatches of one step, over all processes."""
-        return self.rows // self.microbatch_rows
+        return self.rows // self.microbatch
 
 
-class Schedule(Settings):
-    """The learning rate over the steps."""
+class Aim(NamedTuple):
+    """A task of a run, with what it trains on."""
 
-    kind: Literal["constant", "linear", "cosine", "polynomial"] = "linear"
-    """Shape of the decay after the warm-up."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises from 0."""
-    final_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the peak that is left at the last step."""
-    power: float = Field(default=2.0, gt=0)
-    """Exponent of the polynomial decay."""
-
-
-class Guarding(Settings):
-    """What is kept out of the weights."""
-
-    not_finite: Literal["skip", "roll-back", "stop"] = "skip"
-    """What follows a step whose gradients are not finite; it never changes a weight."""
-    spike: Literal["say", "skip", "roll-back", "stop"] = "say"
-    """What follows a step whose loss or gradient norm is far above the usual."""
-    deviations: float = Field(default=8.0, gt=0)
-    """Standard deviations above its running mean at which a value is far above the usual."""
-    skipped_in_a_row: int = Field(default=3, ge=1)
-    """Steps in a row that may be skipped; then the run goes back to its last checkpoint, once."""
-    check_every_steps: int = Field(default=500, ge=1)
-    """Steps between two comparisons of the replicas' weights; each save compares them, too."""
-
-
-class Optimizer(Settings):
-    """How gradients change the weights."""
-
-    kind: Literal["adamw", "sgd", "adafactor"] = "adamw"
-    """The rule; each is torch's own."""
-    learning_rate: float = Field(default=5e-4, gt=0)
-    """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.98)
-    """Decay of the first and second moment (adamw); the first is the momentum of sgd."""
-    epsilon: float = Field(default=1e-8, gt=0)
-    """Added to the root of the second moment (adamw)."""
-    weight_decay: float = Field(default=0.01, ge=0)
-    """Decoupled decay of matrices; vectors (biases, norms) are not decayed."""
-    clip_norm: float | None = Field(default=1.0, gt=0)
-    """Largest global gradient norm."""
-    schedule: Schedule = Schedule()
-    """The learning rate over the steps."""
-    guard: Guarding = Guarding()
-    """What is kept out of the weights."""
+    name: str
+    """Empty where the run has one task."""
+    weight: int
+    task: Task
+    data: Data
+    batch: Batch
 
 
 class Execution(Settings):
@@ -213,17 +186,6 @@ class Stop(Settings):
         return max(1, round((self.epochs or 0) * steps_per_epoch))
 
 
-class Evaluation(Settings):
-    """The measurement on held-out rows, in the loop and after it."""
-
-    every_steps: int = Field(default=0, ge=0)
-    """Steps between two evaluations; 0 evaluates at the end alone."""
-    rows: int | None = Field(default=None, ge=1)
-    """Held-out rows that are used, a keyed sample of the split; all by default."""
-    microbatch_rows: int | None = Field(default=None, ge=1)
-    """Rows at a time; by default those of training."""
-
-
 class Training(Settings):
     """Everything about a training run."""
 
@@ -233,8 +195,8 @@ class Training(Settings):
     """Key of the initial weights, the order, the masks and the dropout."""
     data: Data
     """The prepared dataset."""
-    task: Annotated[SerializeAsAny[Task], chosen("tasks")]
-    """The objective."""
+    task: Tasks
+    """The objective, or several that take turns, each a `[[task]]` with a name."""
     model: Model
     """The architecture, or the weights to start from."""
     accelerator: Annotated[SerializeAsAny[Accelerator], chosen("accelerators")] | None = None
@@ -252,9 +214,45 @@ class Training(Settings):
     evaluation: Evaluation = Evaluation()
     """The measurement on held-out rows."""
 
+    @property
+    def aims(self) -> tuple[Aim, ...]:
+        """The tasks of the run, each with its rows and its batch."""
+        if isinstance(self.task, Task):
+            return (Aim("", 1, self.task, self.data, self.batch),)
+        alone = len(self.task) == 1
+        return tuple(
+            Aim(
+                "" if alone else each.name,
+                each.weight,
+                each.task,
+                build(
+                    Data,
+                    {**dump(self.data), **(dump(each.data) if each.data else {})},
+                    where=f"task {each.name}",
+                ),
+                build(Batch, {**dump(self.batch), **dump(each.batch)}, where=f"task {each.name}"),
+            )
+            for each in self.task
+        )
+
     @model_validator(mode="after")
-    def _batch_suits_the_task(self) -> Training:
-        self.task.check_rows(self.batch.rows)
+    def _names_differ(self) -> Training:
+        names = [aim.name for aim in self.aims]
+        if not names:
+            raise ValueError("a run has a task: set task.kind")
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two tasks are named '{twice}'")
+        if isinstance(self.task, tuple) and self.batch.microbatch_rows == "auto":
+            raise ValueError("a size is found for a [task]: set batch.microbatch_rows to a number")
+        if len(names) > 1 and self.model.lora is not None:
+            raise ValueError("adapters are trained for one task at a time: leave model.lora out")
+        return self
+
+    @model_validator(mode="after")
+    def _all_suits_the_task(self) -> Training:
+        for aim in self.aims:
+            aim.task.check_rows(aim.batch.rows)
+        self.evaluation.check(*(aim.task for aim in self.aims))
         return self
 
     @model_validator(mode="after")
@@ -263,37 +261,3 @@ class Training(Settings):
             ways = "execution.price.usd_per_hour, or execution.price.instance"
             raise ValueError(f"stop.usd needs a price: set {ways}")
         return self
-
-
-class Subjects(Settings):
-    """What is measured, row by row."""
-
-    models: dict[str, str] = Field(min_length=1)
-    """Name of each row, and the folder of a run or of a transformers model."""
-    untrained: Literal["no", "yes"] = "no"
-    """Whether random weights of the first model's dimensions are a row as well."""
-    rivals: Literal["no", "yes"] = "yes"
-    """Whether other ways to answer the held-out rows are rows as well, where the task has any."""
-    title: str = "Held-out rows"
-    """Heading of the table."""
-
-
-class Evaluating(Settings):
-    """Everything about an evaluation of saved models."""
-
-    output: Output
-    """Where the table goes."""
-    seed: int = Field(default=0, ge=0)
-    """Key of the masks, and of random weights."""
-    data: Data
-    """The prepared dataset."""
-    task: Annotated[SerializeAsAny[Task], chosen("tasks")]
-    """The objective whose metrics are measured."""
-    accelerator: Annotated[SerializeAsAny[Accelerator], chosen("accelerators")] | None = None
-    """The device; by default the fittest of this machine."""
-    execution: Execution = Execution()
-    """How it is computed."""
-    evaluation: Evaluation = Evaluation()
-    """Which held-out rows are used."""
-    subjects: Subjects
-    """What is measured."""

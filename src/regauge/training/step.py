@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regauge.data.randomness import keyed
+from regauge.models.several import turn_to
 from regauge.tasks import ITEMS
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ class Noise:
 class Gradients:
     """Computes a step's gradients for a task on a prepared module.
 
-    `mark` ends a microbatch, `arrive` comes before this process may wait for others.
+    `mark` ends a microbatch, `arrive` comes before this process may wait for others, `name` is the
+    task's where there are several.
     """
 
     def __init__(
@@ -51,18 +53,22 @@ class Gradients:
         mark: Callable[[], None],
         slots: int,
         arrive: Callable[[], None],
+        *,
+        name: str = "",
     ) -> None:
         self._task = task
         self._prepared = prepared
         self._slots = slots
         self._mark = mark
         self._arrive = arrive
+        self._name = name
 
     def of(self, batches: list[Batch], scale: Tensor, noise: Noise | None = None) -> Tensor:
         """Add the gradients of a global batch times scale; return [loss sum, weight] of all.
 
         `noise` is None where nothing draws from the framework's generator.
         """
+        turn_to(self._prepared.module, self._name)
         self._prepared.module.train()
         compute = self._coupled if self._task.coupled else self._alone
         return compute(batches, scale, noise)
@@ -146,8 +152,8 @@ def score(
     """Return the held-out metrics over the batches of all processes, equal on each of them.
 
     The one evaluation path: exact sums over all rows, each row once, means taken at the end.
-    `slots` is the number of places that the batches of all processes fill; the outputs of a coupled
-    task come back in their order, those of another task do not. `mark` ends a batch.
+    `slots` is the number of places that the batches of all processes fill; what a `whole` task
+    keeps comes back in their order, the outputs of another do not. `mark` ends a batch.
     """
     module.eval()
     tables: list[Tensor] = []
@@ -157,14 +163,14 @@ def score(
     with torch.no_grad():
         for batch in batches:
             output = module(batch)
-            if task.coupled:
-                vectors.append(output["vectors"])
+            if task.whole:
+                vectors.append(task.kept(output, batch))
                 places.append({name: batch[name] for name in ("slots", "real")})
             else:
                 names, table = _table(task.tally(output, batch))
                 tables.append(table)
             mark()
-        if task.coupled:
+        if task.whole:
             everything = assembled(vectors, places, slots)
             names, table = _table(task.tally(everything, everything))
             mark()

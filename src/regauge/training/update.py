@@ -11,19 +11,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.accelerators import Batch
+    from regauge.training.objectives import Objective
     from regauge.training.session import Session
 
 
-def advance(session: Session, batches: list[Batch]) -> tuple[Tensor, Tensor]:
+def advance(
+    session: Session, batches: list[Batch], objective: Objective | None = None
+) -> tuple[Tensor, Tensor]:
     """Do one step; return [loss sum, weight] of the global batch and the gradient norm.
 
-    Nothing is read from the device, unless the loss is scaled.
+    The task is the one whose turn it is, unless another is given. Nothing is read from the device,
+    unless the loss is scaled.
     """
+    objective = objective or session.objective
+    turn = session.objectives.index(objective)
     prepared, clip = session.prepared, session.settings.optimizer.clip_norm
     scale = session.scale.tensor(session.device)
     fault = session.chaos.gradient_factor(session.step)
     with session.computing():
-        totals = session.gradients.of(
+        totals = objective.gradients.of(
             batches, scale if fault == 1 else scale * fault, _noise(session)
         )
         rate = session.rates.next()
@@ -31,13 +37,13 @@ def advance(session: Session, batches: list[Batch]) -> tuple[Tensor, Tensor]:
         norm = prepared.gradient_norm() * factor
         if clip is not None:
             factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
-        if session.scale.accepts(norm) and session.guard.admits(norm, totals):
+        if session.scale.accepts(norm) and session.guard.admits(norm, totals, turn):
             prepared.scale_gradients(factor)
             set_learning_rate(session.optimizer, session.guard.disarmed(rate))
             session.optimizer.step()
             prepared.publish()
         prepared.clear_gradients()
-        session.interval.add(totals.where(norm.isfinite(), totals.new_zeros(())), norm)
+        session.interval.add(totals.where(norm.isfinite(), totals.new_zeros(())), norm, turn)
         session.accelerator.end_step()
     return totals, norm
 

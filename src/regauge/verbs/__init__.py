@@ -11,20 +11,18 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from regauge import accelerators, config, log, processes, registry
+from regauge import config, log, processes, registry
 from regauge.errors import ChildError
 from regauge.reporting.words import UNKNOWN
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-    from regauge.accelerators import Accelerator
 
 S = TypeVar("S", bound=config.Settings)
 
@@ -48,8 +46,17 @@ def tables() -> tuple[str, ...]:
 
 def load(root: type[S], run_file: Path, overrides: tuple[str, ...]) -> S:
     """Return a verb's settings out of a run file and the command line's assignments."""
-    assigned = config.override(config.read(run_file), overrides)
+    assigned = own(run_file, config.override(config.read(run_file), overrides))
     return config.build(root, assigned, tables(), str(run_file))
+
+
+def own(run_file: Path, tables: config.Tables) -> config.Tables:
+    """Return the tables that a user gives to a verb; the code that they name may be imported.
+
+    A `run.json` may lie anywhere: modules are looked for beside a run file alone.
+    """
+    registry.allow(tables, run_file.parent if run_file.suffix != ".json" else None)
+    return tables
 
 
 def show(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
@@ -121,10 +128,3 @@ def spread(
     if code:
         problem = f"a process of '{verb}' ended with code {code}"
         raise ChildError(code, f"{problem}; see {folder / 'ranks'}, then start it again")
-
-
-def local_processes(wanted: int | Literal["auto"], accelerator: Accelerator | None) -> int:
-    """Return how many processes this machine starts; `auto` is one per device."""
-    if wanted != "auto":
-        return wanted
-    return (accelerator or accelerators.choose()[0]).count()

@@ -12,7 +12,7 @@ from regauge import config, verbs
 from regauge.config import Settings
 from regauge.errors import DifferenceError, NotShownError, SettingsError
 from regauge.reporting.settings import PAIR, Comparison, ReportSettings
-from regauge.training.settings import Output, Training
+from regauge.training.settings import Batch, Output, Training
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,18 +113,36 @@ def repeated(folder: Path) -> Training:
 
     Their gradients are summed in another order, which is all that differs.
     """
-    settings = verbs.load(Training, folder / "run.json", ())
-    rows, own = settings.batch.rows, settings.batch.microbatch_rows
-    other = next((size for size in (own // 2, own * 2) if size and rows % size == 0), None)
-    if other is None:
+    path = folder / "run.json"
+    # Not `verbs.load`: this command's user did not write it, so what code it names is not run.
+    settings = config.build(Training, config.read(path), verbs.tables(), str(path))
+    found = [_otherwise(aim.batch) for aim in settings.aims]
+    if not any(found):
         raise SettingsError(
             f"{folder} has a batch of one row, whose sums have one order",
             "name a repetition of it with comparison.noise",
         )
-    batch = settings.batch.model_copy(update={"microbatch_rows": other})
+    changed: dict[str, Any] = {}
+    if isinstance(settings.task, tuple):
+        changed["task"] = tuple(
+            each.model_copy(
+                update={"batch": each.batch.model_copy(update={"microbatch_rows": size})}
+            )
+            if size
+            else each
+            for each, size in zip(settings.task, found, strict=True)
+        )
+    else:
+        changed["batch"] = settings.batch.model_copy(update={"microbatch_rows": found[0]})
     place = folder.with_name(folder.name + AGAIN)
     output = settings.output.model_copy(update={"folder": str(place)})
-    return settings.model_copy(update={"batch": batch, "output": output})
+    return settings.model_copy(update={**changed, "output": output})
+
+
+def _otherwise(batch: Batch) -> int | None:
+    """Return another size of microbatches of which a batch consists; None for a batch of one."""
+    own = batch.microbatch
+    return next((size for size in (own // 2, own * 2) if size and batch.rows % size == 0), None)
 
 
 def _train(settings: Training) -> None:

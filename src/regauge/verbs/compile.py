@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from regauge import accelerators, processes, verbs
+from regauge.training.decisions import local_processes
 from regauge.training.settings import Training
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
@@ -54,7 +55,7 @@ def run(settings: Training, jobs: int = 1, part: str | None = None) -> dict[str,
         accelerator = settings.accelerator or accelerators.choose()[0]
         if jobs > 1 or accelerator.collecting():
             parts.compile_apart(settings, accelerator, jobs)
-    size = verbs.local_processes(settings.execution.processes, settings.accelerator)
+    size = local_processes(settings.execution.processes, settings.accelerator)
     if size == 1 or processes.launched():
         from regauge.training.ahead import compile_ahead
 

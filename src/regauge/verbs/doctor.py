@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from regauge import accelerators, registry, verbs
 from regauge.health.findings import require
+from regauge.training.decisions import local_processes
 from regauge.training.settings import Training
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def main(
     accelerator = (settings.accelerator if settings else None) or accelerators.choose()[0]
     accelerators.require(accelerator)
     wanted = processes or (settings.execution.processes if settings else "auto")
-    size = verbs.local_processes(wanted, accelerator)
+    size = local_processes(wanted, accelerator)
     folder = Path(settings.output.folder if settings else HERE)
     root = settings.output.checkpoint.root if settings else None
     findings, bandwidths = _checked(accelerator, size, (folder, root), quick=quick, chaos=chaos)

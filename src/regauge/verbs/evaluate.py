@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from regauge import config, processes, verbs
-from regauge.training.settings import Evaluating
+from regauge.training.decisions import local_processes
+from regauge.training.measure_settings import EVALUATION, Evaluating
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
 ROOT = Evaluating
 OUTPUT = "output.folder"
-EVALUATION = "evaluation.json"
 
 
 def main(
@@ -27,7 +27,8 @@ def plan(settings: Evaluating) -> dict[str, Any]:
     from regauge.data.shards import read_manifest
 
     manifest = read_manifest(Path(settings.data.path))
-    settings.task.check(manifest)
+    if settings.subjects.tasks == "given":
+        settings.task.check(manifest)
     heldout = manifest.splits["heldout"].rows
     return {
         "output": settings.output.folder,
@@ -40,7 +41,7 @@ def plan(settings: Evaluating) -> dict[str, Any]:
 def run(settings: Evaluating) -> dict[str, Any]:
     """Measure on as many processes as the settings or the launcher say; return the table."""
     plan(settings)
-    size = verbs.local_processes(settings.execution.processes, settings.accelerator)
+    size = local_processes(settings.execution.processes, settings.accelerator)
     if size == 1 or processes.launched():
         from regauge.training.measure import measure
 

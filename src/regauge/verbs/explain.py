@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -63,6 +64,7 @@ def _lookup(word: str) -> list[Document]:
     if word.isdigit():
         return [_exit_code(int(word))]
     if "/" in word or word in _settings.folders():
+        registry.allow(word.rpartition("/")[2], Path())
         return [_choice(word)]
     first, _, rest = word.partition(".")
     by_verb = _settings.roots()

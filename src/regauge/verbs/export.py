@@ -1,4 +1,4 @@
-"""Write a trained model in a form that others load: transformers, torch, sentence-transformers."""
+"""Write a trained model in a form that others load: transformers, peft, torch, and more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regauge.config import Settings
 from regauge.errors import SettingsError
 
 OUTPUT = "target.path"
-Format = Literal["hf", "torch", "sentence-transformers"]
+Format = Literal["hf", "peft", "torch", "sentence-transformers"]
 
 
 class Target(Settings):
@@ -23,7 +23,7 @@ class Target(Settings):
     path: str
     """Folder to write; for the format torch a file."""
     format: Format = "hf"
-    """`hf`: a transformers folder; `torch`: a state dict; or a sentence-transformers folder."""
+    """`hf`: a transformers folder, with adapters merged; `peft`: those alone; or another form."""
     step: Literal["final", "latest", "best"] | int = "final"
     """Which moment of the run: its final model, or a checkpoint."""
 
@@ -68,12 +68,15 @@ def run(settings: Export) -> dict[str, Any]:
     import tempfile
 
     from regauge.checkpoint import exchange
+    from regauge.models.finding import CONFIG
 
     target, folder = settings.target, Path(settings.target.run)
     tables = config.read(folder / "run.json")
-    if not (folder / "model" / "config.json").is_file():
+    if not (folder / "model" / CONFIG).is_file():
         raise SettingsError(f"{folder} has no final model", "let the run finish first")
-    pooled = tables.get("task", {}).get("kind") == "contrastive"
+    task = tables.get("task", {})
+    first = task if isinstance(task, dict) else task[0]
+    pooled = first.get("kind") == "contrastive"
     with tempfile.TemporaryDirectory() as scratch:
         model = folder / "model"
         if target.step != "final":

@@ -81,6 +81,7 @@ def load(run_file: Path, overrides: tuple[str, ...]) -> Work:
     own = {"folder": output["folder"]} if isinstance(output, dict) and "folder" in output else {}
     settings = config.build(Pipeline, tables | {"output": own}, verbs.tables(), str(run_file))
     stages = _assign(settings.stage, everywhere, by_stage)
+    verbs.own(run_file, {**shared, "stage": [stage.model_extra for stage in stages]})
     folder = Path(settings.output.folder or Path("out") / run_file.stem)
     ready = _stages.resolve(stages, shared, folder)
     _check_own(folder)

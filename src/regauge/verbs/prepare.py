@@ -5,18 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, model_validator
 
 from regauge import log, verbs
 from regauge.config import Settings, chosen
-from regauge.data.settings import ALONE, Data, Layouts, RowLayout, Split, Tokenizer, unwrapped
+from regauge.data.settings import (
+    ALONE,
+    Data,
+    Filter,
+    Layouts,
+    RowLayout,
+    Split,
+    Tokenizer,
+    unwrapped,
+)
 from regauge.data.sources import Source
 
 if TYPE_CHECKING:
+    from regauge.data.layouts import Layout
     from regauge.data.prepare import Job
     from regauge.data.shards import Manifest
 
 OUTPUT = "data.path"
+SHOWN = ("tokens", "number")
+"""The kinds of columns that a dry run tells of."""
 
 
 class Work(Settings):
@@ -33,14 +45,24 @@ class Prepare(Settings):
     """Where the dataset goes."""
     source: Annotated[SerializeAsAny[Source], chosen("data/sources")]
     """Where the text comes from."""
+    filter: Filter = {}
+    """How long texts may be; `[filter.<field>]` for those of other fields than `text`."""
     tokenizer: Tokenizer = Tokenizer()
     """What turns text into tokens."""
-    rows: Layouts = {ALONE: RowLayout()}
+    rows: Layouts = Field(default_factory=lambda: {ALONE: RowLayout()})
     """What a row is, or several layouts by name: each makes the dataset `<data.path>/<name>`."""
     split: Split = Split()
     """What is held out."""
     prepare: Work = Work()
     """How the work is done."""
+
+    @model_validator(mode="after")
+    def _split_suits_the_rows(self) -> Prepare:
+        from regauge.data.layouts import layout_of
+
+        for rows in self.rows.values():
+            layout_of(rows).check_split(self.split)
+        return self
 
 
 ROOT = Prepare
@@ -73,24 +95,35 @@ def run(settings: Prepare) -> dict[str, Any]:
 
 def plan(settings: Prepare) -> dict[str, Any]:
     """Return what `run` would do; raises what it would raise before it starts."""
-    from regauge.data import prepare, work
+    from regauge.data import prepare
 
     job = _job(settings)
+    prepare.check(job)
+    return {
+        "dataset": str(job.folder),
+        **_survey(job),
+        "source": job.source.kind,
+        "rows": unwrapped({name: _columns(layout) for name, layout in job.made().items()}),
+        "tokenizer": settings.tokenizer.path or f"trained, {settings.tokenizer.vocabulary} entries",
+        "heldout_share": job.split.heldout_share,
+        "processes": job.processes,
+    }
+
+
+def _survey(job: Job) -> dict[str, Any]:
+    """Return what there is to do, and how much of it; nobody outside of this machine is asked."""
+    from regauge.data import prepare, work
+
+    if address := job.source.elsewhere():
+        return {"would_do": f"ask for {address}, and prepare it"}
     inputs = job.inputs()
-    prepare.check_fields(job, job.source.fields())
     done = work.finished(job.folder, inputs)
     if not done:
         prepare.check_disk(job, inputs.pieces)
     return {
-        "dataset": str(job.folder),
         "would_do": "nothing: it is there already" if done else "prepare it",
-        "source": job.source.kind,
         "pieces": len(inputs.pieces),
         "bytes": sum(piece.bytes for piece in inputs.pieces),
-        "rows": unwrapped({name: _columns(layout) for name, layout in job.layouts.items()}),
-        "tokenizer": settings.tokenizer.path or f"trained, {settings.tokenizer.vocabulary} entries",
-        "heldout_share": job.split.heldout_share,
-        "processes": job.processes,
     }
 
 
@@ -104,13 +137,15 @@ def _job(settings: Prepare) -> Job:
         tokenizer=settings.tokenizer,
         layouts=settings.rows,
         split=settings.split,
+        filter=settings.filter,
         processes=settings.prepare.processes or available_cores(),
     )
 
 
-def _columns(layout: RowLayout) -> dict[str, Any]:
-    limits = {**layout.limits(), **dict.fromkeys(layout.numbers, 1)}
-    return {"layout": layout.layout, "limits": limits}
+def _columns(layout: Layout) -> dict[str, Any]:
+    columns = layout.fields({}).items()
+    limits = {name: field.limit for name, field in columns if field.kind in SHOWN}
+    return {"layout": layout.kind, "limits": limits}
 
 
 def _answer(folder: Path, manifest: Manifest) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regauge import processes, verbs
+from regauge.training.decisions import local_processes
 from regauge.training.replay_settings import Replay
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
@@ -39,7 +40,7 @@ def plan(settings: Replay) -> dict[str, Any]:
 
 def run(settings: Replay) -> dict[str, Any]:
     """Compute on as many processes as the run has; return where the record is."""
-    size = verbs.local_processes(settings.execution.processes, settings.accelerator)
+    size = local_processes(settings.execution.processes, settings.accelerator)
     if size == 1 or processes.launched():
         from regauge.training.replay import replay
 

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from regauge import config, processes, verbs
 from regauge.supervision.nodes.several import starts
+from regauge.training.decisions import local_processes
 from regauge.training.settings import Training
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
@@ -34,10 +35,23 @@ def main(
 
 
 def plan(settings: Training) -> dict[str, Any]:
-    """Return what a run would do, without torch and without allocating anything."""
-    from regauge.training.plan import plan as planned
+    """Return what a run would do, without allocating anything.
 
-    return planned(settings)
+    torch is imported last, to count the model, once all else is known to be right.
+    """
+    from regauge.training import plan as planning
+
+    answer = planning.plan(settings)
+    if reason := planning.uncountable(settings):
+        return {**answer, "parameters": f"unknown: {reason}"}
+    from regauge.training.sizing import sized
+
+    answer |= sized(settings)
+    if settings.batch.microbatch_rows == "auto":
+        from regauge.training.microbatch import foretold
+
+        answer["microbatch_rows"] = foretold(settings)
+    return answer
 
 
 def run(settings: Training, chaos: Path | None = None) -> dict[str, Any]:
@@ -46,10 +60,14 @@ def run(settings: Training, chaos: Path | None = None) -> dict[str, Any]:
     Where no launcher started this process, it starts those of the run and supervises them; so does
     the one that a launcher starts on each node.
     """
+    from regauge.models import finding
+    from regauge.training import origin
     from regauge.training import plan as planning
 
     if not processes.supervised():  # then it has been checked, and what is wrong now is told
         planning.check(settings)
+        if (path := origin.begun(settings).model.path) is not None:
+            finding.at(path)
     if processes.launched() and not starts(settings.execution.nodes):
         from regauge.training.run import attempt
 
@@ -61,7 +79,7 @@ def run(settings: Training, chaos: Path | None = None) -> dict[str, Any]:
 
     if chaos is not None:
         read(chaos)
-    size = verbs.local_processes(settings.execution.processes, settings.accelerator)
+    size = local_processes(settings.execution.processes, settings.accelerator)
     supervisor.supervise(settings, size, str(chaos.resolve()) if chaos else None)
     folder = Path(settings.output.folder)
     found = goodput(folder)

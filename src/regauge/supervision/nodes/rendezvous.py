@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from regauge.config import dump
-from regauge.errors import ChildError, RegaugeError, SettingsError, TransientError
+from regauge.errors import ChildError, RegaugeError, SettingsError, TransientError, plain
 from regauge.log import logger
 from regauge.supervision import owner
 from regauge.supervision.nodes import council
@@ -164,7 +164,7 @@ class Rendezvous:
             except RendezvousTimeoutError:
                 break
             except RendezvousConnectionError as error:
-                problem, self._register = f"{error.__cause__ or error}".splitlines()[0], None
+                problem, self._register = plain(error.__cause__ or error), None
                 time.sleep(BEAT_SECONDS)
         raise self._alone(problem)
 

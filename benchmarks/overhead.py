@@ -25,7 +25,6 @@ from regauge import processes
 from regauge.accelerators import dtype_of
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
-from regauge.data.shards import Dataset
 from regauge.trackers import RunFacts, Tracker, started
 from regauge.training.decisions import decide
 from regauge.training.loop import train
@@ -98,7 +97,7 @@ def alternate(scratch: Path, alternations: int, steps: int) -> list[tuple[float,
     }
     world = processes.World()
     settings = decide(build(Training, tables), world)
-    session = open_session(settings, world, Dataset(data))
+    session = open_session(settings, world)
     session.folder.mkdir()
     tracker = Alternating()
     tracker._other = bare_loop(session, steps)  # noqa: SLF001 - this file's own class
@@ -126,8 +125,8 @@ def corpus(folder: Path) -> Path:
 
 def bare_loop(session: Session, steps: int) -> Callable[[], float]:
     """Return a function that does `steps` hand-written steps and returns their seconds."""
-    settings, task = session.settings, session.settings.task
-    module = task.module(settings.model, session.manifest, settings.seed)
+    settings, task = session.settings, session.objective.task
+    module = task.module(settings.model, session.objective.manifest, settings.seed)
     module.compute_dtype = dtype_of(settings.execution.precision)
     masters = [value.detach().clone() for value in module.parameters()]
     module.to(module.compute_dtype).train()
@@ -135,7 +134,7 @@ def bare_loop(session: Session, steps: int) -> Callable[[], float]:
     matrices = [{"params": [value for value in masters if value.ndim > 1], "weight_decay": 0.01}]
     vectors = [{"params": [value for value in masters if value.ndim < 2], "weight_decay": 0.0}]  # noqa: PLR2004
     optimizer = torch.optim.AdamW(matrices + vectors, lr=1e-4, betas=(0.9, 0.98), fused=True)
-    arrays = session.feed.batches(session.order.batch(0), epoch=0, step=0)
+    arrays = session.arrays(0)
     batches = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
 
     def one_step() -> None:

@@ -24,7 +24,6 @@ from recording import RESULTS, keep
 from regauge import processes
 from regauge.accelerators import Chip
 from regauge.config import build
-from regauge.data.shards import Dataset
 from regauge.trackers import RunFacts, started
 from regauge.training.decisions import decide
 from regauge.training.graphs import settle, warm_up
@@ -64,9 +63,9 @@ def measured(scratch: Path, alternations: int, steps: int) -> tuple[Chip, dict[s
     }
     world = processes.World()
     settings = decide(build(Training, tables), world)
-    session = open_session(settings, world, Dataset(Path(settings.data.path)))
+    session = open_session(settings, world)
     session.folder.mkdir()
-    warm_up(session, session.ladder)
+    warm_up(session, session.shapes)
     settle(session)
     one_step = bare_step(session)
     for _ in range(BARE_WARM_UP):
@@ -110,12 +109,13 @@ def measured(scratch: Path, alternations: int, steps: int) -> tuple[Chip, dict[s
 
 def bare_step(session: Session) -> Callable[[], None]:
     """Return a function that does one hand-written step."""
-    settings, task = session.settings, session.settings.task
-    module = task.module(settings.model, session.manifest, settings.seed).train().to(session.device)
+    settings, task = session.settings, session.objective.task
+    module = task.module(settings.model, session.objective.manifest, settings.seed)
+    module.train().to(session.device)
     module.model.tie_weights()
     weights = list(module.parameters())
     optimizer = torch.optim.AdamW(weights, lr=1e-4, betas=(0.9, 0.98), capturable=True)
-    arrays = session.feed.batches(session.order.batch(0), epoch=0, step=0)
+    arrays = session.arrays(0)
     host = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
 
     def one_step() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -30,11 +31,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--support", action="store_true", help="write what ran into the README")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # one of several processes, and the first of them tells for all
+        output["figures"] = session.config.stash.get(FIGURES, {})
+        output["proofs"] = session.config.stash.get(PROOFS, {})
+        return
     proofs = session.config.stash.get(PROOFS, {})
     if proofs and session.config.getoption("--support"):
         support.merge(proofs)
         support.write()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a process has noted; pytest-xdist calls this when it ends."""
+    output = getattr(node, "workeroutput", {})
+    kinds = node.config.stash.setdefault(FIGURES, {})
+    for kind, values in output.get("figures", {}).items():
+        kinds.setdefault(kind, []).extend(values)
+    node.config.stash.setdefault(PROOFS, {}).update(output.get("proofs", {}))
 
 
 @pytest.fixture

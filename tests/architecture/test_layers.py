@@ -8,7 +8,7 @@ import pytest
 
 from architecture.tree import CHOICES, Source, imports, sources
 
-FOUNDATION = ("config", "registry", "log", "errors", "processes", "lines")
+FOUNDATION = ("config", "registry", "log", "errors", "processes", "lines", "stores")
 PARTS = ("data", "models")
 MACHINERY = (
     "training",
@@ -62,7 +62,10 @@ def _reason(module: str, target: str) -> str:
         return "choices never import each other" if sideways and layer(module) == 3 else ""
     if folder == "regauge.verbs":
         return "verbs never import each other"
-    options = {f"regauge.{name}" for name in CHOICES} | {"regauge.data.sources"}
+    options = {f"regauge.{name}" for name in CHOICES} | {
+        "regauge.data.sources",
+        "regauge.data.layouts",
+    }
     return "choices never import each other" if folder in options else ""
 
 
@@ -89,6 +92,7 @@ def test_the_report_says_how_large_each_room_is(report: Callable[[str], None]) -
         ("regauge/strategies/ddp.py", "from regauge.tasks.clm import Clm"),
         ("regauge/strategies/_sharded.py", "from regauge.strategies import fsdp"),
         ("regauge/data/sources/text.py", "def read():\n    from regauge.data.sources import jsonl"),
+        ("regauge/data/layouts/packed.py", "from regauge.data.layouts import fields"),
         ("regauge/training/loop.py", "from regauge.cli import main"),
         ("regauge/verbs/train.py", "import regauge.verbs.pipeline"),
         ("regauge/models/text.py", "from regauge.accelerators.cpu import Cpu"),

@@ -14,6 +14,10 @@ LARGE = ("torch", "numpy", "transformers", "pyarrow", "matplotlib")
 HELP = "from regauge.cli import main; main(['--help'])"
 ALL_VERBS = "from regauge import verbs; verbs.tables()"
 
+LIBRARIES = "import cyclopts, rich.console"
+LIBRARIES_SECONDS = 0.1
+"""Processor time of importing what draws the help, on a machine where --help takes 200 ms."""
+
 
 def imported(code: str, watched: tuple[str, ...]) -> list[str]:
     """Return which of the watched packages a fresh interpreter has after some code."""
@@ -32,9 +36,13 @@ def test_the_files_of_all_verbs_import_nothing_large() -> None:
 
 
 def test_help_takes_less_than_300_ms(report: Callable[[str], None]) -> None:
-    seconds = min(_cpu_seconds([sys.executable, "-m", "regauge", "--help"]) for _ in range(3))
-    report(f"regauge --help: {seconds * 1000:.0f} ms of processor time")
-    assert seconds < 0.3
+    """On a slow or busy machine it may take as much longer as its libraries do there."""
+    seconds, libraries = [], []
+    for _ in range(3):
+        libraries.append(_cpu_seconds([sys.executable, "-c", LIBRARIES]))
+        seconds.append(_cpu_seconds([sys.executable, "-m", "regauge", "--help"]))
+    report(f"regauge --help: {min(seconds) * 1000:.0f} ms of processor time")
+    assert min(seconds) < 0.3 * max(1.0, min(libraries) / LIBRARIES_SECONDS)
 
 
 @pytest.mark.parametrize("package", ["numpy", "pydantic"])

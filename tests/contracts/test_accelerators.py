@@ -116,6 +116,16 @@ def test_a_claimed_device_is_this_process_s(accelerator: Accelerator) -> None:
     assert peak is None or peak > 0
 
 
+def test_memory_is_told_in_bytes_and_shared_by_those_who_share_it(accelerator: Accelerator) -> None:
+    alone, one_of_four = (accelerator.memory_bytes(count) for count in (1, 4))
+    if alone is None or one_of_four is None:
+        assert alone is one_of_four
+        return
+    peak = accelerator.peak_memory_bytes()
+    assert 1 << 26 < one_of_four <= 1.2 * alone
+    assert peak is not None
+
+
 def test_what_is_not_known_of_a_chip_is_absent(accelerator: Accelerator) -> None:
     accelerator.claim(0, 1)
     for precision in accelerator.precisions():

@@ -79,6 +79,7 @@ def regauge(package: Path, counts: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_a_toy_from_outside_trains(package: Path, tmp_path: Path) -> None:
     data, counts = datasets.packed(tmp_path / "data"), tmp_path / "counts.json"
     ours = settings(tmp_path / "cpu", data, "mlm", stop={"steps": 4})

@@ -10,8 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regauge import config, registry
+from regauge.models.initial import FirstWeights
+from regauge.models.placing import bits
 from regauge.processes import World
-from regauge.strategies import Prepared, Site, Strategy
+from regauge.strategies import Form, Prepared, Site, Strategy
 
 ALONE = World()
 TYPES = [torch.float32, torch.bfloat16]
@@ -33,6 +35,15 @@ class Tiny(nn.Module):
             hidden = torch.tanh(layer(hidden))
         result: Tensor = self.head(hidden)
         return result.float()
+
+
+class Drawn(nn.Module):
+    """Two blocks and a head, all of torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.head = nn.Linear(6, 2)
 
 
 def tiny() -> Tiny:
@@ -84,9 +95,11 @@ def test_obstacles_are_words_or_nothing() -> None:
     for kind in registry.names("strategies"):
         found = registry.load("strategies", kind)()
         for size in (1, 2, 3, 4, 8):
-            for optimizer in ("adamw", "sgd", "adafactor"):
+            for optimizer in ("adamw", "lamb", "sgd", "adafactor"):
                 obstacle = found.obstacle(World(size=size), optimizer)
                 assert obstacle is None or obstacle.strip()
+            ours = (found.obstacle(World(size=size), name) for name in ("adamw", "lamb"))
+            assert len(set(ours)) == 1, "lamb can be spread as adamw can"
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -96,10 +109,11 @@ def test_masters_are_the_weights_in_fp32_by_their_own_names(
     prepared = prepare(dtype)
     expected = dict(tiny().named_parameters())
     masters = prepared.masters()
-    assert masters.keys() == expected.keys()
+    assert masters.keys() == expected.keys() - {"frozen"}
     for name, value in expected.items():
-        assert masters[name].dtype == torch.float32
-        assert whole(masters[name].detach()).equal(value)
+        if name in masters:
+            assert masters[name].dtype == torch.float32
+            assert whole(masters[name].detach()).equal(value)
         assert prepared.whole(name).equal(value)
         assert prepared.whole(name).dtype == torch.float32
 
@@ -113,7 +127,7 @@ def test_gradients_are_the_sum_over_microbatches(
         plain(rows(number)).square().sum().backward()
     masters = prepared.masters()
     for name, value in plain.named_parameters():
-        gradient = masters[name].grad
+        gradient = masters[name].grad if name in masters else None
         if value.grad is None:
             assert gradient is None or not whole(gradient).any(), name
         else:
@@ -146,12 +160,54 @@ def test_a_published_step_is_what_computes(
     assert not after.equal(before)
     assert prepared.whole("frozen").equal(torch.ones(6))
     plain = tiny()
-    plain.load_state_dict({name: prepared.whole(name) for name in prepared.masters()})
+    plain.load_state_dict({name: prepared.whole(name) for name, _ in plain.named_parameters()})
     with torch.no_grad():
         now = prepared.module(rows(9))
         expected = plain.to(dtype)(rows(9))
     assert not now.equal(first)
     torch.testing.assert_close(now, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_weight_that_is_not_trained_lies_in_the_type_of_the_computation(
+    prepare: Callable[[torch.dtype], Prepared], dtype: torch.dtype
+) -> None:
+    prepared = prepare(dtype)
+    frozen = prepared.module.get_parameter("frozen")
+    assert frozen.dtype == dtype
+    trained = sum(value.numel() for value in tiny().parameters() if value.requires_grad)
+    held = prepared.held()
+    assert held["gradients"] == 4 * trained
+    assert held["masters"] in (0, 4 * trained)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_what_will_be_held_is_told_before(
+    strategy: Strategy, prepare: Callable[[torch.dtype], Prepared], dtype: torch.dtype
+) -> None:
+    forms = {
+        name: Form(tuple(value.shape), value.requires_grad)
+        for name, value in tiny().named_parameters()
+    }
+    load = strategy.load(forms, 1, dtype.itemsize)
+    told = {"weights": load.weights, "masters": load.masters, "gradients": load.gradients}
+    prepared = prepare(dtype)
+    assert told == prepared.held()
+    assert sorted(load.updated) == sorted(tuple(v.shape) for v in prepared.masters().values())
+
+
+def test_a_module_on_the_meta_device_gets_the_weights_of_the_site(strategy: Strategy) -> None:
+    with torch.device("meta"):
+        empty, template = Drawn(), Drawn()
+    weights = FirstWeights(template, 3, {})
+    site = Site(ALONE, torch.device("cpu"), torch.float32, tuple(empty.layers), weights=weights)
+    prepared = strategy.prepare(empty, site)
+    again = dict(weights)
+    for name, _ in Drawn().named_parameters():
+        value = prepared.whole(name)
+        assert value.equal(again[name][:])
+        assert weights.sums[name] == int(bits(value))
+    assert prepared.whole("head.weight").std() > 0
 
 
 def test_a_small_step_in_bf16_is_not_lost(prepare: Callable[[torch.dtype], Prepared]) -> None:

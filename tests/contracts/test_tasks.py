@@ -20,6 +20,7 @@ from regauge.data.batches import Arrays, Draw, Piece
 from regauge.data.loader import Facts, Feed, Share
 from regauge.data.order import PADDING
 from regauge.data.shards import Dataset, Rows
+from regauge.models.initial import META, fill, first_weights
 from regauge.models.settings import Model
 from regauge.models.text import TextModule
 from regauge.processes import World
@@ -31,6 +32,7 @@ from regauge.training.step import Gradients, means
 SEED, ROWS, BATCH = 5, 20, 4
 WHERE_IT_LIES = {"slots"}
 """What of a batch follows the place of a text, and not its row."""
+OF_TOKENS = {"tokens", "segments", "positions", "types"}
 
 
 @dataclass
@@ -52,7 +54,8 @@ class Case:
     @property
     def facts(self) -> Facts:
         facts = self.data.manifest.tokenizer
-        return Facts(facts.vocabulary, facts.pad, facts.mask, facts.special)
+        members = max(field.members for field in self.data.manifest.fields.values())
+        return Facts(facts.vocabulary, facts.pad, facts.mask, facts.special, members)
 
     def feed(self) -> Feed:
         return Feed(
@@ -72,7 +75,10 @@ class Case:
         return self.task.batch(self.rows, piece, Draw(SEED, epoch, step), self.facts)
 
     def module(self) -> TextModule:
-        return self.task.module(self.model, self.data.manifest, 0)
+        with META:
+            module = self.task.module(self.model, self.data.manifest, 0)
+        fill(module, first_weights(module, self.model, 0))
+        return module
 
     def prepared(self) -> Prepared:
         module = self.module()
@@ -80,13 +86,13 @@ class Case:
         return Single().prepare(module, site)
 
 
-@pytest.fixture(params=registry.names("tasks"), scope="module")
+@pytest.fixture(params=[*registry.names("tasks"), "next-sentence"], scope="module")
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    task: Task = registry.load("tasks", request.param)()
+    run = TASKS[request.param]
+    task: Task = config.choose("tasks", run["task"])
     folder: Path = tmp_path_factory.mktemp(request.param) / "data"
-    write = datasets.packed if task.layout == "packed" else datasets.pairs
-    settings = TASKS.get(request.param, TASKS["mlm"])["model"]
-    return Case(task, Dataset(write(folder, ROWS)), build(Model, settings))
+    write = datasets.WRITERS[task.reads()]
+    return Case(task, Dataset(write(folder, ROWS)), build(Model, run["model"]))
 
 
 def tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
@@ -105,8 +111,9 @@ def every_batch(case: Case) -> Iterator[tuple[Piece, Arrays]]:
 
 
 def test_every_batch_has_a_declared_shape(case: Case) -> None:
-    texts = BATCH * case.task.texts_per_row()
-    declared = {length: shapes(case.feed().empty(texts, length)) for length in case.ladder}
+    texts = BATCH * case.task.texts_per_row(case.data.manifest)
+    slots = BATCH * case.task.slots_per_row()
+    declared = {length: shapes(case.feed().empty(slots, length)) for length in case.ladder}
     seen = 0
     for piece, arrays in every_batch(case):
         assert arrays["tokens"].shape == (texts, piece.length)
@@ -127,19 +134,19 @@ def test_pieces_hold_every_text_once_and_fill_every_slot(case: Case) -> None:
         for pair in zip(piece.rows, piece.parts, strict=True)
         if pair[0] >= 0
     ]
-    parts = case.task.texts_per_row()
+    parts = case.task.slots_per_row()
     assert sorted(texts) == [(row, part) for row in range(2 * BATCH - 1) for part in range(parts)]
     slots = np.concatenate([piece.slots for piece in pieces])
     assert sorted(slots) == list(range(2 * BATCH * parts))
 
 
 def test_an_empty_batch_weighs_nothing_and_has_no_gradient(case: Case) -> None:
-    texts = BATCH * case.task.texts_per_row()
+    slots = BATCH * case.task.slots_per_row()
     prepared = case.prepared()
     mark = Cpu().end_microbatch
-    gradients = Gradients(case.task, prepared, mark, texts, mark)
+    gradients = Gradients(case.task, prepared, mark, slots, mark)
     for length in case.ladder:
-        batch = tensors(case.feed().empty(texts, length))
+        batch = tensors(case.feed().empty(slots, length))
         loss, weight = gradients.of([batch], torch.ones(())).tolist()
         assert (loss, weight) == (0.0, 0.0)
         for name, master in prepared.masters().items():
@@ -157,7 +164,7 @@ def test_padding_rows_change_neither_loss_nor_gradient(case: Case) -> None:
         (8, case.task.cut(case.rows, padded, 4, case.ladder)),
     ):
         prepared = case.prepared()
-        slots = rows * case.task.texts_per_row()
+        slots = rows * case.task.slots_per_row()
         mark = Cpu().end_microbatch
         gradients = Gradients(case.task, prepared, mark, slots, mark)
         batches = [tensors(case.batch(piece)) for piece in pieces]
@@ -174,17 +181,24 @@ def test_the_loss_is_a_sum_with_a_weight_and_so_is_every_metric(case: Case) -> N
     batch = tensors(case.batch(case.pieces(numbers)[0]))
     with torch.no_grad():
         output = module(batch)
-        if case.task.coupled:
-            order = batch["slots"].argsort()
-            output = {"vectors": output["vectors"][order]}
-            batch = {"real": batch["real"][order]}
-        loss, weight = case.task.loss(output, batch)
-        sums = case.task.tally(output, batch)
+        order = batch["slots"].argsort() if case.task.whole else None
+        given, of = output, batch
+        if order is not None:
+            given = {"vectors": case.task.kept(output, batch)[order]}
+            of = {"real": batch["real"][order]}
+        loss, weight = case.task.loss(*((given, of) if case.task.coupled else (output, batch)))
+        sums = case.task.tally(given, of)
     assert loss.shape == weight.shape == ()
     assert float(weight) > 0
     assert means(sums)["loss"] == pytest.approx(float(loss / weight), rel=1e-6)
     assert all(torch.as_tensor(value).ndim == 0 for pair in sums.values() for value in pair)
     assert len(sums) > 1
+
+
+def part_of(values: np.ndarray, place: int, piece: Piece) -> np.ndarray:
+    """Return what an array holds of one text, or of all texts of one row."""
+    each = len(values) // len(piece.rows)
+    return values[place * each : (place + 1) * each]
 
 
 def by_text(case: Case, pieces: list[Piece], **draw: int) -> dict[tuple[int, int], dict[str, Any]]:
@@ -193,12 +207,10 @@ def by_text(case: Case, pieces: list[Piece], **draw: int) -> dict[tuple[int, int
     for piece in pieces:
         arrays = case.batch(piece, **draw)
         for place, text in enumerate(zip(piece.rows.tolist(), piece.parts.tolist(), strict=True)):
-            kept = {name: value[place] for name, value in arrays.items()}
-            real = int(np.count_nonzero(kept["segments"]))
+            kept = {name: part_of(value, place, piece) for name, value in arrays.items()}
+            longest = int(kept["segments"].astype(bool).sum(-1).max())
             found[text] = {
-                name: (
-                    value[:real] if name in ("tokens", "segments", "positions") else value
-                ).tolist()
+                name: np.nan_to_num(value[..., :longest] if name in OF_TOKENS else value).tolist()
                 for name, value in kept.items()
                 if name not in WHERE_IT_LIES
             }
@@ -230,6 +242,6 @@ def test_dropout_is_drawn_anew_in_each_step_and_masks_in_each_epoch(case: Case) 
 
 
 def test_settings_survive_the_run_file(case: Case) -> None:
-    saved = case.task.model_dump(mode="json")
+    saved = config.override({"task": case.task.model_dump(mode="json")}, ())["task"]
     assert saved["kind"] in registry.names("tasks")
     assert config.choose("tasks", saved) == case.task

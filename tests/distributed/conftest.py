@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distributed import datasets, jobs
-from distributed.runs import Runs
+from distributed.runs import DATA, Runs
 from distributed.world import World
 
 
@@ -16,6 +16,7 @@ class Alone:
     """The world of one process: the test's own."""
 
     size = 1
+    whole = True
 
     def run(self, job: str, *arguments: Any) -> list[Any]:
         """Call `jobs.<job>` here; return its result as that of rank 0."""
@@ -31,6 +32,8 @@ def worlds() -> Iterator[Callable[[int], World | Alone]]:
     started: dict[int, World | Alone] = {}
 
     def world(size: int) -> World | Alone:
+        if size in started and not started[size].whole:
+            started.pop(size).close()
         if size not in started:
             started[size] = World(size) if size > 1 else Alone()
         return started[size]
@@ -42,7 +45,7 @@ def worlds() -> Iterator[Callable[[int], World | Alone]]:
 
 @pytest.fixture(scope="session")
 def runs(worlds: Callable[[int], World | Alone], tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Return the runs that tests share, over one dataset of packed rows and one of pairs."""
+    """Return the runs that tests share, over one dataset of each layout."""
     root = tmp_path_factory.mktemp("data")
-    data = {"packed": datasets.packed(root / "packed"), "pairs": datasets.pairs(root / "pairs")}
+    data = {DATA.get(name, name): write(root / name) for name, write in datasets.WRITERS.items()}
     return Runs(tmp_path_factory.mktemp("runs"), data, worlds)

@@ -5,14 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from regauge.config import dump
-from regauge.data.shards import Field, Manifest, Shard, Split, TokenizerFacts, file_sha256
+from regauge.data.batches import Draw
+from regauge.data.columns import MARKS, TOKENS, VALUES
+from regauge.data.loader import Facts
+from regauge.data.shards import (
+    Dataset,
+    Field,
+    Manifest,
+    Shard,
+    Split,
+    TokenizerFacts,
+    file_sha256,
+)
+from regauge.tasks import Task
 
+Row = dict[str, Any]
 VOCABULARY = 300
+MEMBERS = 5
 LENGTH = 32
 FACTS = TokenizerFacts(
     sha256=hashlib.sha256(b"none").hexdigest(),
@@ -24,29 +41,127 @@ FACTS = TokenizerFacts(
 )
 
 
-def packed(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
+def packed(folder: Path, rows: int = 40, heldout: int = 10, seed: int = 1) -> Path:
     """Write packed rows of two or three documents each; the last tokens of some are padding."""
-    splits = {"train": _packed_rows(rows, 1), "heldout": _packed_rows(heldout, 2)}
+    splits = {"train": _packed_rows(rows, seed), "heldout": _packed_rows(heldout, seed + 1)}
     fields = {"tokens": Field(limit=LENGTH), "segments": Field(limit=LENGTH, kind="segments")}
     return _write(folder, "packed", fields, splits)
 
 
 def pairs(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
-    """Write pairs that share tokens, so that there is something to learn."""
+    """Write pairs that share tokens, and a class that a token says: something to learn."""
     splits = {"train": _pair_rows(rows, 3), "heldout": _pair_rows(heldout, 4)}
-    fields = {}
-    for name, limit in (("query", 12), ("document", LENGTH)):
-        lengths = {
-            split: tuple(
-                np.bincount([len(row[name]) for row in rows], minlength=limit + 1).tolist()
-            )
-            for split, rows in splits.items()
-        }
-        fields[name] = Field(limit=limit, lengths=lengths)
+    limits = {"query": 12, "document": LENGTH}
+    fields = {name: _described(name, limit, splits) for name, limit in limits.items()}
+    fields["label"] = Field(limit=1, kind="number", least=0, most=2)
     return _write(folder, "fields", fields, splits)
 
 
-def _packed_rows(count: int, seed: int) -> list[dict[str, list[int]]]:
+def _described(name: str, limit: int, splits: dict[str, list[Row]]) -> Field:
+    """Return a column of texts with the histograms of their lengths."""
+    lengths = {
+        split: tuple(np.bincount([len(row[name]) for row in rows], minlength=limit + 1).tolist())
+        for split, rows in splits.items()
+    }
+    return Field(limit=limit, lengths=lengths)
+
+
+def groups(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
+    """Write queries with up to five candidates, of which one has the query's first token."""
+    splits = {"train": _group_rows(rows, 5), "heldout": _group_rows(heldout, 6)}
+    fields = {
+        name: Field(limit=limit, lengths={"train": _spread(limit), "heldout": _spread(limit)})
+        for name, limit in (("query", 8), ("document", 16))
+    }
+    number, listed = {"limit": 1, "least": 0, "most": 1, "mean": 0.5}, {"members": MEMBERS}
+    fields["document"] = fields["document"].model_copy(update=listed)
+    fields["price"] = Field(kind="real", deviation=2.0, **number, **listed)
+    fields["brand"] = Field(limit=1, kind="category", distinct=9, **listed)
+    fields["label"] = Field(kind="number", deviation=0.5, **number, **listed)
+    return _write(folder, "groups", fields, splits)
+
+
+def _spread(limit: int) -> tuple[int, ...]:
+    return (0, *[1] * limit)
+
+
+def _group_rows(count: int, seed: int) -> list[Row]:
+    draw = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        size = int(draw.integers(2, MEMBERS + 1))
+        query = draw.integers(5, 60, int(draw.integers(2, 9))).tolist()
+        texts = [draw.integers(5, 60, int(draw.integers(3, 17))).tolist() for _ in range(size)]
+        own = int(draw.integers(0, size))
+        texts[own][0] = query[0]
+        prices = draw.normal(0.5, 2, size)
+        prices[0] = np.nan
+        brands = [int(brand) for brand in draw.integers(-1, 9, size)]
+        labels = [int(place == own) for place in range(size)]
+        rows.append(
+            {
+                "query": query,
+                "document": texts,
+                "price": prices.tolist(),
+                "brand": brands,
+                "label": labels,
+            }
+        )
+    return rows
+
+
+def chats(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
+    """Write the rows of `packed`, of whose documents the ends are answers."""
+    splits = {
+        name: [{**row, "answers": _ends(row["segments"])} for row in _packed_rows(count, seed)]
+        for name, count, seed in (("train", rows, 1), ("heldout", heldout, 2))
+    }
+    kinds: dict[str, Any] = {"tokens": "tokens", "segments": "segments", "answers": "answers"}
+    fields = {name: Field(limit=LENGTH, kind=kind) for name, kind in kinds.items()}
+    return _write(folder, "chat", fields, splits)
+
+
+def halves(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
+    """Write rows of two pieces that share their first word, so that pairs can be told."""
+    splits = {"train": _half_rows(rows, 7), "heldout": _half_rows(heldout, 8)}
+    limit = LENGTH // 2
+    fields = {name: _described(name, limit, splits) for name in ("first", "second")}
+    return _write(folder, "halves", fields, splits)
+
+
+def _half_rows(count: int, seed: int) -> list[Row]:
+    draw = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        word = int(draw.integers(5, 25))
+        first, second = (
+            (5 + draw.integers(0, 40, int(draw.integers(4, LENGTH // 2 - 2))) ** 2 % 290).tolist()
+            for _ in range(2)
+        )
+        rows.append({"first": [2, word, *first, 3], "second": [word, *second, 3]})
+    return rows
+
+
+WRITERS = {
+    "packed": packed,
+    "fields": pairs,
+    "chat": chats,
+    "groups": groups,
+    "halves": halves,
+}
+"""What writes a dataset of each layout."""
+
+
+def _ends(segments: list[int]) -> list[int]:
+    """Return 1 for each token of the second half of its segment."""
+    marks = []
+    for place, segment in enumerate(segments):
+        first, count = segments.index(segment), segments.count(segment)
+        marks.append(int(segment > 0 and place - first >= count / 2))
+    return marks
+
+
+def _packed_rows(count: int, seed: int) -> list[Row]:
     draw = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
@@ -59,28 +174,35 @@ def _packed_rows(count: int, seed: int) -> list[dict[str, list[int]]]:
     return rows
 
 
-def _pair_rows(count: int, seed: int) -> list[dict[str, list[int]]]:
+def _pair_rows(count: int, seed: int) -> list[Row]:
     draw = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
         document = draw.integers(5, VOCABULARY, int(draw.integers(8, LENGTH + 1)))
         query = draw.choice(document, int(draw.integers(3, 13)))
-        rows.append({"query": query.tolist(), "document": document.tolist()})
+        label = int(query[0]) % 3
+        rows.append({"query": query.tolist(), "document": document.tolist(), "label": label})
     return rows
+
+
+def _type(field: Field) -> pa.DataType:
+    lists = {"tokens": TOKENS, "segments": TOKENS, "answers": MARKS}
+    one = lists[field.kind] if field.kind in lists else VALUES[field.kind]
+    return pa.list_(one) if field.members > 1 else one
 
 
 def _write(
     folder: Path,
     layout: str,
     fields: dict[str, Field],
-    splits: dict[str, list[dict[str, list[int]]]],
+    splits: dict[str, list[Row]],
 ) -> Path:
     (folder / "tokenizer").mkdir(parents=True)
-    (folder / "tokenizer" / "tokenizer_config.json").write_text("{}")
+    _write_tokenizer(folder / "tokenizer")
     described = {}
     for name, rows in splits.items():
         path = folder / f"{name}-00000.arrow"
-        schema = pa.schema([(column, pa.list_(pa.int32())) for column in fields])
+        schema = pa.schema([(column, _type(field)) for column, field in fields.items()])
         table = pa.Table.from_pylist(rows, schema=schema).combine_chunks()
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             writer.write_table(table)
@@ -92,3 +214,25 @@ def _write(
     )
     (folder / "manifest.json").write_text(json.dumps(dump(manifest)))
     return folder
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of which token 17 is the word "w17"; the first ones are special."""
+    roles = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    words = [*roles.values(), *(f"w{number}" for number in range(len(roles), VOCABULARY))]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token=roles["unk"]))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(list(roles.values()))
+    made.save(str(folder / "tokenizer.json"))
+    named = {f"{role}_token": word for role, word in roles.items()}
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+
+
+def first_batch(task: Task, data: Dataset, facts: Facts, count: int = 6) -> dict[str, torch.Tensor]:
+    """Return the first rows to train on, in the order of the dataset, as one microbatch."""
+    rows = data.split("train")
+    (piece,) = task.cut(rows, np.arange(count), count, task.ladder(data.manifest))
+    made = task.batch(rows, piece, Draw(0, 0, 0), facts)
+    return {name: torch.from_numpy(value) for name, value in made.items()}

@@ -5,6 +5,7 @@ In the test's own process they are the run of one process.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import warnings
@@ -31,8 +32,8 @@ from transformers import BertConfig, BertModel
 from distributed.runs import settings
 from regauge import processes
 from regauge.checkpoint.loading import load
+from regauge.config import build, dump, merge
 from regauge.data.loader import Feed
-from regauge.data.shards import Dataset
 from regauge.errors import RegaugeError
 from regauge.models.dropout import CounterDropout, DropoutKeys
 from regauge.training import optimizer as optimizers
@@ -40,11 +41,15 @@ from regauge.training.decisions import decide
 from regauge.training.graphs import GraphGuard
 from regauge.training.opening import open_session
 from regauge.training.plan import plan
+from regauge.training.progress import memory
 from regauge.training.run import attempt
 from regauge.training.session import Session
 from regauge.training.settings import Training
+from regauge.training.sizing import sized
 from regauge.training.step import Gradients
 
+M_MMAP_THRESHOLD = -3
+"""Of malloc.h: what is larger is given back when it is freed."""
 Lines = list[dict[str, float]]
 Step = tuple[int, list[list[tuple[int, int]]]]
 """The number of a step, and (row, part) of every text in every microbatch of one process."""
@@ -115,7 +120,7 @@ def loaded_hashes(
     """Load checkpoints one after the other into one session; return the hashes after each."""
     world, joined = processes.world(), dist.is_initialized()
     run = decide(settings(Path(folder), Path(data), task, **changes), world)
-    session = open_session(run, world, Dataset(Path(data)))
+    session = open_session(run, world)
     optimizers.prime(session.optimizer)
     found = []
     for checkpoint in checkpoints:
@@ -126,6 +131,53 @@ def loaded_hashes(
     if dist.is_initialized() and not joined:
         dist.destroy_process_group()
     return found
+
+
+def opened(folder: str, data: str, task: str, changes: dict[str, Any]) -> dict[str, int]:
+    """Open a session; return the most bytes by which memory grew on the way.
+
+    Beside them stand the bytes of all weights, and of the largest one. The C library gives what is
+    freed back to the system, where it would keep some of it for later.
+    """
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 << 10)
+    world, joined = processes.world(), dist.is_initialized()
+    run = decide(settings(Path(folder), Path(data), task, **changes), world)
+    before = _memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the largest of what came before
+    session = open_session(run, world)
+    most = _memory("VmHWM") - before
+    sizes = [value.numel() * 4 for value in session.prepared.module.parameters()]
+    if dist.is_initialized() and not joined:
+        dist.destroy_process_group()
+    return {"most": most, "whole": sum(sizes), "largest": max(sizes)}
+
+
+def tied(folder: str, data: str, task: str, changes: dict[str, Any]) -> bool:
+    """Open a session; return whether its head and its embeddings are one sharded weight."""
+    run = decide(settings(Path(folder), Path(data), task, **changes), processes.world())
+    module: Any = open_session(run, processes.world()).prepared.module
+    inner = module.model
+    words = inner.get_input_embeddings().weight
+    return isinstance(words, DTensor) and inner.get_output_embeddings().weight is words
+
+
+def holding(
+    folder: str, data: str, task: str, changes: dict[str, Any]
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """Open a session; return what this process holds, and what a dry run says of it."""
+    run = settings(Path(folder), Path(data), task, **changes)
+    session = open_session(decide(run, processes.world()), processes.world())
+    optimizers.prime(session.optimizer)
+    found = memory(session)
+    found.pop("peak", None)
+    size = merge(dump(run), {"execution": {"processes": processes.world().size}})
+    return found, sized(build(Training, size))
+
+
+def _memory(name: str) -> int:
+    """Return a line of this process's memory, in bytes."""
+    table = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return int(table[name].split()[0]) * 1024
 
 
 def final_outputs(
@@ -172,10 +224,6 @@ def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> 
     counts: list[int] = []
     shapes: set[tuple[int, ...]] = set()
     batches, check, computed = Feed.batches, GraphGuard.check_step, Gradients.of
-    compile_module = torch.nn.Module.compile
-
-    def chosen(self: torch.nn.Module, **named: Any) -> None:
-        compile_module(self, **{**named, "backend": "aot_eager"})
 
     def odd(self: Feed, numbers: Any, *, epoch: int, step: int) -> Any:
         declared = self._ladder
@@ -198,7 +246,7 @@ def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> 
         patch.object(Feed, "batches", odd),
         patch.object(GraphGuard, "check_step", counted),
         patch.object(Gradients, "of", of),
-        patch.object(torch.nn.Module, "compile", chosen),
+        _quick_graphs(),
     ):
         try:
             attempt(run, processes.world())
@@ -207,6 +255,27 @@ def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> 
     end = run.accelerator.graphs_compiled() if run.accelerator else 0
     planned = plan(run)["graphs_per_block"]
     return {**answer, "counts": [*counts, end], "shapes": sorted(shapes), "planned": planned}
+
+
+@contextmanager
+def _quick_graphs() -> Iterator[None]:
+    """Have blocks compiled by the backend that is the fastest to make a graph."""
+    compile_module = torch.nn.Module.compile
+
+    def chosen(self: torch.nn.Module, **named: Any) -> None:
+        compile_module(self, **{**named, "backend": "aot_eager"})
+
+    with patch.object(torch.nn.Module, "compile", chosen):
+        yield
+
+
+def train_graphed(folder: str, data: str, task: str, changes: dict[str, Any]) -> int:
+    """Train with blocks compiled; return how many graphs there were."""
+    torch.compiler.reset()
+    counters.clear()
+    with warnings.catch_warnings(action="ignore"), _quick_graphs():
+        train(folder, data, task, changes)
+    return int(counters["stats"]["unique_graphs"])
 
 
 def train_compiled(folder: str, data: str, task: str, changes: dict[str, Any]) -> Lines:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.config import build, merge
+import pytest
+
+from regauge.config import build, choose, merge
 from regauge.training.settings import Training
 
 if TYPE_CHECKING:
@@ -41,9 +43,13 @@ LLAMA = {
         "max_position_embeddings": 32,
     },
 }
+ORDERED = {"epsilon": 1e-6}
+"""A loss over an order does not see what a row's candidates share: those gradients are rounding."""
 TASKS: dict[str, dict[str, Any]] = {
     "mlm": {"task": {"kind": "mlm"}, "model": BERT},
+    "next-sentence": {"task": {"kind": "mlm", "next_sentence": "yes"}, "model": BERT},
     "clm": {"task": {"kind": "clm"}, "model": GPT},
+    "sft": {"task": {"kind": "sft"}, "model": LLAMA},
     "llama": {"task": {"kind": "clm"}, "model": LLAMA},
     # At 0.05 the loss falls to 0.001, where the last bits of a cosine are 1e-5 of it.
     "contrastive": {
@@ -54,7 +60,62 @@ TASKS: dict[str, dict[str, Any]] = {
         "task": {"kind": "contrastive", "shapes": 2, "temperature": 0.5, "negatives": 4},
         "model": BERT,
     },
+    "rank": {
+        "task": {
+            "kind": "rank",
+            "numbers": ("price",),
+            "categories": ("brand",),
+            "interactions": {"hidden": (16,), "width": 4, "buckets": 50},
+            "shapes": 2,
+        },
+        "model": BERT,
+        "optimizer": ORDERED,
+    },
+    "frozen": {
+        "task": {
+            "kind": "rank",
+            "objective": "pairwise",
+            "encoder": 1,
+            "numbers": ("price",),
+            "interactions": {"hidden": (16,), "rank": 4, "experts": 2, "structure": "stacked"},
+            "shapes": 2,
+        },
+        "model": BERT,
+        "optimizer": ORDERED,
+    },
+    "apart": {
+        "task": {
+            "kind": "rank",
+            "encoders": "apart",
+            "encoder": 1,
+            "numbers": ("price",),
+            "interactions": {"hidden": (16,)},
+            "shapes": 2,
+        },
+        "model": BERT,
+        "optimizer": ORDERED,
+    },
+    "classify": {
+        "task": {"kind": "classify", "texts_of": ("query", "document"), "classes": 3, "shapes": 2},
+        "model": merge(BERT, {"config": {"max_position_embeddings": 48}}),
+    },
 }
+TASKS["several"] = {
+    "task": (
+        {**TASKS["contrastive"]["task"], "name": "search", "weight": 2},
+        {
+            "kind": "mlm",
+            "name": "words",
+            "data": {"path": "packed"},
+            "batch": {"rows": 4, "microbatch_rows": 1},
+        },
+        {**TASKS["classify"]["task"], "name": "topics"},
+    ),
+    "model": TASKS["classify"]["model"],
+}
+FULL = pytest.mark.full
+DATA = {"fields": "pairs"}
+"""What the dataset of a layout is called, where it has another name."""
 STRATEGIES = {
     1: ("single", "ddp", "zero1", "fsdp"),
     2: ("ddp", "zero1", "fsdp", "shard-grad-op"),
@@ -62,6 +123,11 @@ STRATEGIES = {
     4: ("ddp", "zero1", "fsdp", "shard-grad-op", "hsdp"),
 }
 """What a model can be spread by, by the number of processes."""
+
+
+def cases(every: Iterable[tuple[Any, ...]], first: Collection[tuple[Any, ...]]) -> list[Any]:
+    """Return every case; what is not among the first is left to `make test-rest`."""
+    return [pytest.param(*case, marks=[] if case in first else FULL) for case in every]
 
 
 def named(strategy: str) -> dict[str, str]:
@@ -72,7 +138,10 @@ def named(strategy: str) -> dict[str, str]:
 
 
 def settings(folder: Path, data: Path, task: str = "mlm", /, **changes: Any) -> Training:
-    """Return a run of 12 steps of 8 rows in 4 microbatches; `changes` are laid over it."""
+    """Return a run of 12 steps of 8 rows in 4 microbatches; `changes` are laid over it.
+
+    A model with a path replaces the task's.
+    """
     base: dict[str, Any] = {
         "output": {
             "folder": str(folder),
@@ -87,9 +156,18 @@ def settings(folder: Path, data: Path, task: str = "mlm", /, **changes: Any) -> 
         "execution": {"precision": "fp32", "threads": 1},
         "accelerator": "cpu",
         "stop": {"steps": 12},
-        **TASKS[task],
     }
-    return build(Training, merge(base, changes))
+    tables = merge(merge(base, TASKS[task]), changes)
+    if isinstance(tables["task"], tuple):  # a dataset of its own lies beside the run's
+        tables["task"] = tuple(
+            merge(each, {"data": {"path": str(data.parent / each["data"]["path"])}})
+            if "data" in each
+            else each
+            for each in tables["task"]
+        )
+    if "path" in (model := changes.get("model", {})):
+        tables["model"] = model
+    return build(Training, tables)
 
 
 @dataclass
@@ -109,8 +187,9 @@ class Runs:
 
     def job(self, job: str, size: int, folder: Path, task: str, changes: dict[str, Any]) -> Any:
         """Do a job on every process of a world; return what each returned."""
-        coupled = TASKS[task]["task"]["kind"] == "contrastive"
-        data = self.data["pairs" if coupled else "packed"]
+        own = TASKS[task]["task"]
+        layout = "fields" if isinstance(own, tuple) else choose("tasks", own).reads()
+        data = self.data[DATA.get(layout, layout)]
         return self.world(size).run(job, str(folder), str(data), task, changes)
 
     def trained(self, size: int, task: str, **changes: Any) -> Path:

@@ -9,7 +9,7 @@ import pytest
 from safetensors import safe_open
 
 from distributed.jobs import lines, losses
-from distributed.runs import Runs, named
+from distributed.runs import Runs, cases, named
 from regauge.checkpoint.folder import name_of
 
 BF16: dict[str, Any] = {"execution": {"precision": "bf16"}}
@@ -19,15 +19,18 @@ TOLERANCE = 1e-3
 
 @pytest.mark.parametrize(
     ("task", "size", "strategy"),
-    [
-        ("mlm", 1, "fsdp"),
-        ("mlm", 2, "ddp"),
-        ("mlm", 2, "zero1"),
-        ("mlm", 2, "fsdp"),
-        ("mlm", 4, "hsdp"),
-        ("clm", 2, "fsdp"),
-        ("contrastive", 2, "fsdp"),
-    ],
+    cases(
+        [
+            ("mlm", 1, "fsdp"),
+            ("mlm", 2, "ddp"),
+            ("mlm", 2, "zero1"),
+            ("mlm", 2, "fsdp"),
+            ("mlm", 4, "hsdp"),
+            ("clm", 2, "fsdp"),
+            ("contrastive", 2, "fsdp"),
+        ],
+        [("mlm", 2, "zero1"), ("mlm", 2, "fsdp"), ("contrastive", 2, "fsdp")],
+    ),
 )
 def test_strategies_agree_and_masters_are_fp32(
     runs: Runs, size: int, strategy: str, task: str, figure: Callable[[str, float], None]

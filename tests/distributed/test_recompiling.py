@@ -13,6 +13,7 @@ import pytest
 
 from distributed import datasets
 from distributed.jobs import losses
+from distributed.runs import FULL
 from distributed.world import World
 from regauge.accelerators import cpp_compiler
 
@@ -63,6 +64,7 @@ def test_nothing_is_compiled_after_the_warm_up(alone: World, data: Path, tmp_pat
     assert found["planned"] == 4
 
 
+@FULL
 def test_nor_is_it_after_a_resume(alone: World, data: Path, tmp_path: Path) -> None:
     """A resumed run is not evaluated before its first step."""
     compiled(alone, tmp_path, data, NEVER, steps=8)
@@ -82,6 +84,7 @@ def test_an_undeclared_shape_ends_the_run_and_is_named(
     assert found["counts"][-1] > found["counts"][0]
 
 
+@FULL
 def test_a_budget_lets_it_go_on(alone: World, data: Path, tmp_path: Path) -> None:
     found = compiled(alone, tmp_path, data, 3, budget=1)
     assert (found["code"], found["problem"]) == (0, "")

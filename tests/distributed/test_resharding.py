@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from distributed.jobs import lines, losses
-from distributed.runs import STRATEGIES, Runs, named
+from distributed.runs import STRATEGIES, Runs, cases, named
 from regauge.checkpoint.folder import name_of
 
 SAVED = 6
@@ -54,7 +54,11 @@ def loaded(
 
 
 @pytest.mark.parametrize(
-    ("size", "strategy"), [(size, name) for size in (1, 4) for name in STRATEGIES[size]]
+    ("size", "strategy"),
+    cases(
+        [(size, name) for size in (1, 4) for name in STRATEGIES[size]],
+        [(1, "single"), (1, "fsdp"), (4, "zero1"), (4, "hsdp")],
+    ),
 )
 def test_every_tensor_is_the_one_that_was_saved(
     runs: Runs, saved: dict[str, tuple[Path, dict[str, str]]], size: int, strategy: str

@@ -19,7 +19,7 @@ from regauge.processes import free_port
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-LIMIT_SECONDS = 100
+LIMIT_SECONDS = 250
 PRELOADED = [
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
@@ -38,6 +38,8 @@ class World:
         context.set_forkserver_preload(PRELOADED)
         port = free_port()
         self.size = size
+        self.whole = True
+        """Whether every answer was heard; the next one would be that to another question."""
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):
@@ -50,6 +52,7 @@ class World:
 
     def run(self, job: str, *arguments: Any) -> list[Any]:
         """Call `jobs.<job>` on every process; return the results in the order of ranks."""
+        self.whole = False
         for pipe in self._pipes:
             pipe.send((job, arguments))
         results = []
@@ -57,6 +60,7 @@ class World:
             if not pipe.poll(LIMIT_SECONDS):
                 raise TimeoutError(f"rank {rank} of {self.size} is silent in {job}")
             results.append(pipe.recv())
+        self.whole = True
         failures = [text for failed, text in results if failed]
         if failures:
             raise AssertionError(failures[0])
@@ -64,8 +68,11 @@ class World:
 
     def close(self) -> None:
         """Let the processes go."""
-        for pipe in self._pipes:
-            pipe.send(None)
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            if self.whole:
+                pipe.send(None)
+            else:
+                process.kill()
         for process in self._processes:
             process.join(10)
             if process.is_alive():

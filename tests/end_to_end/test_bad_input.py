@@ -56,6 +56,8 @@ CASES = [
     (("task.kind=mlmm",), 2, "did you mean 'mlm'?"),
     (("task.mask_shar=0.2",), 2, "did you mean 'mask_share'?"),
     (("strategy.kind=dpp",), 2, "did you mean 'ddp'?"),
+    (("strategy={kind='fsdp', sharding='no-shard'}",), 2, 'set strategy.kind = "ddp"'),
+    (("strategy={kind='fsdp', sharding='hybrid'}",), 2, 'set strategy.kind = "hsdp"'),
     (("batch.rows=9",), 2, "nearest that divide"),
     (("batch.rows=many",), 2, "correct batch.rows"),
     (("stop.epochs=1",), 2, "set either stop.steps or stop.epochs"),
@@ -108,7 +110,9 @@ LATER = [
 ]
 
 
-@pytest.mark.parametrize("case", LATER)
+@pytest.mark.parametrize(
+    "case", [*LATER[:2], *(pytest.param(case, marks=pytest.mark.full) for case in LATER[2:])]
+)
 def test_a_model_that_cannot_run_is_refused_in_one_line(
     tmp_path: Path,
     data: Path,
@@ -148,4 +152,38 @@ def test_a_dry_run_answers_machines_and_writes_nothing(tmp_path: Path, data: Pat
     answer = json.loads(done.stdout)
     assert answer["steps"] == 2
     assert answer["shapes"] == ["4 x 32"]
+    assert answer["parameters"] == answer["trained_parameters"] == 20_716
+    assert answer["strategy"].startswith("single over 1 processes, in ")
+    assert answer["flops_formula"].endswith("S = 32")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ('{architecture="bert"}', "unknown: its vocabulary is that of the prepared data"),
+        (
+            '{path="out/not-yet"}',
+            "unknown: no folder 'out/not-yet' is here, nor a copy of the hub's",
+        ),
+        ('{path="/not/yet"}', "unknown: no model at '/not/yet': there is no config.json"),
+    ],
+)
+def test_a_dry_run_says_why_a_model_cannot_be_counted_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, said: str
+) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(RUN.format(folder=tmp_path / "out", data=tmp_path / "nowhere"))
+    assert main(["train", str(run_file), "--dry-run", f"model={model}"]) == 0
+    told = capsys.readouterr().out
+    assert said in told
+    assert "flops" not in told
+
+
+def test_a_dry_run_needs_no_data_where_the_vocabulary_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(RUN.format(folder=tmp_path / "out", data=tmp_path / "nowhere"))
+    assert main(["train", str(run_file), "--dry-run", "model.config.vocab_size=300"]) == 0
+    assert "parameters: 20716" in capsys.readouterr().out

@@ -137,6 +137,7 @@ def test_one_run_is_nothing_to_compare(first: Path) -> None:
     assert "name two runs or more" in line
 
 
+@pytest.mark.full
 def test_steps_are_computed_again(first: Path, tmp_path: Path) -> None:
     """From the first weights and from a checkpoint; what comes out is what the run had logged."""
     ran = {line["step"]: line["train/loss"] for line in lines(first) if "train/loss" in line}

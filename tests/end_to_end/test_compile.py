@@ -84,6 +84,7 @@ def entry(place: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_the_run_that_follows_compiles_nothing(place: Path) -> None:
     hits, misses = cached(command(place, "train")[0])
     assert hits > 0
@@ -91,6 +92,7 @@ def test_the_run_that_follows_compiles_nothing(place: Path) -> None:
     assert len(list((place / "graphs").glob("*/entry.json"))) == 1
 
 
+@pytest.mark.full
 def test_a_damaged_graph_is_ignored_said_and_made_again(place: Path) -> None:
     (folder,) = (place / "graphs").iterdir()
     listed = entry(place)["files"]
@@ -113,6 +115,7 @@ def test_what_is_kept_is_listed(place: Path) -> None:
     assert plan["cache"] == str(place / "graphs")
 
 
+@pytest.mark.full
 def test_graphs_travel(place: Path, tmp_path: Path) -> None:
     there, here = tmp_path / "store", tmp_path / "here"
     command(place, "compile", "--push", f"file://{there}")

@@ -95,6 +95,7 @@ def loom(tmp_path: Path) -> Command:
     return compiled
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     accelerators.cpp_compiler() is None,
     reason="no C++ compiler: that graphs compiled apart are found together is not proved here",

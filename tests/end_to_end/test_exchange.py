@@ -12,7 +12,12 @@ from safetensors.torch import load_file
 from distributed import datasets
 from distributed.runs import settings
 from regauge import processes
+from regauge.checkpoint import exchange
 from regauge.cli import main
+from regauge.errors import SettingsError
+from regauge.models import weights as folders
+from regauge.models.build import build, class_name
+from regauge.models.settings import Model
 from regauge.training.run import attempt
 
 DIMENSIONS = [
@@ -89,3 +94,22 @@ def test_what_does_not_fit_is_refused(
     assert main(["export", str(encoder), "--to", weights]) == 2
     assert "exists" in capsys.readouterr().err
     assert not Path(target).exists()
+
+
+def test_a_form_that_is_refused_leaves_its_place_alone(tmp_path: Path) -> None:
+    (target := tmp_path / "to").mkdir()
+    with pytest.raises(SettingsError, match="did not train a text encoder"):
+        exchange.export(tmp_path / "model", target, "sentence-transformers", pooled=False)
+    assert target.is_dir()
+
+
+def test_an_encoder_whose_width_has_another_name_is_described(tmp_path: Path) -> None:
+    sizes = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
+    model, _ = build(Model(architecture="distilbert", config=sizes), "none", 96, seed=0)
+    model.config.architectures = [class_name(model)]
+    folders.save(tmp_path / "model", model.config, model.named_parameters(), tmp_path)
+    made = exchange.export(
+        tmp_path / "model", tmp_path / "to", "sentence-transformers", pooled=True
+    )
+    described = json.loads((made / "1_Pooling" / "config.json").read_text())
+    assert described["word_embedding_dimension"] == 32

@@ -105,7 +105,7 @@ def test_a_state_dict_comes_in_whatever_precedes_its_names(
     assert_same(take_in(tmp_path / "w.pt"), weights)
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_folder_of_torch_comes_in(
     tmp_path: Path, worlds: Callable[[int], World], weights: dict[str, Tensor], number: int
 ) -> None:

@@ -9,6 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
 DEMO = Path(__file__).resolve().parents[2] / "runs" / "quickstart.toml"
 LIBRARY = Path(json.__file__).parent.parent
 SMALL = (
@@ -72,6 +76,7 @@ def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
     assert "step" not in again.stderr
 
 
+@pytest.mark.full
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """Up to the stage that is interrupted; the others were seen above."""
     file = tmp_path / "quickstart.toml"

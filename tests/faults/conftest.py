@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +19,14 @@ import pytest
 
 from distributed.conftest import runs, worlds
 from distributed.jobs import lines, losses
-from distributed.runs import Runs, settings
+from distributed.runs import FULL, Runs, settings
 from distributed.test_resume import assert_same
 from regauge.config import dump, merge
+from regauge.supervision.owner import LOCK
 from regauge.supervision.scratch import PREFIX, SHARED
 
-__all__ = ["runs", "worlds"]
+__all__ = ["FULL", "runs", "worlds"]
 LIMIT_SECONDS = 120
-full = pytest.mark.full
-"""In `make test-faults`, and not in `make test`: each of these runs is ten seconds or more."""
 BASE: dict[str, Any] = {
     "stop": {"steps": 24},
     "output": {"checkpoint": {"every_steps": 6, "keep": 3}},
@@ -80,16 +79,30 @@ class Job:
 
     def until(self, step: int) -> None:
         """Wait until the run has told of a step."""
-        deadline = time.monotonic() + LIMIT_SECONDS
         path = self.folder / "metrics.jsonl"
-        while time.monotonic() < deadline:
+
+        def came() -> bool:
             told = path.read_text().splitlines() if path.exists() else []
-            if any(json.loads(line)["step"] >= step for line in told if line.endswith("}")):
+            return any(json.loads(line)["step"] >= step for line in told if line.endswith("}"))
+
+        self._until(came, f"step {step}")
+
+    def until_held(self) -> float:
+        """Wait until the command has its folder; return when it had, by the monotonic clock."""
+        assert self.process is not None
+        lock, mine = self.folder / LOCK, f"process {self.process.pid} of"
+        self._until(lambda: lock.exists() and mine in lock.read_text(), "the lock")
+        return time.monotonic()
+
+    def _until(self, came: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + LIMIT_SECONDS
+        assert self.process is not None
+        while time.monotonic() < deadline:
+            if came():
                 return
-            assert self.process is not None
             assert self.process.poll() is None, self.process.communicate()[1]
             time.sleep(0.01)
-        raise AssertionError(f"step {step} never came")
+        raise AssertionError(f"{what} never came")
 
     @property
     def struck(self) -> list[dict[str, Any]]:

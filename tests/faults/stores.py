@@ -21,6 +21,10 @@ SLOW_DOWN = (
     b'<?xml version="1.0" encoding="UTF-8"?>'
     b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 )
+DENIED = (
+    b'<?xml version="1.0" encoding="UTF-8"?>'
+    b"<Error><Code>InvalidAccessKeyId</Code><Message>The key does not exist.</Message></Error>"
+)
 
 
 @dataclass
@@ -32,7 +36,8 @@ class Rule:
     """A part of the path or the query."""
     how: str
     """`slow` answers 503, `late` answers after `LATE_SECONDS`, `reset` closes the connection,
-    `hide` leaves keys out of a listing."""
+    `cut` closes it in the middle of an answer, `deny` answers 403, `hide` leaves keys out of a
+    listing."""
     count: int = 1
     """How many of them."""
     struck: int = 0
@@ -67,6 +72,12 @@ def _application(whole: Any, store: Store) -> Callable[[dict[str, Any], Start], 
                     _read(environ)
                     start("503 Slow Down", [("Content-Type", "application/xml")])
                     return [SLOW_DOWN]
+                if rule.how == "deny":
+                    start("403 Forbidden", [("Content-Type", "application/xml")])
+                    return [DENIED if method != "HEAD" else b""]
+                if rule.how == "cut":
+                    body = b"".join(whole(environ, start))
+                    return [body[: len(body) // 2]]
                 if rule.how == "late":
                     time.sleep(LATE_SECONDS)
                 if rule.how == "reset":

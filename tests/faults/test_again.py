@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from distributed.test_resume import assert_same
-from faults.conftest import Jobs, full
+from faults.conftest import FULL, Jobs
 from regauge import config, processes, verbs
 from regauge.checkpoint import folder
 from regauge.lines import whole
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(200)
 KILLS = 20
 
 
-@full
+@FULL
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("seed", [0])
 def test_twenty_kills_in_one_job_are_survived(
@@ -61,7 +61,7 @@ def test_twenty_kills_in_one_job_are_survived(
         figure("seconds from an end to the next start", began[one["attempt"] + 1] - one["ended"])
 
 
-@full
+@FULL
 def test_a_killed_process_is_back_at_work_soon(
     jobs: Jobs, figure: Callable[[str, float], None]
 ) -> None:
@@ -76,7 +76,7 @@ def test_a_killed_process_is_back_at_work_soon(
     assert job.code == 0
 
 
-@full
+@FULL
 def test_a_meeting_place_that_is_taken_costs_one_attempt(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +94,7 @@ def test_a_meeting_place_that_is_taken_costs_one_attempt(
     assert [failure["kind"] for failure in job.failures] in ([], ["network"])
 
 
-@full
+@FULL
 def test_a_loader_that_hangs_is_found(jobs: Jobs) -> None:
     fault = {"kind": "sleep", "at": "data", "rank": 1, "step": 10, "seconds": 1000}
     job = jobs.survives(jobs.job(fault))
@@ -104,7 +104,7 @@ def test_a_loader_that_hangs_is_found(jobs: Jobs) -> None:
     assert failure["phase"] == "data_wait"
 
 
-@full
+@FULL
 def test_without_shared_memory_signs_of_life_go_to_the_disk(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -121,7 +121,7 @@ def test_without_shared_memory_signs_of_life_go_to_the_disk(
     assert [failure["kind"] for failure in job.failures] == ["hang"]
 
 
-@full
+@FULL
 def test_a_scheduler_s_second_attempt_goes_on(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that was killed with its supervisor is started again by the scheduler."""
     job = jobs.job({"kind": "sleep", "rank": 0, "step": 9, "count": 15, "seconds": 0.3}).start()
@@ -158,7 +158,7 @@ if "REGAUGE_SUPERVISED" in os.environ and os.environ["RANK"] == "1":
 """
 
 
-@full
+@FULL
 def test_a_process_that_has_done_its_work_and_does_not_end_is_killed(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,7 +206,7 @@ def mounted(path: Path, *options: str) -> Iterator[None]:
         subprocess.run([UNMOUNT, "-l", str(path)], check=True)
 
 
-@full
+@FULL
 def test_storage_that_turns_read_only_is_said_and_survived(jobs: Jobs) -> None:
     job = jobs.job({"kind": "sleep", "rank": 0, "step": 8, "count": 12, "seconds": 0.3})
     expected = jobs.whole(job)
@@ -220,7 +220,7 @@ def test_storage_that_turns_read_only_is_said_and_survived(jobs: Jobs) -> None:
     assert_same(expected, job.folder)
 
 
-@full
+@FULL
 def test_a_disk_that_no_checkpoint_fits_on_is_known_before(jobs: Jobs) -> None:
     job = jobs.job(model={"config": {"hidden_size": 2048, "intermediate_size": 2048}})
     job.folder.mkdir()

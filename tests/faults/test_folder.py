@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.conftest import Jobs
+from faults.conftest import FULL, Jobs
 from regauge.errors import PreemptedError, SettingsError
 from regauge.supervision import owner
 from regauge.supervision.owner import Owner
@@ -14,6 +14,7 @@ from regauge.supervision.owner import Owner
 pytestmark = pytest.mark.timeout(200)
 
 
+@FULL
 def test_a_second_run_refuses(jobs: Jobs) -> None:
     job = jobs.job({"kind": "sleep", "rank": 0, "step": 8, "count": 8, "seconds": 0.5}).start()
     job.until(8)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from faults.conftest import Jobs, full
+from faults.conftest import FULL, Jobs
 from faults.test_saves import stopped_at_18
 from regauge.checkpoint import folder
 from regauge.checkpoint.loading import load, newest
@@ -164,7 +164,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(
     assert found.value.exit_code == 65
 
 
-@full
+@FULL
 @pytest.mark.timeout(200)
 def test_a_run_over_a_hostile_checkpoint_goes_on_from_the_one_before(jobs: Jobs) -> None:
     def harm(root: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_run_over_a_hostile_checkpoint_goes_on_from_the_one_before(jobs: Jobs)
     assert not (job.folder / "executed").exists()
 
 
-@full
+@FULL
 @pytest.mark.timeout(200)
 def test_a_run_over_another_model_s_checkpoint_ends_with_code_65(jobs: Jobs) -> None:
     def replace(root: Path) -> None:

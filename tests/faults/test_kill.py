@@ -23,7 +23,7 @@ import pytest
 from distributed.jobs import lines, losses
 from distributed.runs import Runs, settings
 from distributed.test_resume import assert_same
-from faults.conftest import full
+from faults.conftest import FULL
 from regauge.checkpoint.folder import LATEST
 from regauge.config import dump
 
@@ -114,10 +114,10 @@ def command(runs: Runs, size: int, changed: dict[str, Any]) -> Command:
 @pytest.mark.parametrize(
     ("size", "victim", "writing", "strategy"),
     [
-        pytest.param(1, "all processes", "background", "single", marks=full),
+        pytest.param(1, "all processes", "background", "single", marks=FULL),
         (2, "the supervisor", "blocking", "ddp"),
-        pytest.param(3, "the supervisor", "background", "zero1", marks=full),
-        pytest.param(4, "all processes", "background", "ddp", marks=full),
+        pytest.param(3, "the supervisor", "background", "zero1", marks=FULL),
+        pytest.param(4, "all processes", "background", "ddp", marks=FULL),
     ],
 )
 def test_a_killed_run_ends_as_the_uninterrupted_one(

@@ -12,7 +12,7 @@ import pytest
 
 from distributed.test_resume import assert_same
 from faults.clusters import Cluster, asked, etcd, lose, stranger
-from faults.conftest import Job, Jobs, full, terminate
+from faults.conftest import FULL, Job, Jobs, terminate
 from regauge.processes import free_port
 
 pytestmark = pytest.mark.timeout(300)
@@ -50,6 +50,7 @@ def ends(job: Job) -> list[tuple[str, int]]:
     return [(line["end"], line["nodes"]) for line in job.attempts]
 
 
+@FULL
 def test_two_nodes_train_as_one_machine_does(jobs: Jobs, cluster: Cluster) -> None:
     job = cluster.run("2")
     first, second = cluster.start(), cluster.start()
@@ -61,7 +62,7 @@ def test_two_nodes_train_as_one_machine_does(jobs: Jobs, cluster: Cluster) -> No
     jobs.nothing_is_left(job)
 
 
-@full
+@FULL
 def test_a_node_comes_in_and_is_lost(
     jobs: Jobs, cluster: Cluster, figure: Callable[[str, float], None]
 ) -> None:
@@ -85,7 +86,7 @@ def test_a_node_comes_in_and_is_lost(
     assert_close(jobs, job)
 
 
-@full
+@FULL
 def test_the_processes_of_a_node_end_with_its_command(
     jobs: Jobs, cluster: Cluster, figure: Callable[[str, float], None]
 ) -> None:
@@ -101,7 +102,7 @@ def test_the_processes_of_a_node_end_with_its_command(
     assert_close(jobs, job)
 
 
-@full
+@FULL
 def test_a_node_that_hangs_is_found_by_all(jobs: Jobs, cluster: Cluster) -> None:
     job = cluster.run("2", {"kind": "stop", "rank": 1, "step": 10})
     cluster.start(), cluster.start()
@@ -113,7 +114,7 @@ def test_a_node_that_hangs_is_found_by_all(jobs: Jobs, cluster: Cluster) -> None
     assert_same(whole(jobs, job), job.folder)
 
 
-@full
+@FULL
 def test_a_process_that_dies_is_named_on_every_node(jobs: Jobs, cluster: Cluster) -> None:
     kills = [{"kind": "kill", "rank": n, "step": 10 + n, "attempt": 1 + n} for n in (0, 1)]
     job = cluster.run("2", *kills)
@@ -127,7 +128,7 @@ def test_a_process_that_dies_is_named_on_every_node(jobs: Jobs, cluster: Cluster
     assert_same(whole(jobs, job), job.folder)
 
 
-@full
+@FULL
 def test_a_node_that_is_told_to_stop_leaves_the_others_to_it(jobs: Jobs, cluster: Cluster) -> None:
     job = cluster.run("1:2", **LONG)
     first, second = cluster.start(), cluster.start()
@@ -140,7 +141,7 @@ def test_a_node_that_is_told_to_stop_leaves_the_others_to_it(jobs: Jobs, cluster
     assert_close(jobs, job)
 
 
-@full
+@FULL
 def test_all_nodes_told_to_stop_save_together(cluster: Cluster) -> None:
     cluster.run("2", **LONG)
     first, second = cluster.start(), cluster.start()
@@ -152,7 +153,7 @@ def test_all_nodes_told_to_stop_save_together(cluster: Cluster) -> None:
     assert (first.folder / "checkpoints" / f"step-{step:08d}").is_dir()
 
 
-@full
+@FULL
 def test_a_node_that_waits_for_others_can_be_stopped(cluster: Cluster) -> None:
     job = cluster.run("2")
     node = cluster.start()
@@ -165,7 +166,7 @@ def test_a_node_that_waits_for_others_can_be_stopped(cluster: Cluster) -> None:
     assert not job.folder.exists()
 
 
-@full
+@FULL
 def test_without_its_meeting_place_a_run_ends_in_time(outside: Cluster) -> None:
     """The place is gone, and then a node: what is left can meet nobody."""
     outside.run("1:2", execution={"nodes": {"join_seconds": 8.0}}, **LONG)
@@ -180,7 +181,7 @@ def test_without_its_meeting_place_a_run_ends_in_time(outside: Cluster) -> None:
     assert f"did not meet at {outside.endpoint} within 8 s" in line
 
 
-@full
+@FULL
 def test_the_node_where_all_meet_is_lost(cluster: Cluster) -> None:
     cluster.run("2", execution={"nodes": {"join_seconds": 8.0}}, **LONG)
     first, second = cluster.start(), cluster.start()
@@ -190,7 +191,7 @@ def test_the_node_where_all_meet_is_lost(cluster: Cluster) -> None:
     assert "2 nodes did not meet at" in second.said.splitlines()[-1]
 
 
-@full
+@FULL
 def test_a_name_is_never_used_twice(outside: Cluster, jobs: Jobs) -> None:
     """The job is killed as a whole, started again, and started once more, on one etcd."""
     job = outside.run("2", **LONG)
@@ -209,7 +210,7 @@ def test_a_name_is_never_used_twice(outside: Cluster, jobs: Jobs) -> None:
     assert sorted(attempts) == [1, 2, 3]
 
 
-@full
+@FULL
 def test_somebody_else_at_the_meeting_place(jobs: Jobs) -> None:
     with stranger() as endpoint:
         cluster = Cluster(jobs, endpoint)
@@ -220,7 +221,7 @@ def test_somebody_else_at_the_meeting_place(jobs: Jobs) -> None:
     assert not job.folder.exists()
 
 
-@full
+@FULL
 def test_nodes_that_do_not_share_the_folder_are_told(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("2")
     for name in ("first", "second"):
@@ -232,7 +233,7 @@ def test_nodes_that_do_not_share_the_folder_are_told(cluster: Cluster, tmp_path:
     assert not list(tmp_path.glob("*/run/*")), "something was written"
 
 
-@full
+@FULL
 def test_other_settings_on_a_node_are_named(cluster: Cluster) -> None:
     job = cluster.run("2")
     first, second = cluster.start(), cluster.start(options=("optimizer.learning_rate=0.5",))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from faults.conftest import Jobs, full
+from faults.conftest import FULL, Jobs
 from regauge.errors import SettingsError
 from regauge.processes import free_port
 from regauge.supervision import notices
@@ -80,7 +80,7 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
     server.server_close()
 
 
-@full
+@FULL
 def test_a_run_saves_before_its_machine_is_taken_away(jobs: Jobs, metadata: Metadata) -> None:
     notice = {"execution": {"supervision": {"notices": "ec2"}}}
     job = jobs.job(**LONG, **notice).start()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from distributed.test_resume import assert_same
-from faults.conftest import Jobs, full
+from faults.conftest import FULL, Jobs
 from regauge.config import merge
 
 pytestmark = pytest.mark.timeout(200)
@@ -56,7 +56,7 @@ def doctor(tmp_path: Path, size: int, *faults: dict[str, Any]) -> subprocess.Com
     )
 
 
-@full
+@FULL
 @pytest.mark.parametrize(("size", "fault", "said"), BROKEN)
 def test_the_doctor_names_who_is_at_fault(
     tmp_path: Path,
@@ -80,6 +80,7 @@ def test_the_doctor_names_who_is_at_fault(
     assert not list(tmp_path.glob(".regauge*"))
 
 
+@FULL
 @pytest.mark.parametrize("size", [2])
 def test_a_healthy_machine_is_cleared(
     tmp_path: Path, size: int, figure: Callable[[str, float], None]
@@ -101,7 +102,7 @@ def test_a_healthy_machine_is_cleared(
     assert all(row["busbw_gbs"] > 0 and row["wrong"] == 0 for row in answer["bandwidth"])
 
 
-@full
+@FULL
 @pytest.mark.parametrize(
     "fault",
     [
@@ -121,7 +122,7 @@ def test_a_run_does_not_start_on_a_bad_device(jobs: Jobs, fault: dict[str, Any])
     jobs.nothing_is_left(job)
 
 
-@full
+@FULL
 def test_devices_are_checked_again_after_a_hang_and_not_after_a_kill(jobs: Jobs) -> None:
     at_the_check = {"kind": "sleep", "seconds": 0.0, "at": "preflight:device", "rank": 0, "step": 0}
     faults = (
@@ -165,7 +166,7 @@ class Three(Cpu):
 """
 
 
-@full
+@FULL
 @pytest.mark.parametrize("how", ["it refuses", "it computes wrong"])
 def test_a_run_on_all_devices_leaves_a_bad_one_out(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from faults.conftest import Jobs, full
+from faults.conftest import FULL, Jobs
 from regauge.lines import whole
 from regauge.reporting.runs import read
 from regauge.reporting.story import tell
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.timeout(200)
 DEATHS = [("segfault", "SIGSEGV"), ("abort", "SIGABRT"), ("leave", "left before")]
 
 
-@pytest.mark.parametrize("deaths", [[("kill", "SIGKILL")], pytest.param(DEATHS, marks=full)])
+@FULL
+@pytest.mark.parametrize("deaths", [[("kill", "SIGKILL")], DEATHS])
 def test_a_process_that_dies_is_named_and_the_run_goes_on(
     jobs: Jobs, deaths: list[tuple[str, str]], figure: Callable[[str, float], None]
 ) -> None:
@@ -42,7 +43,7 @@ def test_a_process_that_dies_is_named_and_the_run_goes_on(
         assert said in job.said
 
 
-@full
+@FULL
 def test_an_exception_is_tried_once_more_and_then_is_the_user_s(jobs: Jobs) -> None:
     job = jobs.job({"kind": "raise", "rank": 1, "step": 10, "attempt": 0})
     job.options = ("--traceback",)
@@ -59,7 +60,7 @@ def test_an_exception_is_tried_once_more_and_then_is_the_user_s(jobs: Jobs) -> N
     jobs.nothing_is_left(job)
 
 
-@full
+@FULL
 def test_an_exception_that_does_not_come_again_is_survived(jobs: Jobs) -> None:
     job = jobs.survives(jobs.job({"kind": "raise", "rank": 0, "step": 10}))
     assert [failure["kind"] for failure in job.failures] == ["user"]
@@ -67,7 +68,7 @@ def test_an_exception_that_does_not_come_again_is_survived(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "rank"),
-    [("stop", 1), pytest.param("block", 1, marks=full), pytest.param("stop", 0, marks=full)],
+    [("stop", 1), pytest.param("block", 1, marks=FULL), pytest.param("stop", 0, marks=FULL)],
 )
 def test_a_process_that_hangs_is_named_and_the_run_goes_on(
     jobs: Jobs, kind: str, rank: int, figure: Callable[[str, float], None]
@@ -83,7 +84,7 @@ def test_a_process_that_hangs_is_named_and_the_run_goes_on(
     assert any("regauge/training/step.py" in line for line in stack)
 
 
-@full
+@FULL
 def test_a_collective_that_one_process_leaves_out_is_told_of(jobs: Jobs) -> None:
     """Gloo sees a message of another size and aborts; where it cannot, the others wait."""
     job = jobs.survives(jobs.job({"kind": "skip-collective", "rank": 1, "step": 10}))
@@ -94,7 +95,7 @@ def test_a_collective_that_one_process_leaves_out_is_told_of(jobs: Jobs) -> None
     assert told[-1]["profiling_name"] == "gloo:all_reduce"
 
 
-@full
+@FULL
 def test_a_process_that_waits_for_something_else_is_behind_in_its_collectives(jobs: Jobs) -> None:
     job = jobs.survives(jobs.job({"kind": "sleep", "rank": 1, "step": 10, "seconds": 1000}))
     (failure,) = job.failures
@@ -106,7 +107,7 @@ def test_a_process_that_waits_for_something_else_is_behind_in_its_collectives(jo
     assert any("chaos.py" in line for line in failure["evidence"]["stacks"]["1"])
 
 
-@full
+@FULL
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_process_that_is_slow_is_named_and_the_run_goes_on(jobs: Jobs, strategy: str) -> None:
     slow = {"kind": "sleep", "rank": 1, "step": 8, "count": 16, "seconds": 0.5}
@@ -119,7 +120,7 @@ def test_a_process_that_is_slow_is_named_and_the_run_goes_on(jobs: Jobs, strateg
     assert "held up by: process 1" in markdown(tell((read(job.folder),)))
 
 
-@full
+@FULL
 def test_the_same_fault_for_ever_ends_the_run(jobs: Jobs) -> None:
     job = jobs.job({"kind": "kill", "rank": 1, "step": 10, "attempt": 0})
     job.start().wait()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.conftest import Job, Jobs, full
+from faults.conftest import FULL, Job, Jobs
 from regauge.checkpoint import folder
 
 pytestmark = pytest.mark.timeout(200)
@@ -22,6 +22,7 @@ LATE = ("latest", "retention")
 """Moments at which the new checkpoint is the newest already."""
 
 
+@FULL
 def test_a_save_that_is_killed_leaves_the_one_before(jobs: Jobs) -> None:
     job = jobs.job({"kind": "kill", "at": "save:rename", "rank": 0, "step": 12})
     jobs.survives(job)
@@ -30,7 +31,7 @@ def test_a_save_that_is_killed_leaves_the_one_before(jobs: Jobs) -> None:
     assert first_step(job, 2) == 7
 
 
-@full
+@FULL
 def test_a_kill_at_any_moment_of_a_save_leaves_one_of_the_two(jobs: Jobs) -> None:
     """Every attempt is killed in a later save, each at another moment or on another process."""
     faults = [
@@ -50,7 +51,7 @@ def first_step(job: Job, attempt: int) -> int:
     return min(int(line["step"]) for line in metrics(job) if line["attempt"] == attempt)
 
 
-@full
+@FULL
 def test_a_checkpoint_that_takes_another_s_place_is_one_of_the_two(jobs: Jobs) -> None:
     """The run passes over a damaged step 12, writes it again, and is killed between two renames."""
     job = stopped_at_18(jobs, lambda root: flip(root / folder.name_of(18)))
@@ -91,15 +92,10 @@ def swap_shards(path: Path) -> None:
     shutil.copy(other / name, path / name)
 
 
+@FULL
 @pytest.mark.parametrize(
     "harm",
-    [
-        flip,
-        *(
-            pytest.param(harm, marks=full)
-            for harm in (truncate, empty, lose_a_shard, lose_the_manifest, swap_shards)
-        ),
-    ],
+    [flip, truncate, empty, lose_a_shard, lose_the_manifest, swap_shards],
     ids=lambda harm: harm.__name__,
 )
 def test_a_damaged_checkpoint_is_named_and_passed_over(
@@ -112,7 +108,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
     assert first_step(job, 2) == 13
 
 
-@full
+@FULL
 def test_without_a_whole_checkpoint_a_run_does_not_begin_again(jobs: Jobs) -> None:
     def every(root: Path) -> None:
         for path in root.glob("step-*"):
@@ -126,7 +122,7 @@ def test_without_a_whole_checkpoint_a_run_does_not_begin_again(jobs: Jobs) -> No
     assert {line["attempt"] for line in metrics(job)} == {1}
 
 
-@full
+@FULL
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_disk_that_stays_full_is_said_each_time(jobs: Jobs, rank: int) -> None:
     """Three saves in a row are lost, the last of them too: then the run starts again."""
@@ -141,7 +137,7 @@ def test_a_disk_that_stays_full_is_said_each_time(jobs: Jobs, rank: int) -> None
     assert first_step(job, 2) == 7
 
 
-@full
+@FULL
 @pytest.mark.parametrize(
     ("writing", "moment", "rank"),
     [
@@ -161,7 +157,7 @@ def test_a_save_that_fails_once_is_said_and_training_goes_on(
     assert "No space left on device" in job.said
 
 
-@full
+@FULL
 def test_a_last_save_that_fails_is_no_success(jobs: Jobs) -> None:
     fault = {"kind": "fail", "at": "save:staged", "rank": 0, "step": 24, "attempt": 0}
     job = jobs.job(fault, output={"checkpoint": {"writing": "background"}})
@@ -170,7 +166,7 @@ def test_a_last_save_that_fails_is_no_success(jobs: Jobs) -> None:
     assert not (job.folder / "result.json").exists()
 
 
-@full
+@FULL
 def test_slow_storage_stops_no_more_than_one_save(jobs: Jobs) -> None:
     fault = {"kind": "sleep", "at": "save:staged", "rank": 0, "step": 6, "seconds": 4}
     job = jobs.survives(jobs.job(fault, output={"checkpoint": {"writing": "background"}}))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from distributed.test_resume import assert_same
-from faults.conftest import Job, Jobs, full, terminate
+from faults.conftest import FULL, Job, Jobs, terminate
 from faults.test_kill import children
 
 pytestmark = pytest.mark.timeout(200)
@@ -40,7 +40,7 @@ def goes_on(jobs: Jobs, job: Job) -> None:
     jobs.nothing_is_left(job)
 
 
-@full
+@FULL
 def test_a_process_that_is_told_to_stop_saves_with_the_others(jobs: Jobs) -> None:
     """The second process alone gets the signal, in another phase each time; all save one step."""
     places = [("step", 4), ("data", 9), ("evaluate", 12), ("save:staged", 18)]
@@ -62,6 +62,7 @@ def checkpoint(job: Job, step: int) -> Path:
     return job.folder / "checkpoints" / f"step-{step:08d}"
 
 
+@FULL
 def test_a_job_that_is_told_to_stop_saves(jobs: Jobs) -> None:
     job = jobs.job({"kind": "sleep", "rank": 0, "step": 8, "count": 8, "seconds": 0.3}).start()
     job.until(9)
@@ -72,7 +73,7 @@ def test_a_job_that_is_told_to_stop_saves(jobs: Jobs) -> None:
     goes_on(jobs, job)
 
 
-@full
+@FULL
 def test_a_job_that_is_told_to_stop_before_its_first_step_has_nothing_to_save(jobs: Jobs) -> None:
     job = jobs.job().start()
     assert job.process is not None
@@ -87,7 +88,7 @@ def test_a_job_that_is_told_to_stop_before_its_first_step_has_nothing_to_save(jo
     goes_on(jobs, job)
 
 
-@full
+@FULL
 def test_a_second_signal_in_the_save_leaves_no_half_of_it(jobs: Jobs) -> None:
     slow = {"kind": "sleep", "at": "save:staged", "rank": 0, "step": 0, "count": 24, "seconds": 3}
     job = jobs.job(slow).start()

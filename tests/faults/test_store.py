@@ -14,8 +14,9 @@ import torch
 from s3fs import S3FileSystem
 
 from distributed.jobs import weights
-from faults.conftest import BASE, Job, Jobs, full
+from faults.conftest import BASE, FULL, Job, Jobs
 from faults.stores import Rule, Store, started
+from regauge import stores
 from regauge.checkpoint import folder, remote
 from regauge.checkpoint.remote import Remote
 from regauge.errors import SettingsError, TransientError
@@ -60,7 +61,7 @@ def assert_equal_to_whole(jobs: Jobs, job: Job) -> None:
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-@full
+@FULL
 def test_a_run_goes_on_on_a_machine_that_has_nothing(jobs: Jobs, store: Store) -> None:
     job = remembered(jobs, {"kind": "terminate", "rank": 0, "step": 14, "attempt": 1})
     job.start().wait()
@@ -77,7 +78,7 @@ def test_a_run_goes_on_on_a_machine_that_has_nothing(jobs: Jobs, store: Store) -
     assert_equal_to_whole(jobs, job)
 
 
-@full
+@FULL
 @pytest.mark.parametrize(("how", "count"), [("slow", 8), ("reset", 8), ("late", 1)])
 def test_a_store_that_fails_one_process_for_a_while_is_waited_for(
     jobs: Jobs, store: Store, how: str, count: int
@@ -92,7 +93,7 @@ def test_a_store_that_fails_one_process_for_a_while_is_waited_for(
     assert committed() == [12, 18, 24]
 
 
-@full
+@FULL
 def test_a_checkpoint_without_all_its_files_is_never_committed(jobs: Jobs, store: Store) -> None:
     store.rules = [Rule("PUT", "step-00000012/shard-00002", "slow", count=10**6)]
     job = remembered(jobs)
@@ -104,7 +105,7 @@ def test_a_checkpoint_without_all_its_files_is_never_committed(jobs: Jobs, store
     assert not [key for key in keys() if key.startswith("step-00000012/")], "it was not tidied"
 
 
-@full
+@FULL
 def test_a_listing_that_lags_behind_does_not_hide_the_newest(jobs: Jobs, store: Store) -> None:
     job = remembered(jobs, {"kind": "terminate", "rank": 0, "step": 18, "attempt": 1})
     job.start().wait()
@@ -145,7 +146,7 @@ def test_a_store_that_cannot_be_written_is_known_before(
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(stores, "FIRST_WAIT_SECONDS", 0.01)
 
 
 def part(tmp_path: Path, size: int = 100) -> Path:
@@ -211,10 +212,10 @@ def test_a_folder_is_a_root_as_well(tmp_path: Path) -> None:
     assert found.fetch(2, tmp_path / "here")
 
 
-@full
+@FULL
 @pytest.mark.usefixtures("soon")
 def test_a_store_that_is_gone_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "TRIES", 2)
+    monkeypatch.setattr(stores, "TRIES", 2)
     store.rules = [Rule("GET", "", "slow", count=10**6)]
     with pytest.raises(TransientError, match=r"s3://checkpoints/run does not answer"):
         Remote(ROOT).steps()

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from distributed.jobs import weights
-from faults.conftest import Job, Jobs, full
+from faults.conftest import FULL, Job, Jobs
 from regauge.training.guard import Guard
-from regauge.training.settings import Guarding
+from regauge.training.optimizer_settings import Guarding
 
 pytestmark = pytest.mark.timeout(200)
 Changes = dict[str, Any]
@@ -24,7 +24,8 @@ def finished(job: Job) -> Job:
     return job
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=full)])
+@FULL
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_step_whose_gradient_is_not_finite_is_skipped_by_all(jobs: Jobs, strategy: str) -> None:
     fault = {"kind": "nan", "at": "gradients", "rank": 1, "step": 10}
     job = finished(jobs.job(fault, strategy=strategy))
@@ -41,7 +42,7 @@ def every(attempt: int, **fault: Any) -> dict[str, Any]:
     return {"at": "gradients", "rank": 1, "attempt": attempt, **fault}
 
 
-@full
+@FULL
 def test_too_many_in_a_row_are_rolled_back(jobs: Jobs) -> None:
     job = jobs.survives(jobs.job(every(1, kind="nan", step=13, count=4)))
     (failure,) = job.failures
@@ -49,7 +50,7 @@ def test_too_many_in_a_row_are_rolled_back(jobs: Jobs) -> None:
     assert "steps in a row were skipped" in failure["problem"]
 
 
-@full
+@FULL
 def test_too_many_in_a_row_that_come_again_end_the_run(jobs: Jobs) -> None:
     job = jobs.job(every(0, kind="nan", step=10, count=9))
     job.start().wait()
@@ -62,7 +63,7 @@ def test_too_many_in_a_row_that_come_again_end_the_run(jobs: Jobs) -> None:
     finished(job)
 
 
-@full
+@FULL
 def test_gradients_that_are_not_finite_stop_a_run_that_asks_for_it(jobs: Jobs) -> None:
     job = jobs.job(every(0, kind="nan", step=10), optimizer={"guard": {"not_finite": "stop"}})
     job.start().wait()
@@ -71,7 +72,7 @@ def test_gradients_that_are_not_finite_stop_a_run_that_asks_for_it(jobs: Jobs) -
     assert len(job.attempts) == 1
 
 
-@full
+@FULL
 def test_a_spike_is_said_and_changes_nothing(jobs: Jobs) -> None:
     job = finished(jobs.job(every(1, kind="spike", step=21), optimizer={"clip_norm": None}))
     said = "1 of 1 steps had a loss or gradients far above the usual, the first was step 22"
@@ -81,7 +82,7 @@ def test_a_spike_is_said_and_changes_nothing(jobs: Jobs) -> None:
     assert json.loads(state.read_text())["optimizer_step"] == 24
 
 
-@full
+@FULL
 def test_a_spike_is_skipped_by_a_run_that_asks_for_it(jobs: Jobs) -> None:
     job = finished(
         jobs.job(every(1, kind="spike", step=21), optimizer={"guard": {"spike": "skip"}})
@@ -91,7 +92,7 @@ def test_a_spike_is_skipped_by_a_run_that_asks_for_it(jobs: Jobs) -> None:
     assert json.loads(state.read_text())["optimizer_step"] == 23
 
 
-@full
+@FULL
 def test_a_spike_is_rolled_back_by_a_run_that_asks_for_it(jobs: Jobs) -> None:
     job = jobs.survives(
         jobs.job(every(1, kind="spike", step=21), optimizer={"guard": {"spike": "roll-back"}})
@@ -99,7 +100,7 @@ def test_a_spike_is_rolled_back_by_a_run_that_asks_for_it(jobs: Jobs) -> None:
     assert [failure["kind"] for failure in job.failures] == ["values"]
 
 
-@full
+@FULL
 @pytest.mark.parametrize(("size", "named"), [(3, "process 1 differs"), (2, "cannot be told")])
 def test_a_replica_with_another_bit_never_gets_into_a_checkpoint(
     jobs: Jobs, size: int, named: str
@@ -112,7 +113,7 @@ def test_a_replica_with_another_bit_never_gets_into_a_checkpoint(
     assert named in failure["problem"]
 
 
-@full
+@FULL
 def test_memory_that_ends_is_not_tried_again_unchanged(jobs: Jobs) -> None:
     job = jobs.job({"kind": "memory", "rank": 1, "step": 10, "attempt": 0})
     job.start().wait()

@@ -1,0 +1,169 @@
+"""Names on a hub, as a server of its protocol answers them: one that is there, one that is not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributed import datasets
+from distributed.runs import BERT
+from regauge.models import weights as folders
+from regauge.models.build import build
+from regauge.models.settings import Model
+
+RUN = """
+output = {{ folder = "{folder}/out", trackers = ["jsonl"] }}
+data = {{ path = "{data}", workers = 0 }}
+task.kind = "mlm"
+model.path = "{name}"
+batch = {{ rows = 4, microbatch_rows = 4 }}
+stop.steps = 1
+accelerator.kind = "cpu"
+execution = {{ threads = 1, precision = "fp32", supervision.preflight = "brief" }}
+"""
+COMMIT = "0" * 39 + "1"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Has `team/open`, and `team/gated` for nobody; `folder` holds the files of both."""
+
+    folder: Path
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        if self.path.startswith(("/api/models/team/open", "/api/models/team/gated")):
+            files = sorted(self.folder.iterdir())
+            name = "/".join(self.path.split("/")[3:5])
+            if "/tree/" in self.path:
+                self._send([_listed(path) for path in files])
+            else:
+                names = [{"rfilename": path.name} for path in files]
+                self._send({"id": name, "modelId": name, "sha": COMMIT, "siblings": names})
+        elif self.path.startswith("/team/open/resolve/"):
+            self._file()
+        elif self.path.startswith("/team/gated/resolve/"):
+            self._refuse("GatedRepo")
+        else:
+            self._refuse("RepoNotFound")
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _send(self, document: Any) -> None:
+        self._answer(200, json.dumps(document).encode(), {"Content-Type": "application/json"})
+
+    def _file(self) -> None:
+        data = (self.folder / Path(self.path).name).read_bytes()
+        etag = f'"{hashlib.sha256(data).hexdigest()}"'
+        self._answer(200, data, {"ETag": etag, "X-Repo-Commit": COMMIT})
+
+    def _refuse(self, code: str) -> None:
+        self._answer(401, b"{}", {"X-Error-Code": code, "X-Error-Message": "no"})
+
+    def _answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    oid = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
+    return {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": oid}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of a hub that has one small BERT in several files."""
+    root = tmp_path_factory.mktemp("hub")
+    model, _ = build(Model(**{**BERT, "dropout": 0.0}), "masked", datasets.VOCABULARY, seed=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "LARGEST_FILE", 40_000)
+        folders.save(root / "bert", model.config, model.named_parameters(), root)
+    kind = type("Own", (Hub,), {"folder": root / "bert", "asked": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def train(name: str, endpoint: str, *more: str) -> subprocess.CompletedProcess[str]:
+        run_file = tmp_path / "run.toml"
+        data = tmp_path / "data"
+        if not data.exists():
+            datasets.packed(data, rows=8, heldout=2)
+        run_file.write_text(RUN.format(folder=tmp_path, data=data, name=name))
+        own = {
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_ETAG_TIMEOUT": "2",
+        }
+        rest = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        command = [sys.executable, "-m", "regauge", "train", str(run_file), *more]
+        return subprocess.run(
+            command, env={**rest, **own}, capture_output=True, text=True, timeout=100, check=False
+        )
+
+    return train
+
+
+Train = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "remedy"),
+    [
+        ("team/gated", "'team/gated' is given only to those who accept its terms", "accept them"),
+        ("team/none", "the hub has no model 'team/none', or none that it shows", "for a private"),
+    ],
+)
+def test_a_name_that_is_not_for_everyone_is_one_line_with_the_way_in(
+    hub: str, train: Train, tmp_path: Path, name: str, problem: str, remedy: str
+) -> None:
+    done = train(name, hub)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert problem in line
+    assert remedy in line
+    assert "run: hf auth login (or set HF_TOKEN), or set model.path to a local folder" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_hub_that_does_not_answer_is_one_line(train: Train) -> None:
+    done = train("team/open", "http://127.0.0.1:9")
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert "no folder 'team/open' is here, and no answer from the hub" in line
+    assert line.endswith("set model.path to a folder of weights")
+
+
+@pytest.mark.full
+def test_a_name_is_fetched_once_and_trained(hub: str, train: Train, tmp_path: Path) -> None:
+    """A dry run fetches nothing."""
+    told = train("team/open", hub, "--dry-run").stdout
+    assert "parameters: unknown: no folder 'team/open' is here, nor a copy of the hub's" in told
+    done = train("team/open", hub)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
+    again = train("team/open", "http://127.0.0.1:9", "--dry-run")
+    assert "parameters: 29260" in again.stdout, again.stderr

@@ -1,6 +1,7 @@
 # demo: prepare, train, evaluate and report on real text · test: the tests
 # test-xla: the contracts and unit tests with torch 2.9 and torch_xla, in an environment of its own
 # test-faults: the whole fault matrix, of which `test` does a part
+# test-rest: the other cases that `test` leaves out: more strategies, sizes, processes, graphs
 # check: style and types · bench: the measurements of benchmarks/
 # Each target first creates .venv, once, and again when what it installs has changed.
 
@@ -11,14 +12,16 @@ INSTALLED := .venv/.installed
 
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
 
-.PHONY: demo test test-xla environment-xla test-faults check bench
+.PHONY: demo test test-xla environment-xla test-faults test-rest check bench
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
 	$(BIN)/regauge pipeline runs/quickstart.toml
 
+# Two files at a time, and by itself what watches the clock.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/faults
+	$(BIN)/python -m pytest tests/faults
 
 environment-xla: $(XLA)/.installed
 
@@ -28,6 +31,9 @@ test-xla: environment-xla
 
 test-faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults -m "$(FAULTS)"
+
+test-rest: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/contracts tests/unit tests/end_to_end tests/distributed -m full
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -41,7 +47,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "make: $(PYTHON) is missing or older than Python 3.11; run: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -c constraints.txt -e ".[dev,tensorboard]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[dev,tensorboard,mlflow]"
 	touch $@
 
 # About 7 GB, the CUDA libraries of that torch included; every clone shares it.

@@ -72,9 +72,7 @@ def package(tmp_path: Path) -> Path:
 def regauge(package: Path, counts: Path, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(package), "ABACUS": str(counts)}
     command = [sys.executable, "-m", "regauge", *arguments]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=100
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

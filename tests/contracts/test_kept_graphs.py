@@ -28,7 +28,6 @@ NOBODY = "no lazy device is here: that a second start asks for the same graphs i
 
 @pytest.mark.skipif(not HERE, reason=NOBODY)
 @pytest.mark.parametrize("kind", HERE)
-@pytest.mark.timeout(200)
 def test_a_second_start_asks_for_the_same_graphs(kind: str, tmp_path: Path) -> None:
     data, graphs = datasets.packed(tmp_path / "data"), tmp_path / "graphs"
     keys = []
@@ -45,7 +44,7 @@ def test_a_second_start_asks_for_the_same_graphs(kind: str, tmp_path: Path) -> N
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps(dump(run)))
         line = [sys.executable, "-m", "regauge", "train", str(file)]
-        done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=150)
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         (path,) = graphs.glob("*/entry.json")
         keys.append(sorted(json.loads(path.read_text())["files"]))

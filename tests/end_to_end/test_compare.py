@@ -31,7 +31,7 @@ def first(runs: Runs) -> Path:
 def regauge(*words: str | Path) -> tuple[int, dict[str, Any], str]:
     """Return the exit code, the answer and the last line of a command."""
     command = [sys.executable, "-m", "regauge", *map(str, words), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stderr.strip().splitlines()
     return done.returncode, json.loads(done.stdout or "{}"), said[-1] if said else ""
 

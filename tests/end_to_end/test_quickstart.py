@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)
-
 DEMO = Path(__file__).resolve().parents[2] / "runs" / "quickstart.toml"
 LIBRARY = Path(json.__file__).parent.parent
 SMALL = (
@@ -33,7 +31,6 @@ COMPARED = tuple(
     for name in ("fp32", "bf16", "fp32-again")
     for assignment in ("stop.steps=2", "evaluation.every_steps=1")
 )
-LIMIT_SECONDS = 100
 
 
 def command(folder: Path, *more: str, file: Path = DEMO) -> list[str]:
@@ -46,7 +43,6 @@ def run(folder: Path, *more: str, file: Path = DEMO) -> subprocess.CompletedProc
         command(folder, *more, file=file),
         capture_output=True,
         text=True,
-        timeout=LIMIT_SECONDS,
         check=False,
     )
 
@@ -89,13 +85,11 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        deadline = time.monotonic() + LIMIT_SECONDS
         while not (metrics.exists() and '"train/loss"' in metrics.read_text()):
             assert process.poll() is None, process.stderr and process.stderr.read()
-            assert time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=LIMIT_SECONDS)
+        _, errors = process.communicate()
     assert process.returncode == 143
     last = errors.strip().splitlines()[-1]
     assert last.startswith("regauge: ")

@@ -26,7 +26,7 @@ from regauge.supervision.owner import LOCK
 from regauge.supervision.scratch import PREFIX, SHARED
 
 __all__ = ["FULL", "runs", "worlds"]
-LIMIT_SECONDS = 120
+RECENT_SECONDS = 600
 BASE: dict[str, Any] = {
     "stop": {"steps": 24},
     "output": {"checkpoint": {"every_steps": 6, "keep": 3}},
@@ -49,7 +49,6 @@ class Job:
     process: subprocess.Popen[str] | None = None
     faults: list[dict[str, Any]] = field(default_factory=list)
     options: tuple[str, ...] = ()
-    limit_seconds: float = LIMIT_SECONDS
     place: Path | None = None
     """Where the command runs, if not here."""
 
@@ -70,10 +69,9 @@ class Job:
         """Wait for the end of the command."""
         assert self.process is not None
         try:
-            _, self.said = self.process.communicate(timeout=self.limit_seconds)
-        except subprocess.TimeoutExpired:
+            _, self.said = self.process.communicate()
+        finally:
             self.process.kill()
-            raise
         self.code = self.process.returncode
         return self
 
@@ -95,14 +93,12 @@ class Job:
         return time.monotonic()
 
     def _until(self, came: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + LIMIT_SECONDS
         assert self.process is not None
-        while time.monotonic() < deadline:
-            if came():
-                return
-            assert self.process.poll() is None, self.process.communicate()[1]
+        while not came():
+            assert self.process.poll() is None, (
+                f"{what} never came: {self.process.communicate()[1]}"
+            )
             time.sleep(0.01)
-        raise AssertionError(f"{what} never came")
 
     @property
     def struck(self) -> list[dict[str, Any]]:
@@ -189,7 +185,7 @@ def _left_behind() -> list[Path]:
             folder = os.open(path, os.O_RDONLY)
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                recent = time.time() - path.stat().st_mtime < LIMIT_SECONDS
+                recent = time.time() - path.stat().st_mtime < RECENT_SECONDS
                 found += [path] * recent
             finally:
                 os.close(folder)

@@ -32,12 +32,11 @@ from regauge.supervision.scratch import PREFIX, scratch
 from regauge.supervision.watchdog import Watchdog
 from regauge.training.settings import Training
 
-pytestmark = pytest.mark.timeout(200)
 KILLS = 20
 
 
 @FULL
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", [0])
 def test_twenty_kills_in_one_job_are_survived(
     jobs: Jobs, seed: int, figure: Callable[[str, float], None]
@@ -50,7 +49,6 @@ def test_twenty_kills_in_one_job_are_survived(
     ]
     changes = {"stop": {"steps": 60}, "output": {"checkpoint": {"every_steps": 1}}}
     job = jobs.job(*faults, **changes)
-    job.limit_seconds = 400
     jobs.survives(job)
     assert len(job.struck) == KILLS
     assert [line["end"] for line in job.attempts] == ["process"] * KILLS + ["finished"]

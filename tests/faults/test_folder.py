@@ -11,8 +11,6 @@ from regauge.errors import PreemptedError, SettingsError
 from regauge.supervision import owner
 from regauge.supervision.owner import Owner
 
-pytestmark = pytest.mark.timeout(200)
-
 
 @FULL
 def test_a_second_run_refuses(jobs: Jobs) -> None:

@@ -165,7 +165,6 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(
 
 
 @FULL
-@pytest.mark.timeout(200)
 def test_a_run_over_a_hostile_checkpoint_goes_on_from_the_one_before(jobs: Jobs) -> None:
     def harm(root: Path) -> None:
         path = root / folder.name_of(18)
@@ -180,7 +179,6 @@ def test_a_run_over_a_hostile_checkpoint_goes_on_from_the_one_before(jobs: Jobs)
 
 
 @FULL
-@pytest.mark.timeout(200)
 def test_a_run_over_another_model_s_checkpoint_ends_with_code_65(jobs: Jobs) -> None:
     def replace(root: Path) -> None:
         other = jobs.runs.trained(2, "mlm", model={"config": {"num_hidden_layers": 1}})

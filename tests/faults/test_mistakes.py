@@ -14,7 +14,6 @@ from regauge.reporting.spots import sentence
 from regauge.training.localise import Localised
 from regauge.verbs._localise import localise
 
-pytestmark = pytest.mark.timeout(300)
 STEP = 7
 """Steps that are done when the mistake begins: between the saves of steps 6 and 12."""
 SEEN_AT = STEP + 1

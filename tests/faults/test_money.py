@@ -13,7 +13,6 @@ from faults.conftest import FULL, Jobs
 from regauge.checkpoint.folder import name_of, read_state
 from regauge.supervision.meter import ATTEMPTS
 
-pytestmark = pytest.mark.timeout(300)
 DOLLAR_A_SECOND = {"price": {"usd_per_hour": 3600.0}}
 LAST_SECONDS = 2.5
 """From the last word of a command, said each second where it is killed, to its end."""

@@ -15,7 +15,6 @@ from faults.clusters import Cluster, asked, etcd, lose, stranger
 from faults.conftest import FULL, Job, Jobs, terminate
 from regauge.processes import free_port
 
-pytestmark = pytest.mark.timeout(300)
 STEPS = 300
 LONG: dict[str, Any] = {"stop": {"steps": STEPS}, "output": {"checkpoint": {"every_steps": 20}}}
 CLOSE = 1e-4

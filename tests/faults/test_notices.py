@@ -18,7 +18,6 @@ from regauge.supervision import notices
 from regauge.supervision.notices import ENDPOINT, Ec2, heard
 from regauge.supervision.signals import Signals
 
-pytestmark = pytest.mark.timeout(120)
 ACTION = {"action": "terminate", "time": "2026-11-21T08:22:00Z"}
 LONG: dict[str, Any] = {"stop": {"steps": 5000}, "output": {"checkpoint": {"every_steps": 1000}}}
 

@@ -16,7 +16,6 @@ from distributed.test_resume import assert_same
 from faults.conftest import FULL, Jobs
 from regauge.config import merge
 
-pytestmark = pytest.mark.timeout(200)
 CHECKED: dict[str, Any] = {"execution": {"supervision": {"preflight": "full"}}}
 BROKEN = [
     pytest.param(3, {"kind": "corrupt", "at": "preflight:device"}, "is due", id="wrong product"),
@@ -51,9 +50,7 @@ def doctor(tmp_path: Path, size: int, *faults: dict[str, Any]) -> subprocess.Com
         plan = tmp_path / "plan.json"
         plan.write_text(json.dumps({"fault": faults}))
         command += ["--chaos", str(plan)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
-    )
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
 
 
 @FULL

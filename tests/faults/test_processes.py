@@ -13,9 +13,6 @@ from regauge.reporting.runs import read
 from regauge.reporting.story import tell
 from regauge.reporting.text import markdown
 
-pytestmark = pytest.mark.timeout(200)
-
-
 DEATHS = [("segfault", "SIGSEGV"), ("abort", "SIGABRT"), ("leave", "left before")]
 
 

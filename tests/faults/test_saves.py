@@ -12,7 +12,6 @@ import pytest
 from faults.conftest import FULL, Job, Jobs
 from regauge.checkpoint import folder
 
-pytestmark = pytest.mark.timeout(200)
 MOMENTS = ("begin", "staged", "written")
 """Those that every process comes to."""
 COMMIT = ("manifest", "rename", "latest", "retention")

@@ -8,13 +8,10 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
 from distributed.test_resume import assert_same
 from faults.conftest import FULL, Job, Jobs, terminate
 from faults.test_kill import children
 
-pytestmark = pytest.mark.timeout(200)
 GRACE_SECONDS = 30.0
 
 

@@ -14,7 +14,6 @@ from faults.conftest import FULL, Job, Jobs
 from regauge.training.guard import Guard
 from regauge.training.optimizer_settings import Guarding
 
-pytestmark = pytest.mark.timeout(200)
 Changes = dict[str, Any]
 
 

@@ -1,4 +1,4 @@
-"""What a CPU says of its memory, from what the kernel writes."""
+"""What a CPU says of its memory, from what the kernel writes, and of its speed."""
 
 from __future__ import annotations
 
@@ -59,3 +59,13 @@ def test_the_peak_of_a_process_is_its_own_and_not_that_of_the_one_that_started_i
     )
     assert int(told.stdout) < 200 << 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > len(filled)
+
+
+def test_matrices_are_no_larger_than_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large product is minutes in a precision that the processor has no instructions for."""
+    monkeypatch.setattr(cpu, "MEASURED_SECONDS", 0.0)
+    cpu._fastest_matmul.cache_clear()
+    chip = cpu.Cpu().chip("fp32")
+    cpu._fastest_matmul.cache_clear()
+    assert "192 x 192 x 192 matmul" in chip.source
+    assert chip.flops_per_second["fp32"] > 0

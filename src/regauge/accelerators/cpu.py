@@ -10,7 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from regauge.accelerators import Accelerator, Availability, Chip, Precision, cpp_compiler
+from regauge.accelerators import (
+    Accelerator,
+    Availability,
+    Chip,
+    Precision,
+    _widened,
+    cpp_compiler,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +65,10 @@ class Cpu(Accelerator):
     def precisions(self) -> tuple[Precision, ...]:
         """Return bf16 first where the processor multiplies it natively; fp16 is emulated."""
         return ("bf16", "fp32") if instructions() & BF16_INSTRUCTIONS else ("fp32", "bf16")
+
+    def use(self, precision: Precision) -> None:
+        if precision == "bf16" and not instructions() & BF16_INSTRUCTIONS:
+            _widened.install()
 
     def compiles_for(self) -> str:
         """Return the kernel's name of the machine, and its instruction sets."""

@@ -20,7 +20,7 @@ demo: $(INSTALLED)
 
 # Two files at a time, and by itself what watches the clock.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/faults
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/faults
 	$(BIN)/python -m pytest tests/faults
 
 environment-xla: $(XLA)/.installed
@@ -33,7 +33,7 @@ test-faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults -m "$(FAULTS)"
 
 test-rest: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/contracts tests/unit tests/end_to_end tests/distributed -m full
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/contracts tests/unit tests/end_to_end tests/distributed -m full
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

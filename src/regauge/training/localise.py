@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 from regauge.training.capture import Stage, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -128,7 +127,13 @@ def spots(step: int, four: Four, *, alike: bool) -> list[Spot]:
     if alike:
         return [replace(spot, bound=0.0) for spot in found]
     gradients = {spot.name: spot.bound for spot in found if spot.stage == "gradient"}
-    return [_widened(spot, gradients) if spot.stage == "update" else spot for spot in found]
+    moved = four.reference.samples
+    return [
+        _widened(spot, gradients.get(spot.name, 0.0), moved["update", spot.name])
+        if spot.stage == "update"
+        else spot
+        for spot in found
+    ]
 
 
 def first(found: list[Spot]) -> Spot | None:
@@ -165,14 +170,15 @@ def _spot(step: int, key: tuple[Stage, str], four: Four) -> Spot:
     return Spot(step, value.stage, value.name, value.kind, dtypes, apart, bound, off, remark)
 
 
-def _widened(update: Spot, gradients: Mapping[str, float]) -> Spot:
+def _widened(update: Spot, gradient_bound: float, moved: Tensor) -> Spot:
     """Return an update with room for signs that turn.
 
     Adam's first updates have one size and the gradient's sign. Where a gradient is off by a share d
-    of its norm, about d of its elements are smaller than that and may change theirs; each differs
-    by twice its size then, which is 2 sqrt(d) of the norm.
+    of its norm, about d of its n elements are smaller than that and may change theirs; each differs
+    by twice its size then, which is 2 sqrt(d) of the norm. Elements are whole: one more is room for
+    the rest of it.
     """
-    room = 2 * math.sqrt(gradients.get(update.name, 0.0))
+    room = 2 * math.sqrt(gradient_bound + 1 / max(1, int(moved.count_nonzero())))
     return replace(update, bound=max(update.bound, room))
 
 

@@ -109,7 +109,7 @@ def test_a_healthy_machine_is_cleared(
     ],
 )
 def test_a_run_does_not_start_on_a_bad_device(jobs: Jobs, fault: dict[str, Any]) -> None:
-    limits = merge(CHECKED, {"execution": {"timeout_seconds": 5}})
+    limits = merge(CHECKED, {"execution": {"timeout_seconds": 20}})
     job = jobs.job({**fault, "rank": 1, "step": 0, "attempt": 0}, **limits)
     job.start().wait()
     assert job.code == 76, job.said

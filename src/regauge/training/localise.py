@@ -175,10 +175,11 @@ def _widened(update: Spot, gradient_bound: float, moved: Tensor) -> Spot:
 
     Adam's first updates have one size and the gradient's sign. Where a gradient is off by a share d
     of its norm, about d of its n elements are smaller than that and may change theirs; each differs
-    by twice its size then, which is 2 sqrt(d) of the norm. Elements are whole: one more is room for
-    the rest of it.
+    by twice its size then, which is 2 sqrt(d) of the norm. Elements are whole: room for one more of
+    the largest is room for the rest of it.
     """
-    room = 2 * math.sqrt(gradient_bound + 1 / max(1, int(moved.count_nonzero())))
+    size, largest = float(moved.double().norm()), float(moved.double().abs().max())
+    room = 2 * math.sqrt(gradient_bound + (largest / max(size, FLAT)) ** 2)
     return replace(update, bound=max(update.bound, room))
 
 

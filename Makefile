@@ -10,6 +10,9 @@ BIN := .venv/bin
 FAULTS ?= full or not full
 INSTALLED := .venv/.installed
 
+# Tests start hundreds of processes, and each would compile the sources again.
+export PYTHONDONTWRITEBYTECODE :=
+
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
 
 .PHONY: demo test test-xla environment-xla test-faults test-rest check bench

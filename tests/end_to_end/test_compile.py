@@ -38,8 +38,8 @@ Command = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a run file whose graphs are compiled and kept."""
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a run file that keeps its graphs there."""
     root = tmp_path_factory.mktemp("compiled")
     changes: dict[str, Any] = {
         "execution": {"compile": "blocks", "compile_cache": str(root / "graphs")},
@@ -49,10 +49,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     run = settings(root / "run", datasets.pairs(root / "data"), "contrastive", **changes)
     (root / "run.json").write_text(json.dumps(dump(run)))
-    said = json.loads(command(root, "compile", "--json")[0].rpartition("CACHED")[0])
+    return root
+
+
+@pytest.fixture(scope="module")
+def place(written: Path) -> Path:
+    """Return that folder with its graphs compiled and kept: a minute or two."""
+    said = json.loads(command(written, "compile", "--json")[0].rpartition("CACHED")[0])
     assert said["made"] > 0
     assert said["found"] == 0
-    return root
+    return written
 
 
 def command(place: Path, verb: str, *arguments: str) -> tuple[str, str]:
@@ -103,6 +109,7 @@ def test_a_damaged_graph_is_ignored_said_and_made_again(place: Path) -> None:
     assert cached(command(place, "compile", "--json")[0])[1] == 0
 
 
+@pytest.mark.full
 def test_what_is_kept_is_listed(place: Path) -> None:
     said = command(place, "compile", "--list", "--json")[0]
     assert len(json.loads(said.rpartition("CACHED")[0])["entries"]) == 1
@@ -131,8 +138,10 @@ def test_graphs_travel(place: Path, tmp_path: Path) -> None:
         (("--pull", "/nowhere"), "/nowhere holds no compiled graphs"),
     ],
 )
-def test_what_cannot_be_compiled_is_said(place: Path, changes: tuple[str, ...], said: str) -> None:
-    line = [sys.executable, "-m", "regauge", "compile", str(place / "run.json"), *changes]
+def test_what_cannot_be_compiled_is_said(
+    written: Path, changes: tuple[str, ...], said: str
+) -> None:
+    line = [sys.executable, "-m", "regauge", "compile", str(written / "run.json"), *changes]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode in (2, 64)
     assert said in done.stderr

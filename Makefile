@@ -21,7 +21,8 @@ XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
 demo: $(INSTALLED)
 	$(BIN)/regauge pipeline runs/quickstart.toml
 
-# Two files at a time, and by itself what watches the clock.
+# Two files at a time, and by itself what watches the clock. Threads that wait leave the processor to the others.
+test test-rest: export OMP_WAIT_POLICY := PASSIVE
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/faults
 	$(BIN)/python -m pytest tests/faults

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+    from torch.library import Library
 
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
@@ -22,15 +23,10 @@ OPERATIONS = (*PRODUCTS, *(f"{name}.out" for name in PRODUCTS), ATTENTION, f"{AT
 
 
 @cache
-def install() -> Any:
-    """Have torch widen the products of this process; return what keeps it so.
-
-    torch before 2.10 cannot name the kernel that it replaces, and goes on as it is.
-    """
+def install() -> Library:
+    """Have torch widen the products of this process; return what keeps it so."""
     import torch
 
-    if not hasattr(torch.library, "get_kernel"):
-        return None
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)

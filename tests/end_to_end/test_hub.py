@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import BERT
+from loopback import running
 from regauge.models import weights as folders
 from regauge.models.build import build
 from regauge.models.settings import Model
@@ -97,12 +97,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setattr(folders, "LARGEST_FILE", 40_000)
         folders.save(root / "bert", model.config, model.named_parameters(), root)
     kind = type("Own", (Hub,), {"folder": root / "bert", "asked": []})
-    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), kind), "hub") as address:
+        yield address
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from typing import Any
 from moto.moto_api._internal.models import moto_api_backend
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
+
+from loopback import running
 
 Start = Callable[..., Any]
 LATE_SECONDS = 12.0
@@ -113,13 +114,8 @@ def started() -> Iterator[Store]:
     store = Store("")
     whole = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, _application(whole, store), threaded=True)
-    store.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, name="store")
-    thread.start()
     try:
-        yield store
+        with running(server, "store") as store.url:
+            yield store
     finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
         moto_api_backend.reset()

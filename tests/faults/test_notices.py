@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from faults.conftest import FULL, Jobs
+from loopback import running
 from regauge.errors import SettingsError
 from regauge.processes import free_port
 from regauge.supervision import notices
@@ -70,13 +70,9 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
     """Return a metadata service on loopback that this environment names."""
     service = Metadata()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(service))
-    thread = threading.Thread(target=server.serve_forever, name="metadata")
-    thread.start()
-    monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{server.server_port}")
-    yield service
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with running(server, "metadata") as address:
+        monkeypatch.setenv(ENDPOINT, address)
+        yield service
 
 
 @FULL

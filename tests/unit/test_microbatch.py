@@ -33,6 +33,7 @@ OPEN = {"batch": {"rows": 8, "microbatch_rows": "auto"}}
 FULL_FROM_4_ROWS = """
 import torch
 from regauge.training import probe
+probe.GAIN = 0.0  # each size is begun, whatever the one before has won
 timed = probe._timed
 probe._timed = lambda session, rows: timed(session, rows if rows < 4 else torch.empty(1 << 60))
 probe.main()

@@ -22,6 +22,7 @@ import torch
 from distributed import datasets
 from distributed.jobs import lines
 from distributed.runs import settings
+from loopback import running
 from regauge import config, processes
 from regauge.errors import SettingsError
 from regauge.processes import free_port
@@ -80,14 +81,8 @@ def serving(application: Any, port: int = 0) -> Iterator[str]:
     from werkzeug.serving import make_server
 
     server = make_server("127.0.0.1", port, application, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, name="mlflow-server")
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with running(server, "mlflow-server") as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from loopback import running
 
 
 @dataclass
@@ -95,13 +96,5 @@ def serving(folder: Path, handler: type[Handler] = Handler) -> Iterator[Web]:
     """Serve a folder for as long as the block lasts."""
     web = Web(folder)
     own = type("Handler", (handler,), {"web": web})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), own)
-    web.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, name="web")
-    thread.start()
-    try:
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), own), "web") as web.url:
         yield web
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -19,8 +19,10 @@ LONG: dict[str, Any] = {"stop": {"steps": STEPS}, "output": {"checkpoint": {"eve
 QUICK: dict[str, Any] = {"output": {"checkpoint": {"every_steps": 1000}}}
 TOLERANCE = 1e-5
 EVERY = [(size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[size]]
-FIRST = [(1, "fsdp"), (2, "ddp"), (2, "fsdp"), (3, "zero1"), (4, "hsdp")]
-"""Of these, what `make test` proves of every change; of the other tasks, their first case."""
+FIRST = [(2, "ddp"), (2, "fsdp"), (3, "zero1"), (4, "hsdp")]
+"""Of these, what `make test` proves of every change; of most other tasks, their first case."""
+LATER = ("apart", "frozen", "llama")
+"""Tasks whose own parts have unit tests; `make test-rest` spreads them."""
 SOME = {
     "clm": [(2, "fsdp"), (3, "zero1"), (4, "ddp"), (4, "hsdp")],
     "contrastive": [(2, "zero1"), (2, "shard-grad-op"), (3, "ddp"), (3, "fsdp"), (4, "hsdp")],
@@ -36,7 +38,8 @@ SOME = {
 }
 CASES = [("mlm", *case) for case in EVERY]
 CASES += [(task, *case) for task, some in SOME.items() for case in some]
-QUICKEST = [("mlm", *case) for case in FIRST] + [(task, *some[0]) for task, some in SOME.items()]
+QUICKEST = [("mlm", *case) for case in FIRST]
+QUICKEST += [(task, *some[0]) for task, some in SOME.items() if task not in LATER]
 
 
 def error(runs: Runs, size: int, task: str, changes: dict[str, Any], base: dict[str, Any]) -> float:
@@ -78,8 +81,17 @@ def test_five_microbatches_on_two_processes(
     assert found < TOLERANCE
 
 
-@pytest.mark.parametrize("task", ["mlm", "clm", "contrastive", "sft", "next-sentence"])
-@pytest.mark.parametrize(("size", "rows"), cases([(1, 1), (1, 8), (2, 4)], [(1, 8), (2, 4)]))
+@pytest.mark.parametrize(
+    ("task", "size", "rows"),
+    cases(
+        [
+            (task, *case)
+            for task in ("mlm", "clm", "contrastive", "sft", "next-sentence")
+            for case in ((1, 1), (1, 8), (2, 4))
+        ],
+        [("mlm", 1, 8), ("clm", 1, 8), ("contrastive", 1, 8), ("contrastive", 2, 4)],
+    ),
+)
 def test_the_microbatch_does_not_enter(
     runs: Runs, size: int, rows: int, task: str, figure: Callable[[str, float], None]
 ) -> None:
@@ -97,7 +109,7 @@ def test_the_microbatch_does_not_enter(
             *(("contrastive", size, amount) for size in (1, 2) for amount in ("selective", "full")),
             ("clm", 1, "full"),
         ],
-        [("clm", 1, "full"), ("mlm", 2, "selective"), ("contrastive", 1, "full")],
+        [("mlm", 1, "selective"), ("contrastive", 1, "full")],
     ),
 )
 def test_activations_that_are_computed_again_are_the_same(
@@ -118,7 +130,7 @@ def test_activations_that_are_computed_again_are_the_same(
             for kind, rate in (("sgd", 0.1), ("adafactor", 0.01))
             for strategy in ("ddp", "zero1")
         ],
-        [("sgd", 0.1, "zero1"), ("adafactor", 0.01, "zero1")],
+        [("adafactor", 0.01, "zero1")],
     ),
 )
 def test_other_optimizers(
@@ -134,7 +146,7 @@ def test_other_optimizers(
     ("size", "strategy"),
     cases(
         [(1, "fsdp"), (2, "ddp"), (2, "zero1"), (2, "fsdp"), (3, "fsdp"), (4, "hsdp")],
-        [(2, "zero1"), (2, "fsdp")],
+        [(2, "fsdp")],
     ),
 )
 def test_lamb_takes_the_norms_of_whole_weights(

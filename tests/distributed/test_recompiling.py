@@ -108,7 +108,9 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("vector_bits", [None, 1], ids=["vectors", "scalars"])
+@pytest.mark.parametrize(
+    "vector_bits", [pytest.param(None, id="vectors"), pytest.param(1, id="scalars", marks=FULL)]
+)
 def test_compiled_and_eager_dropout_have_the_same_bits(
     alone: World, vector_bits: int | None
 ) -> None:

@@ -83,26 +83,30 @@ def test_so_is_the_state_of_other_optimizers(runs: Runs, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        ("ddp", 1, "single"),
-        ("zero1", 1, "ddp"),
-        ("fsdp", 1, "zero1"),
-        ("shard-grad-op", 1, "fsdp"),
-        ("fsdp", 4, "ddp"),
-        ("shard-grad-op", 4, "zero1"),
-        ("ddp", 4, "fsdp"),
-        ("zero1", 4, "shard-grad-op"),
-        ("fsdp", 4, "hsdp"),
-    ],
+    ("source", "size", "strategy"),
+    cases(
+        [
+            ("ddp", 1, "single"),
+            ("zero1", 1, "ddp"),
+            ("fsdp", 1, "zero1"),
+            ("shard-grad-op", 1, "fsdp"),
+            ("fsdp", 4, "ddp"),
+            ("shard-grad-op", 4, "zero1"),
+            ("ddp", 4, "fsdp"),
+            ("zero1", 4, "shard-grad-op"),
+            ("fsdp", 4, "hsdp"),
+        ],
+        [("ddp", 1, "single"), ("shard-grad-op", 1, "fsdp"), ("fsdp", 4, "hsdp")],
+    ),
 )
 def test_training_goes_on_with_the_same_losses(
     runs: Runs,
     saved: dict[str, tuple[Path, dict[str, str]]],
-    case: tuple[str, int, str],
+    source: str,
+    size: int,
+    strategy: str,
     figure: Callable[[str, float], None],
 ) -> None:
-    source, size, strategy = case
     whole, _ = saved[source]
     folder = runs.folder("resharded")
     shutil.copytree(whole, folder, dirs_exist_ok=True)

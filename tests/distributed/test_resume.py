@@ -54,11 +54,11 @@ def assert_same(whole: Path, resumed: Path) -> None:
         assert torch.equal(value, after[name]), name
 
 
-FIRST = [("mlm", 1, "fsdp"), ("mlm", 2, "fsdp"), ("mlm", 3, "zero1"), ("mlm", 4, "hsdp")]
-FIRST += [("contrastive", 3, "ddp"), ("classify", 3, "zero1"), ("frozen", 2, "fsdp")]
-FIRST += [("sft", 3, "zero1"), ("several", 2, "fsdp")]
+FIRST = [("mlm", 2, "fsdp"), ("mlm", 3, "zero1"), ("mlm", 4, "hsdp")]
+FIRST += [("contrastive", 3, "ddp"), ("several", 2, "fsdp")]
 """What `make test` proves of every change."""
-CASES = [("mlm", size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[size]] + FIRST[4:]
+CASES = [("mlm", size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[size]] + FIRST[3:]
+CASES += [("classify", 3, "zero1"), ("frozen", 2, "fsdp"), ("sft", 3, "zero1")]
 CASES += [("contrastive", 4, "hsdp"), ("clm", 4, "ddp"), ("rank", 4, "ddp"), ("apart", 2, "fsdp")]
 CASES += [("next-sentence", 3, "ddp"), ("sft", 2, "fsdp"), ("several", 3, "zero1")]
 
@@ -83,7 +83,7 @@ def test_the_resumed_run_is_the_uninterrupted_one(
             *((kind, 3, "zero1") for kind in ("sgd", "adafactor", "lamb")),
             *(("lamb", *case) for case in ((1, "single"), (3, "ddp"), (3, "fsdp"), (4, "hsdp"))),
         ],
-        [("adafactor", 3, "zero1"), ("lamb", 3, "zero1")],
+        [("lamb", 3, "zero1")],
     ),
 )
 def test_so_it_is_with_other_optimizers(runs: Runs, kind: str, size: int, strategy: str) -> None:
@@ -135,7 +135,9 @@ def test_native_dropout_is_the_same_when_activations_are_computed_again(runs: Ru
     assert found[2] == pytest.approx(found[0], rel=1e-5)
 
 
-@pytest.mark.parametrize(("task", "size"), [("mlm", 1), ("mlm", 2), ("contrastive", 2)])
+@pytest.mark.parametrize(
+    ("task", "size"), cases([("mlm", 1), ("mlm", 2), ("contrastive", 2)], [("mlm", 2)])
+)
 def test_a_background_save_holds_what_a_blocking_one_does(runs: Runs, size: int, task: str) -> None:
     background = {"checkpoint": {"every_steps": 12, "writing": "background"}}
     whole = runs.trained(size, task, **LONG)

@@ -42,7 +42,7 @@ def ids(text: str) -> list[int]:
     ("task", "size", "strategy"),
     cases(
         [("sft", 2, "fsdp"), ("sft", 2, "ddp"), ("sft", 3, "zero1"), ("clm", 3, "fsdp")],
-        [("sft", 2, "fsdp"), ("sft", 3, "zero1")],
+        [("sft", 2, "fsdp")],
     ),
 )
 def test_every_world_writes_the_same(runs: Runs, size: int, strategy: str, task: str) -> None:
@@ -101,7 +101,7 @@ def test_prompts_and_references_are_those_of_held_out_rows(runs: Runs) -> None:
     ("size", "dropout"),
     cases(
         [(size, dropout) for size in (1, 2) for dropout in ("counter", "native")],
-        [(2, "counter"), (1, "native")],
+        [(2, "counter")],
     ),
 )
 def test_writing_does_not_change_the_training(runs: Runs, size: int, dropout: str) -> None:

@@ -62,10 +62,9 @@ def test_kill_and_go_on_gives_the_same_bytes(tmp_path: Path) -> None:
 def kill_when(command: list[str], folder: Path, count: int) -> None:
     """Start a command and kill it when so many pieces of a phase are committed."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    limit = time.monotonic() + 60
     while len(list(folder.glob("*.json"))) < count:
         assert process.poll() is None, f"it ended before piece {count} of {folder.name}"
-        assert time.monotonic() < limit
+        time.sleep(0.01)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert process.stderr

@@ -13,11 +13,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 from regauge import registry
 from regauge.errors import SettingsError
@@ -32,8 +33,6 @@ DEVICE = "REGAUGE_DEVICE"
 RECORDER: Mapping[str, str] = MappingProxyType({"TORCH_FR_BUFFER_SIZE": "256"})
 """Collectives that torch's flight recorder keeps for the supervisor, where the backend has one."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
-Child = subprocess.Popen[bytes]
-
 INHERITED: Mapping[str, str] = MappingProxyType(dict(os.environ))
 """The environment that this process was started with; libraries add to it when imported."""
 
@@ -43,6 +42,21 @@ PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 GRACE_SECONDS = 10.0
 FIRST_PORT, PORTS = 20000, 20000
 """Where the processes of a Slurm step meet: a port that follows from job and step."""
+
+
+class Child(Protocol):
+    """A process that was started, with the methods that subprocess.Popen has."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+Start = Callable[[list[str], Path | None, Mapping[str, str]], Child]
+"""Starts a command with a log, or in this terminal, and more environment variables."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +96,13 @@ class Seats:
 def launched() -> bool:
     """Return whether a launcher (torchrun, srun, ours) started this process as one of several.
 
-    A node's only process, as the Kubeflow training operator starts it, starts those of the run.
+    A node's only process, as the Kubeflow training operator starts it, starts those of the run;
+    `srun` tells how many tasks its step has.
     """
     if "PET_NNODES" in os.environ and "LOCAL_RANK" not in os.environ:
         return False
-    return ("RANK" in os.environ and "WORLD_SIZE" in os.environ) or _step_tasks() > 1
+    several = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    return ("RANK" in os.environ and "WORLD_SIZE" in os.environ) or several
 
 
 def supervised() -> bool:
@@ -112,11 +128,6 @@ def world() -> World:
         local_rank=int(os.environ["LOCAL_RANK"]),
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
     )
-
-
-def _step_tasks() -> int:
-    """Return how many tasks `srun` started beside this one, itself included; 0 without it."""
-    return int(os.environ["SLURM_STEP_NUM_TASKS"]) if "SLURM_STEP_NUM_TASKS" in os.environ else 0
 
 
 def translated(slurm: Mapping[str, str]) -> dict[str, str]:
@@ -170,6 +181,7 @@ def started(
     *,
     quiet: bool = False,
     seats: Seats | None = None,
+    start: Start | None = None,
 ) -> Iterator[list[Child]]:
     """Start a command as `size` local processes, all there are where no seats are given.
 
@@ -186,7 +198,7 @@ def started(
             rank = seats.first + number
             own = {**_place(number, size, seats), **variables}
             log = logs / f"{rank}.log" if rank or quiet else None
-            children.append(_spawn(command, log, own))
+            children.append((start or spawn)(command, log, own))
         yield children
     finally:
         for child in children:
@@ -203,7 +215,7 @@ def start_beside(commands: list[list[str]], logs: Path, variables: Mapping[str, 
     logs.mkdir(parents=True, exist_ok=True)
     return _awaited(
         [
-            _spawn(command, logs / f"{number}.log", variables)
+            spawn(command, logs / f"{number}.log", variables)
             for number, command in enumerate(commands, start=1)
         ]
     )
@@ -234,7 +246,8 @@ def own_environment() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) -> Child:
+def spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) -> Child:
+    """Start a command with a log, or in this terminal, and more environment variables."""
     # Only the child can ask this; it takes no lock that a thread of the parent may hold.
     own_session = SUPERVISED in variables
     with log.open("ab") if log else nullcontext() as file:
@@ -243,7 +256,7 @@ def _spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) -
             env={**os.environ, **registry.places(), **variables},
             stdout=file,
             stderr=file,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509
+            preexec_fn=die_with_parent,  # noqa: PLW1509
             start_new_session=own_session,
         )
 
@@ -257,7 +270,8 @@ def _awaited(children: list[Child]) -> int:
         _stop(children)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends, where it can."""
     if PRCTL is not None:
         PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from faults.conftest import Job, Jobs
+from faults.families import descendants
 from regauge.config import merge
 from regauge.processes import free_port
 
@@ -103,17 +104,10 @@ class Cluster:
         return [node.wait().code for node in self.nodes]
 
 
-def workers(node: Job) -> list[int]:
-    """Return the processes that a node has started."""
-    assert node.process is not None
-    path = Path(f"/proc/{node.process.pid}/task/{node.process.pid}/children")
-    return [int(pid) for pid in path.read_text().split()]
-
-
 def lose(node: Job, *, whole: bool = True) -> None:
     """Kill a node's command, and its processes at the same moment where the node is lost whole."""
     assert node.process is not None
-    own = workers(node)
+    own = descendants(node.process.pid)
     os.kill(node.process.pid, signal.SIGKILL)
     for pid in own if whole else ():
         try:

@@ -24,6 +24,7 @@ from distributed.jobs import lines, losses
 from distributed.runs import Runs, settings
 from distributed.test_resume import assert_same
 from faults.conftest import FULL
+from faults.families import descendants
 from regauge.checkpoint.folder import LATEST
 from regauge.config import dump
 
@@ -70,7 +71,7 @@ class Command:
         while not (self.folder / "checkpoints" / LATEST).exists() or self.step() < step:
             assert process.poll() is None, self.log.read_text()[-2000:]
             time.sleep(0.002)
-        everyone = [*children(process.pid), process.pid]
+        everyone = [*descendants(process.pid), process.pid]
         victims = everyone if victim == "all processes" else [process.pid]
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
@@ -84,19 +85,6 @@ class Command:
         told = path.read_text().splitlines() if path.exists() else []
         whole = [line for line in told if line.endswith("}")]
         return json.loads(whole[-1])["step"] if whole else 0
-
-
-def children(parent: int) -> list[int]:
-    """Return the processes that a process has started."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        if int(fields[1]) == parent:
-            found.append(int(path.parent.name))
-    return found
 
 
 def command(runs: Runs, size: int, changed: dict[str, Any]) -> Command:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from distributed.test_resume import assert_same
 from faults.conftest import FULL, Job, Jobs, terminate
-from faults.test_kill import children
+from faults.families import ranks
 
 GRACE_SECONDS = 30.0
 
@@ -75,9 +75,8 @@ def test_a_job_that_is_told_to_stop_before_its_first_step_has_nothing_to_save(jo
     job = jobs.job().start()
     assert job.process is not None
     deadline = time.monotonic() + GRACE_SECONDS
-    while len(children(job.process.pid)) < job.size and time.monotonic() < deadline:
+    while len(ranks(job.process.pid)) < job.size and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(2.0)
     terminate(job)
     job.wait()
     assert job.code == 143
@@ -93,7 +92,7 @@ def test_a_second_signal_in_the_save_leaves_no_half_of_it(jobs: Jobs) -> None:
     job.until(8)
     terminate(job)
     time.sleep(1.0)
-    for pid in children(job.process.pid):
+    for pid in ranks(job.process.pid):
         os.kill(pid, signal.SIGTERM)
     job.wait()
     assert job.code != 0

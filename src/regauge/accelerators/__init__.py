@@ -75,6 +75,8 @@ class Accelerator(Choice):
     """Whether several processes can compute on one device at the same time."""
     indexed: ClassVar[bool] = False
     """Whether a process takes the device whose index it is given, so that one can be left out."""
+    forkable: ClassVar[bool] = False
+    """Whether a process can be forked that has imported its libraries: these have begun nothing."""
     repeatable: ClassVar[bool] = False
     """Whether equal programs on one machine give equal bits, whatever else happens there."""
 

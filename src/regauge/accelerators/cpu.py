@@ -44,6 +44,7 @@ class Cpu(Accelerator):
 
     shared: ClassVar[bool] = True
     indexed: ClassVar[bool] = True
+    forkable: ClassVar[bool] = True
     repeatable: ClassVar[bool] = True
     variables: ClassVar[tuple[str, ...]] = ("ATEN_CPU_", "DNNL_", "ONEDNN_", "GLOO_")
 

@@ -13,6 +13,7 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,9 +26,11 @@ from regauge.health.findings import require
 from regauge.health.machine import check_machine
 from regauge.log import logger
 from regauge.planning.catalog import rate
+from regauge.processes import spawn
 from regauge.supervision.attempt import FAILURES, Attempt
 from regauge.supervision.chaos import RECORD
 from regauge.supervision.failures import POLICIES, Failure
+from regauge.supervision.forks import forks
 from regauge.supervision.meter import Meter, last_seen, paid
 from regauge.supervision.nodes.register import OverError
 from regauge.supervision.nodes.several import several
@@ -39,6 +42,7 @@ from regauge.supervision.signals import Signals
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from regauge.supervision.forks import Forks
     from regauge.supervision.nodes.rendezvous import Rendezvous
     from regauge.supervision.peers import Alone
     from regauge.training.settings import Training
@@ -58,8 +62,14 @@ def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
     folder = Path(settings.output.folder)
     place = _place(settings, folder)
     notices = settings.execution.supervision.notices
-    with place.open(), scratch() as own, Signals() as signals, heard(notices, signals):
-        run = Supervisor(settings, size, own, chaos, signals)
+    with (
+        place.open(),
+        scratch() as own,
+        Signals() as signals,
+        heard(notices, signals),
+        forks() as forked,
+    ):
+        run = Supervisor(settings, size, own, chaos, signals=signals, forked=forked)
         while True:
             require(check_machine(folder, settings.output.checkpoint.root))
             try:
@@ -84,9 +94,19 @@ class Supervisor:
     """The attempts of a run so far, as one machine has seen them."""
 
     def __init__(
-        self, settings: Training, size: int, own: Path, chaos: str | None, signals: Signals
+        self,
+        settings: Training,
+        size: int,
+        own: Path,
+        chaos: str | None,
+        *,
+        signals: Signals,
+        forked: Forks,
     ) -> None:
         self._settings, self._own = settings, own
+        self._accelerator = settings.accelerator or accelerators.choose()[0]
+        limit = float(settings.execution.timeout_seconds)
+        self._start = partial(forked.start, limit=limit) if self._accelerator.forkable else spawn
         self.devices = tuple(range(size))
         """Those of this machine that the run computes on, by their index."""
         self._chaos, self._signals = chaos, signals
@@ -122,6 +142,7 @@ class Supervisor:
             peers=peers,
             signals=self._signals,
             meter=self._meter(peers),
+            start=self._start,
         )
         failure = one.run()
         if failure is not None and failure.kind == "preflight" and peers.nodes == 1:
@@ -158,16 +179,15 @@ class Supervisor:
         Where the run takes as many devices as are fit, those at fault are left out from now on.
         """
         record = Path(self._settings.output.folder) / RECORD
-        accelerator = self._settings.accelerator or accelerators.choose()[0]
         found = examine(
-            accelerator,
+            self._accelerator,
             len(self.devices),
             chaos=self._chaos,
             record=record,
             devices=self.devices,
         )
         bad = [finding for finding in found.findings if not finding.ok]
-        if self._settings.execution.processes == "auto" and accelerator.indexed:
+        if self._settings.execution.processes == "auto" and self._accelerator.indexed:
             self._leave_out(found.culprits)
         try:
             require(bad)

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from regauge import config, log, processes, registry, verbs
 from regauge.errors import RegaugeError, SettingsError
+from regauge.supervision.forks import forks
 from regauge.verbs import _stages
 
 RECORD = "pipeline.json"
@@ -63,7 +64,7 @@ def main(
     work = load(Path(run_file), overrides)
     if dry_run:
         return _show_plan(work, as_json=json)
-    with _owned(work.folder):
+    with _owned(work.folder), forks():
         answer = run(work)
     if json:
         log.answer(answer)

@@ -104,17 +104,17 @@ class Cluster:
         return [node.wait().code for node in self.nodes]
 
 
-def lose(node: Job, *, whole: bool = True) -> None:
-    """Kill a node's command, and its processes at the same moment where the node is lost whole."""
-    assert node.process is not None
-    own = descendants(node.process.pid)
-    os.kill(node.process.pid, signal.SIGKILL)
-    for pid in own if whole else ():
+def lose(*nodes: Job, whole: bool = True) -> None:
+    """Kill nodes' commands, and their processes at the same moment where they are lost whole."""
+    commands = [node.process for node in nodes if node.process is not None]
+    own = [pid for command in commands for pid in descendants(command.pid)]
+    for pid in [*(command.pid for command in commands), *(own if whole else ())]:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    node.process.communicate()
+    for command in commands:
+        command.communicate()
     until = time.monotonic() + LATE_SECONDS
     while any(_alive(pid) for pid in own):
         assert time.monotonic() < until, "its processes outlive it"

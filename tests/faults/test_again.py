@@ -23,6 +23,7 @@ import pytest
 from distributed.test_resume import assert_same
 from faults.conftest import FULL, Jobs
 from regauge import config, processes, verbs
+from regauge.accelerators.cpu import Cpu
 from regauge.checkpoint import folder
 from regauge.lines import whole
 from regauge.supervision import attempt, supervisor
@@ -163,6 +164,7 @@ def test_a_process_that_has_done_its_work_and_does_not_end_is_killed(
     (tmp_path / "sitecustomize.py").write_text(LINGERING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(attempt, "LINGER_SECONDS", 1.0)
+    monkeypatch.setattr(Cpu, "forkable", False)  # then each process begins with that thread
     job = jobs.job()
     began = time.monotonic()
     with caplog.at_level("WARNING", "regauge"):

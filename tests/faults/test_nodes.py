@@ -196,8 +196,7 @@ def test_a_name_is_never_used_twice(outside: Cluster, jobs: Jobs) -> None:
     job = outside.run("2", **LONG)
     nodes = [outside.start(), outside.start()]
     nodes[0].until(40)
-    for node in nodes:
-        lose(node)
+    lose(*nodes)
     outside.nodes.clear()
     first, second = outside.start(), outside.start()
     assert outside.end() == [0, 0], first.said + second.said

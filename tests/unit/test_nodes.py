@@ -154,6 +154,30 @@ def test_a_record_that_nobody_keeps_fresh_is_left_behind(place: Place, tmp_path:
     assert Register(place, tmp_path).choose(None) == 2
 
 
+def test_one_that_comes_a_moment_later_begins_the_same_attempt(
+    place: Place, tmp_path: Path
+) -> None:
+    """While it finds out that nobody is left of the last one, the first has begun another."""
+    Register(place, tmp_path).choose(None)
+    first, seen = Register(place, tmp_path), {"attempt": 2, "beat": 0}
+
+    class Later(Register):
+        reads = 0
+
+        def _read(self) -> tuple[dict[str, Any], Any]:
+            nonlocal seen
+            found = super()._read()
+            self.reads += 1
+            if self.reads == 3:
+                assert first._write(seen, found[1])
+            elif self.reads > 3:
+                seen = first.beat(2, seen)
+            return found
+
+    assert Later(place, tmp_path).choose(None) == 2
+    assert place.document["attempt"] == 2
+
+
 def test_nodes_that_live_are_joined(place: Place, tmp_path: Path) -> None:
     first = Register(place, tmp_path)
     first.choose(None)

@@ -94,6 +94,11 @@ class Forks:
         self._server: _Server | None = None
         self._running: set[int] = set()
 
+    def begin(self) -> None:
+        """Let the process to fork from import what it has to, for a start that is to come."""
+        if sys.platform == "linux":
+            self._server = self._server or _Server()
+
     def start(
         self, command: list[str], log: Path | None, variables: Mapping[str, str], limit: float
     ) -> processes.Child:

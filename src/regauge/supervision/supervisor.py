@@ -26,7 +26,7 @@ from regauge.health.findings import require
 from regauge.health.machine import check_machine
 from regauge.log import logger
 from regauge.planning.catalog import rate
-from regauge.processes import spawn
+from regauge.processes import Start, spawn
 from regauge.supervision.attempt import FAILURES, Attempt
 from regauge.supervision.chaos import RECORD
 from regauge.supervision.failures import POLICIES, Failure
@@ -105,8 +105,10 @@ class Supervisor:
     ) -> None:
         self._settings, self._own = settings, own
         self._accelerator = settings.accelerator or accelerators.choose()[0]
-        limit = float(settings.execution.timeout_seconds)
-        self._start = partial(forked.start, limit=limit) if self._accelerator.forkable else spawn
+        self._start: Start = spawn
+        if self._accelerator.forkable:
+            forked.begin()
+            self._start = partial(forked.start, limit=float(settings.execution.timeout_seconds))
         self.devices = tuple(range(size))
         """Those of this machine that the run computes on, by their index."""
         self._chaos, self._signals = chaos, signals

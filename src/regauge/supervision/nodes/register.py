@@ -70,11 +70,11 @@ class Register:
         self._write({**document, "over": [code, line]}, token)
 
     def _lives(self, document: dict[str, Any]) -> bool:
-        """Return whether somebody changes the record."""
+        """Return whether somebody keeps the record fresh, and does not begin another attempt."""
         until = time.monotonic() + STALE_SECONDS
         while time.monotonic() < until:
-            if self._read()[0] != document:
-                return True
+            if (found := self._read()[0]) != document:
+                return {**found, "beat": 0} == {**document, "beat": 0}
             time.sleep(LOOK_SECONDS)
         return False
 

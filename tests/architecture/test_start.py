@@ -35,6 +35,10 @@ def test_the_files_of_all_verbs_import_nothing_large() -> None:
     assert imported(ALL_VERBS, LARGE) == []
 
 
+def test_what_a_supervisor_asks_of_devices_imports_no_torch() -> None:
+    assert imported("from regauge import accelerators; accelerators.foreseen()", LARGE) == []
+
+
 def test_help_takes_less_than_300_ms(report: Callable[[str], None]) -> None:
     """On a slow or busy machine it may take as much longer as its libraries do there."""
     seconds, libraries = [], []

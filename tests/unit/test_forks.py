@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from regauge import accelerators
+from regauge.accelerators import Availability
+from regauge.accelerators.cpu import Cpu
 from regauge.supervision import forks as forking
 from regauge.supervision.forks import MODULES, Forked, Forks, forks
 
@@ -162,6 +165,9 @@ def test_blocks_within_a_block_have_the_same() -> None:
         assert other is not outer
 
 
+@pytest.mark.skipif(
+    not accelerators.for_cpus(), reason="not proved here: processes are forked for CPUs alone"
+)
 def test_only_libraries_that_know_of_forks_have_threads(
     start: Start, forked: Forks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,3 +192,13 @@ def test_one_that_is_stopped_holds_nobody_up(
     waits.kill()
     assert waits.wait() == -signal.SIGKILL
     assert start("exit").wait(60) == 3
+
+
+def test_what_is_forked_is_known_only_where_torch_is_for_cpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accelerators, "for_cpus", lambda: False)
+    assert accelerators.foreseen() is None
+    monkeypatch.setattr(accelerators, "for_cpus", lambda: True)
+    monkeypatch.setattr(accelerators, "survey", lambda: {"cpu": Availability(1, "")})
+    assert accelerators.foreseen() == Cpu()

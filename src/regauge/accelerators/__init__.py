@@ -11,6 +11,7 @@ import datetime as dt
 import os
 import shutil
 from dataclasses import dataclass, field
+from importlib.metadata import distributions
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from regauge import registry
@@ -230,22 +231,29 @@ def choose() -> tuple[Accelerator, str]:
     return registry.load("accelerators", kind)(), f"{kind}: {found[kind].reason}"
 
 
+def foreseen() -> Accelerator | None:
+    """Return what `choose` finds, where that is known without importing torch."""
+    return choose()[0] if for_cpus() else None
+
+
+def for_cpus() -> bool:
+    """Return whether torch is certainly a build for CPUs alone, as its version says."""
+    return any(each.version.endswith("+cpu") for each in distributions(name="torch"))
+
+
 def require(accelerator: Accelerator) -> None:
     """Raise SettingsError with the nearest choice when an accelerator is not usable here."""
     availability = accelerator.available()
     if availability.fitness == 0:
         usable = [kind for kind, other in survey().items() if other.fitness > 0]
-        raise SettingsError(
-            f"accelerator '{accelerator.kind}' is not usable here: {availability.reason}",
-            f"usable here: {', '.join(usable)}",
-        )
+        problem = f"accelerator '{accelerator.kind}' is not usable here: {availability.reason}"
+        raise SettingsError(problem, f"usable here: {', '.join(usable)}")
 
 
 def take(accelerator: Accelerator, index: int, threads: int) -> torch.device:
     """Claim a device for this process.
 
-    Raises PreflightError for one that is there and cannot be had: another process uses it, or there
-    are fewer than processes.
+    Raises PreflightError for one that cannot be had: it is in use, or there are too few.
     """
     import torch
 
@@ -254,10 +262,9 @@ def take(accelerator: Accelerator, index: int, threads: int) -> torch.device:
         if not accelerator.lazy:
             torch.zeros(1, device=device)
     except RuntimeError as error:
-        raise PreflightError(
-            f"device {index} of '{accelerator.kind}' cannot be taken: {plain(error)}",
-            "see whether another process uses it (regauge doctor), or start fewer processes",
-        ) from None
+        problem = f"device {index} of '{accelerator.kind}' cannot be taken: {plain(error)}"
+        way = "see whether another process uses it (regauge doctor), or start fewer processes"
+        raise PreflightError(problem, way) from None
     return device
 
 
@@ -266,32 +273,26 @@ def join(accelerator: Accelerator, world: World, timeout_seconds: int) -> None:
     import torch.distributed as dist
 
     if world.size > 1 and not dist.is_initialized():
-        wait = dt.timedelta(seconds=timeout_seconds)
-        backend, meeting = accelerator.collectives(), accelerator.rendezvous()
-        dist.init_process_group(backend, meeting, wait, world.size, world.rank)
+        how = accelerator.collectives(), accelerator.rendezvous(), dt.timedelta(0, timeout_seconds)
+        dist.init_process_group(*how, world.size, world.rank)
 
 
 def dtype_of(precision: str) -> torch.dtype:
     """Return the type in which a precision computes; TF32 is fp32 that is rounded in products."""
     import torch
 
-    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32"}
-    found: torch.dtype = getattr(torch, names[precision])
-    return found
+    halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return halves.get(precision, torch.float32)
 
 
 def settle_precision(accelerator: Accelerator, wanted: str) -> Precision:
     """Return the precision to compute in; raises SettingsError for one the device lacks."""
     offered = accelerator.precisions()
-    if wanted == "auto":
-        return offered[0]
-    for precision in offered:
-        if precision == wanted:
-            return precision
-    raise SettingsError(
-        f"accelerator '{accelerator.kind}' does not train in {wanted} here",
-        f"set execution.precision to one of: {', '.join(offered)}",
-    )
+    found = next((each for each in offered if wanted in ("auto", each)), None)
+    if found is None:
+        problem = f"accelerator '{accelerator.kind}' does not train in {wanted} here"
+        raise SettingsError(problem, f"set execution.precision to one of: {', '.join(offered)}")
+    return found
 
 
 def cpp_compiler() -> str | None:

@@ -13,6 +13,7 @@ from regauge.accelerators import (
     Chip,
     Precision,
     cpp_compiler,
+    for_cpus,
 )
 from regauge.accelerators._environment import impose
 from regauge.log import logger
@@ -20,6 +21,7 @@ from regauge.log import logger
 if TYPE_CHECKING:
     import torch
 
+WITHOUT = "this torch was built without CUDA"
 TERA = 1e12
 PEAKS: dict[str, dict[str, float]] = {
     "V100": {"fp16": 125 * TERA, "fp32": 15.7 * TERA},
@@ -56,10 +58,12 @@ class Cuda(Accelerator):
 
     @classmethod
     def available(cls) -> Availability:
+        if for_cpus():
+            return Availability(0, WITHOUT)
         import torch
 
         if torch.version.cuda is None and torch.version.hip is None:
-            return Availability(0, "this torch was built without CUDA")
+            return Availability(0, WITHOUT)
         if not torch.cuda.is_available():
             return Availability(0, "torch finds no usable GPU or driver")
         return Availability(100, torch.cuda.get_device_name(0))

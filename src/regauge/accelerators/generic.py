@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regauge.accelerators import Availability
+from regauge.accelerators import Availability, for_cpus
 from regauge.accelerators._native import NativeDevice
 
 
@@ -11,6 +11,8 @@ class Generic(NativeDevice):
 
     @classmethod
     def available(cls) -> Availability:
+        if for_cpus():
+            return Availability(0, "this torch was built for CPUs alone")
         import torch
 
         device = torch.accelerator.current_accelerator(check_available=True)

@@ -104,11 +104,7 @@ class Supervisor:
         forked: Forks,
     ) -> None:
         self._settings, self._own = settings, own
-        self._accelerator = settings.accelerator or accelerators.choose()[0]
         self._start: Start = spawn
-        if self._accelerator.forkable:
-            forked.begin()
-            self._start = partial(forked.start, limit=float(settings.execution.timeout_seconds))
         self.devices = tuple(range(size))
         """Those of this machine that the run computes on, by their index."""
         self._chaos, self._signals = chaos, signals
@@ -123,6 +119,10 @@ class Supervisor:
         if remark:
             logger.warning(remark)
         self._seen = last_seen(Path(settings.output.folder))
+        accelerator = settings.accelerator or accelerators.foreseen()
+        if accelerator is not None and accelerator.forkable:
+            forked.begin()
+            self._start = partial(forked.start, limit=float(settings.execution.timeout_seconds))
 
     @property
     def checks(self) -> bool:
@@ -181,15 +181,16 @@ class Supervisor:
         Where the run takes as many devices as are fit, those at fault are left out from now on.
         """
         record = Path(self._settings.output.folder) / RECORD
+        accelerator = self._settings.accelerator or accelerators.choose()[0]
         found = examine(
-            self._accelerator,
+            accelerator,
             len(self.devices),
             chaos=self._chaos,
             record=record,
             devices=self.devices,
         )
         bad = [finding for finding in found.findings if not finding.ok]
-        if self._settings.execution.processes == "auto" and self._accelerator.indexed:
+        if self._settings.execution.processes == "auto" and accelerator.indexed:
             self._leave_out(found.culprits)
         try:
             require(bad)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from regauge.supervision.orders import text
+
 
 def descendants(pid: int) -> list[int]:
     """Return the processes that a process has started, and those that these have."""
     parents: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
+        if fields := text(path).rpartition(")")[2].split():  # none where it has just ended
+            parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
     found = [pid]
     for one in found:
         found += parents.get(one, [])
@@ -22,11 +21,4 @@ def descendants(pid: int) -> list[int]:
 
 def ranks(pid: int) -> list[int]:
     """Return those of them that are processes of a run, by the name that they take."""
-    return [one for one in descendants(pid) if _name(one).startswith("rank ")]
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text()
-    except OSError:
-        return ""
+    return [one for one in descendants(pid) if text(Path(f"/proc/{one}/comm")).startswith("rank ")]

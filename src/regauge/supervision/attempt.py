@@ -19,7 +19,6 @@ from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT, dump
 from regauge.log import logger
 from regauge.supervision.failures import TOGETHER, Failure
-from regauge.supervision.memory import kills
 from regauge.supervision.meter import ATTEMPTS, Meter, say_seen
 from regauge.supervision.orders import PULSE, Answers, Orders, text
 from regauge.supervision.pulse import Pulses
@@ -102,12 +101,11 @@ class Attempt:
         watchdog = Watchdog(
             pulses, limits.hang_seconds, float(self._settings.execution.timeout_seconds)
         )
-        memory = kills()
+        memory = _memory_kills()
         command = [sys.executable, "-m", "regauge", "train", str(self._scratch / "run.json")]
         own = {processes.SUPERVISED: str(self._scratch), **processes.RECORDER}
-        logs = self._folder / "ranks"
         with processes.started(
-            command, self._size, logs, own, seats=self._seats, start=self._start
+            command, self._size, self._folder / "ranks", own, seats=self._seats, start=self._start
         ) as children:
             self._signals.pids = [child.pid for child in children]
             if self._signals.told:
@@ -118,7 +116,7 @@ class Attempt:
                 self._signals.pids = []
         if failure is None:
             return None
-        if failure.kind == "process" and kills() > memory:
+        if failure.kind == "process" and _memory_kills() > memory:
             problem = f"{failure.problem}: no memory was left"
             failure = replace(failure, kind="memory", problem=problem)
         sign = pulses.read(failure.rank - self._seats.first)
@@ -294,3 +292,9 @@ def _ended(rank: int, code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"process {rank} died by {name}"
+
+
+def _memory_kills() -> int:
+    """Return how often the kernel killed a process of this control group for its memory."""
+    events = text(Path("/sys/fs/cgroup/memory.events")).splitlines()
+    return next((int(line.split()[1]) for line in events if "oom_kill " in line), 0)

@@ -55,7 +55,7 @@ class Forked:
     def poll(self) -> int | None:
         """Return its exit code, minus the signal's number for one, or None where it runs."""
         self._forks.listen(0)
-        return self._forks.ended.get(self.pid)
+        return self._forks.codes[self.pid]
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; raises subprocess.TimeoutExpired."""
@@ -89,15 +89,13 @@ class Forks:
     """Starts processes from one that is made at the first of them."""
 
     def __init__(self) -> None:
-        self.ended: dict[int, int] = {}
-        """The code of every process that has ended."""
+        self.codes: dict[int, int | None] = {}
+        """The code of every process that was forked, None while it runs."""
         self._server: _Server | None = None
-        self._running: set[int] = set()
 
     def begin(self) -> None:
         """Let the process to fork from import what it has to, for a start that is to come."""
-        if sys.platform == "linux":
-            self._server = self._server or _Server()
+        self._server = self._server or _Server()
 
     def start(
         self, command: list[str], log: Path | None, variables: Mapping[str, str], limit: float
@@ -106,8 +104,6 @@ class Forks:
 
         Where the process to fork from does not answer within `limit` seconds, it is spawned.
         """
-        if sys.platform != "linux":
-            return processes.spawn(command, log, variables)
         try:
             return Forked(self, self._forked(command[1:], log, variables, limit))
         except (LostError, OSError) as error:
@@ -124,8 +120,7 @@ class Forks:
             if not told:
                 self.close()
             if "ended" in told:
-                self.ended[told["ended"]] = told["code"]
-                self._running.discard(told["ended"])
+                self.codes[told["ended"]] = told["code"]
             if "pid" in told:
                 return int(told["pid"])
             seconds = 0
@@ -136,14 +131,14 @@ class Forks:
         if self._server is not None:
             self._server.close()
             self._server = None
-        self.ended |= dict.fromkeys(self._running, -signal.SIGKILL)
-        self._running.clear()
+        for pid in self._running():
+            self.codes[pid] = -signal.SIGKILL
 
     def _forked(
         self, command: list[str], log: Path | None, variables: Mapping[str, str], limit: float
     ) -> int:
         """Return the id of a new process."""
-        if self._server and self._server.environment != dict(os.environ) and not self._running:
+        if self._server and self._server.environment != dict(os.environ) and not self._running():
             self.close()  # what is imported reads the environment
         self._server = self._server or _Server()
         self._server.ask({"command": command, "variables": {**registry.places(), **variables}}, log)
@@ -153,9 +148,11 @@ class Forks:
                 raise LostError("the process to fork from has ended")
             if time.monotonic() >= until:
                 raise LostError(f"the process to fork from was not ready within {limit:g} s")
-        self.ended.pop(pid, None)
-        self._running.add(pid)
+        self.codes[pid] = None
         return pid
+
+    def _running(self) -> list[int]:
+        return [pid for pid, code in self.codes.items() if code is None]
 
 
 class _Server:

@@ -16,7 +16,6 @@ import gc
 import importlib
 import json
 import os
-import random
 import runpy
 import select
 import signal
@@ -101,9 +100,8 @@ def _settle(parent: int, files: list[int]) -> None:
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    random.seed()
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()
+        numpy.random.seed()  # Python's own generator does so by itself
 
 
 def _become(request: dict[str, Any]) -> None:

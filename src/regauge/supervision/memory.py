@@ -1,15 +1,13 @@
-"""What fills the memory of a process, for the record of one that ran out."""
+"""What fills the memory of a process, for the record of one that ran out of it."""
 
 from __future__ import annotations
 
 import gc
 import sys
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 MOST = 5
-EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
 def largest(most: int = MOST) -> list[dict[str, Any]]:
@@ -39,12 +37,3 @@ def largest(most: int = MOST) -> list[dict[str, Any]]:
         found[name].append(size)
     ordered = sorted(found.items(), key=lambda each: -sum(each[1]))[:most]
     return [{"tensors": name, "count": len(sizes), "bytes": sum(sizes)} for name, sizes in ordered]
-
-
-def kills() -> int:
-    """Return how often the kernel killed a process of this control group for its memory."""
-    try:
-        events = EVENTS.read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in events if "oom_kill " in line), 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import os
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -120,7 +121,7 @@ class Supervisor:
             logger.warning(remark)
         self._seen = last_seen(Path(settings.output.folder))
         accelerator = settings.accelerator or accelerators.foreseen()
-        if accelerator is not None and accelerator.forkable:
+        if accelerator is not None and accelerator.forkable and sys.platform == "linux":
             forked.begin()
             self._start = partial(forked.start, limit=float(settings.execution.timeout_seconds))
 

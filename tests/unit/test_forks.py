@@ -45,7 +45,7 @@ def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lay a module where a new process finds it, and let the server import next to nothing."""
     (tmp_path / "a_program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(forking, "MODULES", ("not.there", "numpy"))
+    monkeypatch.setattr(forking, "MODULES", ("not.there", "numpy.random"))
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ PLACES = "REGAUGE_PLACES"
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _named: set[str] = set()
-_places: list[str] = [found for found in os.environ.get(PLACES, "").split(os.pathsep) if found]
+_places: list[str] = []
 
 
 def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
@@ -113,7 +113,14 @@ def allow(written: Any, beside: Path | None = None) -> None:
 
 def places() -> dict[str, str]:
     """Return the environment variable by which processes that are started find the same modules."""
-    return {PLACES: os.pathsep.join(_places)} if _places else {}
+    found = _looked()
+    return {PLACES: os.pathsep.join(found)} if found else {}
+
+
+def _looked() -> list[str]:
+    """Return the folders that our launcher told, which a forked process hears late, and ours."""
+    told = [found for found in os.environ.get(PLACES, "").split(os.pathsep) if found]
+    return [*told, *(found for found in _places if found not in told)]
 
 
 def _own(folder: str, path: str) -> type[Any]:
@@ -143,16 +150,16 @@ def _own(folder: str, path: str) -> type[Any]:
 
 def _imported(module: str, path: str) -> ModuleType:
     """Import a user's module; raises SettingsError for none, DataError for one that fails."""
-    sys.path[:0] = [found for found in _places if found not in sys.path]
+    sys.path[:0] = [found for found in _looked() if found not in sys.path]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise _failed(module, error) from error
-        known = [file.stem for found in _places for file in Path(found).glob("*.py")]
+        known = [file.stem for found in _looked() for file in Path(found).glob("*.py")]
         near = difflib.get_close_matches(module, known, n=1)
         remedy = f"did you mean '{near[0]}'?" if near else "put its file beside the run file"
-        looked = ", ".join(_places)
+        looked = ", ".join(_looked())
         raise SettingsError(f"'{path}': no module '{module}' in {looked}", remedy) from None
     except Exception as error:
         raise _failed(module, error) from error
@@ -173,7 +180,7 @@ def _outside(frame: traceback.FrameSummary) -> bool:
 def _of_user(frame: traceback.FrameSummary) -> bool:
     """Return whether a frame is of a user's own file, and not of a library beside it."""
     file = Path(frame.filename)
-    return "site-packages" not in file.parts and any(map(file.is_relative_to, _places))
+    return "site-packages" not in file.parts and any(map(file.is_relative_to, _looked()))
 
 
 @cache

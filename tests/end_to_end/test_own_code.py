@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -211,10 +212,11 @@ def test_processes_that_are_started_look_in_the_same_places(
     folder = write("own_tracker.py", TRACKER).parent
     assert registry.places() == {}
     registry.allow("own_tracker:Quiet", folder)
-    code = "import sys, regauge.registry as r; print(r._places, file=open(sys.argv[1], 'w'))"
+    code = "import sys, regauge.registry as r; print(r.places(), file=open(sys.argv[1], 'w'))"
     said = tmp_path / "said"
     assert processes.start([sys.executable, "-c", code, str(said)], 1, tmp_path / "logs") == 0
-    assert said.read_text() == f"{[str(folder), str(tmp_path)]}\n"
+    assert said.read_text() == f"{registry.places()}\n"
+    assert registry.places() == {registry.PLACES: f"{folder}{os.pathsep}{tmp_path}"}
 
 
 class Drawn(nn.Module):

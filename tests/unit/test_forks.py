@@ -17,6 +17,7 @@ import pytest
 from regauge import accelerators
 from regauge.accelerators import Availability
 from regauge.accelerators.cpu import Cpu
+from regauge.registry import PLACES
 from regauge.supervision import forks as forking
 from regauge.supervision.forks import MODULES, Forked, Forks, forks
 
@@ -30,6 +31,9 @@ if sys.argv[1] == "look":
     print(os.getsid(0) == os.getpid(), signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
     print(signal.getsignal(signal.SIGINT) == signal.default_int_handler)
     print(random.random(), numpy.random.random())
+elif sys.argv[1] == "places":
+    from regauge import registry
+    print(registry.places())
 elif sys.argv[1] == "exit":
     sys.exit(3)
 elif sys.argv[1] == "fail":
@@ -45,7 +49,7 @@ def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lay a module where a new process finds it, and let the server import next to nothing."""
     (tmp_path / "a_program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(forking, "MODULES", ("not.there", "numpy.random"))
+    monkeypatch.setattr(forking, "MODULES", ("not.there", "numpy.random", "regauge.registry"))
 
 
 @pytest.fixture
@@ -85,6 +89,11 @@ def test_a_forked_process_is_as_one_that_was_spawned(start: Start, tmp_path: Pat
     assert (first, second) == ("look 3 7 __main__", "look 3 None __main__")
     assert (alike, whole) == ("True True", "True")
     assert not {*draws.split()} & {*last.split()}, "processes do not draw alike"
+
+
+def test_it_looks_for_ones_own_code_where_it_was_told_to(start: Start, tmp_path: Path) -> None:
+    assert start("places", **{PLACES: "/here"}).wait(60) == 0
+    assert told(tmp_path)[-1] == f"{{'{PLACES}': '/here'}}"
 
 
 def test_it_ends_with_its_own_code(start: Start, tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """What a run may ask of a device, and how one is chosen.
 
-An accelerator states only its differences from `torch.accelerator`. No other room of the house
-says a device's name. Files here import torch inside of their methods: `available` must answer on
-a machine where nothing is installed.
+An accelerator states only its differences from `torch.accelerator`; no other room says a device's
+name. Files here import torch in their methods: `available` must answer where nothing is installed.
 """
 
 from __future__ import annotations
@@ -80,6 +79,8 @@ class Accelerator(Choice):
     """Whether a process can be forked that has imported its libraries: these have begun nothing."""
     repeatable: ClassVar[bool] = False
     """Whether equal programs on one machine give equal bits, whatever else happens there."""
+    attention: ClassVar[Literal["sdpa", "chunked"]] = "sdpa"
+    """How models compute attention the fastest: see `models/attention.py`."""
 
     @property
     def lazy(self) -> bool:
@@ -192,6 +193,9 @@ class Accelerator(Choice):
         """Return a module, placed and in evaluation mode, as the device computes it fastest."""
         return module
 
+    def keep_memory(self) -> None:
+        """Keep for later steps what memory a step lets go of; called when the weights lie there."""
+
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
 
@@ -275,14 +279,6 @@ def join(accelerator: Accelerator, world: World, timeout_seconds: int) -> None:
     if world.size > 1 and not dist.is_initialized():
         how = accelerator.collectives(), accelerator.rendezvous(), dt.timedelta(0, timeout_seconds)
         dist.init_process_group(*how, world.size, world.rank)
-
-
-def dtype_of(precision: str) -> torch.dtype:
-    """Return the type in which a precision computes; TF32 is fp32 that is rounded in products."""
-    import torch
-
-    halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return halves.get(precision, torch.float32)
 
 
 def settle_precision(accelerator: Accelerator, wanted: str) -> Precision:

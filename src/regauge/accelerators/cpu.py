@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import resource
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from regauge.accelerators import (
     Accelerator,
@@ -35,6 +37,8 @@ GROUPS = (
 )
 """Where control groups of the second version and of the first tell their limit, what is used, and
 what of it are only files that were read."""
+LARGEST_IN_HEAP, KEPT_FREE, ALL = -3, -1, 2**31 - 1
+"""M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's malloc.h, in bytes."""
 MEASURED_SECONDS = 0.5
 """Long enough to outlast what else a machine does now and then."""
 
@@ -46,6 +50,7 @@ class Cpu(Accelerator):
     indexed: ClassVar[bool] = True
     forkable: ClassVar[bool] = True
     repeatable: ClassVar[bool] = True
+    attention: ClassVar[Literal["sdpa", "chunked"]] = "chunked"
     variables: ClassVar[tuple[str, ...]] = ("ATEN_CPU_", "DNNL_", "ONEDNN_", "GLOO_")
 
     @classmethod
@@ -84,6 +89,17 @@ class Cpu(Accelerator):
         What it finds is remembered by torch. One that fails here fails again where it is said.
         """
         threading.Thread(target=_try_vectors, name="vectors", daemon=True).start()
+
+    def keep_memory(self) -> None:
+        """Let glibc give nothing back to the system.
+
+        Which would hand every large tensor out anew, page by page and with zeros: a third of the
+        seconds of a step (docs/performance.md).
+        """
+        with suppress(OSError, AttributeError):  # another C library
+            allocator = ctypes.CDLL(None).mallopt
+            allocator(LARGEST_IN_HEAP, ALL)
+            allocator(KEPT_FREE, ALL)
 
     def peak_memory_bytes(self) -> int | None:
         """Return the largest resident size of the program itself.

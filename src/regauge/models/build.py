@@ -37,6 +37,8 @@ AUTO_CLASSES: dict[Head, str] = {
 }
 SAFELY: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True}
 """How transformers reads weights here: as fp32, and never from a pickle."""
+FUSED = "sdpa"
+"""Attention of transformers by torch's fused operation."""
 POOLING = "pooler."
 """Beginning of the names of a pooling layer's weights."""
 
@@ -74,7 +76,7 @@ def build(
             reason = plain(error)
             name = settings.architecture or settings.path
             if "attention implementation" in reason:
-                problem = f"'{name}' has no attention of kind '{settings.attention}'"
+                problem = f"'{name}' has no attention of kind '{FUSED}'"
                 raise SettingsError(problem, 'set model.attention = "eager"') from None
             raise SettingsError(f"no model of '{name}': {reason}", "correct [model]") from None
         _fit_vocabulary(model, vocabulary, settings)
@@ -89,7 +91,8 @@ def _made(settings: Model, head: Head, config: PretrainedConfig) -> PreTrainedMo
     """Return a model on the meta device, with its buffers on the CPU."""
     import transformers
 
-    config._attn_implementation = settings.attention  # noqa: SLF001 - as from_config's argument does
+    written = settings.attention == "eager"
+    config._attn_implementation = "eager" if written else FUSED  # noqa: SLF001 - as from_config's argument does
     _set_dropout(config, settings.dropout)
     auto = getattr(transformers, AUTO_CLASSES[head])
     # Its mapping is the only way to ask an auto class for the class that it would make.
@@ -98,6 +101,10 @@ def _made(settings: Model, head: Head, config: PretrainedConfig) -> PreTrainedMo
     with META:
         model: PreTrainedModel = auto.from_config(config, dtype=torch.float32, **extra)
     model.float()
+    if settings.attention == "chunked":
+        from regauge.models.attention import chunk
+
+        chunk(model)
     make_buffers(model)
     return model
 

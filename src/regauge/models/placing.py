@@ -1,4 +1,4 @@
-"""Moving a module to a device, and the proof that nothing came apart on the way.
+"""Moving a module to a device in a type, and the proof that nothing came apart on the way.
 
 `Module.to` may give a module new parameters where a device cannot share storage with the CPU. Then
 weights that were one object become two that drift apart, and hooks stay behind.
@@ -26,6 +26,11 @@ class _Form(NamedTuple):
     dtype: torch.dtype
     trained: bool
     hooks: int
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Return the type in which a precision computes; TF32 is fp32 that is rounded in products."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
 
 
 def local(value: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ class Model(Settings):
     """Share of hidden values that are dropped in training."""
     dropout_kind: Literal["counter", "native"] = "counter"
     """`counter`: the same bits on every device and world; `native`: the framework's own."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Attention of transformers: fused, or written out."""
+    attention: Literal["auto", "sdpa", "chunked", "eager"] = "auto"
+    """Fused, as products of some rows at a time, or as its architecture writes it; or as suits."""
 
     lora: Lora | None = None
     """Train low-rank adapters instead of the weights."""

@@ -41,7 +41,11 @@ class Bucket:
 
 
 class Flat(Bucket):
-    """Views of one buffer, so that one message sums all of them."""
+    """Views of one buffer, so that one message sums all of them.
+
+    A step's first gradients are written over those of the step before, unless torch adds them in
+    place.
+    """
 
     def __init__(
         self, shapes: Mapping[str, torch.Size], owner: int | None, device: torch.device
@@ -51,6 +55,8 @@ class Flat(Bucket):
         self._flat = torch.zeros(sum(sizes), device=device)
         pieces = zip(shapes, self._flat.split(sizes), strict=True)
         self._views = {name: piece.view(shapes[name]) for name, piece in pieces}
+        self._apart: set[str] = set()
+        self._old: set[str] = set()
 
     @property
     def parts(self) -> list[Tensor]:
@@ -62,15 +68,29 @@ class Flat(Bucket):
             master.grad = view
         if parameter.dtype == torch.float32:
             parameter.grad = view
+        else:
+            self._apart.add(name)
 
     def add(self, name: str, parameter: Tensor) -> None:
         view = self._views[name]
-        if parameter.grad is not None and parameter.grad is not view:
+        if parameter.grad is None or parameter.grad is view:
+            return
+        if name in self._old:
+            view.copy_(parameter.grad)
+            self._old.remove(name)
+        else:
             view.add_(parameter.grad)
-            parameter.grad = None
+        parameter.grad = None
+
+    def close(self) -> None:
+        for name in self._old:
+            self._views[name].zero_()
+        self._old.clear()
 
     def clear(self) -> None:
-        self._flat.zero_()
+        self._old = set(self._apart)
+        if len(self._apart) < len(self._views):
+            self._flat.zero_()
 
 
 class Loose(Bucket):

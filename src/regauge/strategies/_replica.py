@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 BYTES_PER_MIB = 1 << 20
 GRADIENT_BYTES = MASTER_BYTES = 4
+SQUARED_AT_A_TIME = 1 << 20
+"""Values whose squares are in memory at a time; torch's own norm of 34 million is 0.6 % off."""
 
 
 def load(weights: Mapping[str, Form], itemsize: int, owned: Container[str] | None = None) -> Load:
@@ -94,7 +96,8 @@ class Replica:
 
     def gradient_norm(self) -> Tensor:
         own = [part for bucket in self._buckets if self._owns(bucket) for part in bucket.parts]
-        squares = [part.square().sum(dtype=torch.float32) for part in own]
+        pieces = [piece for part in own for piece in part.flatten().split(SQUARED_AT_A_TIME)]
+        squares = [piece.square().sum(dtype=torch.float32) for piece in pieces]
         total = torch.stack(squares).sum() if squares else torch.zeros((), device=self._device())
         if self._owner is not None and self._world.size > 1:
             dist.all_reduce(total)

@@ -36,7 +36,9 @@ from regauge.config import build, dump, merge
 from regauge.data.loader import Feed
 from regauge.errors import RegaugeError
 from regauge.models.dropout import CounterDropout, DropoutKeys
+from regauge.training import compiling
 from regauge.training import optimizer as optimizers
+from regauge.training import run as running
 from regauge.training.decisions import decide
 from regauge.training.graphs import GraphGuard
 from regauge.training.opening import open_session
@@ -267,6 +269,36 @@ def _quick_graphs() -> Iterator[None]:
 
     with patch.object(torch.nn.Module, "compile", chosen):
         yield
+
+
+def train_undecided(folder: str, data: str, changes: dict[str, Any], trial: str) -> tuple[str, int]:
+    """Train where it is left open whether blocks are compiled; return what was decided, and graphs.
+
+    The trial says that it "pays" or not; there must be none where it is "over".
+    """
+    torch.compiler.reset()
+    counters.clear()
+    run = settings(Path(folder), Path(data), "mlm", **changes)
+    decided: list[str] = []
+    train = running.train
+
+    def seen(session: Any, *rest: Any) -> Any:
+        decided.append(session.settings.execution.compile)
+        return train(session, *rest)
+
+    def said(*_: Any) -> tuple[bool, str]:
+        assert trial != "over", "it is decided once"
+        return trial == "pays", "it is said so"
+
+    with (
+        warnings.catch_warnings(action="ignore"),
+        patch.object(compiling, "SHORT_SECONDS", 0.0),
+        patch.object(compiling, "worth", said),
+        patch.object(running, "train", seen),
+        _quick_graphs(),
+    ):
+        attempt(run, processes.world())
+    return decided[0], run.accelerator.graphs_compiled() if run.accelerator else 0
 
 
 def train_graphed(folder: str, data: str, task: str, changes: dict[str, Any]) -> int:

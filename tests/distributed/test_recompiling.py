@@ -5,6 +5,7 @@ In a process of its own: the compiler starts threads and sets environment variab
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,18 @@ def alone() -> Iterator[World]:
     world = World(1)
     yield world
     world.close()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[World]:
+    world = World(2)
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return datasets.packed(tmp_path_factory.mktemp("data") / "packed")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +102,20 @@ def test_a_budget_lets_it_go_on(alone: World, data: Path, tmp_path: Path) -> Non
     found = compiled(alone, tmp_path, data, 3, budget=1)
     assert (found["code"], found["problem"]) == (0, "")
     assert set(found["counts"]) == {4, 5}
+
+
+@pytest.mark.parametrize(("trial", "kind"), [("pays", "blocks"), ("does not", "no")])
+def test_what_is_left_open_is_tried_once_and_all_processes_decide_alike(
+    pair: World, packed: Path, tmp_path: Path, trial: str, kind: str
+) -> None:
+    changes = {"execution": {"compile": "auto"}, "strategy": "ddp", "stop": {"steps": 2}}
+    found = pair.run("train_undecided", str(tmp_path), str(packed), changes, trial)
+    one_shape = 2 if kind == "blocks" else 1
+    assert found == [(kind, one_shape)] * 2, "in training and evaluation; else the one tried"
+    assert json.loads((tmp_path / "run.json").read_text())["execution"]["compile"] == kind
+    changes["stop"] = {"steps": 3}
+    again = pair.run("train_undecided", str(tmp_path), str(packed), changes, "over")
+    assert [decided for decided, _ in again] == [kind] * 2
 
 
 def test_a_compiled_run_has_the_losses_of_an_eager_one(

@@ -6,12 +6,19 @@ import json
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from regauge import lines
+from regauge.accelerators import Chip
+from regauge.processes import World
 from regauge.supervision.meter import Meter, Reading
 from regauge.training.ledger import ACCOUNTS, Ledger
+from regauge.training.progress import Interval
 
 FREE = Meter(Reading(), 0.0, 1, 1, None)
 
@@ -43,6 +50,32 @@ def test_time_is_booked_once_to_the_innermost_account(clock: Clock) -> None:
     assert booked == {"step": 5, "checkpoint": 2}
     assert ledger.total_seconds == 7
     assert set(ledger.seconds) == set(ACCOUNTS)
+
+
+def test_tokens_a_second_are_those_of_training_alone(clock: Clock) -> None:
+    ledger = Ledger(FREE)
+    interval = Interval(torch.device("cpu"), ledger)
+    session: Any = SimpleNamespace(
+        world=World(),
+        ledger=ledger,
+        rates=SimpleNamespace(at=lambda _: 0.1),
+        step=1,
+        steps_per_epoch=10,
+        chip=Chip("some", {"fp32": 1000.0}),
+        settings=SimpleNamespace(execution=SimpleNamespace(precision="fp32")),
+        flops_per_token=2.0,
+    )
+    with ledger.spend("step"):
+        for _ in range(2):
+            clock.now += 1
+            with ledger.spend("data_wait"):
+                clock.now += 1
+            interval.count([{"segments": np.ones((2, 50))}])
+            interval.add(torch.ones(2), torch.zeros(()))
+            line = interval.line(session)
+            assert (line["train/tokens_per_second"], line["train/mfu"]) == (50, 0.1)
+            with ledger.spend("evaluate"):
+                clock.now += 30
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_what_is_predicted_of_a_row_is_what_autograd_keeps(task: str, tmp_path: 
     from regauge.training.activations import _saved
     from regauge.training.opening import open_session
 
-    run = left_open(tmp_path, task, model={"attention": "eager"})
+    run = left_open(tmp_path, task)
     row = forecast(run, ALONE).row
     batch = run.batch.model_copy(update={"microbatch_rows": 1})
     session = open_session(run.model_copy(update={"batch": batch}), ALONE)

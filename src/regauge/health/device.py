@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regauge.accelerators import dtype_of
 from regauge.health.findings import Finding
+from regauge.models.placing import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

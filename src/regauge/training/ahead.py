@@ -35,7 +35,7 @@ def compile_ahead(settings: Training, world: World, part: Part = WHOLE) -> dict[
     turns.manifests(settings)
     settings = microbatch.settled(decide(settings, world), world, UNHEARD)
     accelerator = settings.accelerator
-    if accelerator is None or not (accelerator.lazy or settings.execution.compile != "no"):
+    if accelerator is None or not (accelerator.lazy or settings.execution.compile == "blocks"):
         raise SettingsError("the run compiles nothing", 'set execution.compile = "blocks"')
     joined = dist.is_initialized()
     with tempfile.TemporaryDirectory(prefix="regauge-trial-") as folder:

@@ -165,7 +165,7 @@ def sampled(value: Tensor) -> Tensor:
 def _watched(session: Session) -> list[tuple[str, nn.Module]]:
     """Return the modules to look at by name; of a compiled block, the block as a whole."""
     module = session.prepared.module
-    compiled = models.blocks(module) if session.settings.execution.compile != "no" else []
+    compiled = models.blocks(module) if session.settings.execution.compile == "blocks" else []
     inside = {id(part) for block in compiled for part in block.modules() if part is not block}
     return [
         (name or "(all)", part) for name, part in module.named_modules() if id(part) not in inside

@@ -65,9 +65,11 @@ def decide(settings: Training, world: World) -> Training:
             f"choose another strategy ({', '.join(usable)}) or number of processes",
         )
     check_shares(settings, world)
-    return settings.model_copy(
-        update={"accelerator": accelerator, "strategy": strategy, "execution": execution}
-    )
+    decided = {"accelerator": accelerator, "strategy": strategy, "execution": execution}
+    if settings.model.attention == "auto":
+        chosen = {"attention": accelerator.attention}
+        decided["model"] = settings.model.model_copy(update=chosen)
+    return settings.model_copy(update=decided)
 
 
 def check_shares(settings: Training, world: World) -> None:
@@ -124,8 +126,11 @@ def _execution(execution: Execution, accelerator: Accelerator, world: World) -> 
     compiling = execution.compile
     obstacle = accelerator.obstacle_to_compiling() if compiling != "no" else None
     if obstacle:
-        logger.warning("the run is not compiled: %s", obstacle)
+        if compiling == "blocks":
+            logger.warning("the run is not compiled: %s", obstacle)
         compiling = "no"
+    elif compiling == "auto" and execution.compile_cache is not None:
+        compiling = "blocks"  # what is kept of graphs is made once for many runs
     threads = execution.threads or processes.share_of_cores(world)
     if world.first and execution.precision == "auto":
         logger.info("precision %s: the first that '%s' offers", precision, accelerator.kind)

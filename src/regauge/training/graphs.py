@@ -37,7 +37,7 @@ def warm_up(session: Session, shapes: tuple[Shape, ...]) -> None:
     """
     if session.accelerator.lazy:
         _rehearse(session, shapes)
-    elif session.settings.execution.compile != "no":
+    elif session.settings.execution.compile == "blocks":
         _compute(session, shapes)
 
 
@@ -73,7 +73,7 @@ def _rehearse(session: Session, shapes: tuple[Shape, ...]) -> None:
 
 def _compute(session: Session, shapes: tuple[Shape, ...]) -> None:
     """Compute every shape forward and backward, and as an evaluation does."""
-    _make_room(session)
+    make_room(session)
     for objective, length in shapes:
         size = (1, objective.batch.microbatch)
         batches = empty(session, objective, objective.feed, length, size)
@@ -90,7 +90,7 @@ def _compute(session: Session, shapes: tuple[Shape, ...]) -> None:
     session.accelerator.synchronize()
 
 
-def _make_room(session: Session) -> None:
+def make_room(session: Session) -> None:
     """Let the compiler keep every declared graph, and those of the budget, of every block.
 
     Past its own limit (8 of one function) it computes the rest eagerly and only warns, so that

@@ -68,6 +68,12 @@ class Ledger:
         return outer
 
     @property
+    def training_seconds(self) -> float:
+        """Seconds of steps, and of waiting for their data."""
+        found = self.seconds
+        return found["step"] + found["data_wait"]
+
+    @property
     def total_seconds(self) -> float:
         """All time that was booked, lost work included."""
         return sum(self.seconds.values())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from regauge import lines
-from regauge.accelerators import dtype_of, join, take
+from regauge.accelerators import join, take
 from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT, build, dump, read
 from regauge.data.order import sample
@@ -17,7 +17,7 @@ from regauge.data.shards import Dataset
 from regauge.errors import DataError, SettingsError
 from regauge.models.finding import final
 from regauge.models.initial import META, fill, first_weights
-from regauge.models.placing import move
+from regauge.models.placing import dtype_of, move
 from regauge.models.settings import Model
 from regauge.training.decisions import settle
 from regauge.training.measure_settings import EVALUATION
@@ -54,7 +54,10 @@ def measure(settings: Evaluating, world: World) -> dict[str, Any]:
     device = take(accelerator, world.device, execution.threads or 1)
     join(accelerator, world, execution.timeout_seconds)
     place = partial(_heldout, settings, dataset, world, (accelerator, device))
-    measured = {name: (Model(path=str(models[name])), place(task)) for name, task in tasks.items()}
+    measured = {
+        name: (Model(path=str(models[name]), attention=accelerator.attention), place(task))
+        for name, task in tasks.items()
+    }
     rows, answers = _rows(settings, dataset, measured, dtype_of(execution.precision))
     if world.first and answers:
         _write_samples(Path(settings.output.folder) / FILE, answers)
@@ -137,6 +140,7 @@ def _rows(
         for weight in module.parameters():
             weight.data = weight.data.to(dtype)
         move(module, heldout.device)
+        heldout.accelerator.keep_memory()
         return heldout.accelerator.for_inference(module.eval())
 
     if settings.subjects.untrained == "yes":

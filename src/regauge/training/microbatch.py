@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import accelerators
 from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT, dump
 from regauge.data import mixing
@@ -25,6 +24,7 @@ from regauge.data.shards import MANIFEST
 from regauge.errors import SettingsError, TransientError
 from regauge.log import logger
 from regauge.models.initial import META
+from regauge.models.placing import dtype_of
 from regauge.processes import World
 from regauge.supervision.nodes.several import several
 from regauge.training import records, sizing
@@ -136,7 +136,7 @@ def forecast(settings: Training, world: World) -> Forecast:
     (aim,) = settings.aims
     with META:
         module = aim.task.module(settings.model, dataset.manifest, settings.seed)
-    dtype = accelerators.dtype_of(settings.execution.precision)
+    dtype = dtype_of(settings.execution.precision)
     parts = sizing.load(settings.optimizer, module, strategy, world.size, dtype)
     again = strategy.recomputes or settings.execution.activation_checkpointing != "none"
     share = -(-settings.batch.rows // world.size)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regauge import lines
-from regauge.accelerators import Accelerator, Precision, dtype_of, join, settle_precision, take
+from regauge.accelerators import Accelerator, Precision, join, settle_precision, take
 from regauge.checkpoint.saver import Saver
 from regauge.data import mixing
 from regauge.errors import SettingsError
@@ -21,6 +21,7 @@ from regauge.log import logger
 from regauge.models import build as models
 from regauge.models import several
 from regauge.models.initial import first_weights
+from regauge.models.placing import dtype_of
 from regauge.planning.catalog import rate
 from regauge.strategies import Prepared, Site, Strategy
 from regauge.supervision.chaos import RECORD, Chaos
@@ -28,8 +29,8 @@ from regauge.supervision.meter import Meter, reading
 from regauge.supervision.orders import Report
 from regauge.supervision.watchdog import PREFLIGHT
 from regauge.training import cache as caches
+from regauge.training import compiling, recompute
 from regauge.training import optimizer as optimizers
-from regauge.training import recompute
 from regauge.training.cache import Entry
 from regauge.training.guard import Guard
 from regauge.training.ledger import Ledger
@@ -88,6 +89,7 @@ def open_session(
         for aim, dataset in zip(settings.aims, datasets, strict=True)
     )
     turns = Turns([aim.weight for aim in settings.aims])
+    ledger = Ledger(_meter(settings, world, report), report.pulse.beat)
     epoch = turns.steps_per_epoch(objectives[0].order.steps_per_epoch)
     total, names = settings.stop.total_steps(epoch), tuple(each.name for each in objectives)
     return Session(
@@ -103,7 +105,7 @@ def open_session(
         mark=mark,
         cache=_cache(settings, module, [each.ladder for each in objectives], world),
         saver=_saver(settings, world, chaos, report),
-        ledger=Ledger(_meter(settings, world, report), report.pulse.beat),
+        ledger=ledger,
         report=report,
         chaos=chaos,
         guard=Guard(
@@ -111,7 +113,7 @@ def open_session(
         ),
         scale=LossScale(scaled=precision == "fp16"),
         rates=optimizers.Rates(settings.optimizer, total, device, lazy=accelerator.lazy),
-        interval=Interval(device, names),
+        interval=Interval(device, ledger, names),
         pace=pace,
         first=weights,
     )
@@ -156,7 +158,7 @@ def _device(
 ) -> torch.device:
     """Take this process's device and meet the others; both are checked where that is ordered."""
     device = take(accelerator, world.device, execution.threads or 1)
-    if execution.compile != "no":
+    if execution.compile == "blocks":
         accelerator.expect_compiling()
     accelerator.use(precision)
     join(accelerator, world, execution.timeout_seconds)
@@ -207,12 +209,11 @@ def _prepared(
     """Return the module on its processes, with its blocks recomputed and compiled as is asked."""
     recompute.install(site.blocks, execution.activation_checkpointing, module.dropout_keys)
     prepared = strategy.prepare(module, site)
+    accelerator.keep_memory()
     if execution.activation_checkpointing != "none":
         prepared.recomputes = True
     if execution.compile == "blocks":
-        backend, options = accelerator.compile_backend(), accelerator.compile_options()
-        for block in site.blocks:
-            block.compile(dynamic=False, backend=backend, options=options or None)
+        compiling.install(site.blocks, accelerator)
     return prepared
 
 

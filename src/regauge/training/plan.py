@@ -41,7 +41,7 @@ def plan(settings: Training) -> dict[str, Any]:
     lazy = settings.accelerator is not None and settings.accelerator.lazy
     if lazy and not left and len(aims) == 1:
         answer["graphs"] = graphs(settings, manifests[0])
-    elif settings.execution.compile != "no":
+    elif settings.execution.compile == "blocks":
         pairs = zip(aims, manifests, strict=True)
         lengths = sum(len(aim.task.ladder(manifest)) for aim, manifest in pairs)
         answer["graphs_per_block"] = 2 * lengths

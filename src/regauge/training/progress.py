@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from regauge.training.step import summed
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from regauge.training.ledger import Ledger
     from regauge.training.session import Session
 
 MFU_FORMULA = "real tokens/s x (6 N + 12 L h S) / (peak FLOP/s x processes)"
@@ -26,8 +26,11 @@ MFU_FORMULA = "real tokens/s x (6 N + 12 L h S) / (peak FLOP/s x processes)"
 class Interval:
     """Sums the steps since the last line; every method is called by all processes."""
 
-    def __init__(self, device: torch.device, tasks: tuple[str, ...] = ("",)) -> None:
+    def __init__(
+        self, device: torch.device, ledger: Ledger, tasks: tuple[str, ...] = ("",)
+    ) -> None:
         self._device = device
+        self._ledger = ledger
         self._tasks = tasks
         self._counts = np.zeros(2, np.int64)
         self._norm = torch.zeros(())
@@ -37,7 +40,7 @@ class Interval:
         """Start an interval and its clock; sums are sent to the device as data."""
         self._totals = [torch.zeros(2).to(self._device) for _ in self._tasks]
         self._settled = np.zeros(2, np.int64)
-        self._began = time.perf_counter()
+        self._began = self._ledger.training_seconds
 
     def add(self, totals: Tensor, norm: Tensor, task: int = 0) -> None:
         """Add a step's [loss sum, weight] and gradient norm to those of its task."""
@@ -50,8 +53,11 @@ class Interval:
             self._counts += tokens_and_slots(batch)
 
     def line(self, session: Session) -> dict[str, float]:
-        """Return the values of a line of training, and begin the next interval."""
-        seconds = time.perf_counter() - self._began
+        """Return the values of a line of training, and begin the next interval.
+
+        Tokens a second are those of training: evaluations and saves in between do not count.
+        """
+        seconds = self._ledger.training_seconds - self._began
         self.settle(session)
         tokens, slots = self._settled.tolist()
         losses = self._losses()
@@ -124,8 +130,8 @@ def write_ledger(session: Session) -> None:
     if not session.world.first:
         return
     ledger = session.ledger
-    steps = ledger.seconds["step"] + ledger.seconds["data_wait"]
-    rate = ledger.tokens / steps if steps > 0 else 0.0
+    spent = ledger.training_seconds
+    rate = ledger.tokens / spent if spent > 0 else 0.0
     document = {
         "attempt": session.attempt,
         "step": session.step,

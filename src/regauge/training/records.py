@@ -83,6 +83,8 @@ def check_same_run(folder: Path, settings: Training, identity: str) -> str:
     now = document(settings, identity, "")
     now["data"]["identity"], saved["data"]["identity"] = identity, facts.get("data_identity")
     now["task"], saved["task"] = _tasks(now["task"]), _tasks(saved["task"])
+    for each in (now, saved):
+        each["model"].pop("attention", None)  # it says how a model is computed
     for key in IDENTITY:
         ours, theirs = _at(now, key), _at(saved, key)
         if ours != theirs:
@@ -101,6 +103,8 @@ def inherit(settings: Training, folder: Path) -> Training:
     update: dict[str, Any] = {}
     if execution.precision == "auto" and "precision" in saved:
         update["precision"] = saved["precision"]
+    if execution.compile == "auto" and "compile" in saved:
+        update["compile"] = saved["compile"]
     if execution.threads is None and execution.processes == saved.get("processes"):
         update["threads"] = saved.get("threads")
     return settings.model_copy(update={"execution": execution.model_copy(update=update)})

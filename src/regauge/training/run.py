@@ -20,7 +20,7 @@ from regauge.registry import did_you_mean
 from regauge.supervision import orders
 from regauge.supervision.orders import Report
 from regauge.trackers import RunFacts, started
-from regauge.training import microbatch, origin, records, turns
+from regauge.training import compiling, microbatch, origin, records, turns
 from regauge.training.decisions import decide
 from regauge.training.final import write_models
 from regauge.training.graphs import settle, warm_up
@@ -63,8 +63,9 @@ def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]
     session.ledger.book("init", time.monotonic() - report.began)
     try:
         _check_room(session)
+        compiling.settle(session)
         if world.first:
-            records.write(folder, settings, identity, run_id, session.weights)
+            records.write(folder, session.settings, identity, run_id, session.weights)
             report.begin(folder)
         return _finish(session, _tracked(session, run_id))
     finally:

@@ -110,8 +110,8 @@ class Execution(Settings):
     """CPU threads of each process; by default the cores shared among the processes."""
     precision: Literal["auto", "bf16", "fp32", "tf32", "fp16"] = "auto"
     """Type of the computation; master weights and moments are fp32 in all of them."""
-    compile: Literal["no", "blocks"] = "no"
-    """Whether torch.compile takes the model's repeated blocks."""
+    compile: Literal["auto", "no", "blocks"] = "auto"
+    """Whether torch.compile takes the model's repeated blocks; `auto` where that saves time."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What the backward pass computes again: nothing, all but matmuls, or whole blocks."""
     compile_cache: str | None = None

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regauge import accelerators
-from regauge.accelerators import dtype_of
 from regauge.data.shards import MANIFEST, Manifest, TokenizerFacts, read_manifest
 from regauge.models.counting import FLOPS, counts, flops_per_token
+from regauge.models.placing import dtype_of
 from regauge.models.several import parts as parts_of
 from regauge.strategies import Form
 from regauge.supervision.nodes.several import several

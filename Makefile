@@ -2,20 +2,21 @@
 # test-xla: the contracts and unit tests with torch 2.9 and torch_xla, in an environment of its own
 # test-faults: the whole fault matrix, of which `test` does a part
 # test-rest: the other cases that `test` leaves out: more strategies, sizes, processes, graphs
-# check: style and types · bench: the measurements of benchmarks/
+# check: style and types · bench, bench-quick: training speed beside others', and what the loop costs
 # Each target first creates .venv, once, and again when what it installs has changed.
 
 PYTHON ?= python3
 BIN := .venv/bin
 FAULTS ?= full or not full
 INSTALLED := .venv/.installed
+COMPARED := .venv/.compared
 
 # Tests start hundreds of processes, and each would compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
 
-.PHONY: demo test test-xla environment-xla test-faults test-rest check bench
+.PHONY: demo test test-xla environment-xla test-faults test-rest check bench bench-quick
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -44,8 +45,18 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(INSTALLED)
+# `bench-quick` has fewer turns; both rewrite benchmarks/results.
+bench bench-quick: $(COMPARED)
+bench:
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/train_mlm.py
+bench-quick:
+	$(BIN)/python benchmarks/overhead.py --alternations 6 --steps 5
+	$(BIN)/python benchmarks/train_mlm.py --turns 5 --steps 3
+
+$(COMPARED): $(INSTALLED)
+	$(BIN)/python -m pip install -c constraints.txt -e ".[bench]"
+	touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from overhead import corpus
 from recording import RESULTS, train_command
 from safetensors.numpy import load_file
+from text import corpus
 
 from regauge import lines
 from regauge.checkpoint import folder as checkpoints

@@ -16,8 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from overhead import MODEL, corpus
+from overhead import MODEL
 from recording import RESULTS, keep, train_command
+from text import corpus
 
 from regauge import lines
 from regauge.accelerators.cpu import Cpu

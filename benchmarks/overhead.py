@@ -10,7 +10,6 @@ compute in the same precision with fp32 masters, clip, and step the same fused A
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -20,18 +19,18 @@ from pathlib import Path
 import torch
 from pydantic import PrivateAttr
 from recording import RESULTS, keep
+from text import corpus
 
 from regauge import processes
-from regauge.accelerators import dtype_of
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
+from regauge.models.placing import dtype_of
 from regauge.trackers import RunFacts, Tracker, started
 from regauge.training.decisions import decide
 from regauge.training.loop import train
 from regauge.training.opening import open_session
 from regauge.training.session import Session
 from regauge.training.settings import Training
-from regauge.verbs import prepare
 
 LIMIT = 0.03
 CONFIDENCE_Z = 1.96
@@ -106,21 +105,6 @@ def alternate(scratch: Path, alternations: int, steps: int) -> list[tuple[float,
         trackers.log(0, {})
         train(session, trackers)
     return tracker._pairs[1:]  # noqa: SLF001 - this file's own class
-
-
-def corpus(folder: Path) -> Path:
-    """Prepare packed rows of the documentation of the standard library's larger packages."""
-    library = Path(json.__file__).parent.parent
-    tables = {
-        "data": {"path": str(folder)},
-        "source": {
-            "kind": "python-docs",
-            "roots": (str(library / "asyncio"), str(library / "email")),
-        },
-        "tokenizer": {"vocabulary": 4096},
-    }
-    prepare.run(build(prepare.ROOT, tables))
-    return folder
 
 
 def bare_loop(session: Session, steps: int) -> Callable[[], float]:

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import torch
 import torch_xla
-from overhead import MODEL, Alternating, comparison, corpus
+from overhead import MODEL, Alternating, comparison
 from recording import RESULTS, keep
+from text import corpus
 
 from regauge import processes
 from regauge.accelerators import Chip

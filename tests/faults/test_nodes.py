@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -261,4 +262,4 @@ def _names(endpoint: str) -> list[str]:
     found = json.loads(asked(endpoint, "/v2/keys/torch/elastic/rendezvous"))
     nodes = found["node"]["nodes"]
     names = [node["key"].rpartition("/")[2] for node in nodes]
-    return [name for name in names if name.rpartition("-")[2].isdigit()]
+    return [name for name in names if re.fullmatch(r".+-[0-9a-f]{8}-\d+", name)]

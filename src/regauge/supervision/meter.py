@@ -7,6 +7,7 @@ attempt (`attempts.jsonl`), and go on from there under any number of machines. N
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 
 ATTEMPTS = "attempts.jsonl"
 SEEN = ".seen"
-"""When a supervisor was last there, written each second: a kill leaves no end behind."""
+"""When a run was last there, in seconds since the epoch: a kill leaves no end behind.
+
+A supervisor writes it each second, and the first process with each checkpoint: no checkpoint knows
+of dollars that the next command does not.
+"""
 HOUR = 3600.0
 
 
@@ -97,7 +102,7 @@ def metered(document: dict[str, Any]) -> Meter:
 
 
 def last_seen(folder: Path) -> float | None:
-    """Return when a supervisor last said that it was there, in seconds since the epoch."""
+    """Return when a run last said that it was there, in seconds since the epoch."""
     try:
         return float((folder / SEEN).read_text())
     except (OSError, ValueError):
@@ -105,9 +110,14 @@ def last_seen(folder: Path) -> float | None:
 
 
 def say_seen(folder: Path) -> None:
-    """Say that a supervisor is there; nothing before the run has begun to write."""
-    if (folder / ATTEMPTS).exists():
-        (folder / SEEN).write_text(f"{time.time():.3f}")
+    """Say that a run is there; nothing before it has begun to write."""
+    if not (folder / ATTEMPTS).exists():
+        return
+    file = os.open(folder / SEEN, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        os.write(file, f"{time.time():.3f}".encode())  # as long as the one before: never in parts
+    finally:
+        os.close(file)
 
 
 def paid(folder: Path, taken: float, seen: float | None) -> tuple[Reading, float]:

@@ -16,6 +16,7 @@ from regauge.checkpoint.saver import Saver
 from regauge.errors import DataError
 from regauge.strategies import Prepared
 from regauge.supervision.chaos import Chaos
+from regauge.supervision.meter import say_seen
 from regauge.supervision.orders import Report
 from regauge.training import optimizer as optimizers
 from regauge.training.cache import Entry
@@ -185,7 +186,10 @@ class Session:
         """Save this moment, once all replicas agree; writing goes on beside the next steps."""
         with self.ledger.spend("checkpoint"):
             self.check_replicas()
-            self.saver.save(self.step, self.values(), self.state(), metrics)
+            state = self.state()
+            if self.world.first:
+                say_seen(Path(self.settings.output.folder))
+            self.saver.save(self.step, self.values(), state, metrics)
 
     def check_replicas(self) -> None:
         """Raise DeviceError where processes that should hold equal weights do not."""

@@ -8,44 +8,27 @@ the same run file. Held-out rows are measured by this project's own path, masks 
 
 from __future__ import annotations
 
-import argparse
 import copy
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from datasets import Dataset as Table
+from peer_parts import Order, measuring, ordered, reading
 from turns import Turn
 
-from regauge import config, processes
-from regauge.accelerators import join, take
-from regauge.accelerators.cpu import Cpu
-from regauge.data import mixing
-from regauge.data.order import sample
 from regauge.data.shards import Dataset
-from regauge.training.objectives import feed
-from regauge.training.scoring import Heldout
-from regauge.training.settings import Training
 
 
 def main() -> None:
     """Train until nobody wants another turn."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("run_file", type=Path)
-    parser.add_argument("--style", choices=("best", "default"), default="best")
-    parser.add_argument("--rows", type=int, help="rows that are computed at a time")
-    parser.add_argument("--turn", type=int, default=5, help="steps of a turn")
-    arguments = parser.parse_args()
-    tables = config.read(arguments.run_file)
-    tables["output"] = {"folder": str(arguments.folder)}
-    settings = config.build(Training, tables)
-    best = arguments.style == "best"
-    dataset = mixing.opened(settings.data)
-    model, measured = _model(settings, dataset, best=best)
+    order = ordered(__doc__)
+    settings, dataset, best = order.settings, order.dataset, order.style == "best"
+    reader = reading(order)
+    reader.model = plain(reader.model)
+    measured = measuring(order, reader)
     tokenizer = transformers.AutoTokenizer.from_pretrained(dataset.folder / "tokenizer")
     masked = settings.task.kind == "mlm"
     collator = transformers.DataCollatorForLanguageModeling(
@@ -54,12 +37,12 @@ def main() -> None:
     length = settings.task.ladder(dataset.manifest)[-1]
     rows = Table.from_dict({"input_ids": _rows(dataset, length, whole=not best)})
     trainer = _Counting(
-        model=model,
-        args=_arguments(settings, arguments, best=best),
+        model=reader.model,
+        args=transformers.TrainingArguments(**written(order, compiled=best)),
         train_dataset=rows,
         data_collator=collator,
     )
-    trainer.add_callback(_InTurn(Turn(arguments.folder), trainer, arguments.turn, measured))
+    trainer.add_callback(InTurn(order, lambda: trainer.real_tokens, measured))
     trainer.train()
 
 
@@ -73,79 +56,65 @@ class _Counting(transformers.Trainer):
         return super().training_step(model, inputs, *rest, **named)
 
 
-class _InTurn(transformers.TrainerCallback):
-    """Holds the training up between its turns."""
+class InTurn(transformers.TrainerCallback):
+    """Holds the training of any Trainer up between its turns."""
 
-    def __init__(self, turn: Turn, trainer: _Counting, steps: int, measured: Any) -> None:
-        self._turn = turn
-        self._trainer = trainer
-        self._steps = steps
+    def __init__(
+        self, order: Order, counted: Callable[[], int], measured: Callable[[], float]
+    ) -> None:
+        self._turn = Turn(order.folder)
+        self._steps = order.turn
+        self._counted = counted
         self._measured = measured
         self._before = 0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Wait for the first turn."""
         self._turn.wait()
 
     def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+        """Measure, and wait for the next turn, where this one is over."""
         if state.global_step % self._steps:
             return
         self._turn.stop()
-        self._before, before = self._trainer.real_tokens, self._before
-        tokens = self._before - before
-        self._turn.end(step=state.global_step, tokens=tokens, heldout=self._measured())
+        self._before, before = self._counted(), self._before
+        count = self._before - before
+        self._turn.end(step=state.global_step, count=count, heldout=self._measured())
 
 
-def _arguments(settings: Training, own: Any, *, best: bool) -> transformers.TrainingArguments:
-    """Return what Trainer takes for a run of decided length, on the CPU."""
-    optimizer = settings.optimizer
-    rows = own.rows or settings.batch.rows
-    return transformers.TrainingArguments(
-        output_dir=str(own.folder / "trainer"),
-        per_device_train_batch_size=rows,
-        gradient_accumulation_steps=settings.batch.rows // rows,
-        max_steps=settings.stop.steps,
-        learning_rate=optimizer.learning_rate,
-        lr_scheduler_type=optimizer.schedule.kind,
-        warmup_steps=optimizer.schedule.warmup_steps,
-        weight_decay=optimizer.weight_decay,
-        adam_beta1=optimizer.betas[0],
-        adam_beta2=optimizer.betas[1],
-        max_grad_norm=optimizer.clip_norm,
-        save_strategy="no",
-        report_to=[],
-        seed=settings.seed,
-        disable_tqdm=True,
-        use_cpu=True,
-        **({"bf16": True, "torch_compile": True} if best else {}),
-    )
+def written(order: Order, *, compiled: bool) -> dict[str, Any]:
+    """Return what any Trainer is told of a run of decided length, on the CPU."""
+    settings, optimizer = order.settings, order.settings.optimizer
+    return {
+        "output_dir": str(order.folder / "trainer"),
+        "per_device_train_batch_size": order.rows,
+        "gradient_accumulation_steps": settings.batch.rows // order.rows,
+        "max_steps": settings.stop.steps,
+        "learning_rate": optimizer.learning_rate,
+        "lr_scheduler_type": optimizer.schedule.kind,
+        "warmup_steps": optimizer.schedule.warmup_steps,
+        "weight_decay": optimizer.weight_decay,
+        "adam_beta1": optimizer.betas[0],
+        "adam_beta2": optimizer.betas[1],
+        "adam_epsilon": optimizer.epsilon,
+        "max_grad_norm": optimizer.clip_norm,
+        "save_strategy": "no",
+        "report_to": [],
+        "seed": settings.seed,
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "bf16": order.dtype == torch.bfloat16,
+        "torch_compile": compiled,
+    }
 
 
-def _model(settings: Training, dataset: Dataset, *, best: bool) -> tuple[Any, Any]:
-    """Return transformers' own model with the first weights of a run, and what measures it."""
-    task, manifest = settings.aims[0].task, dataset.manifest
-    reader = task.module(settings.model, manifest, settings.seed)
-    plain = copy.deepcopy(reader.model.config)
-    model = type(reader.model)(plain)
-    model.load_state_dict(reader.model.state_dict())
-    reader.model = model
-    reader.compute_dtype = torch.bfloat16 if best else torch.float32
-    accelerator, world = Cpu(), processes.World()
-    device = take(accelerator, 0, settings.execution.threads or processes.share_of_cores(world))
-    join(accelerator, world, settings.execution.timeout_seconds)
-    own = feed(
-        task, dataset, "heldout", world=world, rows=settings.batch.microbatch,
-        ladder=task.ladder(manifest), seed=settings.seed,
-    )  # fmt: skip
-    numbers = sample(len(own), settings.evaluation.rows, manifest.identity)
-    heldout = Heldout(task, accelerator, lambda: None, device, own, numbers)
-
-    def measured() -> float:
-        with torch.autocast("cpu", torch.bfloat16, enabled=best):
-            loss = heldout.metrics(reader)["loss"]
-        reader.train()
-        return loss
-
-    return model, measured
+def plain(model: Any) -> Any:
+    """Return transformers' own model with the weights of one that this project has made."""
+    config = copy.deepcopy(model.config)
+    extra = {} if getattr(model, "pooler", True) is not None else {"add_pooling_layer": False}
+    made = type(model)(config, **extra)
+    made.load_state_dict(model.state_dict())
+    return made
 
 
 def _rows(dataset: Dataset, length: int, *, whole: bool) -> list[np.ndarray]:

@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import text
 from recording import RESULTS, keep
 
 from regauge.accelerators.cpu import Cpu
-from regauge.data.sources import Record
-from regauge.data.sources.python_docs import PythonDocs
 
 MEGA = 1e6
 FILE_BYTES = 50 * 2**20
@@ -57,34 +56,31 @@ def main() -> None:
     keep(arguments.json, "prepare of text on this machine", Cpu().chip("fp32"), figures)
 
 
-def make(folder: Path, megabytes: int) -> None:
-    """Write so many megabytes of JSON lines, in files of 50 MiB."""
+def make(folder: Path, megabytes: int, file: Path | None = None) -> None:
+    """Write so many megabytes of JSON lines of a text, in files of 50 MiB."""
     aside = folder.with_name(f"{folder.name}.unfinished")
     aside.mkdir(parents=True, exist_ok=True)
     total, number = 0, 0
-    lines = _lines()
+    lines = _lines(file)
     while total < megabytes * MEGA:
-        with (aside / f"{number:04d}.jsonl").open("w", encoding="utf-8") as file:
-            while file.tell() < FILE_BYTES and total + file.tell() < megabytes * MEGA:
-                file.writelines(next(lines) for _ in range(100))
-            total += file.tell()
+        with (aside / f"{number:04d}.jsonl").open("w", encoding="utf-8") as part:
+            while part.tell() < FILE_BYTES and total + part.tell() < megabytes * MEGA:
+                part.writelines(next(lines) for _ in range(100))
+            total += part.tell()
         number += 1
     aside.rename(folder)
 
 
-def _lines() -> Iterator[str]:
+def _lines(file: Path | None) -> Iterator[str]:
     """Yield the documents again and again, each time with other words in them."""
-    source = PythonDocs()
-    found = (item for piece in source.pieces() for item in source.read(piece))
-    texts = list(dict.fromkeys(str(item.fields["text"]) for item in found
-                               if isinstance(item, Record)))  # fmt: skip
-    words = sorted({word for text in texts[:5000] for word in text.split()})
+    texts = list(dict.fromkeys(text.texts(file)))
+    words = sorted({word for each in texts[:5000] for word in each.split()})
     random = np.random.default_rng(0)
     copy = 0
     while True:
-        for text in texts:
+        for each in texts:
             share = EDITS[random.integers(len(EDITS))] if copy else 0.0
-            yield json.dumps({"text": _edited(text, share, words, random), "copy": copy}) + "\n"
+            yield json.dumps({"text": _edited(each, share, words, random), "copy": copy}) + "\n"
         copy += 1
 
 
@@ -167,15 +163,8 @@ def size(folder: Path) -> int:
 
 def prepared(text: Path, dataset: Path, processes: int) -> dict[str, Any]:
     """Prepare a folder of text, and return what that took."""
-    run = {
-        "data": {"path": str(dataset)},
-        "source": {"kind": "jsonl", "files": [f"{text}/*.jsonl"]},
-        "filter": {"fewest_words": 3},
-        "rows": {"length": 256},
-        "prepare": {"processes": processes},
-    }
     file = dataset.with_suffix(".json")
-    file.write_text(json.dumps(run))
+    file.write_text(json.dumps(tables(text, dataset, processes)))
     command = [sys.executable, "-m", "regauge", "prepare", str(file), "--json"]
     began = time.monotonic()
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -209,6 +198,17 @@ def prepared(text: Path, dataset: Path, processes: int) -> dict[str, Any]:
         },
         "dataset": {name: answer[name] for name in ("train_rows", "heldout_rows", "skipped")},
         "identity": answer["identity"],
+    }
+
+
+def tables(folder: Path, dataset: Path, processes: int) -> dict[str, Any]:
+    """Return the run file that prepares a folder of JSON lines."""
+    return {
+        "data": {"path": str(dataset)},
+        "source": {"kind": "jsonl", "files": [f"{folder}/*.jsonl"]},
+        "filter": {"fewest_words": 3},
+        "rows": {"length": 256},
+        "prepare": {"processes": processes},
     }
 
 

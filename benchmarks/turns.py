@@ -29,6 +29,8 @@ from regauge.trackers import RunFacts, Tracker
 SOCKET = "turns"
 LOOK_SECONDS = 0.5
 GO = b"go\n"
+LAST_WORDS = 15
+"""Lines of the log of a program that failed."""
 
 
 class Turn:
@@ -66,9 +68,11 @@ class Turns(Tracker):
     """Where the socket is."""
     held_out: str = "heldout/loss"
     """What is said of each evaluation."""
+    counted: tuple[int, int] | None = None
+    """Rows of the dataset and of a step, where rows are counted; else real tokens are."""
     _turn: Turn | None = PrivateAttr(default=None)
     _ledger: Path = PrivateAttr(default=Path())
-    _tokens: int = PrivateAttr(default=0)
+    _count: int = PrivateAttr(default=0)
     _loss: float = PrivateAttr(default=0.0)
 
     def start(self, run: RunFacts) -> None:
@@ -86,9 +90,17 @@ class Turns(Tracker):
         elif step == 0:
             self._turn.wait()
         else:
-            before, self._tokens = self._tokens, (lines.last(self._ledger) or {})["tokens"]
-            tokens = self._tokens - before
-            self._turn.end(step=step, tokens=tokens, loss=self._loss, heldout=values[self.held_out])
+            before, self._count = self._count, self._counted(step)
+            count = self._count - before
+            self._turn.end(step=step, count=count, loss=self._loss, heldout=values[self.held_out])
+
+    def _counted(self, step: int) -> int:
+        """Return what all steps so far have counted; the last of an epoch may have fewer rows."""
+        if self.counted is None:
+            return int((lines.last(self._ledger) or {})["tokens"])
+        rows, batch = self.counted
+        epochs, inside = divmod(step, -(-rows // batch))
+        return epochs * rows + min(inside * batch, rows)
 
 
 def peak_bytes() -> int:
@@ -105,6 +117,10 @@ class Program:
     command: list[str]
     folder: Path
     variables: dict[str, str] = field(default_factory=dict)
+    unit: str = "tokens"
+    """What it counts."""
+    goal: float | None = None
+    """How many times as fast the first program has to be."""
     most_turns: int | None = None
     """A slow one has fewer turns, in the first rounds; None for all."""
     turns: list[dict[str, Any]] = field(default_factory=list)
@@ -113,21 +129,27 @@ class Program:
     """From the command to its first turn: imports, data, and what is compiled."""
 
     def rates(self, first: int = 1) -> list[float]:
-        """Return real tokens (or what it counts) a second of each turn after the warm-up."""
-        return [turn["tokens"] / turn["seconds"] for turn in self.turns[first:]]
+        """Return what it counts (real tokens, …) a second, of each turn after the warm-up."""
+        return [turn["count"] / turn["seconds"] for turn in self.turns[first:]]
 
     @property
     def peak_bytes(self) -> int:
         """The most memory that it has had at a time."""
         return max(int(turn["peak_bytes"]) for turn in self.turns)
 
-    def facts(self, first: int = 1) -> dict[str, Any]:
-        """Return its figures: the median over its turns and their spread."""
+    def speed(self, first: int = 1) -> dict[str, Any]:
+        """Return the median over its turns and their spread."""
         rates = self.rates(first)
         return {
-            "tokens_per_second": round(statistics.median(rates), 1),
+            f"{self.unit}_per_second": round(statistics.median(rates), 1),
             "spread": [round(min(rates), 1), round(max(rates), 1)],
             "turns": len(rates),
+        }
+
+    def facts(self, first: int = 1) -> dict[str, Any]:
+        """Return its figures: speed, memory, and what it takes to begin."""
+        return {
+            **self.speed(first),
             "first_turn_seconds": round(self.turns[0]["seconds"], 2),
             "start_seconds": round(self.start_seconds, 2),
             "peak_gb": round(self.peak_bytes / 1e9, 3),
@@ -146,20 +168,22 @@ def alternate(programs: list[Program], turns: int) -> None:
             for program, stream in zip(programs, streams, strict=True):
                 if program.most_turns is not None and number >= program.most_turns:
                     continue
-                stream.write(GO)
-                stream.flush()
-                said = stream.readline()
+                said = b""
+                with suppress(BrokenPipeError):
+                    stream.write(GO)
+                    stream.flush()
+                    said = stream.readline()
                 if not said:
-                    raise SystemExit(f"{program.name} ended: see {program.folder / 'log'}")
+                    raise _ended(program)
                 program.turns.append(json.loads(said))
                 _show(program, number)
 
 
 def _show(program: Program, number: int) -> None:
     turn = program.turns[-1]
-    rate = turn["tokens"] / turn["seconds"]
+    rate = turn["count"] / turn["seconds"]
     rest = {name: turn[name] for name in ("step", "loss", "heldout") if name in turn}
-    sys.stderr.write(f"{number} {program.name}: {rate:,.0f}/s {rest}\n")
+    sys.stderr.write(f"{number} {program.name}: {rate:,.0f} {program.unit}/s {rest}\n")
 
 
 @contextmanager
@@ -193,10 +217,16 @@ def _accepted(
             connection, _ = server.accept()
         except TimeoutError:
             if child.poll() is not None:
-                raise SystemExit(f"{program.name} ended: see {program.folder / 'log'}") from None
+                raise _ended(program) from None
         else:
             connection.settimeout(None)
             return connection
+
+
+def _ended(program: Program) -> SystemExit:
+    """Return the error of a program that ended too early, with its last words."""
+    said = (program.folder / "log").read_text(errors="replace").splitlines()
+    return SystemExit("\n".join([f"{program.name} ended:", *said[-LAST_WORDS:]]))
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

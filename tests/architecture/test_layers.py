@@ -8,7 +8,7 @@ import pytest
 
 from architecture.tree import CHOICES, Source, imports, sources
 
-FOUNDATION = ("config", "registry", "log", "errors", "processes", "lines", "stores")
+FOUNDATION = ("config", "registry", "log", "errors", "processes", "lines", "stores", "timing")
 PARTS = ("data", "models")
 MACHINERY = (
     "training",

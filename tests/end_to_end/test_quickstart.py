@@ -77,7 +77,8 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """Up to the stage that is interrupted; the others were seen above."""
     file = tmp_path / "quickstart.toml"
     file.write_text(DEMO.read_text().partition("# Held-out pairs")[0])
-    long = ("stage.match.stop.steps=100000", "stage.match.output.every_steps=1")
+    plain = "stage.match.execution.compile=no"  # so many steps would be worth it
+    long = ("stage.match.stop.steps=100000", "stage.match.output.every_steps=1", plain)
     metrics = tmp_path / "demo" / "3-match" / "metrics.jsonl"
     with subprocess.Popen(
         command(tmp_path / "demo", *long, file=file),

@@ -217,6 +217,9 @@ class Accelerator(Choice):
         """Return the vendor's command that prints a line for each process on the devices."""
         return ()
 
+    def measure_again(self) -> None:
+        """Forget a peak that was timed: something else had the device then."""
+
     def chip(self, precision: Precision) -> Chip:
         """Return the device's name and its peak for a precision."""
         raise NotImplementedError

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from regauge import timing
 from regauge.accelerators import (
     Accelerator,
     Availability,
@@ -22,10 +23,14 @@ from regauge.accelerators import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
-MATMUL_SIZES = (192, 384, 768, 1536)
+FIRST_SIZE, LARGEST_SIZE, ENOUGH_SECONDS = 192, 3072, 5e-3
+"""Of square products. A precision that the processor has no instructions for is a thousand times
+slower than the fastest."""
 GROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (
@@ -115,6 +120,9 @@ class Cpu(Accelerator):
         known = [found for found in (free and free * 1024, _left_of_group()) if found is not None]
         return min(known) // processes if known else None
 
+    def measure_again(self) -> None:
+        _fastest_matmul.cache_clear()
+
     def chip(self, precision: Precision) -> Chip:
         size, rate = _fastest_matmul("bfloat16" if precision == "bf16" else "float32")
         source = f"measured here: {size} x {size} x {size} matmul on this process's threads"
@@ -163,25 +171,18 @@ def _try_vectors() -> None:
 
 @cache
 def _fastest_matmul(dtype: str) -> tuple[int, float]:
-    """Return a size, and the best of half a second of its matmuls in operations a second.
-
-    The size is the largest that is multiplied several times in it: a precision that the processor
-    has no instructions for is a thousand times slower.
-    """
+    """Return a size, and the operations a second of its product."""
     import torch
 
-    def seconds() -> float:
-        began = time.perf_counter()
-        square @ square
-        return time.perf_counter() - began
-
-    for size in MATMUL_SIZES:
+    def made(size: int) -> Callable[[], float]:
         square = torch.ones(size, size, dtype=getattr(torch, dtype))
-        seconds()  # the first makes threads and room
-        best = seconds()
-        if 8 * best > MEASURED_SECONDS / 4:  # twice the size is eight times the work
-            break
-    until = time.perf_counter() + MEASURED_SECONDS
-    while time.perf_counter() < until:
-        best = min(best, seconds())
-    return size, 2 * size**3 / best
+
+        def seconds() -> float:
+            began = time.perf_counter()
+            square @ square
+            return time.perf_counter() - began
+
+        return seconds
+
+    size, seconds = timing.grown(made, FIRST_SIZE, LARGEST_SIZE, ENOUGH_SECONDS)
+    return size, 2 * size**3 / timing.best(seconds, MEASURED_SECONDS)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from regauge import timing
 from regauge.health.findings import Finding
 from regauge.models.placing import dtype_of
 
@@ -27,7 +28,7 @@ PRODUCT_SIZE = 256
 FIRST_SIZE, LARGEST_SIZE = 512, 8192
 LONG_ENOUGH_SECONDS = 2e-3
 """A product that takes as long is not measured for its launch."""
-SPEED_SECONDS, LEAST_REPETITIONS = 0.15, 5
+SPEED_SECONDS, LEAST_TRIES = 0.15, 5
 LEAST_SHARE = 0.2
 """Of the data sheet's peak: below it a device is slow. Healthy ones were seen at 0.5 and more."""
 LEAST_SHARE_MEASURED = 0.05
@@ -58,10 +59,15 @@ def bandwidth(
 ) -> Generator[Finding | str]:
     """Yield `bandwidth`, and how fast the device reads and writes its memory: for people alone."""
     yield "bandwidth"
-    large = torch.ones(LARGE_BYTES // 4).to(device)
-    seconds = _best(lambda: _timed(accelerator, large.neg_))
-    value = f"{2 * LARGE_BYTES / seconds / 1e9:.1f} GB/s of its memory"
+    value = f"{memory_rate(accelerator, device) / 1e9:.1f} GB/s of its memory"
     yield Finding("bandwidth", where, value)
+
+
+def memory_rate(accelerator: Accelerator, device: torch.device) -> float:
+    """Return the bytes a second that the device reads and writes in its memory."""
+    large = torch.ones(LARGE_BYTES // 4).to(device)
+    seconds = timing.best(lambda: _timed(accelerator, large.neg_), SPEED_SECONDS, LEAST_TRIES)
+    return 2 * LARGE_BYTES / seconds
 
 
 def _memory(device: torch.device, where: str) -> Finding:
@@ -83,14 +89,6 @@ def _timed(accelerator: Accelerator, work: Callable[[], Tensor]) -> float:
         accelerator.end_step()
     accelerator.synchronize()
     return time.perf_counter() - began
-
-
-def _best(seconds: Callable[[], float]) -> float:
-    """Return the best of some: what a machine does now and then is no fault of it."""
-    until, count, best = time.perf_counter() + SPEED_SECONDS, 0, seconds()
-    while time.perf_counter() < until or count < LEAST_REPETITIONS:
-        best, count = min(best, seconds()), count + 1
-    return best
 
 
 def _products(precision: Precision, device: torch.device, where: str, chaos: Chaos) -> Finding:
@@ -116,21 +114,17 @@ def _speed(
     """Multiply larger and larger matrices until one takes long enough, and time that one."""
     name = f"speed in {precision}"
 
-    def multiply() -> Tensor:
-        chaos.strike(SPEED_MOMENT, 0)
-        return square @ square
-
-    def seconds() -> float:
-        return _timed(accelerator, multiply)
-
-    size = FIRST_SIZE
-    while True:
+    def made(size: int) -> Callable[[], float]:
         square = torch.ones(size, size, dtype=dtype_of(precision)).to(device)
-        seconds()
-        if seconds() > LONG_ENOUGH_SECONDS or size == LARGEST_SIZE:
-            break
-        size *= 2
-    rate = 2 * size**3 / _best(seconds)
+
+        def multiply() -> Tensor:
+            chaos.strike(SPEED_MOMENT, 0)
+            return square @ square
+
+        return lambda: _timed(accelerator, multiply)
+
+    size, seconds = timing.grown(made, FIRST_SIZE, LARGEST_SIZE, LONG_ENOUGH_SECONDS)
+    rate = 2 * size**3 / timing.best(seconds, SPEED_SECONDS, LEAST_TRIES)
     chip = accelerator.chip(precision)
     peak = chip.flops_per_second.get(precision)
     value = f"{rate / 1e9:,.0f} GFLOP/s"

@@ -52,6 +52,8 @@ class Run:
     failures: tuple[Document, ...] = ()
     goodput: Goodput | None = None
     """Where the time of all attempts went; None where no supervisor wrote it down."""
+    profile: Document = field(default_factory=dict)
+    """Where a step goes; empty where the run was not profiled."""
     slowest: Document = field(default_factory=dict)
     """The process that held the others up last, and by how much; empty for none."""
     seconds: float | None = None
@@ -125,6 +127,7 @@ def read(folder: Path) -> Run:
         dataset=dataset,
         failures=tuple({"file": path.name, **_document(path, remarks)} for path in failures),
         goodput=useful,
+        profile=_document(folder / "profile.json", remarks),
         slowest=next((line["slowest"] for line in reversed(ledger) if line.get("slowest")), {}),
         seconds=done.get("seconds"),
         devices=(lines.last(folder / ATTEMPTS) or {}).get("processes"),

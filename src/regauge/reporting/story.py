@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from regauge.config import flat
 from regauge.reporting import verdicts, words
 from regauge.reporting.beside import Account, Beside, accounts, told
+from regauge.reporting.closer import Closer, closer
 from regauge.reporting.comparison import Compared
 from regauge.reporting.endings import Ending, endings
 from regauge.reporting.evaluation import Table, table
@@ -49,6 +50,8 @@ class Chapter:
     figures: tuple[Figure, ...]
     """Real tokens, speed, padding, MFU and dollars, each with its formula or source."""
     parts: tuple[Part, ...]
+    closer: Closer | None
+    """Where a step goes, where the run was profiled."""
     settings: tuple[str, ...]
     """One `key.path=value` each, as the command line takes them."""
     environment: tuple[tuple[str, str], ...]
@@ -192,6 +195,7 @@ def _chapter(run: Run) -> Chapter:
         state=_state(run),
         figures=(*reliability(run), *(throughput(run.ledger) if run.ledger else ())),
         parts=_parts(run.goodput.seconds if run.goodput else run.ledger.get("seconds") or {}),
+        closer=closer(run.profile),
         settings=tuple(f"{key}={json.dumps(value)}" for key, value in flat(run.settings)),
         environment=tuple((key, _plain(value)) for key, value in flat(run.environment)),
         endings=endings(run),

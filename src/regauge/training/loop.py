@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regauge.data.loader import in_turn
+from regauge.training import profiling
 from regauge.training.graphs import GraphGuard
 from regauge.training.mistakes import mistaken
 from regauge.training.progress import write_ledger
@@ -46,9 +47,11 @@ def train(session: Session, trackers: Together) -> Outcome:
     session.rates.begin(session.step)
     guard = GraphGuard(session.accelerator, settings.execution.recompile_budget)
     outcome, stop, last = Outcome(), NOTHING, True
+    watched = profiling.watched(session)
     with Stopping(session) as stopping, ledger.spend("step"):
         for arrays, batches in _batches(session, total):
-            _step(session, arrays, batches)
+            with watched(arrays):
+                _step(session, arrays, batches)
             guard.check_step(session.step, batches)
             stop = stopping.reason()
             last = session.step == total

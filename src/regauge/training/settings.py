@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -186,11 +186,9 @@ class Stop(Settings):
         return max(1, round((self.epochs or 0) * steps_per_epoch))
 
 
-class Training(Settings):
-    """Everything about a training run."""
+class Computation(Settings):
+    """What a run computes, on any device."""
 
-    output: Output
-    """What the run leaves behind, and where."""
     seed: int = Field(default=0, ge=0)
     """Key of the initial weights, the order, the masks and the dropout."""
     data: Data
@@ -199,16 +197,10 @@ class Training(Settings):
     """The objective, or several that take turns, each a `[[task]]` with a name."""
     model: Model
     """The architecture, or the weights to start from."""
-    accelerator: Annotated[SerializeAsAny[Accelerator], chosen("accelerators")] | None = None
-    """The device; by default the fittest of this machine."""
-    strategy: Annotated[SerializeAsAny[Strategy], chosen("strategies")] | None = None
-    """How the model lies on the processes; by default `single` or `ddp`."""
     batch: Batch
     """What one step sees."""
     optimizer: Optimizer = Optimizer()
     """How gradients change the weights."""
-    execution: Execution = Execution()
-    """How the run is computed."""
     stop: Stop
     """When the run is over."""
     evaluation: Evaluation = Evaluation()
@@ -236,7 +228,7 @@ class Training(Settings):
         )
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Training:
+    def _names_differ(self) -> Self:
         names = [aim.name for aim in self.aims]
         if not names:
             raise ValueError("a run has a task: set task.kind")
@@ -249,11 +241,26 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
-    def _all_suits_the_task(self) -> Training:
+    def _all_suits_the_task(self) -> Self:
         for aim in self.aims:
             aim.task.check_rows(aim.batch.rows)
         self.evaluation.check(*(aim.task for aim in self.aims))
         return self
+
+
+class Training(Computation):
+    """Everything about a training run."""
+
+    output: Output
+    """What the run leaves behind, and where."""
+    accelerator: Annotated[SerializeAsAny[Accelerator], chosen("accelerators")] | None = None
+    """The device; by default the fittest of this machine."""
+    strategy: Annotated[SerializeAsAny[Strategy], chosen("strategies")] | None = None
+    """How the model lies on the processes; by default `single` or `ddp`."""
+    execution: Execution = Execution()
+    """How the run is computed."""
+    profile: bool = False
+    """Whether some steps are looked at closely: where they go, and what to change first."""
 
     @model_validator(mode="after")
     def _dollars_have_a_price(self) -> Training:

@@ -1,0 +1,170 @@
+"""A ranking of this project in a plain loop of PyTorch: a program that trains in turns.
+
+The same module, rows, first weights, loss, optimizer and schedule, read from the same run file;
+torch's DataLoader, texts padded to the longest of the batch, autocast, one backward pass a step.
+
+    python benchmarks/peer_loop.py FOLDER RUN_FILE [--style best|compiled|default] [--turn N]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from peer_parts import Order, measuring, ordered, reading
+from peer_trainer import plain
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+from turns import Turn
+
+from regauge.data.shards import Rows
+from regauge.models.ranker import Ranker
+from regauge.tasks import _ranking
+
+Batch = dict[str, Tensor]
+
+
+def main() -> None:
+    """Train until nobody wants another turn."""
+    order = ordered(__doc__)
+    module = _Plain.of(reading(order))
+    measured = measuring(order, module)
+    turn = Turn(order.folder)
+    step = count = 0
+    turn.wait()
+    for rows in _steps(order, module):
+        step, count = step + 1, count + rows
+        if step % order.turn == 0:
+            turn.stop()
+            turn.end(step=step, count=count, heldout=measured())
+            count = 0
+
+
+class _Plain(Ranker):
+    """A ranker whose encoder gets what any model of transformers does: tokens and their mask."""
+
+    @classmethod
+    def of(cls, module: Any) -> _Plain:
+        """Return a ranker of this project with transformers' own encoder."""
+        module.model = plain(module.model)
+        module.__class__ = cls
+        return module
+
+    def hidden(self, batch: Batch, *, packed: bool, model: Any = None) -> Tensor:
+        del packed
+        inner = model or self.model
+        mask = (batch["segments"] > 0).long()
+        states: Tensor = inner(input_ids=batch["tokens"], attention_mask=mask).last_hidden_state
+        return states
+
+
+def _steps(order: Order, module: nn.Module) -> Iterator[int]:
+    """Train, and yield how many rows each step had."""
+    settings, task = order.settings, order.settings.task
+    optimizer = _optimizer(order, module)
+    decay = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 1 - step / settings.stop.steps
+    )
+    model = torch.compile(module) if order.style == "compiled" else module
+    module.train()
+    for batch in _batches(order):
+        with torch.autocast("cpu", order.dtype, enabled=order.dtype != torch.float32):
+            output = model(batch)
+        loss, weight = task.loss(output, batch)
+        (loss / weight).backward()
+        clip_grad_norm_(module.parameters(), settings.optimizer.clip_norm)
+        optimizer.step()
+        decay.step()
+        optimizer.zero_grad()
+        yield len(batch["labels"])
+
+
+def _optimizer(order: Order, module: nn.Module) -> torch.optim.Optimizer:
+    """Return AdamW, which decays matrices; fused unless it is as it is by default."""
+    wanted = order.settings.optimizer
+    weights = [value for value in module.parameters() if value.requires_grad]
+    groups = [
+        {
+            "params": [each for each in weights if each.ndim > 1],
+            "weight_decay": wanted.weight_decay,
+        },
+        {"params": [each for each in weights if each.ndim == 1], "weight_decay": 0.0},
+    ]
+    fused = order.style != "default"
+    rate, moments, least = wanted.learning_rate, wanted.betas, wanted.epsilon
+    return torch.optim.AdamW(groups, lr=rate, betas=moments, eps=least, fused=fused)
+
+
+def _batches(order: Order) -> Iterator[Batch]:
+    """Yield the rows of one epoch after the other."""
+    rows = order.dataset.split("train")
+    torch.manual_seed(order.settings.seed)
+    loader: DataLoader[Batch] = DataLoader(
+        _Listed(rows),
+        batch_size=order.rows,
+        shuffle=True,
+        collate_fn=_Together(order),
+        num_workers=0 if order.style == "default" else 1,
+        persistent_workers=order.style != "default",
+    )
+    while True:
+        yield from loader
+
+
+class _Listed(torch.utils.data.Dataset[Any]):
+    """The rows of a split, as torch takes them."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return self._rows.take([number])[0]
+
+
+class _Together:
+    """Makes a batch of rows."""
+
+    def __init__(self, order: Order) -> None:
+        self._task = order.settings.task
+        self._pad = order.dataset.manifest.tokenizer.pad
+        self._members = order.dataset.manifest.fields[self._task.label].members
+
+    def __call__(self, rows: list[dict[str, Any]]) -> Batch:
+        """Return texts padded to the longest, [rows x texts, length], features and labels."""
+        task = self._task
+        texts = [torch.tensor(text) for row in rows for text in self._texts(row)]
+        lengths = torch.tensor([len(text) for text in texts])
+        tokens = pad_sequence(texts, batch_first=True, padding_value=self._pad)
+        table = partial(_ranking.table, rows, self._members)
+        hashes = table(task.categories, np.int64(-1))
+        return {
+            "tokens": tokens,
+            "segments": (torch.arange(tokens.shape[1]) < lengths[:, None]).int(),
+            "numbers": torch.from_numpy(table(task.numbers, np.float32(np.nan))),
+            "categories": torch.from_numpy(_ranking.buckets(hashes, task.interactions.buckets)),
+            "labels": torch.from_numpy(table((task.label,), np.float32(0))[..., 0]),
+            "present": torch.from_numpy(_ranking.present(rows, self._members, task.label)),
+        }
+
+    def _texts(self, row: dict[str, Any]) -> list[np.ndarray]:
+        """Return the texts of the query and of each candidate; those of one that is absent lack."""
+        task = self._task
+        asked = [row[name] for name in task.query]
+        shown = [
+            row[name][place] for place in range(len(row[task.label])) for name in task.document
+        ]
+        empty = np.full(1, self._pad, np.int32)
+        absent = self._members * len(task.document) - len(shown)
+        return asked + shown + [empty] * absent
+
+
+if __name__ == "__main__":
+    main()

@@ -62,6 +62,10 @@ _RC: Any = {
 }
 
 
+COUNTED = {"step": "steps", "process": "processes"}
+"""What an x axis may count in whole numbers, and more of it."""
+
+
 @dataclass(frozen=True)
 class Chart:
     """A drawing with its caption."""
@@ -166,8 +170,8 @@ def bars(title: str, found: list[Bar], place: Place, *, unit: str) -> list[Chart
 def _told(line: Line, scale: Scale) -> str:
     values = [value for _, value in line.series]
     (first, start), (last, end) = line.series[0], line.series[-1]
-    between = f"{scale.x}s {first:,} and {last:,}"
-    if scale.x != "step":
+    between = f"{COUNTED.get(scale.x)} {first:,} and {last:,}"
+    if scale.x not in COUNTED:
         between = f"{words.number(float(first))} and {words.number(float(last))} {scale.x}"
     return (
         f"{line.label}: {words.change(start, end)} between {between}, "
@@ -217,8 +221,8 @@ def _curves(
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_formatter(FuncFormatter(_tick))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=scale.x == "step"))
-    if scale.x != "step":
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=scale.x in COUNTED))
+    if scale.x not in COUNTED:
         axes.xaxis.set_major_formatter(FuncFormatter(_tick))
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from regauge import __version__
-from regauge.reporting import curves, overlays
+from regauge.reporting import curves, overlays, scaling
+from regauge.reporting.drawing import Place
 from regauge.reporting.templates import FOLDER, environment
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ def page(story: Story) -> str:
     drawn = [
         curves.charts(chapter.run, f"chart-{place}") for place, chapter in enumerate(story.trained)
     ]
+    scaled = [
+        scaling.charts(each, Place(f"scaling-{number}", each.title))
+        for number, each in enumerate(story.scalings)
+    ]
     together = overlays.charts(story.compared, "beside") if story.compared else ()
     template = environment().get_template("report.html.j2")
     return template.render(
@@ -26,6 +31,7 @@ def page(story: Story) -> str:
         # What is marked as safe is ours: matplotlib escapes the names that it draws.
         charts=[[(chart, Markup(chart.svg)) for chart in each] for each in drawn],  # noqa: S704
         together=[(chart, Markup(chart.svg)) for chart in together],  # noqa: S704
+        scaled=[[(chart, Markup(chart.svg)) for chart in each] for each in scaled],  # noqa: S704
         style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),  # noqa: S704
         version=__version__,
     )

@@ -19,7 +19,14 @@ from regauge.reporting.series import Attempt, Series, attempts, merged
 from regauge.supervision.goodput import Goodput, goodput
 from regauge.supervision.meter import ATTEMPTS
 
-KNOWN = ("run.json", "metrics.jsonl", "ledger.jsonl", "evaluation.json", "inputs.json")
+KNOWN = (
+    "run.json",
+    "metrics.jsonl",
+    "ledger.jsonl",
+    "evaluation.json",
+    "benchmark.json",
+    "inputs.json",
+)
 """A folder with one of these is an output folder that can be reported on."""
 
 _STAGE = re.compile(r"(\d+)-(.+)")
@@ -52,6 +59,8 @@ class Run:
     failures: tuple[Document, ...] = ()
     goodput: Goodput | None = None
     """Where the time of all attempts went; None where no supervisor wrote it down."""
+    benchmark: Document = field(default_factory=dict)
+    """How fast training was on growing numbers of processes, where that was measured."""
     profile: Document = field(default_factory=dict)
     """Where a step goes; empty where the run was not profiled."""
     slowest: Document = field(default_factory=dict)
@@ -127,6 +136,7 @@ def read(folder: Path) -> Run:
         dataset=dataset,
         failures=tuple({"file": path.name, **_document(path, remarks)} for path in failures),
         goodput=useful,
+        benchmark=_document(folder / "benchmark.json", remarks),
         profile=_document(folder / "profile.json", remarks),
         slowest=next((line["slowest"] for line in reversed(ledger) if line.get("slowest")), {}),
         seconds=done.get("seconds"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from regauge.config import flat
-from regauge.reporting import verdicts, words
+from regauge.reporting import scaling, verdicts, words
 from regauge.reporting.beside import Account, Beside, accounts, told
 from regauge.reporting.closer import Closer, closer
 from regauge.reporting.comparison import Compared
@@ -16,6 +16,7 @@ from regauge.reporting.evaluation import Table, table
 from regauge.reporting.figures import Figure, reliability, throughput
 from regauge.reporting.parity import measured
 from regauge.reporting.runs import Run
+from regauge.reporting.scaling import Scaling
 
 PARTS = {
     "init": "starting processes, reading the model and the data",
@@ -73,6 +74,8 @@ class Story:
     figures: tuple[Figure, ...]
     tables: tuple[Table, ...]
     chapters: tuple[Chapter, ...]
+    scalings: tuple[Scaling, ...] = ()
+    """Benchmarks of training."""
     compared: Compared | None = None
     """Runs that are told beside the first of them."""
 
@@ -120,6 +123,7 @@ def tell(
         figures=_headline(tables, chapters),
         tables=tables,
         chapters=chapters,
+        scalings=tuple(filter(None, (scaling.told(run.benchmark, run.name) for run in runs))),
         compared=compared,
     )
 
@@ -204,7 +208,12 @@ def _chapter(run: Run) -> Chapter:
 
 def _what(run: Run) -> str:
     """Return the verb with what it worked on, as far as the folder tells."""
-    kind = {"evaluation": run.evaluation, "prepare": run.dataset, "train": run.series or run.ledger}
+    kind = {
+        "evaluation": run.evaluation,
+        "benchmark": run.benchmark,
+        "prepare": run.dataset,
+        "train": run.series or run.ledger,
+    }
     verb = run.verb or next((name for name, found in kind.items() if found), "run")
     task = run.settings.get("task")
     tables = [task, *task.values()] if isinstance(task, dict) else []
@@ -217,7 +226,7 @@ def _what(run: Run) -> str:
 
 def _state(run: Run) -> str:
     if run.step is None:
-        made = run.end or run.evaluation or run.dataset
+        made = run.end or run.evaluation or run.benchmark or run.dataset
         return "finished" if made else "not finished: no step yet"
     length = run.settings.get("stop", {}).get("steps")
     of = f" of {length:,}" if isinstance(length, int) and not run.end else ""

@@ -149,6 +149,10 @@ def write_ledger(session: Session) -> None:
         **ledger.paid.document,
         "mfu": _mfu(session, rate),
         "mfu_formula": MFU_FORMULA,
+        "chip": session.chip.name,
+        "peak_flops_per_second": session.chip.flops_per_second.get(
+            session.settings.execution.precision
+        ),
         "peak_source": session.chip.source,
         "padding_share": ledger.padding_share,
         "slowest": slowest,

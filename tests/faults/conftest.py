@@ -26,7 +26,6 @@ from regauge.supervision.owner import LOCK
 from regauge.supervision.scratch import PREFIX, SHARED
 
 __all__ = ["FULL", "runs", "worlds"]
-RECENT_SECONDS = 600
 BASE: dict[str, Any] = {
     "stop": {"steps": 24},
     "output": {"checkpoint": {"every_steps": 6, "keep": 3}},
@@ -150,9 +149,13 @@ class Jobs:
     def end(self) -> None:
         """Kill what a failed test has left running."""
         for process in (job.process for job in self.made):
-            if process is not None and process.poll() is None:
-                process.kill()
-                process.communicate()
+            if process is None:
+                continue
+            process.kill()
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
 
     def survives(self, job: Job) -> Job:
         """Run a job to its end, and assert that it ends as the same run without a fault."""
@@ -170,23 +173,25 @@ class Jobs:
 
     def nothing_is_left(self, job: Job) -> None:
         """Assert that no process and no folder of a run outlives it."""
-        assert not _left_behind()
+        assert not _left_behind(job.folder)
         assert not list((job.folder / "checkpoints").glob(".step-*"))
         assert not [pid for pid in _pids() if str(job.folder) in _command(pid)]
 
 
-def _left_behind() -> list[Path]:
-    """Return folders in memory whose supervisors are gone; that of a live one is locked."""
+def _left_behind(run: Path) -> list[Path]:
+    """Return folders in memory of a run whose supervisors are gone; that of a live one is locked.
+
+    Other runs of this machine, a test beside this one perhaps, may have left theirs.
+    """
     found = []
     place = os.open(SHARED, os.O_RDONLY)
     fcntl.flock(place, fcntl.LOCK_EX)  # supervisors make and lock theirs with it
     for path in SHARED.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # locked, or gone by now
+        with suppress(OSError):  # locked, without orders, or gone by now
             folder = os.open(path, os.O_RDONLY)
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                recent = time.time() - path.stat().st_mtime < RECENT_SECONDS
-                found += [path] * recent
+                found += [path] * (json.dumps(str(run)) in (path / "run.json").read_text())
             finally:
                 os.close(folder)
     os.close(place)

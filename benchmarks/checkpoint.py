@@ -1,0 +1,156 @@
+"""How long training stands still for a save, beside torch.save, and how fast one is loaded again.
+
+A BERT (8 layers of 512, 16,384 words) with its fp32 masters and both moments, on this disk. In
+turns: a save while training goes on, whose writing may slow the steps beside it down, and
+torch.save of the same tensors. What is loaded was written a moment ago and lies in the page cache;
+every file is hashed and compared with its manifest before.
+
+    python benchmarks/checkpoint.py [--text FILE] [--turns N] [--json OUT]
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from language import LAYERS, VOCABULARY, WIDTH, run
+from peers import arguments
+from recording import keep
+from text import prepared, source
+from train_mlm import model
+
+from regauge import processes
+from regauge.accelerators.cpu import Cpu
+from regauge.config import build
+from regauge.training import optimizer as optimizers
+from regauge.training.decisions import decide
+from regauge.training.opening import open_session
+from regauge.training.session import Session
+from regauge.training.settings import Training
+from regauge.training.update import advance
+
+LENGTH, ROWS = 128, 4
+"""Steps are short, so that many of them meet the writing."""
+QUIET_STEPS = 8
+MOST_STALL, LEAST_BYTES_PER_SECOND = 0.1, 1e9
+STALL = "seconds in which the loop stands still / seconds of torch.save"
+
+
+def main() -> None:
+    """Measure, and write what was found."""
+    parser = arguments(__doc__, "checkpoint", turns=7, steps=QUIET_STEPS)
+    parser.set_defaults(width=WIDTH, layers=LAYERS)
+    own = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        data = Path(scratch) / "data"
+        prepared(data, source(own.text), VOCABULARY, layout="packed", length=LENGTH)
+        session = opened(data, Path(scratch) / "run", own)
+        turns = [turn(session, own.steps) for _ in range(own.turns + 1)][1:]
+        loads = [loaded(session) for _ in range(own.turns)]
+    keep(own.json, "saves and loads", Cpu().chip("fp32"), figures(session, turns, loads))
+
+
+def opened(data: Path, folder: Path, own: Any) -> Session:
+    """Return a session whose optimizer has its moments, and that has done a step."""
+    tables = run(data, "mlm", model(own.width, own.layers, LENGTH), LENGTH, 10**6)
+    tables["output"] = {"folder": str(folder), "trackers": ()}
+    tables["execution"] = {"compile": "no"}
+    tables["batch"] = {"rows": ROWS, "microbatch_rows": ROWS}
+    world = processes.World()
+    session = open_session(decide(build(Training, tables), world), world)
+    session.folder.mkdir()
+    optimizers.prime(session.optimizer)
+    step(session)
+    return session
+
+
+def step(session: Session) -> float:
+    """Do a step, and return its seconds."""
+    arrays = session.arrays(session.step)
+    batches = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
+    began = time.perf_counter()
+    advance(session, batches)
+    session.step += 1
+    return time.perf_counter() - began
+
+
+def turn(session: Session, steps: int) -> dict[str, float]:
+    """Return the seconds of a save beside steps, of their slowing down, and of torch.save."""
+    quiet = statistics.median(step(session) for _ in range(steps))
+    began = time.perf_counter()
+    session.save({})
+    stall = time.perf_counter() - began
+    beside = []
+    path = session.folder / "checkpoints" / f"step-{session.step:08d}" / "manifest.json"
+    while not path.exists():
+        beside.append(step(session))
+    written = time.perf_counter() - began
+    session.saver.wait()
+    return {
+        "stall": stall,
+        "slowed": sum(beside) - len(beside) * quiet,
+        "written": written,
+        **plainly(session),
+    }
+
+
+def plainly(session: Session) -> dict[str, float]:
+    """Return the seconds of torch.save, and of the flush to the disk behind it."""
+    path = session.folder / "plain.pt"
+    began = time.perf_counter()
+    torch.save(session.values(), path)
+    saved = time.perf_counter()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    flushed = time.perf_counter()
+    path.unlink()
+    return {"torch_save": saved - began, "flush": flushed - saved}
+
+
+def loaded(session: Session) -> dict[str, float]:
+    """Return the seconds to find and verify the newest checkpoint, and to load it."""
+    began = time.perf_counter()
+    path = session.saver.newest()
+    verified = time.perf_counter()
+    if path is None:
+        raise SystemExit("nothing was saved")
+    session.restore(path)
+    return {"verify": verified - began, "load": time.perf_counter() - verified}
+
+
+def figures(
+    session: Session, turns: list[dict[str, float]], loads: list[dict[str, float]]
+) -> dict[str, Any]:
+    """Return medians with their spread, and what was to be reached."""
+    size = sum(value.nbytes for value in session.values().values())
+    stalls = [each["stall"] / each["torch_save"] for each in turns]
+    rates = [size / (each["verify"] + each["load"]) for each in loads]
+    share, rate = statistics.median(stalls), statistics.median(rates)
+    return {
+        "bytes": size,
+        "turns": len(turns),
+        "seconds": {
+            name: spread([each[name] for each in told])
+            for told in (turns, loads)
+            for name in told[0]
+        },
+        "stall": {"formula": STALL, **spread(stalls), "limit": MOST_STALL},
+        "stall_met": share <= MOST_STALL,
+        "bytes_per_second": {**spread(rates), "goal": LEAST_BYTES_PER_SECOND},
+        "load_met": rate >= LEAST_BYTES_PER_SECOND,
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return the median, the least and the most."""
+    found = statistics.median(values), min(values), max(values)
+    return dict(zip(("median", "least", "most"), found, strict=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from language import LAYERS, VOCABULARY, WIDTH, run
 from peers import arguments
-from recording import keep
+from recording import keep, spread
 from text import prepared, source
 from train_mlm import model
 
@@ -144,12 +144,6 @@ def figures(
         "bytes_per_second": {**spread(rates), "goal": LEAST_BYTES_PER_SECOND},
         "load_met": rate >= LEAST_BYTES_PER_SECOND,
     }
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Return the median, the least and the most."""
-    found = statistics.median(values), min(values), max(values)
-    return dict(zip(("median", "least", "most"), found, strict=True))
 
 
 if __name__ == "__main__":

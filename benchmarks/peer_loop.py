@@ -1,7 +1,7 @@
 """A ranking of this project in a plain loop of PyTorch: a program that trains in turns.
 
-The same module, rows, first weights, loss, optimizer and schedule, read from the same run file;
-torch's DataLoader, texts padded to the longest of the batch, autocast, one backward pass a step.
+The same module, rows of each step, first weights, loss, optimizer and schedule, read from the same
+run file; torch's DataLoader, texts padded to the longest of the batch, autocast, one backward pass.
 
     python benchmarks/peer_loop.py FOLDER RUN_FILE [--style best|compiled|default] [--turn N]
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from peer_parts import Order, measuring, ordered, reading
+from peer_parts import Order, measuring, ordered, reading, taken
 from peer_trainer import plain
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
@@ -100,33 +100,30 @@ def _optimizer(order: Order, module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=rate, betas=moments, eps=least, fused=fused)
 
 
-def _batches(order: Order) -> Iterator[Batch]:
-    """Yield the rows of one epoch after the other."""
+def _batches(order: Order) -> DataLoader[Batch]:
+    """Return the rows of all steps; they are made beside the training, unless by default."""
     rows = order.dataset.split("train")
-    torch.manual_seed(order.settings.seed)
-    loader: DataLoader[Batch] = DataLoader(
-        _Listed(rows),
+    workers = 0 if order.style == "default" else 1
+    return DataLoader(
+        _Listed(rows, taken(order)),
         batch_size=order.rows,
-        shuffle=True,
         collate_fn=_Together(order),
-        num_workers=0 if order.style == "default" else 1,
-        persistent_workers=order.style != "default",
+        num_workers=workers,
     )
-    while True:
-        yield from loader
 
 
 class _Listed(torch.utils.data.Dataset[Any]):
-    """The rows of a split, as torch takes them."""
+    """Rows of a split, as torch takes them."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, numbers: list[int]) -> None:
         self._rows = rows
+        self._numbers = numbers
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._numbers)
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        return self._rows.take([number])[0]
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return self._rows.take([self._numbers[place]])[0]
 
 
 class _Together:

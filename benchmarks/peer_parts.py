@@ -7,16 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from regauge import accelerators, config, processes
 from regauge.accelerators.cpu import Cpu
 from regauge.data import mixing
-from regauge.data.order import sample
+from regauge.data.order import PADDING, sample
 from regauge.data.shards import Dataset
+from regauge.models import several
+from regauge.models.initial import fill, first_weights
 from regauge.models.placing import dtype_of
 from regauge.models.text import TextModule
-from regauge.training.objectives import feed
+from regauge.training.objectives import feed, made
 from regauge.training.scoring import Heldout
 from regauge.training.settings import Training
 
@@ -58,9 +61,19 @@ def ordered(doc: str | None) -> Order:
 
 
 def reading(order: Order) -> TextModule:
-    """Return the module of a run with its first weights."""
+    """Return the module of a run with its first weights, whole."""
     settings = order.settings
-    return settings.task.module(settings.model, order.dataset.manifest, settings.seed)
+    (module,) = several.parts(made(settings, [order.dataset.manifest])).values()
+    fill(module, first_weights(module, settings.model, settings.seed))
+    return module
+
+
+def taken(order: Order) -> list[int]:
+    """Return the numbers of the rows of all steps, one step's after the other's."""
+    settings, manifest = order.settings, order.dataset.manifest
+    schedule = mixing.order(settings.data, manifest, settings.batch.rows, settings.seed)
+    numbers = np.concatenate([schedule.batch(step) for step in range(settings.stop.steps)])
+    return [number for number in numbers.tolist() if number != PADDING]
 
 
 def measuring(order: Order, reader: TextModule) -> Callable[[], float]:

@@ -1,7 +1,7 @@
 """A run of this project as sentence-transformers does it: a program that trains in turns.
 
-The same pairs, tokenizer, first weights, batch, loss, optimizer and schedule, read from the same
-run file. Held-out pairs are measured by this project's own path.
+The same pairs of each step, tokenizer, first weights, loss, optimizer and schedule, read from the
+same run file. Held-out pairs are measured by this project's own path.
 
     python benchmarks/peer_sentences.py FOLDER RUN_FILE [--style best|compiled|default] [--turn N]
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import transformers
 from datasets import Dataset as Table
-from peer_parts import Order, measuring, ordered, reading
+from peer_parts import Order, measuring, ordered, reading, taken
 from peer_trainer import InTurn, plain, written
 from sentence_transformers import (
     SentenceTransformer,
@@ -20,8 +20,10 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.base.modules import Transformer
+from sentence_transformers.base.sampler import DefaultBatchSampler
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling
+from torch.utils.data import BatchSampler, SequentialSampler
 
 
 def main() -> None:
@@ -30,10 +32,10 @@ def main() -> None:
     reader = reading(order)
     model = _model(order, plain(reader.model))
     reader.model = model[0].auto_model
-    compiled = order.style == "compiled"
+    told = written(order, compiled=order.style == "compiled")
     trainer = _Counting(
         model=model,
-        args=SentenceTransformerTrainingArguments(**written(order, compiled=compiled)),
+        args=SentenceTransformerTrainingArguments(**told, batch_sampler=_in_order),
         train_dataset=_pairs(order),
         loss=MultipleNegativesRankingLoss(model, scale=1 / order.settings.task.temperature),
     )
@@ -64,15 +66,19 @@ def _model(order: Order, encoder: Any) -> SentenceTransformer:
 
 
 def _pairs(order: Order) -> Table:
-    """Return the training pairs as texts, cut where their tokens are."""
+    """Return the pairs of all steps as texts, cut where their tokens are."""
     tokenizer, rows = _tokenizer(order), order.dataset.split("train")
-    found = rows.take(range(len(rows)))
+    found = rows.take(taken(order))
     return Table.from_dict(
         {
             name: tokenizer.batch_decode([row[name] for row in found], skip_special_tokens=True)
             for name in _names(order)
         }
     )
+
+
+def _in_order(pairs: Table, **how: Any) -> BatchSampler:
+    return DefaultBatchSampler(SequentialSampler(pairs), **how)
 
 
 def _tokenizer(order: Order) -> Any:

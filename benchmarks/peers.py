@@ -19,6 +19,8 @@ from regauge.data.settings import Data
 HERE = Path(__file__).parent
 SLOW_TURNS = 4
 """Turns of a program as it is by default, which takes many times as long."""
+NEVER = 1e9
+"""Seconds."""
 OURS = "regauge"
 STYLES = {"best": "at its best", "compiled": "compiled", "default": "by default"}
 TOKENS = "tokens"
@@ -73,7 +75,10 @@ def _ours(folder: Path, tables: dict[str, Any], steps: int, unit: str) -> Progra
     output = {"folder": str(folder / "run"), "trackers": (tracker,), "every_steps": steps}
     evaluation = tables["evaluation"] | {"every_steps": steps}
     saving = {"checkpoint": {"every_steps": 10**9}}
-    file = _written(folder, tables | {"output": output | saving, "evaluation": evaluation})
+    patient = {"supervision": {"hang_seconds": NEVER}}  # others have their turns meanwhile
+    execution = {"execution": tables["execution"] | patient}
+    own = {"output": output | saving, "evaluation": evaluation}
+    file = _written(folder, tables | execution | own)
     command = [sys.executable, "-m", "regauge", "train", str(file)]
     return Program(OURS, command, folder, {"PYTHONPATH": _with_this_folder()})
 

@@ -84,6 +84,7 @@ def ours(scratch: Path, own: argparse.Namespace) -> Program:
     folder = scratch / "ours"
     wanted = tables(scratch / "text", folder / "dataset", own.processes)
     wanted |= {"rows": {"length": own.length}, "tokenizer": {"path": str(scratch / "tokenizer")}}
+    del wanted["filter"]  # peers have none
     file = scratch / "ours.json"
     file.write_text(json.dumps(wanted))
     command = [sys.executable, "-m", "regauge", "prepare", str(file), "--json"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import statistics
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,3 +45,9 @@ def keep(path: Path, benchmark: str, chip: Chip, figures: dict[str, Any], *packa
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     sys.stdout.write(text)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median, the least and the most of some measurements."""
+    found = statistics.median(values), min(values), max(values)
+    return dict(zip(("median", "least", "most"), found, strict=True))

@@ -25,7 +25,7 @@ from regauge.accelerators.cpu import Cpu
 WIDTH, LAYERS, VOCABULARY = 384, 6, 8192
 SUMMARY, BODY = 24, 128
 """The most tokens of each."""
-ROWS, MICROBATCH_ROWS = 256, 64
+ROWS, MICROBATCH_ROWS = 256, 16
 GOAL = 2.0
 PEER = Peer(
     "sentence-transformers", "peer_sentences.py", {"best": GOAL, "compiled": GOAL}, slow_steps=None

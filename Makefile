@@ -2,7 +2,7 @@
 # test-xla: the contracts and unit tests with torch 2.9 and torch_xla, in an environment of its own
 # test-faults: the whole fault matrix, of which `test` does a part
 # test-rest: the other cases that `test` leaves out: more strategies, sizes, processes, graphs
-# check: style and types · bench, bench-quick: training speed beside others', and what the loop costs
+# check: style and types · bench, bench-quick: speed beside others, saves, starts, and what the loop costs
 # Each target first creates .venv, once, and again when what it installs has changed.
 
 PYTHON ?= python3
@@ -23,7 +23,7 @@ demo: $(INSTALLED)
 	$(BIN)/regauge pipeline runs/quickstart.toml
 
 # Two files at a time, and by itself what watches the clock. Threads that wait leave the processor to the others.
-test test-rest: export OMP_WAIT_POLICY := PASSIVE
+test test-rest test-faults: export OMP_WAIT_POLICY := PASSIVE
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/faults
 	$(BIN)/python -m pytest tests/faults
@@ -49,10 +49,14 @@ check: $(INSTALLED)
 bench bench-quick: $(COMPARED)
 bench:
 	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/train_mlm.py
+	for each in train_mlm train_clm train_contrastive train_rank prepare_peers checkpoint startup; do \
+		$(BIN)/python benchmarks/$$each.py || exit; done
 bench-quick:
-	$(BIN)/python benchmarks/overhead.py --alternations 6 --steps 5
-	$(BIN)/python benchmarks/train_mlm.py --turns 5 --steps 3
+	$(BIN)/python benchmarks/overhead.py --alternations 10 --steps 5
+	for each in train_mlm train_clm train_contrastive train_rank; do \
+		$(BIN)/python benchmarks/$$each.py --turns 4 --steps 3 || exit; done
+	$(BIN)/python benchmarks/prepare_peers.py --megabytes 20 --turns 2
+	for each in checkpoint startup; do $(BIN)/python benchmarks/$$each.py --turns 3 || exit; done
 
 $(COMPARED): $(INSTALLED)
 	$(BIN)/python -m pip install -c constraints.txt -e ".[bench]"

@@ -74,8 +74,15 @@ class Observed:
     def advice(self) -> list[Advice]:
         """The changes that may save most, the first one first."""
         least = LEAST_SHARE * self.a_step(self.times.wall)
-        found = [each for each in self._possible() if each.seconds >= least]
-        return sorted(found, key=lambda each: -each.seconds)[:SHOWN]
+        found: dict[str, Advice] = {}
+        for each in self._possible():
+            if each.seconds < least:
+                continue
+            if same := found.get(each.change):
+                reason = f"{same.reason}; {each.reason}"
+                each = Advice(same.seconds + each.seconds, each.change, reason)  # noqa: PLW2901
+            found[each.change] = each
+        return sorted(found.values(), key=lambda each: -each.seconds)[:SHOWN]
 
     @property
     def sentences(self) -> Iterator[str]:

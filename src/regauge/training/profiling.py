@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
@@ -23,6 +24,7 @@ from regauge.config import FORMAT
 from regauge.health.device import memory_rate
 from regauge.log import logger
 from regauge.models import build as models
+from regauge.processes import own_environment
 from regauge.training.observed import Observed
 from regauge.training.progress import tokens_and_slots
 from regauge.training.times import times
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from regauge.training.times import Times
 
 FILE, TRACE = "profile.json", "profile-trace.json.gz"
+QUIET = "KINETO_LOG_LEVEL", "6"
+"""What the profiler's library reads when it is first used: else it writes to the terminal."""
 BEFORE, STEPS = 3, 3
 """Steps of an attempt that are left alone first, and those that are watched."""
 OF_A_STEP = {
@@ -97,8 +101,10 @@ class Closely:
         session.accelerator.synchronize()
         self._marks.enter_context(marked(session))
         self._began = session.ledger.seconds["data_wait"]
-        self._profiler = profile(activities=supported_activities(), record_shapes=True)
-        self._profiler.start()
+        with own_environment():
+            os.environ.setdefault(*QUIET)
+            self._profiler = profile(activities=supported_activities(), record_shapes=True)
+            self._profiler.start()
 
     def _end(self, profiler: profile) -> None:
         """Write the trace and what it says."""

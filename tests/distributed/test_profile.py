@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from distributed.jobs import lines, losses
-from distributed.runs import FULL, Runs
+from distributed.runs import FULL, Runs, settings
+from regauge import processes
 from regauge.reporting import runs as folders
 from regauge.reporting.closer import closer
 from regauge.training import profiling
+from regauge.training.decisions import decide
+from regauge.training.opening import open_session
+from regauge.training.session import Session
 from regauge.training.trace import LOSS, OPTIMIZER, STEP, SUMS
 
 STEPS = profiling.STEPS
 BLOCKS = "model.bert.encoder.layer.*"
 LAYERS, LENGTH, WIDTH, WIDE = 2, 32, 32, 64
 SLOTS = 8 * LENGTH
+SLOW_SECONDS = 1.0
+AT_ONCE = {"data": {"workers": 0, "prefetch_steps": 1}}
 
 
 def profile(folder: Path) -> dict[str, Any]:
@@ -87,6 +95,49 @@ def test_a_run_too_short_for_a_warm_up_is_looked_at_as_far_as_it_goes(runs: Runs
     one = runs.trained(1, "mlm", strategy="single", profile=True, stop={"steps": 1})
     assert profile(one)["steps"] == [1, 1]
     assert SUMS in {part["name"] for part in profile(one)["parts"]}
+
+
+def test_the_wait_for_the_rows_of_the_first_step_is_counted(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = Session.arrays
+
+    def slow(self: Session, step: int) -> Any:
+        time.sleep(SLOW_SECONDS if step == profiling.BEFORE else 0.0)
+        return computed(self, step)
+
+    monkeypatch.setattr(Session, "arrays", slow)
+    folder = runs.folder("slow")
+    runs.job("train", 1, folder, "mlm", {"strategy": "single", "profile": True, **AT_ONCE})
+    told = profile(folder)
+    # They are made beside the step before.
+    assert told["kinds"]["data"] * STEPS >= SLOW_SECONDS / 2
+
+
+def test_a_run_that_ends_on_the_way_leaves_nothing_behind(runs: Runs) -> None:
+    """It reaches its target while it is watched."""
+    reached = {"target": {"metric": "heldout/loss", "at_most": 100.0}}
+    changes = {"stop": reached, "evaluation": {"every_steps": profiling.BEFORE + 1}}
+    folder = runs.trained(1, "mlm", strategy="single", profile=True, **changes)
+    assert not (folder / profiling.FILE).exists()
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_nothing_within_a_compiled_block_is_marked(runs: Runs) -> None:
+    world = processes.World()
+    where = runs.folder("marked"), runs.data["packed"]
+    session = open_session(decide(settings(*where, strategy="single"), world), world)
+    module = session.prepared.module
+    layers = {name: part for name, part in module.named_modules() if "layer." in name}
+    first, second = (layers[f"model.bert.encoder.layer.{number}"] for number in (0, 1))
+    first.compile(backend="eager")
+    called = first._compiled_call_impl
+    with profiling.marked(session):
+        assert first._compiled_call_impl is not called
+        assert not [part for part in first.modules() if part._forward_pre_hooks]
+        assert [part for part in second.children() if part._forward_pre_hooks]
+    assert first._compiled_call_impl is called
+    assert not [part for part in module.modules() if part._forward_pre_hooks]
 
 
 def test_without_it_nothing_is_written(runs: Runs) -> None:

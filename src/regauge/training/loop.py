@@ -47,8 +47,8 @@ def train(session: Session, trackers: Together) -> Outcome:
     session.rates.begin(session.step)
     guard = GraphGuard(session.accelerator, settings.execution.recompile_budget)
     outcome, stop, last = Outcome(), NOTHING, True
-    watched = profiling.watched(session)
-    with Stopping(session) as stopping, ledger.spend("step"):
+    closely = profiling.watching(session)
+    with closely as watched, Stopping(session) as stopping, ledger.spend("step"):
         for arrays, batches in _batches(session, total):
             with watched(arrays):
                 _step(session, arrays, batches)

@@ -54,11 +54,19 @@ OF_A_STEP = {
 """Methods of a prepared module that are parts of a step."""
 
 
-def watched(session: Session) -> Callable[[list[Arrays]], AbstractContextManager[None]]:
-    """Return what surrounds each step: a profile in the first process, where one is asked for."""
-    if session.settings.profile and session.world.first:
-        return Closely(session).step
-    return lambda _: nullcontext()
+@contextmanager
+def watching(
+    session: Session,
+) -> Iterator[Callable[[list[Arrays]], AbstractContextManager[None]]]:
+    """Yield what surrounds each step: a profile in the first process, where one is asked for."""
+    if not (session.settings.profile and session.world.first):
+        yield lambda _: nullcontext()
+        return
+    closely = Closely(session)
+    try:
+        yield closely.step
+    finally:
+        closely.close()
 
 
 class Closely:
@@ -71,7 +79,8 @@ class Closely:
         self._last = min(self._first + STEPS, session.total_steps)
         self._marks = ExitStack()
         self._profiler: profile | None = None
-        self._began = 0.0
+        self._waited = session.ledger.seconds["data_wait"]
+        """Before the first step that is watched had its rows."""
         self._usual = 0.0
         self._counts = [0, 0]
 
@@ -84,6 +93,7 @@ class Closely:
         if self._profiler is None:
             yield
             self._usual = time.perf_counter() - began
+            self._waited = session.ledger.seconds["data_wait"]
             return
         with record_function(STEP):
             yield
@@ -94,13 +104,18 @@ class Closely:
         if session.step == self._last:
             with session.ledger.spend("evaluate"):
                 self._end(self._profiler)
+
+    def close(self) -> None:
+        """Leave the run as it was, where it ended before the last step that was to be watched."""
+        if self._profiler is not None:
+            self._profiler.stop()
             self._profiler = None
+        self._marks.close()
 
     def _begin(self) -> None:
         session = self._session
         session.accelerator.synchronize()
         self._marks.enter_context(marked(session))
-        self._began = session.ledger.seconds["data_wait"]
         with own_environment():
             os.environ.setdefault(*QUIET)
             self._profiler = profile(activities=supported_activities(), record_shapes=True)
@@ -109,9 +124,8 @@ class Closely:
     def _end(self, profiler: profile) -> None:
         """Write the trace and what it says."""
         session = self._session
-        waited = session.ledger.seconds["data_wait"] - self._began
-        profiler.stop()
-        self._marks.close()
+        waited = session.ledger.seconds["data_wait"] - self._waited
+        self.close()
         with TemporaryDirectory() as folder:
             file = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(file))
@@ -138,13 +152,14 @@ def marked(session: Session) -> Iterator[None]:
     module, prepared = session.prepared.module, session.prepared
     blocks = models.blocks(module)
     inside = {id(part) for block in blocks for part in block.modules()}
-    children = {id(part) for block in blocks for part in block.children()}
+    plain = [block for block in blocks if block._compiled_call_impl is None]  # noqa: SLF001 - no public name
+    own = {id(part) for block in plain for part in (block, *block.children())}
+    compiled = {id(block) for block in blocks} - own
     with ExitStack() as stack:
         for name, part in module.named_modules():
-            is_block = any(part is block for block in blocks)
-            if is_block and part._compiled_call_impl is not None:  # noqa: SLF001 - no public name
+            if id(part) in compiled:
                 stack.enter_context(_within(part, "_compiled_call_impl", MODULE + name))
-            elif is_block or id(part) in children or id(part) not in inside:
+            elif id(part) in own or id(part) not in inside:
                 _hooked(part, MODULE + (name or type(part).__name__), stack)
         for method, name in OF_A_STEP.items():
             stack.enter_context(_within(prepared, method, PART + name))

@@ -27,6 +27,7 @@ from regauge.training.settings import Training
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from regauge.accelerators import Accelerator
     from regauge.training.benchmark_settings import Benchmark, Benchmarking
 
 LINES = 5
@@ -59,12 +60,17 @@ def sizes(settings: Benchmarking) -> tuple[int, ...]:
     """Return the numbers of processes on a machine that are measured, in their order."""
     if settings.benchmark.processes:
         return tuple(sorted(set(settings.benchmark.processes)))
-    accelerator = settings.accelerator or accelerators.choose()[0]
+    accelerator = device(settings)
     most = local_processes("auto", accelerator)
     if accelerator.shared:
         most = processes.share_of_cores(World())
     powers = (2**power for power in range(most.bit_length()))
     return tuple(sorted({*(size for size in powers if size <= most), most}))
+
+
+def device(settings: Benchmarking) -> Accelerator:
+    """Return what is measured: the accelerator of the settings, or the fittest of this machine."""
+    return settings.accelerator or accelerators.choose()[0]
 
 
 def turn_of(settings: Benchmarking, size: int, number: int) -> Training:
@@ -97,7 +103,7 @@ def _fixed(settings: Benchmarking) -> dict[str, Any]:
     """
     execution = settings.execution
     found: dict[str, Any] = {}
-    accelerator = settings.accelerator or accelerators.choose()[0]
+    accelerator = device(settings)
     if execution.compile == "auto":
         found["compile"] = "no" if accelerator.obstacle_to_compiling() else "blocks"
     if execution.threads is None and accelerator.shared:

@@ -66,6 +66,7 @@ def run(settings: Benchmarking) -> dict[str, Any]:
     from regauge.checkpoint.folder import write_json
     from regauge.training import benchmarking
 
+    settings = settings.model_copy(update={"accelerator": benchmarking.device(settings)})
     plan(settings)
     nodes, train = benchmarking.machines(settings), verbs.module("train")
     sizes = benchmarking.sizes(settings)

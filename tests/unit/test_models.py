@@ -169,7 +169,7 @@ def test_losses_in_chunks_are_the_losses_at_once(monkeypatch: pytest.MonkeyPatch
     row = batch([[1] * ROW] * 3, tokens)
     row["labels"] = torch.tensor(tokens).roll(-1, 1)
     whole = model(row)["nll"]
-    monkeypatch.setattr("regauge.models.text.CHUNK_TOKENS", 7)
+    monkeypatch.setattr("regauge.models.losses.CHUNK_TOKENS", 7)
     assert whole.shape == (3, ROW)
     torch.testing.assert_close(model(row)["nll"], whole, rtol=1e-6, atol=1e-6)
     logits = model.model(torch.tensor(tokens)).logits
@@ -185,25 +185,36 @@ def test_losses_in_chunks_are_the_losses_at_once(monkeypatch: pytest.MonkeyPatch
     ids=["bert", "llama"],
 )
 def test_a_forward_and_a_backward_pass_are_those_of_transformers_own_class(
-    model: dict[str, Any], head: Any, kind: type[TextModule]
+    model: dict[str, Any],
+    head: Any,
+    kind: type[TextModule],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("regauge.models.losses.CHUNK_TOKENS", 7)
     own = kind(*build(Model(**{**model, "dropout": 0.0}), head, VOCABULARY, 0))
     plain = copy.deepcopy(own.model)
     tokens = torch.randint(5, VOCABULARY, (3, ROW), generator=torch.Generator().manual_seed(0))
     row = batch([[1] * ROW] * 3, tokens.tolist())
     places = torch.arange(0, ROW - 1, 3).expand(3, -1)
     wanted = tokens.gather(1, places + (head == "causal"))
+    weights = torch.rand(wanted.shape)
     if head == "masked":
-        row |= {"masked": places, "labels": wanted}
-        losses = own(row)["nll"]
+        row |= {"masked": places, "labels": wanted, "weights": weights}
     else:
         row["labels"] = tokens.roll(-1, 1)
-        losses = own(row)["nll"].gather(1, places)
+        row["weights"] = torch.zeros(tokens.shape).scatter(1, places, weights)
+    found = own(row)
     logits = plain(tokens).logits.gather(1, places[..., None].expand(-1, -1, VOCABULARY))
     expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
-    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
-    losses.sum().backward()
-    expected.sum().backward()
+    loss = (expected * weights).sum()
+    assert found.keys() == {"loss"}
+    torch.testing.assert_close(found["loss"], loss, rtol=1e-5, atol=1e-6)
+    (found["loss"] * 0.3).backward()
+    (loss * 0.3).backward()
+    judged = own.eval()(row)
+    assert judged.keys() == {"nll", "correct", "predicted"}
+    each = judged["nll"] if head == "masked" else judged["nll"].gather(1, places)
+    torch.testing.assert_close(each, expected, rtol=1e-5, atol=1e-6)
     theirs = dict(plain.named_parameters())
     for name, value in own.model.named_parameters():
         assert (value.grad is None) == (theirs[name].grad is None), name

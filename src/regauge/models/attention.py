@@ -1,5 +1,7 @@
 """Attention as matrix products, over as many rows at a time as have their scores in a cache.
 
+Of rows where no token sees a later one, only what can be seen is computed, to a block of tokens.
+
 For devices whose fused attention is slow: torch's own takes a CPU two to four times as long as the
 products that it consists of (docs/performance.md). Rows that are longer are left to it, since what
 is kept for the backward pass here grows with the square of the length.
@@ -15,6 +17,8 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.masking_utils import eager_mask
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
@@ -23,6 +27,8 @@ LONGEST = 512
 """Tokens of a row."""
 MOST_SCORES = 1 << 21
 """Scores at a time: 4 MB of bf16."""
+QUERIES = 128
+"""Tokens at a time, of rows where none sees a later one: half of the scores are not computed."""
 NOT_HERE = ("softcap", "position_bias", "cache")
 """Arguments of transformers' fused attention that mean another computation."""
 
@@ -57,17 +63,35 @@ def chunked(
         )
     groups = getattr(module, "num_key_value_groups", 1)
     parts = query, repeat_kv(key, groups), repeat_kv(value, groups)
-    rows, heads, queries, keys = *query.shape[:3], key.shape[2]
-    size = max(1, MOST_SCORES // (heads * queries * keys))
+    query, key, value = (part.contiguous() for part in parts)
+    rows, queries, keys = query.shape[0], query.shape[2], key.shape[2]
     bias = query.new_zeros(1, 1, 1, 1) if attention_mask is None else attention_mask
-    biases = bias.expand(rows, -1, queries, keys).split(size)
+    bias = bias.expand(rows, -1, queries, keys)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    chunks = zip(*(part.contiguous().split(size) for part in parts), biases, strict=True)
-    found = torch.cat([_attended(*chunk, scale=scale) for chunk in chunks])
-    return found.transpose(1, 2).contiguous(), None
+    causal = attention_mask is not None and getattr(module, "is_causal", False)
+    found = []
+    for begin, end, seen in _spans(queries, keys, causal=causal):
+        some = query[:, :, begin:end], key[:, :, :seen], value[:, :, :seen]
+        found.append(_attended(*some, bias[:, :, begin:end, :seen], scale=scale))
+    return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+
+
+def _spans(queries: int, keys: int, *, causal: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield where some queries begin and end, and the keys that they can see: 1 to the last."""
+    size = QUERIES if causal and queries == keys else queries
+    for begin in range(0, queries, size):
+        end = min(begin + size, queries)
+        yield begin, end, end if size < queries else keys
 
 
 def _attended(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, *, scale: float) -> Tensor:
+    """Attend over as many rows at a time as may have scores."""
+    size = max(1, MOST_SCORES // (query.shape[1] * query.shape[2] * key.shape[2]))
+    chunks = zip(*(part.split(size) for part in (query, key, value, bias)), strict=True)
+    return torch.cat([_of_chunk(*chunk, scale=scale) for chunk in chunks])
+
+
+def _of_chunk(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, *, scale: float) -> Tensor:
     scores = torch.matmul(query, key.transpose(2, 3)) * scale + bias
     shares = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
     return torch.matmul(shares, value)

@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
-from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import normalize
 
 from regauge.errors import SettingsError
+from regauge.models.losses import Batch, Slopes, judged, token_losses, weighted
 from regauge.models.reading import longest, reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from regauge.models.dropout import DropoutKeys
-
-Batch = dict[str, Tensor]
-CHUNK_TOKENS = 1024
 
 
 class TextModule(nn.Module):
@@ -38,6 +35,7 @@ class TextModule(nn.Module):
         self.dropout_keys = keys
         self.compute_dtype = torch.float32
         self.reading = reading(model)
+        self.slopes = Slopes()
         self._typed = getattr(model.config, "type_vocab_size", 0) > 1
 
     @property
@@ -50,6 +48,12 @@ class TextModule(nn.Module):
         inner: Any = (model or self.model).base_model
         states: Tensor = inner(**self.inputs(batch, packed=packed)).last_hidden_state
         return states
+
+    def losses(self, head: nn.Module, hidden: Tensor, batch: Batch) -> Batch:
+        """Return what `weighted` does for training, and what `judged` does else."""
+        if self.training and torch.is_grad_enabled():
+            return weighted(head, self.slopes, hidden, batch)
+        return judged(head, hidden, batch["labels"])
 
     def inputs(self, batch: Batch, *, packed: bool) -> dict[str, Any]:
         """Return a batch as the arguments of transformers' `forward`, and key its dropout.
@@ -75,9 +79,9 @@ class MaskedLanguageModel(TextModule):
         _masked_head(model)
 
     def forward(self, batch: Batch) -> Batch:
-        """Return what `token_losses` does, [batch, masked], at the positions `masked`."""
+        """Return what `losses` does at the positions `masked`, [batch, masked]."""
         hidden = _at(self.hidden(batch, packed=True), batch["masked"])
-        return token_losses(_masked_head(self.model)(hidden), batch["labels"])
+        return self.losses(_masked_head(self.model), hidden, batch)
 
 
 class PairedLanguageModel(TextModule):
@@ -92,18 +96,18 @@ class PairedLanguageModel(TextModule):
             )
 
     def forward(self, batch: Batch) -> Batch:
-        """Return what `token_losses` does, and of the pairs `pair_nll` and `pair_correct`."""
+        """Return what `losses` does, and of the pairs `pair_nll` and `pair_correct`."""
         inner: Any = self.model.base_model
         states = inner(**self.inputs(batch, packed=True))
         heads: Any = self.model.cls
         hidden = _at(states.last_hidden_state, batch["masked"])
         pairs = token_losses(heads.seq_relationship(states.pooler_output), batch["apart"])
-        tokens = token_losses(heads.predictions(hidden), batch["labels"])
+        tokens = self.losses(heads.predictions, hidden, batch)
         return {**tokens, "pair_nll": pairs["nll"], "pair_correct": pairs["correct"]}
 
 
 class CausalLanguageModel(TextModule):
-    """Predicts each next token of a packed row; logits exist for one chunk at a time."""
+    """Predicts each next token of a packed row."""
 
     def __init__(self, model: PreTrainedModel, keys: DropoutKeys) -> None:
         super().__init__(model, keys)
@@ -114,26 +118,9 @@ class CausalLanguageModel(TextModule):
             )
 
     def forward(self, batch: Batch) -> Batch:
-        """Return what `token_losses` does, [batch, length]."""
-        hidden = self.hidden(batch, packed=True)
-        rows, length, width = hidden.shape
-        chunks = hidden.reshape(-1, width).split(CHUNK_TOKENS)
-        labels = batch["labels"].reshape(-1).split(CHUNK_TOKENS)
-        parts = [self._chunk(chunk, wanted) for chunk, wanted in zip(chunks, labels, strict=True)]
-        return {
-            name: torch.cat([part[name] for part in parts]).view(rows, length).clone()
-            for name in parts[0]
-        }
-
-    def _chunk(self, hidden: Tensor, labels: Tensor) -> Batch:
-        result: Batch = checkpoint(
-            self._losses, hidden, labels, use_reentrant=False, preserve_rng_state=False
-        )
-        return result
-
-    def _losses(self, hidden: Tensor, labels: Tensor) -> Batch:
+        """Return what `losses` does, [batch, length]."""
         head: Any = self.model.get_output_embeddings()
-        return token_losses(head(hidden), labels)
+        return self.losses(head, self.hidden(batch, packed=True), batch)
 
 
 class Encoder(TextModule):
@@ -163,18 +150,6 @@ def mean_pool(hidden: Tensor, segments: Tensor) -> Tensor:
     """Return the mean over real tokens, [batch, width] fp32."""
     real = (segments > 0).to(torch.float32)[..., None]
     return (hidden.float() * real).sum(1) / real.sum(1).clamp(min=1.0)
-
-
-def token_losses(logits: Tensor, labels: Tensor) -> Batch:
-    """Return `nll`, the negative log likelihood of each label, `predicted`, and `correct`.
-
-    Logits end in vocabulary. The results are no views: FSDP2 hangs its hooks on a module's outputs.
-    """
-    scores = logits.float()
-    nll = cross_entropy(scores.flatten(0, -2), labels.flatten().long(), reduction="none")
-    predicted = scores.detach().argmax(-1)
-    hits = (predicted == labels).to(torch.float32)
-    return {"nll": nll.view(labels.shape).clone(), "correct": hits, "predicted": predicted}
 
 
 def _masked_head(model: PreTrainedModel) -> Any:

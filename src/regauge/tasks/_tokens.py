@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class TokenTask(Task):
-    """A task whose loss is a weighted sum over tokens; `nll` and `correct` come from the model."""
+    """A task whose loss is a weighted sum over tokens, of what the model returns.
+
+    That is `nll` and `correct` of each token; for training it can be `loss`, their weighted sum.
+    """
 
     def packed(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts, *columns: str) -> Arrays:
         """Return tokens, segments and positions, [batch, length] int32, and dropout keys.
@@ -38,7 +41,10 @@ class TokenTask(Task):
         }
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return (output["nll"] * batch["weights"]).sum(), batch["weights"].sum()
+        """Return the sum over tokens; a module that has taken its gradients says it as `loss`."""
+        weights = batch["weights"]
+        loss = output["loss"] if "loss" in output else (output["nll"] * weights).sum()
+        return loss, weights.sum()
 
     def tally(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Sums:
         weights = batch["weights"]

@@ -16,12 +16,11 @@ from torch._dynamo.exc import TorchDynamoException
 
 from regauge.log import logger
 from regauge.models import build as models
+from regauge.models.losses import Slopes
 from regauge.training.graphs import empty, make_room
 from regauge.training.step import summed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import nn
 
     from regauge.accelerators import Accelerator
@@ -48,11 +47,16 @@ class Trial(NamedTuple):
     """That compiling one shape took."""
 
 
-def install(blocks: Iterable[nn.Module], accelerator: Accelerator) -> None:
-    """Let blocks be compiled when they are computed next."""
+def install(module: nn.Module, accelerator: Accelerator) -> None:
+    """Let a module's parts be compiled when they are computed next."""
     backend, options = accelerator.compile_backend(), accelerator.compile_options()
-    for block in blocks:
-        block.compile(dynamic=False, backend=backend, options=options or None)
+    for part in parts(module):
+        part.compile(dynamic=False, backend=backend, options=options or None)
+
+
+def parts(module: nn.Module) -> list[nn.Module]:
+    """Return what is compiled of a module: its blocks, and what gives logits their gradients."""
+    return [*models.blocks(module), *(part for part in module.modules() if type(part) is Slopes)]
 
 
 def settle(session: Session) -> None:
@@ -86,9 +90,9 @@ def _decided(session: Session) -> tuple[bool, str]:
     (eager,) = _together(session, _step_seconds(session))
     if eager * steps < short:
         return False, f"the run takes about {eager * steps:.0f} s, and needs {graphs} graphs"
-    blocks = models.blocks(session.prepared.module)
+    module = session.prepared.module
     make_room(session)
-    install(blocks, session.accelerator)
+    install(module, session.accelerator)
     began = time.perf_counter()
     try:
         compiled = _step_seconds(session)
@@ -100,8 +104,8 @@ def _decided(session: Session) -> tuple[bool, str]:
     compiled, once, failures = _together(session, compiled, once, float(bool(failed)))
     works, reason = worth(Trial(eager, compiled, once), steps, graphs)
     if failures or not works:
-        for block in blocks:
-            block._compiled_call_impl = None  # noqa: SLF001 - what Module.compile sets
+        for part in parts(module):
+            part._compiled_call_impl = None  # noqa: SLF001 - what Module.compile sets
     return works and not failures, failed or reason
 
 

@@ -213,7 +213,7 @@ def _prepared(
     if execution.activation_checkpointing != "none":
         prepared.recomputes = True
     if execution.compile == "blocks":
-        compiling.install(site.blocks, accelerator)
+        compiling.install(module, accelerator)
     return prepared
 
 

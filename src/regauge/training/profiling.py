@@ -23,8 +23,8 @@ from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT
 from regauge.health.device import memory_rate
 from regauge.log import logger
-from regauge.models import build as models
 from regauge.processes import own_environment
+from regauge.training import compiling
 from regauge.training.observed import Observed
 from regauge.training.progress import tokens_and_slots
 from regauge.training.times import times
@@ -150,11 +150,11 @@ class Closely:
 def marked(session: Session) -> Iterator[None]:
     """Mark the modules of a run, and what a step does beside them, in the trace."""
     module, prepared = session.prepared.module, session.prepared
-    blocks = models.blocks(module)
-    inside = {id(part) for block in blocks for part in block.modules()}
-    plain = [block for block in blocks if block._compiled_call_impl is None]  # noqa: SLF001 - no public name
-    own = {id(part) for block in plain for part in (block, *block.children())}
-    compiled = {id(block) for block in blocks} - own
+    parts = compiling.parts(module)
+    inside = {id(each) for part in parts for each in part.modules()}
+    plain = [part for part in parts if part._compiled_call_impl is None]  # noqa: SLF001 - no public name
+    own = {id(each) for part in plain for each in (part, *part.children())}
+    compiled = {id(part) for part in parts} - own
     with ExitStack() as stack:
         for name, part in module.named_modules():
             if id(part) in compiled:

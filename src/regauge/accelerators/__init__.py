@@ -11,14 +11,14 @@ import os
 import shutil
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from regauge import registry
 from regauge.config import Choice
 from regauge.errors import PreflightError, SettingsError, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
     from pathlib import Path
 
     import torch
@@ -79,6 +79,8 @@ class Accelerator(Choice):
     """Whether a process can be forked that has imported its libraries: these have begun nothing."""
     repeatable: ClassVar[bool] = False
     """Whether equal programs on one machine give equal bits, whatever else happens there."""
+    symbolic: ClassVar[bool] = False
+    """Whether its compiler makes one graph for all shapes where it is asked to."""
     attention: ClassVar[Literal["sdpa", "chunked"]] = "sdpa"
     """How models compute attention the fastest: see `models/attention.py`."""
 
@@ -86,8 +88,7 @@ class Accelerator(Choice):
     def lazy(self) -> bool:
         """Whether operations are only recorded, and computed as one graph at each mark.
 
-        Then what changes from step to step must be data on the device: a number would be part of
-        the graph, and a new graph is a new compilation.
+        What changes from step to step must then be data: a number would be part of the graph.
         """
         return False
 
@@ -162,8 +163,8 @@ class Accelerator(Choice):
     def expect_compiling(self) -> None:
         """Start what the compiler must find out of this machine, beside other work."""
 
-    def compile_backend(self) -> str:
-        """Return the name of torch.compile's backend for the device."""
+    def compile_backend(self) -> str | Callable[..., Any]:
+        """Return torch.compile's backend for the device, or its name."""
         return "inductor"
 
     def compiles_for(self) -> str:

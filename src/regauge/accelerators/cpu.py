@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from regauge import timing
 from regauge.accelerators import (
@@ -31,6 +31,8 @@ BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 FIRST_SIZE, LARGEST_SIZE, ENOUGH_SECONDS = 192, 3072, 5e-3
 """Of square products. A precision that the processor has no instructions for is a thousand times
 slower than the fastest."""
+KEPT_SHARE = 0.7
+"""Of what a compiled graph keeps for its backward pass at most; 1 is torch's default."""
 GROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (
@@ -54,6 +56,7 @@ class Cpu(Accelerator):
     shared: ClassVar[bool] = True
     indexed: ClassVar[bool] = True
     forkable: ClassVar[bool] = True
+    symbolic: ClassVar[bool] = True
     repeatable: ClassVar[bool] = True
     attention: ClassVar[Literal["sdpa", "chunked"]] = "chunked"
     variables: ClassVar[tuple[str, ...]] = ("ATEN_CPU_", "DNNL_", "ONEDNN_", "GLOO_")
@@ -84,6 +87,14 @@ class Cpu(Accelerator):
     def compiles_for(self) -> str:
         """Return the kernel's name of the machine, and its instruction sets."""
         return f"{platform.machine()} {' '.join(sorted(instructions()))}"
+
+    def compile_backend(self) -> Callable[..., Any]:
+        """Return a backend that keeps less for the backward pass than torch's by default.
+
+        What is cheap to compute again is as fast so: two fifths of what was kept are attention's
+        shares and other results of one pass over memory (docs/performance.md).
+        """
+        return _keeping_less
 
     def obstacle_to_compiling(self) -> str | None:
         return None if cpp_compiler() else "no C++ compiler is installed (g++ or clang++)"
@@ -161,6 +172,15 @@ def _model_name() -> str:
     lines = path.read_text().splitlines() if path.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "CPU")
+
+
+def _keeping_less(*graph: Any) -> Any:
+    """Compile a graph and its inputs; what its backward pass keeps is decided within."""
+    from torch._dynamo import lookup_backend
+    from torch._functorch import config
+
+    with config.patch(activation_memory_budget=KEPT_SHARE):
+        return lookup_backend("inductor")(*graph)
 
 
 def _try_vectors() -> None:

@@ -41,6 +41,7 @@ class Cuda(Accelerator):
 
     shared: ClassVar[bool] = True
     indexed: ClassVar[bool] = True
+    symbolic: ClassVar[bool] = True
     variables: ClassVar[tuple[str, ...]] = ("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVIDIA_")
 
     cuda_graphs: Literal["no", "yes"] = "no"

@@ -8,7 +8,7 @@ and nothing as large as the vocabulary is kept.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +44,10 @@ def weighted(head: Head, slopes: Slopes, hidden: Tensor, batch: Batch) -> Batch:
 
     Hidden states are [..., width]; labels and weights have the shape before that.
     """
-    wanted = hidden.flatten(0, -2), batch["labels"].flatten().long(), batch["weights"].flatten()
+    labels, weights = batch["labels"].flatten().long(), batch["weights"].flatten()
     trained = [value for value in head.parameters() if value.requires_grad]
-    loss: Tensor = _Weighted.apply(head, slopes, *wanted, *trained)
+    aim = _Aim(head, slopes, labels, weights)
+    loss: Tensor = _Weighted.apply(aim, hidden.flatten(0, -2), *trained)  # type: ignore[no-untyped-call]
     return {"loss": loss}
 
 
@@ -74,27 +75,29 @@ def token_losses(logits: Tensor, labels: Tensor) -> Batch:
     return {"nll": nll.view(labels.shape).clone(), "correct": hits, "predicted": predicted}
 
 
+class _Aim(NamedTuple):
+    """What hidden states [tokens, width] are for."""
+
+    head: Head
+    slopes: Slopes
+    labels: Tensor
+    weights: Tensor
+    """Both [tokens]."""
+
+
 class _Weighted(torch.autograd.Function):
     """The weighted sum, with the gradients of its inputs by its side."""
 
     @staticmethod
-    def forward(
-        context: Any,
-        head: Head,
-        slopes: Slopes,
-        hidden: Tensor,
-        labels: Tensor,
-        weights: Tensor,
-        *trained: Tensor,
-    ) -> Tensor:
+    def forward(context: Any, aim: _Aim, hidden: Tensor, *trained: Tensor) -> Tensor:
         total = hidden.new_zeros((), dtype=torch.float32)
         states: list[Tensor] = []
         sums: list[Tensor] = []
-        for chunk, wanted, shares in _chunks(hidden, labels, weights):
+        for chunk, wanted, shares in _chunks(hidden, aim.labels, aim.weights):
             with torch.enable_grad():
                 leaf = chunk.detach().requires_grad_()
-                logits = head(leaf)
-            nll, slope = slopes(logits.detach(), wanted, shares)
+                logits = aim.head(leaf)
+            nll, slope = aim.slopes(logits.detach(), wanted, shares)
             total += (nll * shares).sum()
             state, *own = torch.autograd.grad(logits, (leaf, *trained), slope)
             del logits, slope
@@ -109,7 +112,7 @@ class _Weighted(torch.autograd.Function):
     def backward(context: Any, *scale: Tensor) -> tuple[Tensor | None, ...]:
         (states,) = context.saved_tensors
         (by,) = scale
-        return None, None, states * by, None, None, *(each * by for each in context.sums)
+        return None, states * by, *(each * by for each in context.sums)
 
 
 def _chunks(*values: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -10,8 +10,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from regauge.errors import DataError
 from regauge.models.dropout import DropoutKeys
+from regauge.models.losses import Batch
 from regauge.models.reading import Reading
-from regauge.models.text import Batch, TextModule
+from regauge.models.text import TextModule
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, layer_norm
 
-from regauge.models.text import Batch, TextModule, mean_pool
+from regauge.models.losses import Batch
+from regauge.models.text import TextModule, mean_pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

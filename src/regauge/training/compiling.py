@@ -51,7 +51,8 @@ def install(module: nn.Module, accelerator: Accelerator) -> None:
     """Let a module's parts be compiled when they are computed next."""
     backend, options = accelerator.compile_backend(), accelerator.compile_options()
     for part in parts(module):
-        part.compile(dynamic=False, backend=backend, options=options or None)
+        varying = accelerator.symbolic and type(part) is Slopes
+        part.compile(dynamic=varying, backend=backend, options=options or None)
 
 
 def parts(module: nn.Module) -> list[nn.Module]:

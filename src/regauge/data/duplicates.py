@@ -29,6 +29,7 @@ SHINGLE = 3
 HASH_BYTES = 16
 SIGNATURE_BYTES = HASHES * 4
 _WORD = re.compile(r"\w+")
+_MOST_WORDS = 2**18
 _PAIRS_AT_A_TIME = 2**16
 _BANDS_AT_A_TIME = 4
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64)
@@ -46,17 +47,19 @@ def whole_text(fields: Mapping[str, str | int | float]) -> str:
     return whole
 
 
-def content_hash(fields: Mapping[str, str | int | float]) -> bytes:
-    """Return 16 bytes that are equal for equal fields; raises UnicodeEncodeError for no text."""
-    content = json.dumps(fields, ensure_ascii=False, sort_keys=True).encode()
-    return hashlib.blake2b(content, digest_size=HASH_BYTES).digest()
+def content(fields: Mapping[str, str | int | float]) -> str:
+    """Return fields as JSON in one order, the same for equal fields."""
+    return json.dumps(fields, ensure_ascii=False, sort_keys=True)
+
+
+def content_hash(content: str) -> bytes:
+    """Return the 16 bytes that stand for a content; raises UnicodeEncodeError for no text."""
+    return hashlib.blake2b(content.encode(), digest_size=HASH_BYTES).digest()
 
 
 def signatures(texts: Sequence[str]) -> np.ndarray:  # [texts, HASHES] uint32
     """Return the MinHash signature of every text."""
-    shingles = [_shingles(text) for text in texts]
-    starts = np.cumsum([0] + [len(found) for found in shingles[:-1]])
-    every = np.concatenate(shingles)
+    every, starts = _shingles(texts)
     result = np.empty((len(texts), HASHES), dtype=np.uint32)
     for number, (factor, offset) in enumerate(zip(_FACTORS, _OFFSETS, strict=True)):
         hashed = (every * factor + offset) >> np.uint64(32)
@@ -146,18 +149,38 @@ def keyed_share(content: bytes, seed: int, purpose: str) -> float:
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
-def _shingles(text: str) -> np.ndarray:
-    """Return the hashes of runs of words; a text with fewer words is a single one."""
-    words = [zlib.crc32(word.encode()) for word in _WORD.findall(text.lower())]
-    if len(words) < SHINGLE:
-        words += [0] * (SHINGLE - len(words))
-    hashed = np.array(words, dtype=np.uint64)
-    count = len(words) - SHINGLE + 1
-    total = np.zeros(count, dtype=np.uint64)
+def _shingles(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hashes of runs of words, text by text, and where each text's begin.
+
+    A text with fewer words than a run has is a single one.
+    """
+    words = [b"".join(map(_CHECKSUMS.__getitem__, _WORD.findall(text.lower()))) for text in texts]
+    words = [found.ljust(SHINGLE * 4, b"\0") for found in words]
+    counts = np.array([len(found) // 4 for found in words])
+    hashed = np.frombuffer(b"".join(words), dtype="<u4").astype(np.uint64)
+    total = np.zeros(len(hashed) - SHINGLE + 1, dtype=np.uint64)
     for place, factor in enumerate(_MIX):
-        total = (total ^ hashed[place : place + count]) * factor
+        total = (total ^ hashed[place : place + len(total)]) * factor
         total ^= total >> np.uint64(29)
-    return total
+    within = np.ones(len(hashed), dtype=bool)
+    ends = np.cumsum(counts)
+    for place in range(1, SHINGLE):  # a run that begins here would reach into the next text
+        within[ends - place] = False
+    runs = counts - SHINGLE + 1
+    return total[within[: len(total)]], np.cumsum(runs) - runs
+
+
+class _Checksums(dict[str, bytes]):
+    """The CRC-32 of words, little-endian; the latest ones are remembered."""
+
+    def __missing__(self, word: str) -> bytes:
+        if len(self) >= _MOST_WORDS:
+            self.clear()
+        found = self[word] = zlib.crc32(word.encode()).to_bytes(4, "little")
+        return found
+
+
+_CHECKSUMS = _Checksums()
 
 
 def _proposed(signed: Signatures) -> Iterator[tuple[np.ndarray, np.ndarray]]:

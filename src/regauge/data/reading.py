@@ -73,12 +73,10 @@ def read_piece(
             batch.append(found)
             size += sum(len(value) for value in found.fields.values() if isinstance(value, str))
             if len(batch) == RECORDS_AT_A_TIME or size > TEXT_AT_A_TIME:
-                _count(counts, batch)
-                output.write(_table(batch))
+                output.write(_counted(batch, counts))
                 batch, size = [], 0
         if batch:
-            _count(counts, batch)
-            output.write(_table(batch))
+            output.write(_counted(batch, counts))
     return item.number, commit_counts(folder, item.number, counts)
 
 
@@ -178,21 +176,20 @@ def _is_unicode(value: str | float) -> bool:
     return True
 
 
-def _table(batch: list[Record]) -> pa.RecordBatch:
-    signed = duplicates.signatures([duplicates.whole_text(record.fields) for record in batch])
+def _counted(batch: list[Record], counts: Counts) -> pa.RecordBatch:
+    """Return records as a table, and count what they hold."""
+    wholes = [duplicates.whole_text(record.fields) for record in batch]
+    counts["records"] += len(batch)
+    counts["text_bytes"] += sum(len(whole.encode()) for whole in wholes)
+    for record in batch:
+        counts["names"].update(record.fields.keys())
+    contents = [duplicates.content(record.fields) for record in batch]
     columns = [
         [record.file for record in batch],
         [record.place for record in batch],
-        [json.dumps(record.fields, ensure_ascii=False) for record in batch],
-        [duplicates.content_hash(record.fields) for record in batch],
-        [row.tobytes() for row in signed.astype("<u4")],
+        contents,
+        list(map(duplicates.content_hash, contents)),
+        [row.tobytes() for row in duplicates.signatures(wholes).astype("<u4")],
     ]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-def _count(counts: Counts, batch: list[Record]) -> None:
-    counts["records"] += len(batch)
-    for record in batch:
-        counts["names"].update(record.fields.keys())
-        counts["text_bytes"] += len(duplicates.whole_text(record.fields).encode())

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors, tra
 from tokenizers import pre_tokenizers as cutting
 
 from regauge.data.shards import TOKENIZER, TokenizerFacts, file_sha256
+from regauge.data.words import words_of
 from regauge.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Encoder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._tokenizer = _open(folder)
+        self._words = words_of(self._tokenizer)
         self._config = _config(folder)
         self.prefix, self.suffix = self._wrapping()
         self.facts = self._facts(folder)
@@ -52,9 +54,14 @@ class Encoder:
 
         With `special` one that is written in a text is that token, and otherwise some letters.
         """
+        words = None if special else self._words
+        found = [words.ids(text) if words is not None else None for text in texts]
+        rest = [text for text, ids in zip(texts, found, strict=True) if ids is None]
         self._tokenizer.encode_special_tokens = not special
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(item.ids, dtype=np.int32) for item in encoded]
+        encoded = iter(self._tokenizer.encode_batch_fast(rest, add_special_tokens=False))
+        return [
+            np.array(next(encoded).ids, dtype=np.int32) if ids is None else ids for ids in found
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without special tokens."""
@@ -62,7 +69,7 @@ class Encoder:
 
     def wrap(self, ids: np.ndarray) -> np.ndarray:
         """Return the ids between the special tokens that open and close a text."""
-        return np.concatenate([self.prefix, ids, self.suffix]).astype(np.int32)
+        return np.concatenate([self.prefix, ids, self.suffix])
 
     @property
     def overhead(self) -> int:

@@ -131,7 +131,7 @@ def _within(fields: dict[str, Value], share: float) -> bool:
     if share == 1:
         return True
     try:
-        content = duplicates.content_hash(fields)
+        content = duplicates.content_hash(duplicates.content(fields))
     except UnicodeEncodeError:  # no text, and rejected as such wherever it comes from
         return True
     return duplicates.keyed_share(content, 0, "share") < share

@@ -2,7 +2,7 @@
 # test-xla: the contracts and unit tests with torch 2.9 and torch_xla, in an environment of its own
 # test-faults: the whole fault matrix, of which `test` does a part
 # test-rest: the other cases that `test` leaves out: more strategies, sizes, processes, graphs
-# check: style and types · bench, bench-quick: speed beside others, saves, starts, and what the loop costs
+# check: style and types · bench, bench-quick: speed beside others, saves, starts, scaling, and what the loop costs
 # Each target first creates .venv, once, and again when what it installs has changed.
 
 PYTHON ?= python3
@@ -49,7 +49,7 @@ check: $(INSTALLED)
 bench bench-quick: $(COMPARED)
 bench:
 	$(BIN)/python benchmarks/overhead.py
-	for each in train_mlm train_clm train_contrastive train_rank prepare_peers checkpoint startup; do \
+	for each in train_mlm train_clm train_contrastive train_rank prepare_peers checkpoint startup scaling; do \
 		$(BIN)/python benchmarks/$$each.py || exit; done
 bench-quick:
 	$(BIN)/python benchmarks/overhead.py --alternations 10 --steps 5
@@ -57,6 +57,7 @@ bench-quick:
 		$(BIN)/python benchmarks/$$each.py --turns 4 --steps 3 || exit; done
 	$(BIN)/python benchmarks/prepare_peers.py --megabytes 20 --turns 2
 	for each in checkpoint startup; do $(BIN)/python benchmarks/$$each.py --turns 3 || exit; done
+	$(BIN)/python benchmarks/scaling.py --turns 1 --steps 5 --hosts 2 4 --cases ddp fsdp hsdp
 
 $(COMPARED): $(INSTALLED)
 	$(BIN)/python -m pip install -c constraints.txt -e ".[bench]"

@@ -49,7 +49,8 @@ def main(doc: str | None, language: Language) -> None:
     parser.set_defaults(width=WIDTH, layers=LAYERS)
     parser.add_argument("--lengths", type=int, nargs="+", default=language.lengths)
     parser.add_argument("--dropouts", type=float, nargs="+", default=language.dropouts)
-    parser.add_argument("--peers", nargs="+", default=["best", "default"])
+    parser.add_argument("--peers", nargs="*", default=["best", "default"])
+    parser.add_argument("--microbatch-rows", type=int, help="by default all rows of a step")
     own = parser.parse_args()
     trainer = Peer("trainer", "peer_trainer.py", language.goals)
     precision = Cpu().precisions()[0]
@@ -63,6 +64,8 @@ def main(doc: str | None, language: Language) -> None:
                 folder = Path(scratch) / f"{length}-{dropout}"
                 model = language.model(own.width, own.layers, length) | {"dropout": dropout}
                 tables = run(data, language.task, model, length, own.turns * own.steps)
+                if own.microbatch_rows:
+                    tables["batch"]["microbatch_rows"] = own.microbatch_rows
                 programs = raced(folder, tables, trainer, own)
                 share = mfu(programs[0], tables, chip.flops_per_second[precision])
                 figures = {"mfu": share, **compared(programs)}

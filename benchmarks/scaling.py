@@ -112,6 +112,7 @@ def run(data: Path, own: argparse.Namespace) -> dict[str, Any]:
         "execution": {"compile": "no", "threads": 1},
         "optimizer": {"learning_rate": 1e-4},
         "evaluation": {"rows": ROWS},
+        "stop": {"steps": own.steps},
         "benchmark": {"turns": 1, "steps": own.steps, "warmup_steps": 2},
     }
 

@@ -66,6 +66,16 @@ def test_the_run_file_comes_first() -> None:
     assert (found.host, found.port, found.endpoint) == ("::1", 2379, "[::1]:2379")
 
 
+@pytest.mark.parametrize(
+    ("host", "here"), [("127.0.0.1", True), ("127.0.0.9", False), ("localhost", True)]
+)
+def test_who_has_the_address_of_the_meeting_place_keeps_it(host: str, *, here: bool) -> None:
+    """By the address itself: what the machine's name leads to may be another one."""
+    found = several(Nodes(count=2, endpoint=f"{host}:29400"), FOLDER, {})
+    assert found is not None
+    assert found.is_here() == here
+
+
 def test_a_step_of_slurm_meets_at_its_first_node() -> None:
     slurm = {
         "SLURM_STEP_NODELIST": "gpu[07-08]",

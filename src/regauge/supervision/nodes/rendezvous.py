@@ -9,9 +9,10 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -184,15 +185,17 @@ class Rendezvous:
         except ImportError:
             remedy = "pip install 'regauge[etcd]'"
             raise SettingsError("the client for an etcd is not installed", remedy) from None
-        parameters = RendezvousParameters(
-            several.kind,
-            several.endpoint,
-            name,
-            several.fewest,
-            several.most,
+        limits = several.fewest, several.most
+        where = partial(
+            RendezvousParameters, several.kind, several.endpoint, name, *limits,
             read_timeout=ANSWER_SECONDS,
-        )
-        found: tuple[RendezvousBackend, Store] = module.create_backend(parameters)
+        )  # fmt: skip
+        found: tuple[RendezvousBackend, Store]
+        if several.is_here():
+            with suppress(RendezvousConnectionError):  # another node of this machine has it
+                found = module.create_backend(where(is_host=True))
+                return found
+        found = module.create_backend(where())
         return found
 
     def _met(self, register: Register, attempt: int, left: float) -> Round:

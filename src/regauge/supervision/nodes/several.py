@@ -49,13 +49,24 @@ class Several:
 
         Raises SettingsError where the place is unknown.
         """
+        return self._way()[0]
+
+    def is_here(self) -> bool:
+        """Return whether the meeting place's address is one of this machine's own.
+
+        torch knows only those that the machine's name leads to.
+        """
+        return len(set(self._way())) == 1
+
+    def _way(self) -> tuple[str, str]:
+        """Return the addresses of this machine and of the meeting place."""
         try:
             family, kind, *_, address = socket.getaddrinfo(
                 self.host, self.port, type=socket.SOCK_DGRAM
             )[0]
             with socket.socket(family, kind) as probe:
                 probe.connect(address)
-                return str(probe.getsockname()[0])
+                return str(probe.getsockname()[0]), str(address[0])
         except OSError as error:
             raise SettingsError(
                 f"execution.nodes.endpoint = '{self.endpoint}': {error.strerror}",

@@ -1,0 +1,125 @@
+"""A run of this project as an engineer writes it by hand for one device: a loop and nothing else.
+
+bf16 weights over fp32 masters, the encoder compiled as a whole, one stream of text cut into rows,
+the head on the masked positions alone, fused AdamW and clipping. No checkpoint, no log, no order
+that could be resumed: what the same device can do without any of that.
+
+    python benchmarks/peer_minimal.py FOLDER RUN_FILE [--turn N]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from peer_parts import Order, measuring, ordered, reading
+from peer_trainer import cut, plain
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+from turns import Turn
+
+IGNORED = -100
+
+
+def main() -> None:
+    """Train until nobody wants another turn."""
+    order = ordered(__doc__)
+    reader = reading(order)
+    reader.model = plain(reader.model)
+    measured = measuring(order, reader)
+    turn = Turn(order.folder)
+    step = count = 0
+    turn.wait()
+    for tokens in _steps(order, reader.model):
+        step, count = step + 1, count + tokens
+        if step % order.turn == 0:
+            turn.stop()
+            turn.end(step=step, count=count, heldout=measured())
+            count = 0
+
+
+def _steps(order: Order, model: Any) -> Iterator[int]:
+    """Train, and yield how many tokens each step had."""
+    settings, masked = order.settings, order.settings.task.kind == "mlm"
+    model.train().to(order.dtype)
+    body, head = torch.compile(model.base_model), _head(model)
+    weights = list(model.parameters())
+    masters = [value.detach().float() for value in weights]
+    optimizer = _optimizer(order, masters)
+    decay = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 1 - step / settings.stop.steps
+    )
+    for tokens in _batches(order):
+        shown, places, wanted = _masked(order, tokens) if masked else _shifted(tokens)
+        states = body(input_ids=shown).last_hidden_state
+        some = (
+            states
+            if places is None
+            else states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+        )
+        logits = head(some).flatten(0, 1).float()
+        cross_entropy(logits, wanted.flatten(), ignore_index=IGNORED).backward()
+        for master, value in zip(masters, weights, strict=True):
+            master.grad = None if value.grad is None else value.grad.float()
+            value.grad = None
+        clip_grad_norm_(masters, settings.optimizer.clip_norm)
+        optimizer.step()
+        decay.step()
+        with torch.no_grad():
+            torch._foreach_copy_(weights, masters)
+        yield tokens.numel()
+
+
+def _optimizer(order: Order, masters: list[Tensor]) -> torch.optim.Optimizer:
+    wanted = order.settings.optimizer
+    groups = [
+        {
+            "params": [each for each in masters if (each.ndim > 1) == matrices],
+            "weight_decay": wanted.weight_decay if matrices else 0.0,
+        }
+        for matrices in (True, False)
+    ]
+    rate, moments, least = wanted.learning_rate, wanted.betas, wanted.epsilon
+    return torch.optim.AdamW(groups, lr=rate, betas=moments, eps=least, fused=True)
+
+
+def _head(model: Any) -> Any:
+    """Return what turns hidden states into logits: the masked head, or the last layer."""
+    return model.cls if hasattr(model, "cls") else model.get_output_embeddings()
+
+
+def _batches(order: Order) -> Iterator[Tensor]:
+    """Yield the tokens of each step, [rows, length], shuffled anew in each epoch."""
+    length = order.settings.task.ladder(order.dataset.manifest)[-1]
+    rows = torch.from_numpy(np.stack(cut(order.dataset, length, whole=False))).long()
+    draw = torch.Generator().manual_seed(order.settings.seed)
+    while True:
+        for some in torch.randperm(len(rows), generator=draw).split(order.rows):
+            if len(some) == order.rows:
+                yield rows[some]
+
+
+def _masked(order: Order, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tokens that are shown, the places that are predicted, and what is there."""
+    facts, share = order.dataset.manifest.tokenizer, order.settings.task.mask_share
+    count = max(1, round(share * tokens.shape[1]))
+    places = torch.rand(tokens.shape).topk(count, dim=1).indices
+    wanted = tokens.gather(1, places)
+    fate, other = torch.rand(wanted.shape), torch.randint_like(wanted, facts.vocabulary)
+    hidden = torch.full_like(wanted, facts.mask)
+    seen = torch.where(fate < 0.8, hidden, torch.where(fate < 0.9, other, wanted))
+    return tokens.scatter(1, places, seen), places, wanted
+
+
+def _shifted(tokens: Tensor) -> tuple[Tensor, None, Tensor]:
+    """Return each token with the next one to be predicted; the last of a row has none."""
+    wanted = torch.full_like(tokens, IGNORED)
+    wanted[:, :-1] = tokens[:, 1:]
+    return tokens, None, wanted
+
+
+if __name__ == "__main__":
+    main()

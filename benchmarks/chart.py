@@ -118,12 +118,13 @@ def drawn(bars: list[Bar]) -> str:
         top = GAP + number * (BAR + GAP)
         middle, least, longest = top + BAR / 2, at(bar.spread[0]), at(bar.spread[1])
         wide = at(bar.times) - LEFT
+        behind = max(longest, at(bar.goal or 0)) + 6
         label = escape(f"{bar.what}, {bar.peer}")
         parts += [
             f"<text x='{LEFT - 8}' y='{middle + 4}' text-anchor='end' {FONT}>{label}</text>",
             f"<rect x='{LEFT}' y='{top}' width='{wide:.1f}' height='{BAR}' fill='#4a7fb5'/>",
             _line(least, middle, longest, middle, "#1d3f63"),
-            f"<text x='{max(longest, at(bar.goal or 0)) + 6:.1f}' y='{middle + 4}' {FONT}>{bar.times:.2f}</text>",
+            f"<text x='{behind:.1f}' y='{middle + 4}' {FONT}>{bar.times:.2f}</text>",
         ]
         if bar.goal is not None:
             parts.append(_line(at(bar.goal), top - 2, at(bar.goal), top + BAR + 2, "#c2410c"))

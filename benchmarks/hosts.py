@@ -42,6 +42,7 @@ def hosts(count: int, megabits: float | None) -> Iterator[list[str]]:
             outer = f"regauge-{number}"
             inside = ("netns", name)
             _do("ip", "link", "add", outer, "type", "veth", "peer", "name", LINK, *inside)
+            stack.callback(_do, "ip", "link", "del", outer)  # a host's own end goes too late
             _do("ip", "link", "set", outer, "master", BRIDGE, "up")
             own = ("ip", "-n", name)
             _do(*own, "addr", "add", f"{address(number)}/24", "dev", LINK)

@@ -22,6 +22,8 @@ from torch.nn.utils import clip_grad_norm_
 from turns import Turn
 
 IGNORED = -100
+HIDDEN, RANDOM = 0.8, 0.1
+"""Shares of the predicted tokens that are masked, or shown as another one."""
 
 
 def main() -> None:
@@ -110,7 +112,8 @@ def _masked(order: Order, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     wanted = tokens.gather(1, places)
     fate, other = torch.rand(wanted.shape), torch.randint_like(wanted, facts.vocabulary)
     hidden = torch.full_like(wanted, facts.mask)
-    seen = torch.where(fate < 0.8, hidden, torch.where(fate < 0.9, other, wanted))
+    kept = torch.where(fate < HIDDEN + RANDOM, other, wanted)
+    seen = torch.where(fate < HIDDEN, hidden, kept)
     return tokens.scatter(1, places, seen), places, wanted
 
 

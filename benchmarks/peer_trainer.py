@@ -35,7 +35,7 @@ def main() -> None:
         tokenizer, mlm=masked, **({"mlm_probability": settings.task.mask_share} if masked else {})
     )
     length = settings.task.ladder(dataset.manifest)[-1]
-    rows = Table.from_dict({"input_ids": _rows(dataset, length, whole=not best)})
+    rows = Table.from_dict({"input_ids": cut(dataset, length, whole=not best)})
     trainer = _Counting(
         model=reader.model,
         args=transformers.TrainingArguments(**written(order, compiled=best)),
@@ -117,7 +117,7 @@ def plain(model: Any) -> Any:
     return made
 
 
-def _rows(dataset: Dataset, length: int, *, whole: bool) -> list[np.ndarray]:
+def cut(dataset: Dataset, length: int, *, whole: bool) -> list[np.ndarray]:
     """Return the training text: its documents one by one, or as one stream cut into rows."""
     if whole:
         return list(_documents(dataset))

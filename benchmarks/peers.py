@@ -23,6 +23,8 @@ NEVER = 1e9
 """Seconds."""
 OURS = "regauge"
 STYLES = {"best": "at its best", "compiled": "compiled", "default": "by default"}
+MINIMAL = "minimal"
+"""A style that is a program of its own: a loop by hand."""
 TOKENS = "tokens"
 
 
@@ -87,12 +89,13 @@ def _theirs(folder: Path, tables: dict[str, Any], peer: Peer, style: str, steps:
     """Return a program that trains the same with a peer, in one of its styles."""
     folder.mkdir(parents=True)
     file = _written(folder, tables | {"output": {"folder": str(folder)}})
-    slow = style == "default"
+    slow, by_hand = style == "default", style == MINIMAL
     turn = peer.slow_steps or steps if slow else steps
-    script = [sys.executable, str(HERE / peer.script), str(folder), str(file)]
-    command = [*script, "--style", style, "--turn", str(turn)]
+    path = HERE / ("peer_minimal.py" if by_hand else peer.script)
+    script = [sys.executable, str(path), str(folder), str(file), "--turn", str(turn)]
+    command = script if by_hand else [*script, "--style", style]
     return Program(
-        f"{peer.name} {STYLES[style]}",
+        "a loop by hand" if by_hand else f"{peer.name} {STYLES[style]}",
         command,
         folder,
         goal=peer.goals.get(style),

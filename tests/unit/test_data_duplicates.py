@@ -129,3 +129,9 @@ def test_time_does_not_grow_with_the_square(alike: bool) -> None:  # noqa: FBT00
     labels = duplicates.clusters(duplicates.Signatures([signed]), 0.7)
     assert time.monotonic() - start < 10
     assert len(set(labels.tolist())) == (1 if alike else 40_000)
+
+
+def test_texts_of_one_batch_do_not_reach_into_each_other() -> None:
+    texts = ["", "one", "one two", "one two three", *(" ".join(each) for each in documents(20, 30))]
+    alone = np.concatenate([duplicates.signatures([text]) for text in texts])
+    assert (duplicates.signatures(texts) == alone).all()

@@ -79,8 +79,8 @@ def test_words_are_forgotten_before_there_are_too_many(
     texts = [f"word {number} of many" for number in range(50)] + ["x" * 500]
     found = [known.ids(text) for text in texts]
     assert [ids.tolist() for ids in found if ids is not None] == library(folder, texts)
-    assert len(known) <= 10
-    assert max(map(len, known)) <= words.LONGEST
+    assert len(known.known) <= 10
+    assert max(map(len, known.known)) <= words.LONGEST
 
 
 @pytest.mark.parametrize("change", ["lowercase", "cutter", "added", "dropout"])

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from regauge.data.words import Remembered
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -29,7 +31,6 @@ SHINGLE = 3
 HASH_BYTES = 16
 SIGNATURE_BYTES = HASHES * 4
 _WORD = re.compile(r"\w+")
-_MOST_WORDS = 2**18
 _PAIRS_AT_A_TIME = 2**16
 _BANDS_AT_A_TIME = 4
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64)
@@ -154,7 +155,7 @@ def _shingles(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
     A text with fewer words than a run has is a single one.
     """
-    words = [b"".join(map(_CHECKSUMS.__getitem__, _WORD.findall(text.lower()))) for text in texts]
+    words = [_CHECKSUMS.joined(_WORD.findall(text.lower())) for text in texts]
     words = [found.ljust(SHINGLE * 4, b"\0") for found in words]
     counts = np.array([len(found) // 4 for found in words])
     hashed = np.frombuffer(b"".join(words), dtype="<u4").astype(np.uint64)
@@ -170,17 +171,11 @@ def _shingles(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     return total[within[: len(total)]], np.cumsum(runs) - runs
 
 
-class _Checksums(dict[str, bytes]):
-    """The CRC-32 of words, little-endian; the latest ones are remembered."""
-
-    def __missing__(self, word: str) -> bytes:
-        if len(self) >= _MOST_WORDS:
-            self.clear()
-        found = self[word] = zlib.crc32(word.encode()).to_bytes(4, "little")
-        return found
+def _checksum(word: str) -> bytes:
+    return zlib.crc32(word.encode()).to_bytes(4, "little")
 
 
-_CHECKSUMS = _Checksums()
+_CHECKSUMS = Remembered(_checksum)
 
 
 def _proposed(signed: Signatures) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from regauge.data import settings
+    from regauge.data.words import Words
 
 CONFIG = "tokenizer_config.json"
 ROLES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -41,7 +43,6 @@ class Encoder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._tokenizer = _open(folder)
-        self._words = words_of(self._tokenizer)
         self._config = _config(folder)
         self.prefix, self.suffix = self._wrapping()
         self.facts = self._facts(folder)
@@ -75,6 +76,11 @@ class Encoder:
     def overhead(self) -> int:
         """Special tokens around a text."""
         return len(self.prefix) + len(self.suffix)
+
+    @cached_property
+    def _words(self) -> Words | None:
+        """Return them when they are first needed: they are found in the whole of the tokenizer."""
+        return words_of(self._tokenizer)
 
     def _id(self, *roles: str) -> int | None:
         """Return the id of the first of these roles that the tokenizer fills."""

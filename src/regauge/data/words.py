@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -41,24 +41,34 @@ KEEPS: dict[str | None, Callable[[str], bool]] = {
 """By the normalizer: whether it leaves a text as it is."""
 
 
-class Words(dict[str, bytes]):
-    """From a word to its ids, little-endian int32."""
+class Remembered(dict[str, bytes]):
+    """What words come to, computed when one is met first; the latest are remembered."""
 
-    def __init__(self, tokenizer: Tokenizer, *, prefix: str, normalizer: str | None) -> None:
+    def __init__(self, computed: Callable[[str], bytes]) -> None:
         super().__init__()
-        self._model = tokenizer.model
-        self._prefix = prefix
-        self._kept = KEEPS[normalizer]
+        self._computed = computed
 
     def __missing__(self, word: str) -> bytes:
-        letters = _letters_of_bytes()
-        found = self._model.tokenize("".join(letters[byte] for byte in word.encode()))
-        ids = np.array([token.id for token in found], dtype="<i4").tobytes()
+        found = self._computed(word)
         if len(word) <= LONGEST:
             if len(self) >= MOST_WORDS:
                 self.clear()
-            self[word] = ids
-        return ids
+            self[word] = found
+        return found
+
+    def joined(self, words: Iterable[str]) -> bytes:
+        """Return what some words come to, one behind the other."""
+        return b"".join(map(self.__getitem__, words))
+
+
+class Words:
+    """A tokenizer's words, with their ids."""
+
+    def __init__(self, tokenizer: Tokenizer, *, prefix: str, normalizer: str | None) -> None:
+        self._model = tokenizer.model
+        self._prefix = prefix
+        self._kept = KEEPS[normalizer]
+        self.known = Remembered(self._encoded)
 
     def ids(self, text: str) -> np.ndarray | None:
         """Return the ids of a text, [tokens] int32; None for one that is left to the library."""
@@ -69,7 +79,12 @@ class Words(dict[str, bytes]):
         else:
             words = _any()
         whole = text if text.startswith(" ") or not text else self._prefix + text
-        return np.frombuffer(b"".join(map(self.__getitem__, words(whole))), dtype="<i4")
+        return np.frombuffer(self.known.joined(words(whole)), dtype="<i4")
+
+    def _encoded(self, word: str) -> bytes:
+        letters = _letters_of_bytes()
+        found = self._model.tokenize("".join(letters[byte] for byte in word.encode()))
+        return np.array([token.id for token in found], dtype="<i4").tobytes()
 
 
 def words_of(tokenizer: Tokenizer) -> Words | None:

@@ -26,6 +26,10 @@ def masks(kind: str, heads: int) -> torch.Tensor | None:
     """Return what is added to scores: packed rows, padding, or something of each head's own."""
     lowest = torch.finfo(torch.float32).min
     segments = torch.arange(LENGTH).div(5, rounding_mode="floor").expand(ROWS, -1)
+    if kind == "causal":
+        later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        apart = (segments[:, :, None] != segments[:, None, :]) | later
+        return torch.zeros(apart.shape).masked_fill(apart, lowest)[:, None]
     if kind == "packed":
         apart = segments[:, :, None] != segments[:, None, :]
         return torch.zeros(apart.shape).masked_fill(apart, lowest)[:, None]
@@ -36,13 +40,14 @@ def masks(kind: str, heads: int) -> torch.Tensor | None:
 
 @pytest.mark.parametrize("scores", [1, 300, 1 << 21], ids=["one", "some", "all"])
 @pytest.mark.parametrize(("heads", "groups"), [(4, 1), (4, 2)])
-@pytest.mark.parametrize("kind", ["packed", "padding", "heads", "none"])
+@pytest.mark.parametrize("kind", ["packed", "padding", "heads", "none", "causal"])
 def test_values_and_gradients_are_those_of_the_fused(
     kind: str, heads: int, groups: int, scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "MOST_SCORES", scores)
+    monkeypatch.setattr(attention, "QUERIES", 5)
     torch.manual_seed(0)
-    owner: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=False)
+    owner: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=kind == "causal")
     query = torch.randn(ROWS, heads, LENGTH, WIDTH, requires_grad=True)
     key, value = torch.randn(2, ROWS, heads // groups, LENGTH, WIDTH, requires_grad=True)
     mask, slope = masks(kind, heads), torch.randn(ROWS, LENGTH, heads, WIDTH)
@@ -53,6 +58,13 @@ def test_values_and_gradients_are_those_of_the_fused(
     torch.testing.assert_close(*found)
     slopes = [torch.autograd.grad(each, (query, key, value), slope) for each in found]
     torch.testing.assert_close(*slopes)
+
+
+def test_what_no_token_sees_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "QUERIES", 5)
+    spans = [[(0, 5, 5), (5, 10, 10), (10, 12, 12)], [(0, 12, 12)]]
+    assert [list(attention._spans(12, 12, causal=causal)) for causal in (True, False)] == spans
+    assert list(attention._spans(3, 12, causal=True)) == [(0, 3, 12)], "queries behind a cache"
 
 
 def test_long_rows_and_what_is_not_known_are_left_to_the_fused(

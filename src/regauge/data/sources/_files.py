@@ -104,7 +104,7 @@ def stamp(files: Iterable[File]) -> str:
 def group(
     files: list[File], limit_bytes: int, *, divisible: bool = False, text_share: float = 1.0
 ) -> tuple[Piece, ...]:
-    """Return pieces of about `limit_bytes`: small files together, divisible ones in parts."""
+    """Return pieces of about `limit_bytes`: small files together, divisible ones in equal parts."""
     pieces: list[Piece] = []
     together: list[File] = []
     total = 0
@@ -143,8 +143,8 @@ def _is_divisible(file: File) -> bool:
 
 
 def _parts(file: File, limit_bytes: int) -> Iterator[Piece]:
-    mark = stamp([file])
-    cuts = [*range(0, file.bytes, limit_bytes), file.bytes]
+    mark, parts = stamp([file]), -(-file.bytes // limit_bytes)
+    cuts = [file.bytes * number // parts for number in range(parts + 1)]
     for start, stop in pairwise(cuts):
         count = stop - start
         label = f"{file.name} from byte {start}"

@@ -32,7 +32,7 @@ class Csv(_files.FileSource):
     """Columns that hold real numbers."""
     missing: tuple[str, ...] = ("",)
     """Values that stand for no value."""
-    piece_mib: int = Field(default=16, ge=1)
+    piece_mib: int = Field(default=8, ge=1)
     """Bytes that one process reads at a time."""
 
     @model_validator(mode="after")

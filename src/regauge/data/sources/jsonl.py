@@ -17,7 +17,7 @@ class JsonLines(_files.FileSource):
 
     columns: tuple[str, ...] = ()
     """Keys to read; none given means every text and number."""
-    piece_mib: int = Field(default=16, ge=1)
+    piece_mib: int = Field(default=8, ge=1)
     """Bytes that one process reads at a time."""
 
     def fields(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ class Text(_files.FileSource):
 
     document: Literal["file", "paragraph", "line"] = "file"
     """What is one document; paragraphs are separated by blank lines."""
-    piece_mib: int = Field(default=16, ge=1)
+    piece_mib: int = Field(default=8, ge=1)
     """Bytes that one process reads at a time."""
 
     def fields(self) -> tuple[str, ...]:

@@ -8,7 +8,17 @@ import pytest
 
 from architecture.tree import CHOICES, Source, imports, sources
 
-FOUNDATION = ("config", "registry", "log", "errors", "processes", "lines", "stores", "timing")
+FOUNDATION = (
+    "config",
+    "registry",
+    "log",
+    "errors",
+    "processes",
+    "lines",
+    "stores",
+    "tensorfiles",
+    "timing",
+)
 PARTS = ("data", "models")
 MACHINERY = (
     "training",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -32,6 +34,23 @@ def test_a_commit_leaves_one_whole_folder(tmp_path: Path) -> None:
     assert folder.damage(path) is None
     assert folder.read_state(path) == {"step": 4}
     assert json.loads((path / MANIFEST).read_text())["format"] == 1
+
+
+def test_processes_that_write_one_document_at_once_are_not_in_each_others_way(
+    tmp_path: Path,
+) -> None:
+    path, together = tmp_path / "found.json", Barrier(8, timeout=30)
+
+    def write(number: int) -> None:
+        for _ in range(20):
+            together.wait()
+            folder.write_json(path, {"by": number})
+
+    with ThreadPoolExecutor(8) as pool:
+        for ended in [pool.submit(write, number) for number in range(8)]:
+            ended.result()
+    assert json.loads(path.read_text())["by"] in range(8)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_steps_are_told_newest_first_and_strangers_are_not(tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from regauge.checkpoint import folder, tensors
+from regauge.checkpoint import saver as saving
 from regauge.checkpoint.loading import load, newest
 from regauge.checkpoint.saver import Saver
 from regauge.errors import NoCheckpointError, TransientError
@@ -33,6 +36,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path, writing: str) -> None:
     own = saver(tmp_path, writing=writing)
     given = values(1.5)
     own.save(4, given, {"step": 4}, {})
+    own.settle()
     for value in given.values():
         value.zero_()  # training goes on
     own.wait()
@@ -42,6 +46,50 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path, writing: str) -> None:
     assert load(path, filled) == {"step": 4}
     for name, value in values(1.5).items():
         assert filled[name].equal(value)
+
+
+def test_tensors_may_change_when_all_are_copied_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, begun, let = saver(tmp_path), Event(), Event()
+
+    def slowly(value: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        assert let.wait(60)
+        return value.clone()
+
+    monkeypatch.setattr(saving, "_copied", slowly)
+    own.settle()
+    given = values(1.5)
+    own.save(4, given, {"step": 4}, {})
+    assert begun.wait(60)
+    with ThreadPoolExecutor(1) as pool:
+        settled = pool.submit(own.settle)
+        assert not wait([settled], 0.2).done
+        let.set()
+        settled.result(60)
+    for value in given.values():
+        value.zero_()
+    own.wait()
+    filled = values(0.0)
+    load(tmp_path / folder.name_of(4), filled)
+    assert filled["model.a"].equal(values(1.5)["model.a"])
+
+
+def test_a_copy_that_fails_is_a_save_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = saver(tmp_path)
+
+    def full(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr(saving, "_copied", full)
+    own.save(4, values(1.5), {"step": 4}, {})
+    own.settle()
+    with pytest.raises(RuntimeError, match="not enough memory"):
+        own.look(wait=True)
+    assert folder.steps(tmp_path) == []
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_told(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import torch
 from distributed import datasets
 from distributed.runs import settings
 from regauge import processes
+from regauge.checkpoint import saver
+from regauge.checkpoint.loading import load
 from regauge.models.text import TextModule
+from regauge.training import optimizer as optimizers
 from regauge.training.decisions import decide
 from regauge.training.opening import open_session
 from regauge.training.optimizer import Rates
@@ -81,6 +85,46 @@ def test_a_step_is_torch_s_own_on_the_mean_loss(
         assert float(norm) > clip, "nothing was clipped"
     for name, value in plain.named_parameters():
         torch.testing.assert_close(session.prepared.whole(name), value.detach(), msg=name)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("change", ["update", "restore"])
+def test_a_save_holds_the_weights_of_its_step_however_long_copies_take(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(tmp_path / "run", datasets.packed(tmp_path / "data"), "mlm")
+    kept = session.settings.output.checkpoint.model_copy(update={"writing": "background"})
+    session.saver = saver.Saver(session.folder / "checkpoints", kept, session.world)
+    session.folder.mkdir()
+    session.rates = constant(session)
+    optimizers.prime(session.optimizer)
+    session.save({})
+    session.saver.wait()
+    earlier = session.saver.newest()
+    assert earlier is not None
+    advance(session, batches(session))
+    session.step += 1
+    expected = {name: value.clone() for name, value in session.values().items()}
+
+    def late(value: torch.Tensor) -> torch.Tensor:
+        monkeypatch.undo()
+        time.sleep(2)
+        return value.clone()
+
+    monkeypatch.setattr(saver, "_copied", late)
+    session.save({})
+    if change == "update":
+        advance(session, batches(session))
+    else:
+        session.restore(earlier)
+    assert any(not value.equal(expected[name]) for name, value in session.values().items())
+    session.saver.wait()
+    found = {name: torch.empty_like(value) for name, value in expected.items()}
+    newest = session.saver.newest()
+    assert newest not in (None, earlier)
+    load(newest, found)
+    for name, value in expected.items():
+        assert found[name].equal(value), name
 
 
 @pytest.mark.usefixtures("_threads")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +55,11 @@ def digest(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write a JSON document beside its place, flush it to the disk, and rename it there."""
-    aside = path.with_name(f".{path.name}.part")
+    """Write a JSON document beside its place, flush it to the disk, and rename it there.
+
+    Several processes may write the same at once: the last one's stays.
+    """
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     with aside.open("w") as file:
         json.dump(document, file, indent=1, sort_keys=True)
         file.flush()

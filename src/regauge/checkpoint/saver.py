@@ -6,6 +6,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
@@ -57,6 +58,8 @@ class Saver:
         self._remote = Remote(settings.root) if settings.root else None
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
         self._saving: Future[None] | None = None
+        self._copied = Event()
+        self._copied.set()
         self._step = 0
         self._lost = 0
         self._last: Failure = None
@@ -68,16 +71,21 @@ class Saver:
         state: dict[str, Any],
         metrics: dict[str, float],
     ) -> None:
-        """Save tensors and a JSON state as a step's checkpoint.
+        """Save tensors and a JSON state as a step's checkpoint; `settle` before they change.
 
         An earlier save that failed is said, and raised when it was the third in a row.
         """
         self.look(wait=True)
         self._step = step
-        copies = {name: _copied(value) for name, value in values.items()}
-        self._saving = _begun(self._write, step, copies, state, metrics)
+        parts = {name: _own_part(value) for name, value in values.items()}
+        self._copied.clear()
+        self._saving = _begun(self._write, step, parts, state, metrics)
         if self._settings.writing == "blocking":
             self.look(wait=True)
+
+    def settle(self) -> None:
+        """Wait until the tensors of the save under way are copied: they may change then."""
+        self._copied.wait()
 
     def look(self, *, wait: bool = False) -> None:
         """Take note of how the save under way ended, if it has; training goes on after a failure.
@@ -129,6 +137,10 @@ class Saver:
         part = folder.part_of(self._root, step)
         moment = partial(self._moment, step=step)
         with self._together():
+            try:
+                values = {name: _copied(value) for name, value in values.items()}
+            finally:
+                self._copied.set()
             moment("begin")
             if self._world.first:
                 _empty(part)
@@ -226,10 +238,15 @@ def _begun(work: Callable[..., T], *arguments: Any) -> Future[T]:
     return future
 
 
-def _copied(value: Tensor) -> Tensor:
-    """Return a copy that training does not touch; a shard stays a shard on its device."""
+def _own_part(value: Tensor) -> Tensor:
+    """Return a copy of a shard, on its device, or a whole tensor as it is."""
     value = value.detach()
-    return value.clone() if isinstance(value, DTensor) else value.to("cpu", copy=True)
+    return value.clone() if isinstance(value, DTensor) else value
+
+
+def _copied(value: Tensor) -> Tensor:
+    """Return a whole tensor's copy on the host, or the copy of a shard as it is."""
+    return value if isinstance(value, DTensor) else value.to("cpu", copy=True)
 
 
 def _empty(part: Path) -> None:

@@ -6,23 +6,54 @@ Only tensors pass here: given a scalar, that writer would pickle it under a name
 
 from __future__ import annotations
 
+import json
 import warnings
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
+from torch.distributed.checkpoint import _hf_utils as names
 from torch.distributed.tensor import DTensor
+from torch.futures import Future
 
+from regauge import tensorfiles
 from regauge.errors import TransientError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
+    from torch.distributed.checkpoint import SavePlan, SavePlanner
 
 Tensors = dict[str, "Tensor"]
+
+
+class Writer(dcp.HuggingFaceStorageWriter):
+    """Writes what torch's own does, which makes three copies of all tensors first."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
+        """Write the one file of this process, if any of the tensors are its own."""
+        tensors: Tensors = {}
+        places = {}
+        for item in plan.items:
+            name, part = item.index.fqn, item.tensor_data
+            value = planner.resolve_data(item)
+            if part is None or not isinstance(value, torch.Tensor):
+                raise TypeError(f"{name} is no tensor")
+            tensors[name] = value
+            places[name] = {names.SAVED_OFFSETS_KEY: part.chunk.offsets}
+        if tensors:
+            own = names._gen_file_name(1, 1, plan.storage_data["shard_index"])  # noqa: SLF001
+            facts = {
+                names.CUSTOM_METADATA_KEY: json.dumps(places),
+                names.DCP_VERSION_KEY: str(names.HF_DCP_VERSION),
+                names.FORMAT_KEY: names.FORMAT_VALUE,
+            }
+            tensorfiles.write(Path(self.path) / own, tensors, facts)
+        done: Future[list[Any]] = Future()
+        done.set_result([])
+        return done
 
 
 def write(folder: Path, tensors: Tensors, group: dist.ProcessGroup | None) -> None:
@@ -30,7 +61,7 @@ def write(folder: Path, tensors: Tensors, group: dist.ProcessGroup | None) -> No
     scalars = [name for name, value in tensors.items() if value.ndim == 0]
     if scalars:
         raise TypeError(f"scalars do not belong in a tensor file: {scalars[:3]}")
-    writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    writer = Writer(str(folder), save_distributed=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

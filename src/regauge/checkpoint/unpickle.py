@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.distributed.checkpoint import metadata as facts
 
+from regauge import tensorfiles
 from regauge.models.weights import weight_files
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def facts_in(text: bytes) -> facts.Metadata:
     return found
 
 
-def main(origin: Path, target: str, names: list[str] | None, prefix: str | None) -> None:
+def main(origin: Path, target: Path, names: list[str] | None, prefix: str | None) -> None:
     """Write a model's tensors by its own names; raises for anything else in the origin."""
     if (origin / FACTS).is_file():
         there, read = _distributed(origin)
@@ -98,7 +99,7 @@ def main(origin: Path, target: str, names: list[str] | None, prefix: str | None)
         name.removeprefix(before): value.clone(memory_format=torch.contiguous_format)
         for name, value in read(there).items()
     }
-    save_file(tensors, target, metadata={"format": "pt"})
+    tensorfiles.write(target, tensors)
 
 
 def prefix_of(there: Iterable[str], names: Iterable[str]) -> str:
@@ -171,4 +172,4 @@ def _distributed(origin: Path) -> Stored:
 
 if __name__ == "__main__":
     asked = json.load(sys.stdin)
-    main(Path(sys.argv[1]), sys.argv[2], asked["names"], asked["prefix"])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), asked["names"], asked["prefix"])

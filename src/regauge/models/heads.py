@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import save_file
 
+from regauge import tensorfiles
 from regauge.errors import SettingsError
 from regauge.models.weights import Stored, listed
 
@@ -41,7 +41,7 @@ def of_head(name: str) -> bool:
 def write_head(folder: Path, weights: dict[str, Tensor]) -> None:
     """Write what a module has beside its model, if it has anything."""
     if weights:
-        save_file({name: value.contiguous() for name, value in weights.items()}, folder / HEAD)
+        tensorfiles.write(folder / HEAD, weights)
 
 
 def places(module: nn.Module, folder: Path) -> dict[str, Stored]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import save_file
 from torch import nn
 
+from regauge import tensorfiles
 from regauge.errors import SettingsError
 from regauge.models.weights import adapting, plain_name
 from regauge.registry import did_you_mean
@@ -78,8 +78,8 @@ def save(
     found.inference_mode = True
     found.save_pretrained(folder)
     names = {name: name.replace(f".{ADAPTER}.", ".") for name in trained}
-    own = {f"base_model.model.{names[name]}": value.contiguous() for name, value in trained.items()}
-    save_file(own, folder / WEIGHTS, metadata={"format": "pt"})
+    own = {f"base_model.model.{names[name]}": value for name, value in trained.items()}
+    tensorfiles.write(folder / WEIGHTS, own)
 
 
 def _configuration(model: PreTrainedModel, blocks: Sequence[nn.Module], settings: Lora) -> Any:

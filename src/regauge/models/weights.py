@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from regauge import tensorfiles
 from regauge.data.tokenizer import files as tokenizer_files
 from regauge.errors import SettingsError
 from regauge.models.finding import CONFIG
@@ -248,5 +248,5 @@ class Files:
 
     def _write(self) -> None:
         self._written.append(list(self._open))
-        save_file(self._open, self._part(len(self._written)), metadata={"format": "pt"})
+        tensorfiles.write(self._part(len(self._written)), self._open)
         self._open, self._held = {}, 0

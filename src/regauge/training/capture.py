@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from regauge import tensorfiles
 from regauge.models import build as models
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Capture:
     def write(self, folder: Path, step: int) -> None:
         """Write what was collected; each process writes its own files."""
         name = f"capture-{step:08d}.{self._session.world.rank}"
-        save_file(self._samples, folder / f"{name}.safetensors")
+        tensorfiles.write(folder / f"{name}.safetensors", self._samples)
         document = {
             "step": step,
             "chosen": self._chosen(),

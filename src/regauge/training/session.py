@@ -190,6 +190,8 @@ class Session:
             if self.world.first:
                 say_seen(Path(self.settings.output.folder))
             self.saver.save(self.step, self.values(), state, metrics)
+            if self.accelerator.lazy:  # operations of two threads would be one graph
+                self.saver.settle()
 
     def check_replicas(self) -> None:
         """Raise DeviceError where processes that should hold equal weights do not."""
@@ -222,6 +224,7 @@ class Session:
         Weights that are not trained are in none: they are those of step 0. Raises DataError where
         they are others now.
         """
+        self.saver.settle()
         if not self.optimizer.state:
             optimizers.prime(self.optimizer)
         state = load(path, self.values())

@@ -40,6 +40,7 @@ def advance(
         if session.scale.accepts(norm) and session.guard.admits(norm, totals, turn):
             prepared.scale_gradients(factor)
             set_learning_rate(session.optimizer, session.guard.disarmed(rate))
+            session.saver.settle()
             session.optimizer.step()
             prepared.publish()
         prepared.clear_gradients()

@@ -47,13 +47,6 @@ class Bar(NamedTuple):
         return f"{self.goal:g}, {'met' if self.times >= self.goal else 'not met'}"
 
 
-class Facts(NamedTuple):
-    """Where and when a result was measured."""
-
-    date: str
-    machine: str
-
-
 def main() -> None:
     """Draw the chart, and write the table into the README."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -67,7 +60,7 @@ def main() -> None:
         if (path := own.results / f"{name}.json").exists()
     }
     bars = list(compared(found))
-    facts = sorted({Facts(each["date"], each["machine"]) for each in found.values()})
+    facts = sorted({f"{each['date']}, {each['machine']}" for each in found.values()})
     own.chart.write_text(drawn(bars))
     text = own.readme.read_text()
     before, _, rest = text.partition(MARKS[0])
@@ -93,16 +86,15 @@ def _language(model: str, figures: dict[str, Any]) -> str:
     return f"{model}, rows of {figures['length']}{dropout}"
 
 
-def table(bars: list[Bar], facts: list[Facts]) -> str:
+def table(bars: list[Bar], facts: list[str]) -> str:
     """Return the comparisons in Markdown."""
     rows = [
         f"| {bar.what} | {bar.peer} | {bar.times:.2f} | {bar.spread[0]:.2f} to {bar.spread[1]:.2f} "
         f"| {bar.told} |"
         for bar in bars
     ]
-    where = "; ".join(f"{each.date}, {each.machine}" for each in facts)
     head = ["| what | beside | times as fast | spread | goal |", "| --- | --- | --- | --- | --- |"]
-    return "\n".join(["", *head, *rows, "", f"({where}.)", ""])
+    return "\n".join(["", *head, *rows, "", f"({'; '.join(facts)}.)", ""])
 
 
 def drawn(bars: list[Bar]) -> str:

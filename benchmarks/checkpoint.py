@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from language import LAYERS, VOCABULARY, WIDTH, run
+from language import run
 from peers import arguments
 from recording import keep, spread
-from text import prepared, source
-from train_mlm import model
+from train_mlm import LANGUAGE
 
 from regauge import processes
 from regauge.accelerators.cpu import Cpu
@@ -44,21 +43,19 @@ STALL = "seconds in which the loop stands still / seconds of torch.save"
 def main() -> None:
     """Measure, and write what was found."""
     parser = arguments(__doc__, "checkpoint", turns=7, steps=QUIET_STEPS)
-    parser.set_defaults(width=WIDTH, layers=LAYERS)
     own = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        data = Path(scratch) / "data"
-        prepared(data, source(own.text), VOCABULARY, layout="packed", length=LENGTH)
-        session = opened(data, Path(scratch) / "run", own)
+        session = opened(Path(scratch), own)
         turns = [turn(session, own.steps) for _ in range(own.turns + 1)][1:]
         loads = [loaded(session) for _ in range(own.turns)]
     keep(own.json, "saves and loads", Cpu().chip("fp32"), figures(session, turns, loads))
 
 
-def opened(data: Path, folder: Path, own: Any) -> Session:
+def opened(scratch: Path, own: Any) -> Session:
     """Return a session whose optimizer has its moments, and that has done a step."""
-    tables = run(data, "mlm", model(own.width, own.layers, LENGTH), LENGTH, 10**6)
-    tables["output"] = {"folder": str(folder), "trackers": ()}
+    tables = run(own, LANGUAGE.sized(own), LENGTH, scratch / "data")
+    tables["stop"] = {"steps": 10**6}
+    tables["output"] = {"folder": str(scratch / "run"), "trackers": ()}
     tables["execution"] = {"compile": "no"}
     tables["batch"] = {"rows": ROWS, "microbatch_rows": ROWS}
     world = processes.World()

@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from peer_parts import Order, measuring, ordered, reading, taken
+from peer_parts import Order, in_turns, measuring, optimized, ordered, reading, taken
 from peer_trainer import plain
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
-from turns import Turn
 
 from regauge.data.shards import Rows
 from regauge.models.ranker import Ranker
@@ -34,15 +33,7 @@ def main() -> None:
     order = ordered(__doc__)
     module = _Plain.of(reading(order))
     measured = measuring(order, module)
-    turn = Turn(order.folder)
-    step = count = 0
-    turn.wait()
-    for rows in _steps(order, module):
-        step, count = step + 1, count + rows
-        if step % order.turn == 0:
-            turn.stop()
-            turn.end(step=step, count=count, heldout=measured())
-            count = 0
+    in_turns(order, _steps(order, module), measured)
 
 
 class _Plain(Ranker):
@@ -66,14 +57,12 @@ class _Plain(Ranker):
 def _steps(order: Order, module: nn.Module) -> Iterator[int]:
     """Train, and yield how many rows each step had."""
     settings, task = order.settings, order.settings.task
-    optimizer = _optimizer(order, module)
-    decay = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: 1 - step / settings.stop.steps
-    )
+    weights = [value for value in module.parameters() if value.requires_grad]
+    optimizer, decay = optimized(order, weights)
     model = torch.compile(module) if order.style == "compiled" else module
     module.train()
     for batch in _batches(order):
-        with torch.autocast("cpu", order.dtype, enabled=order.dtype != torch.float32):
+        with torch.autocast(order.device.type, order.dtype, enabled=order.dtype != torch.float32):
             output = model(batch)
         loss, weight = task.loss(output, batch)
         (loss / weight).backward()
@@ -82,22 +71,6 @@ def _steps(order: Order, module: nn.Module) -> Iterator[int]:
         decay.step()
         optimizer.zero_grad()
         yield len(batch["labels"])
-
-
-def _optimizer(order: Order, module: nn.Module) -> torch.optim.Optimizer:
-    """Return AdamW, which decays matrices; fused unless it is as it is by default."""
-    wanted = order.settings.optimizer
-    weights = [value for value in module.parameters() if value.requires_grad]
-    groups = [
-        {
-            "params": [each for each in weights if each.ndim > 1],
-            "weight_decay": wanted.weight_decay,
-        },
-        {"params": [each for each in weights if each.ndim == 1], "weight_decay": 0.0},
-    ]
-    fused = order.style != "default"
-    rate, moments, least = wanted.learning_rate, wanted.betas, wanted.epsilon
-    return torch.optim.AdamW(groups, lr=rate, betas=moments, eps=least, fused=fused)
 
 
 def _batches(order: Order) -> DataLoader[Batch]:

@@ -10,16 +10,16 @@ that could be resumed: what the same device can do without any of that.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from peer_parts import Order, measuring, ordered, reading
+from peer_parts import Order, in_turns, measuring, optimized, ordered, reading
 from peer_trainer import cut, plain
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
-from turns import Turn
 
 IGNORED = -100
 HIDDEN, RANDOM = 0.8, 0.1
@@ -32,38 +32,32 @@ def main() -> None:
     reader = reading(order)
     reader.model = plain(reader.model)
     measured = measuring(order, reader)
-    turn = Turn(order.folder)
-    step = count = 0
-    turn.wait()
-    for tokens in _steps(order, reader.model):
-        step, count = step + 1, count + tokens
-        if step % order.turn == 0:
-            turn.stop()
-            turn.end(step=step, count=count, heldout=measured())
-            count = 0
+    in_turns(order, _steps(order, reader.model), measured)
 
 
 def _steps(order: Order, model: Any) -> Iterator[int]:
     """Train, and yield how many tokens each step had."""
     settings, masked = order.settings, order.settings.task.kind == "mlm"
-    model.train().to(order.dtype)
+    model.train().to(order.device, order.dtype)
     body, head = torch.compile(model.base_model), _head(model)
     weights = list(model.parameters())
     masters = [value.detach().float() for value in weights]
-    optimizer = _optimizer(order, masters)
-    decay = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: 1 - step / settings.stop.steps
-    )
-    for tokens in _batches(order):
-        shown, places, wanted = _masked(order, tokens) if masked else _shifted(tokens)
-        states = body(input_ids=shown).last_hidden_state
-        some = (
-            states
-            if places is None
-            else states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
-        )
-        logits = head(some).flatten(0, 1).float()
-        cross_entropy(logits, wanted.flatten(), ignore_index=IGNORED).backward()
+    optimizer, decay = optimized(order, masters)
+    batches, pieces = _batches(order), settings.batch.rows // order.rows
+    while True:
+        count = 0
+        for tokens in islice(batches, pieces):
+            shown, places, wanted = _masked(order, tokens) if masked else _shifted(tokens)
+            states = body(input_ids=shown).last_hidden_state
+            some = (
+                states
+                if places is None
+                else states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+            )
+            logits = head(some).flatten(0, 1).float()
+            loss = cross_entropy(logits, wanted.flatten(), ignore_index=IGNORED)
+            (loss / pieces).backward()
+            count += tokens.numel()
         for master, value in zip(masters, weights, strict=True):
             master.grad = None if value.grad is None else value.grad.float()
             value.grad = None
@@ -72,20 +66,7 @@ def _steps(order: Order, model: Any) -> Iterator[int]:
         decay.step()
         with torch.no_grad():
             torch._foreach_copy_(weights, masters)
-        yield tokens.numel()
-
-
-def _optimizer(order: Order, masters: list[Tensor]) -> torch.optim.Optimizer:
-    wanted = order.settings.optimizer
-    groups = [
-        {
-            "params": [each for each in masters if (each.ndim > 1) == matrices],
-            "weight_decay": wanted.weight_decay if matrices else 0.0,
-        }
-        for matrices in (True, False)
-    ]
-    rate, moments, least = wanted.learning_rate, wanted.betas, wanted.epsilon
-    return torch.optim.AdamW(groups, lr=rate, betas=moments, eps=least, fused=True)
+        yield count
 
 
 def _head(model: Any) -> Any:
@@ -94,23 +75,24 @@ def _head(model: Any) -> Any:
 
 
 def _batches(order: Order) -> Iterator[Tensor]:
-    """Yield the tokens of each step, [rows, length], shuffled anew in each epoch."""
+    """Yield the tokens that are computed at a time, [rows, length], shuffled anew in each epoch."""
     length = order.settings.task.ladder(order.dataset.manifest)[-1]
     rows = torch.from_numpy(np.stack(cut(order.dataset, length, whole=False))).long()
     draw = torch.Generator().manual_seed(order.settings.seed)
     while True:
         for some in torch.randperm(len(rows), generator=draw).split(order.rows):
             if len(some) == order.rows:
-                yield rows[some]
+                yield rows[some].to(order.device, non_blocking=True)
 
 
 def _masked(order: Order, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the tokens that are shown, the places that are predicted, and what is there."""
     facts, share = order.dataset.manifest.tokenizer, order.settings.task.mask_share
     count = max(1, round(share * tokens.shape[1]))
-    places = torch.rand(tokens.shape).topk(count, dim=1).indices
+    places = torch.rand(tokens.shape, device=order.device).topk(count, dim=1).indices
     wanted = tokens.gather(1, places)
-    fate, other = torch.rand(wanted.shape), torch.randint_like(wanted, facts.vocabulary)
+    fate = torch.rand(wanted.shape, device=order.device)
+    other = torch.randint_like(wanted, facts.vocabulary)
     hidden = torch.full_like(wanted, facts.mask)
     kept = torch.where(fate < HIDDEN + RANDOM, other, wanted)
     seen = torch.where(fate < HIDDEN, hidden, kept)

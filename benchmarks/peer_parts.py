@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from turns import Turn
 
 from regauge import accelerators, config, processes
-from regauge.accelerators.cpu import Cpu
+from regauge.accelerators import Accelerator
 from regauge.data import mixing
 from regauge.data.order import PADDING, sample
 from regauge.data.shards import Dataset
@@ -22,6 +23,8 @@ from regauge.models.text import TextModule
 from regauge.training.objectives import feed, made
 from regauge.training.scoring import Heldout
 from regauge.training.settings import Training
+
+STYLES = ("best", "compiled", "default", "minimal")
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,16 @@ class Order:
     """Rows that are computed at a time."""
     dtype: torch.dtype
     """Of the computation: by default fp32, else what the run has."""
+    accelerator: Accelerator
+    device: torch.device
 
 
 def ordered(doc: str | None) -> Order:
-    """Return what the command line says."""
+    """Return what the command line says, with the device that this process computes on."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("run_file", type=Path)
-    parser.add_argument("--style", choices=("best", "compiled", "default"), default="best")
+    parser.add_argument("--style", choices=STYLES, default="best")
     parser.add_argument("--rows", type=int, help="rows that are computed at a time")
     parser.add_argument("--turn", type=int, default=5, help="steps of a turn")
     own = parser.parse_args()
@@ -54,10 +59,21 @@ def ordered(doc: str | None) -> Order:
     tables["output"] = {"folder": str(own.folder)}
     settings = config.build(Training, tables)
     wanted = "fp32" if own.style == "default" else settings.execution.precision
-    dtype = dtype_of(accelerators.settle_precision(Cpu(), wanted))
-    dataset = mixing.opened(settings.data)
-    rows = own.rows or settings.batch.rows
-    return Order(own.folder, settings, dataset, own.style, own.turn, rows, dtype)
+    accelerator, world = settings.accelerator, processes.World()
+    precision = accelerators.settle_precision(accelerator, wanted)
+    accelerator.use(precision)
+    threads = settings.execution.threads or processes.share_of_cores(world)
+    return Order(
+        own.folder,
+        settings,
+        mixing.opened(settings.data),
+        own.style,
+        own.turn,
+        own.rows or settings.batch.rows,
+        dtype_of(precision),
+        accelerator,
+        accelerators.take(accelerator, 0, threads),
+    )
 
 
 def reading(order: Order) -> TextModule:
@@ -78,24 +94,51 @@ def taken(order: Order) -> list[int]:
 
 def measuring(order: Order, reader: TextModule) -> Callable[[], float]:
     """Return what measures a module's held-out loss by this project's own path, masks included."""
-    settings, dataset, dtype = order.settings, order.dataset, order.dtype
+    settings, dataset, dtype, device = order.settings, order.dataset, order.dtype, order.device
     task, manifest = settings.aims[0].task, dataset.manifest
     reader.compute_dtype = dtype
-    accelerator, world = Cpu(), processes.World()
-    threads = settings.execution.threads or processes.share_of_cores(world)
-    device = accelerators.take(accelerator, 0, threads)
-    accelerators.join(accelerator, world, settings.execution.timeout_seconds)
     own = feed(
-        task, dataset, "heldout", world=world, rows=settings.batch.microbatch,
+        task, dataset, "heldout", world=processes.World(), rows=settings.batch.microbatch,
         ladder=task.ladder(manifest), seed=settings.seed,
     )  # fmt: skip
     numbers = sample(len(own), settings.evaluation.rows, manifest.identity)
-    heldout = Heldout(task, accelerator, lambda: None, device, own, numbers)
+    heldout = Heldout(task, order.accelerator, lambda: None, device, own, numbers)
 
     def measured() -> float:
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             loss = heldout.metrics(reader)["loss"]
         reader.train()
         return loss
 
     return measured
+
+
+def optimized(
+    order: Order, weights: list[torch.Tensor]
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+    """Return AdamW, which decays matrices, and its schedule; fused unless it is by default."""
+    wanted, steps = order.settings.optimizer, order.settings.stop.steps
+    groups = [
+        {
+            "params": [each for each in weights if each.ndim > 1],
+            "weight_decay": wanted.weight_decay,
+        },
+        {"params": [each for each in weights if each.ndim == 1], "weight_decay": 0.0},
+    ]
+    fused = order.style != "default"
+    rate, moments, least = wanted.learning_rate, wanted.betas, wanted.epsilon
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=moments, eps=least, fused=fused)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+
+
+def in_turns(order: Order, steps: Iterator[int], measured: Callable[[], float]) -> None:
+    """Compute steps, each of which says what it counted, until nobody wants another turn."""
+    turn = Turn(order.folder, order.accelerator)
+    count = 0
+    turn.wait()
+    for step, own in enumerate(steps, start=1):
+        count += own
+        if step % order.turn == 0:
+            turn.stop()
+            turn.end(step=step, count=count, heldout=measured())
+            count = 0

@@ -62,7 +62,7 @@ class InTurn(transformers.TrainerCallback):
     def __init__(
         self, order: Order, counted: Callable[[], int], measured: Callable[[], float]
     ) -> None:
-        self._turn = Turn(order.folder)
+        self._turn = Turn(order.folder, order.accelerator)
         self._steps = order.turn
         self._counted = counted
         self._measured = measured
@@ -83,7 +83,7 @@ class InTurn(transformers.TrainerCallback):
 
 
 def written(order: Order, *, compiled: bool) -> dict[str, Any]:
-    """Return what any Trainer is told of a run of decided length, on the CPU."""
+    """Return what any Trainer is told of a run of decided length."""
     settings, optimizer = order.settings, order.settings.optimizer
     return {
         "output_dir": str(order.folder / "trainer"),
@@ -102,7 +102,7 @@ def written(order: Order, *, compiled: bool) -> dict[str, Any]:
         "report_to": [],
         "seed": settings.seed,
         "disable_tqdm": True,
-        "use_cpu": True,
+        "use_cpu": order.device.type == "cpu",
         "bf16": order.dtype == torch.bfloat16,
         "torch_compile": compiled,
     }

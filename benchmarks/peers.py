@@ -22,9 +22,14 @@ SLOW_TURNS = 4
 NEVER = 1e9
 """Seconds."""
 OURS = "regauge"
-STYLES = {"best": "at its best", "compiled": "compiled", "default": "by default"}
-MINIMAL = "minimal"
-"""A style that is a program of its own: a loop by hand."""
+STYLES = {
+    "best": "{} at its best",
+    "compiled": "{} compiled",
+    "default": "{} by default",
+    "minimal": "a loop by hand",
+}
+SCRIPTS = {"minimal": "peer_minimal.py"}
+"""Of styles that are programs of their own."""
 TOKENS = "tokens"
 
 
@@ -37,6 +42,8 @@ class Peer(NamedTuple):
     """How many times as fast this project has to be, by style."""
     slow_steps: int | None = 1
     """Steps of a turn by default; None for those of the others."""
+    rows: int | None = None
+    """Rows that it computes at a time; None for all of a step."""
 
 
 def arguments(doc: str | None, name: str, turns: int, steps: int) -> argparse.ArgumentParser:
@@ -89,13 +96,15 @@ def _theirs(folder: Path, tables: dict[str, Any], peer: Peer, style: str, steps:
     """Return a program that trains the same with a peer, in one of its styles."""
     folder.mkdir(parents=True)
     file = _written(folder, tables | {"output": {"folder": str(folder)}})
-    slow, by_hand = style == "default", style == MINIMAL
+    slow = style == "default"
     turn = peer.slow_steps or steps if slow else steps
-    path = HERE / ("peer_minimal.py" if by_hand else peer.script)
-    script = [sys.executable, str(path), str(folder), str(file), "--turn", str(turn)]
-    command = script if by_hand else [*script, "--style", style]
+    path = HERE / SCRIPTS.get(style, peer.script)
+    script = [sys.executable, str(path), str(folder), str(file)]
+    command = [*script, "--style", style, "--turn", str(turn)]
+    if peer.rows:
+        command += ["--rows", str(peer.rows)]
     return Program(
-        "a loop by hand" if by_hand else f"{peer.name} {STYLES[style]}",
+        STYLES[style].format(peer.name),
         command,
         folder,
         goal=peer.goals.get(style),

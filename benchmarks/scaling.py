@@ -24,24 +24,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hosts import address, hosts, inside, obstacle
+from language import made_of
 from peers import arguments
 from recording import keep
 from text import prepared, source
+from train_mlm import model
 
 from regauge.accelerators.cpu import Cpu
-from regauge.config import build
-from regauge.data import mixing
-from regauge.models import several
+from regauge.config import merge
 from regauge.training.benchmark_settings import BENCHMARK
-from regauge.training.objectives import made
-from regauge.training.settings import Training
 
-WIDTH, LAYERS, VOCABULARY, LENGTH, ROWS = 256, 4, 4096, 128, 16
+WIDTH, LAYERS, VOCABULARY, LENGTH, ROWS, MICROBATCHES = 256, 4, 4096, 128, 16, 2
 """A model whose gradients take a second on 100 Mb/s."""
 PORT = 29400
-BYTES = {"ddp": 4 + 4, "zero1": 4 + 2, "fsdp": 4 + 2 + 2, "hsdp": 4 + 4}
-"""That a weight sends over a host's link: its gradient is reduced in fp32, and then gathered so, or
-the weight in bf16, by fsdp before each of both passes."""
+WARM_STEPS = 2
+BYTES = {
+    "ddp": 4 + 4,
+    "zero1": 4 + 2,
+    "fsdp": 4 + MICROBATCHES * (2 + 2),
+    "hsdp": 4 + 4,
+}
+"""That a weight sends over a host's link in a step: its gradient is reduced in fp32, and then
+gathered so, or the weight in bf16, by fsdp before both passes of each microbatch."""
 OVERLAP = 0.9
 """Share of a step's compute that communication can hide behind."""
 MEASURED = "median seconds of a step over turns"
@@ -72,7 +76,7 @@ CASES = {
 
 def main() -> None:
     """Measure, and write what was found."""
-    parser = arguments(__doc__, "scaling", turns=3, steps=10)
+    parser = arguments(__doc__, "scaling", turns=3, steps=5)
     parser.set_defaults(width=WIDTH, layers=LAYERS)
     parser.add_argument("--hosts", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--megabits", type=float, nargs="+", default=[1000.0, 100.0])
@@ -96,24 +100,17 @@ def main() -> None:
 
 def run(data: Path, own: argparse.Namespace) -> dict[str, Any]:
     """Return the tables of a run on one process."""
-    config = {
-        "hidden_size": own.width,
-        "num_hidden_layers": own.layers,
-        "num_attention_heads": own.width // 64,
-        "intermediate_size": 4 * own.width,
-        "max_position_embeddings": LENGTH,
-    }
     return {
         "data": {"path": str(data)},
         "task": {"kind": "mlm"},
-        "model": {"architecture": "bert", "config": config},
+        "model": model(own.width, own.layers, LENGTH),
         "accelerator": "cpu",
-        "batch": {"rows": ROWS, "microbatch_rows": ROWS // 2},
+        "batch": {"rows": ROWS, "microbatch_rows": ROWS // MICROBATCHES},
         "execution": {"compile": "no", "threads": 1},
         "optimizer": {"learning_rate": 1e-4},
         "evaluation": {"rows": ROWS},
         "stop": {"steps": own.steps},
-        "benchmark": {"turns": 1, "steps": own.steps, "warmup_steps": 2},
+        "benchmark": {"turns": 1, "steps": own.steps, "warmup_steps": WARM_STEPS},
     }
 
 
@@ -125,22 +122,16 @@ class Bench:
         self._scratch = scratch
         self._tables = tables
         self._count = 0
-        settings = build(Training, _without(tables, "benchmark") | {"output": {"folder": "none"}})
-        (module,) = several.parts(made(settings, [mixing.opened(settings.data).manifest])).values()
+        module = made_of(tables)
         self.parameters = sum(value.numel() for value in module.parameters())
 
     def command(self, processes: int, **tables: Any) -> tuple[list[str], Path]:
         """Return a command that measures a run, and where it will write what it found."""
         self._count += 1
         folder = self._scratch / f"run-{self._count}"
-        whole = {
-            key: {**value, **tables.get(key, {})} if isinstance(value, dict) else value
-            for key, value in self._tables.items()
-        }
-        whole |= {key: value for key, value in tables.items() if key not in self._tables}
-        whole["benchmark"] = whole["benchmark"] | {"processes": [processes]}
+        own = {"output": {"folder": str(folder)}, "benchmark": {"processes": [processes]}}
         file = folder.with_suffix(".json")
-        file.write_text(json.dumps(whole | {"output": {"folder": str(folder)}}))
+        file.write_text(json.dumps(merge(self._tables, merge(tables, own))))
         command = [sys.executable, "-m", "regauge", "benchmark", str(file), "--training"]
         return command, folder / BENCHMARK
 
@@ -152,10 +143,13 @@ class Bench:
 def here(bench: Bench) -> dict[str, Any]:
     """Return sequences/s of one process, of two strangers together, and of two that are one run."""
     found: dict[str, list[float]] = {"alone": [], "strangers": [], "together": []}
+    longer = {"benchmark": {"steps": 4 * bench.own.steps, "warmup_steps": bench.own.steps}}
     for _ in range(bench.own.turns):
-        found["alone"].append(_at_once(bench, bench.command(1)))
-        found["strangers"].append(_at_once(bench, bench.command(1), bench.command(1)))
-        found["together"].append(_at_once(bench, bench.command(2, strategy={"kind": "ddp"})))
+        one, other, third = (bench.command(1, **longer) for _ in range(3))
+        pair = bench.command(2, strategy={"kind": "ddp"}, **longer)
+        found["alone"].append(_at_once(bench, one))
+        found["strangers"].append(_at_once(bench, other, third))
+        found["together"].append(_at_once(bench, pair))
     alone, strangers, both = (statistics.median(found[name]) for name in found)
     return {
         "sequences_per_second": found,
@@ -216,10 +210,11 @@ def compared(alone: float, exposed: float, expected: float) -> dict[str, Any]:
 def _step_seconds(bench: Bench, name: str, count: int, megabits: float | None) -> float:
     """Return the seconds of a step of a run on some hosts."""
     case = CASES[name]
-    own = case if count * case.processes > 1 else Case({"kind": "single"})
+    alone = {"kind": "fsdp" if case.processes > 1 else "single"}
+    strategy = case.strategy if count > 1 else alone
     nodes = {"count": str(count), "rendezvous": "c10d", "endpoint": f"{address(0)}:{PORT}"}
     meeting = {"execution": {"nodes": nodes}} if count > 1 else {}
-    command, answer = bench.command(own.processes, strategy=own.strategy, **meeting)
+    command, answer = bench.command(case.processes, strategy=strategy, **meeting)
     with hosts(count, megabits) as names:
         _ran([inside(name, command) for name in names], bench.log())
     (row,) = json.loads(answer.read_text())["rows"]
@@ -242,10 +237,6 @@ def _ran(commands: list[list[str]], log: Path) -> None:
         codes = [each.wait() for each in running]
     if any(codes):
         raise SystemExit(f"{commands[0]} ended with {codes}:\n{log.read_text()}")
-
-
-def _without(tables: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in tables.items() if key != name}
 
 
 if __name__ == "__main__":

@@ -18,15 +18,15 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from language import VOCABULARY, run
+from language import run
 from peers import HERE, arguments
 from recording import keep, spread
-from text import prepared, source
-from train_mlm import model
+from train_mlm import LANGUAGE
 
 from regauge.accelerators.cpu import Cpu
 
-LENGTH, WIDTH, LAYERS = 128, 256, 4
+LENGTH = 128
+SMALL = LANGUAGE._replace(width=256, layers=4)
 PACKAGES = ("transformers", "accelerate")
 PYTHON = sys.executable
 FIRST = '"step": 1'
@@ -62,9 +62,8 @@ def main() -> None:
 
 def made(scratch: Path, own: Any) -> list[Command]:
     """Return the commands, on a dataset that all of them read."""
-    data = scratch / "data"
-    prepared(data, source(own.text), VOCABULARY, layout="packed", length=LENGTH)
-    tables = run(data, "mlm", model(own.width or WIDTH, own.layers or LAYERS, LENGTH), LENGTH, 1)
+    tables = run(own, SMALL.sized(own), LENGTH, scratch / "data")
+    tables["stop"] = {"steps": 1}
     tables["execution"] = {"compile": "no"}
     tables["evaluation"] = {"rows": 1}
     ours, theirs = scratch / "run.json", scratch / "trainer.json"

@@ -32,6 +32,15 @@ def model(width: int, layers: int, length: int) -> dict[str, Any]:
     return {"architecture": "llama", "config": config}
 
 
+LANGUAGE = Language(
+    "train_clm",
+    "clm",
+    model,
+    goals=GOALS,
+    lengths=[512],
+    dropouts=[0.0],
+    least_mfu={},
+)
+
 if __name__ == "__main__":
-    title = "causal language modelling beside Trainer"
-    main(__doc__, Language("train_clm", title, "clm", GOALS, [512], [0.0], model))
+    main(__doc__, "causal language modelling beside Trainer", LANGUAGE)

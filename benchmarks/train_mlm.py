@@ -31,6 +31,15 @@ def model(width: int, layers: int, length: int) -> dict[str, Any]:
     return {"architecture": "bert", "config": config}
 
 
+LANGUAGE = Language(
+    "train_mlm",
+    "mlm",
+    model,
+    goals=GOALS,
+    lengths=[128, 512],
+    dropouts=[0.0, 0.1],
+    least_mfu={(128, 0.0): 0.55, (512, 0.0): 0.55},
+)
+
 if __name__ == "__main__":
-    title = "masked language modelling beside Trainer"
-    main(__doc__, Language("train_mlm", title, "mlm", GOALS, [128, 512], [0.0, 0.1], model))
+    main(__doc__, "masked language modelling beside Trainer", LANGUAGE)

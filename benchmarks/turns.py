@@ -23,7 +23,8 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
-from regauge import lines
+from regauge import lines, registry
+from regauge.accelerators import Accelerator
 from regauge.trackers import RunFacts, Tracker
 
 SOCKET = "turns"
@@ -36,7 +37,8 @@ LAST_WORDS = 15
 class Turn:
     """The side of a program that is measured: its clock runs from `wait` to `end`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(folder / SOCKET))
         self._stream = self._socket.makefile("rwb")
@@ -50,12 +52,17 @@ class Turn:
         self._began = time.perf_counter()
 
     def stop(self) -> None:
-        """Stop the clock: what follows is no training."""
+        """Stop the clock when the device has done all: what follows is no training."""
+        self._accelerator.synchronize()
         self._seconds = time.perf_counter() - self._began
 
     def end(self, **facts: Any) -> None:
         """Say what was done, and wait for the next turn."""
-        own = {"pid": os.getpid(), "seconds": self._seconds, "peak_bytes": peak_bytes()}
+        own = {
+            "pid": os.getpid(),
+            "seconds": self._seconds,
+            "peak_bytes": self._accelerator.peak_memory_bytes(),
+        }
         self._stream.write(json.dumps(own | facts).encode() + b"\n")
         self._stream.flush()
         self.wait()
@@ -78,7 +85,8 @@ class Turns(Tracker):
     def start(self, run: RunFacts) -> None:
         """Connect."""
         self._ledger = run.folder / "ledger.jsonl"
-        self._turn = Turn(Path(self.folder))
+        kind = run.settings["accelerator"]["kind"]
+        self._turn = Turn(Path(self.folder), registry.load("accelerators", kind)())
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Stop the clock at a line of training, and end the turn after the evaluation behind it."""
@@ -101,12 +109,6 @@ class Turns(Tracker):
         rows, batch = self.counted
         epochs, inside = divmod(step, -(-rows // batch))
         return epochs * rows + min(inside * batch, rows)
-
-
-def peak_bytes() -> int:
-    """Return the most memory that this process has had at a time."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 @dataclass
@@ -134,7 +136,7 @@ class Program:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that it has had at a time."""
+        """The most memory of the device that it has had at a time."""
         return max(int(turn["peak_bytes"]) for turn in self.turns)
 
     def speed(self, first: int = 1) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from regauge.accelerators import (
     Availability,
     choose,
     require,
-    settle_precision,
     survey,
 )
 from regauge.errors import SettingsError
+from regauge.training.precision import offered
 
 KINDS = registry.names("accelerators")
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.half}
@@ -61,18 +61,21 @@ def test_the_fittest_is_chosen() -> None:
 
 
 def test_precisions_are_offered_fastest_first(accelerator: Accelerator) -> None:
-    offered = accelerator.precisions()
-    assert len(set(offered)) == len(offered) > 0
-    assert set(offered) <= set(TYPES)
-    assert "fp32" in offered
-    assert not {"bf16", "fp16"} <= set(offered), "fp16 is for chips that have no bf16"
-    assert settle_precision(accelerator, "auto") == offered[0]
+    usable = accelerator.precisions()
+    assert len(set(usable)) == len(usable) > 0
+    assert set(usable) <= set(TYPES)
+    assert "fp32" in usable
+    assert not {"bf16", "fp16"} <= set(usable), "fp16 is for chips that have no bf16"
+    assert offered(accelerator, "auto") == usable[0]
+    rates = accelerator.rates()
+    assert not rates or rates.keys() == set(usable)
+    assert all(rate > 0 for rate in rates.values())
     for name in TYPES:
-        if name in offered:
-            assert settle_precision(accelerator, name) == name
+        if name in usable:
+            assert offered(accelerator, name) == name
         else:
             with pytest.raises(SettingsError, match=f"does not train in {name} here"):
-                settle_precision(accelerator, name)
+                offered(accelerator, name)
 
 
 def test_products_are_right_in_every_precision(accelerator: Accelerator) -> None:

@@ -18,6 +18,7 @@ from regauge.config import choose
 from regauge.errors import SettingsError, TransientError
 from regauge.processes import World
 from regauge.training import microbatch, trial
+from regauge.training.agreement import Agreement
 from regauge.training.decisions import decide
 from regauge.training.microbatch import Forecast, chosen, forecast, settled, sizes, spaced
 from regauge.training.opening import UNHEARD
@@ -223,15 +224,15 @@ def test_the_others_wait_for_as_long_as_a_trial_may_take(
         return find()
 
     monkeypatch.setattr(UNHEARD, "awaited", awaited)
-    with pytest.raises(TransientError, match="process 1 did not learn the microbatch"):
+    with pytest.raises(TransientError, match=r"process 1 did not learn decided\.json"):
         settled(run, World(rank=1, size=2, local_rank=1, local_size=2), UNHEARD)
     assert found[0] > run.execution.timeout_seconds
 
 
 def test_the_other_processes_take_what_the_first_has_decided(tmp_path: Path) -> None:
     run, two = left_open(tmp_path), World(rank=0, size=2, local_size=2)
-    key = microbatch._key(run, two)
-    microbatch._write(tmp_path / "run" / "probe", key, {"rows": 2, "reason": "it was tried"})
+    agreement = Agreement(tmp_path / "run" / "probe" / "decided.json", microbatch._key(run, two))
+    agreement.write({"rows": 2, "reason": "it was tried"})
     for rank in (0, 1):
         world = World(rank=rank, size=2, local_rank=rank, local_size=2)
         assert settled(run, world, UNHEARD).batch.microbatch == 2

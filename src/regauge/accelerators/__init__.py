@@ -117,6 +117,13 @@ class Accelerator(Choice):
         """Return what the device computes in, the fastest that trains safely first."""
         raise NotImplementedError
 
+    def rates(self) -> Mapping[Precision, float]:
+        """Return the operations a second of a product in each, timed in less than a second.
+
+        Nothing where that order is never wrong. No device need have been claimed.
+        """
+        return {}
+
     def use(self, precision: Precision) -> None:
         """Set what the process must know of a precision before the first operation."""
 
@@ -283,16 +290,6 @@ def join(accelerator: Accelerator, world: World, timeout_seconds: int) -> None:
     if world.size > 1 and not dist.is_initialized():
         how = accelerator.collectives(), accelerator.rendezvous(), dt.timedelta(0, timeout_seconds)
         dist.init_process_group(*how, world.size, world.rank)
-
-
-def settle_precision(accelerator: Accelerator, wanted: str) -> Precision:
-    """Return the precision to compute in; raises SettingsError for one the device lacks."""
-    offered = accelerator.precisions()
-    found = next((each for each in offered if wanted in ("auto", each)), None)
-    if found is None:
-        problem = f"accelerator '{accelerator.kind}' does not train in {wanted} here"
-        raise SettingsError(problem, f"set execution.precision to one of: {', '.join(offered)}")
-    return found
 
 
 def cpp_compiler() -> str | None:

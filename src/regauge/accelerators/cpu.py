@@ -23,7 +23,7 @@ from regauge.accelerators import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
 
@@ -80,6 +80,12 @@ class Cpu(Accelerator):
         """Return bf16 first where the processor multiplies it natively; fp16 is emulated."""
         return ("bf16", "fp32") if instructions() & BF16_INSTRUCTIONS else ("fp32", "bf16")
 
+    def rates(self) -> Mapping[Precision, float]:
+        """Time what it has instructions for; torch or a hypervisor may not have use of them."""
+        if not instructions() & BF16_INSTRUCTIONS:
+            return {}
+        return {each: _fastest_matmul(_dtype(each), 0)[1] for each in self.precisions()}
+
     def use(self, precision: Precision) -> None:
         if precision == "bf16" and not instructions() & BF16_INSTRUCTIONS:
             _widened.install()
@@ -135,7 +141,7 @@ class Cpu(Accelerator):
         _fastest_matmul.cache_clear()
 
     def chip(self, precision: Precision) -> Chip:
-        size, rate = _fastest_matmul("bfloat16" if precision == "bf16" else "float32")
+        size, rate = _fastest_matmul(_dtype(precision), MEASURED_SECONDS)
         source = f"measured here: {size} x {size} x {size} matmul on this process's threads"
         return Chip(_model_name(), {precision: rate}, source, measured=True)
 
@@ -189,9 +195,13 @@ def _try_vectors() -> None:
     cpu_vec_isa.pick_vec_isa()
 
 
+def _dtype(precision: Precision) -> str:
+    return "bfloat16" if precision == "bf16" else "float32"
+
+
 @cache
-def _fastest_matmul(dtype: str) -> tuple[int, float]:
-    """Return a size, and the operations a second of its product."""
+def _fastest_matmul(dtype: str, during: float) -> tuple[int, float]:
+    """Return a size, and the operations a second of its product, tried for so many seconds."""
     import torch
 
     def made(size: int) -> Callable[[], float]:
@@ -205,4 +215,4 @@ def _fastest_matmul(dtype: str) -> tuple[int, float]:
         return seconds
 
     size, seconds = timing.grown(made, FIRST_SIZE, LARGEST_SIZE, ENOUGH_SECONDS)
-    return size, 2 * size**3 / timing.best(seconds, MEASURED_SECONDS)
+    return size, 2 * size**3 / timing.best(seconds, during)

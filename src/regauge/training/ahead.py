@@ -33,7 +33,7 @@ def compile_ahead(settings: Training, world: World, part: Part = WHOLE) -> dict[
     """
     settings = origin.started(settings, world, UNHEARD)
     turns.manifests(settings)
-    settings = microbatch.settled(decide(settings, world), world, UNHEARD)
+    settings = microbatch.settled(decide(settings, world, UNHEARD), world, UNHEARD)
     accelerator = settings.accelerator
     if accelerator is None or not (accelerator.lazy or settings.execution.compile == "blocks"):
         raise SettingsError("the run compiles nothing", 'set execution.compile = "blocks"')

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Literal
 from regauge import accelerators, processes, registry
 from regauge.errors import SettingsError
 from regauge.log import logger
+from regauge.training import precision as precisions
 
 if TYPE_CHECKING:
     from regauge.accelerators import Accelerator
     from regauge.processes import World
     from regauge.strategies import Strategy
+    from regauge.supervision.orders import Report
     from regauge.training.settings import Batch, Execution, Training
 
 ON_DEVICE = ("adamw", "lamb")
@@ -34,12 +36,18 @@ def local_processes(wanted: int | Literal["auto"], accelerator: Accelerator | No
     return (accelerator or accelerators.choose()[0]).count()
 
 
-def decide(settings: Training, world: World) -> Training:
+def decide(settings: Training, world: World, report: Report | None = None) -> Training:
     """Return settings with accelerator, strategy, precision, threads and compiling decided.
 
-    Raises SettingsError for a combination that cannot run, before anything is allocated.
+    Where all processes of a run call this, with their reports, it is measured what the device
+    leaves open; else it is what the device says of itself. Raises SettingsError for a combination
+    that cannot run, before anything is allocated.
     """
-    accelerator, execution = settle(settings.accelerator, settings.execution, world)
+    accelerator, execution = _usable(settings.accelerator, world), settings.execution
+    if report is not None:
+        found = precisions.settled(settings, accelerator, world, report)
+        execution = execution.model_copy(update={"precision": found})
+    execution = _execution(execution, accelerator, world)
     strategy = settings.strategy or usual(world.size)
     lazy, optimizer = accelerator.lazy, settings.optimizer.kind
     if lazy and optimizer not in ON_DEVICE:
@@ -109,20 +117,21 @@ def settle(
     wanted: Accelerator | None, execution: Execution, world: World
 ) -> tuple[Accelerator, Execution]:
     """Return the device to compute on, and how, with everything that was left open decided."""
-    accelerator = wanted or _chosen_accelerator(world)
-    accelerators.require(accelerator)
+    accelerator = _usable(wanted, world)
     return accelerator, _execution(execution, accelerator, world)
 
 
-def _chosen_accelerator(world: World) -> Accelerator:
-    accelerator, reason = accelerators.choose()
-    if world.first:
-        logger.info("accelerator %s", reason)
-    return accelerator
+def _usable(wanted: Accelerator | None, world: World) -> Accelerator:
+    if wanted is None:
+        wanted, reason = accelerators.choose()
+        if world.first:
+            logger.info("accelerator %s", reason)
+    accelerators.require(wanted)
+    return wanted
 
 
 def _execution(execution: Execution, accelerator: Accelerator, world: World) -> Execution:
-    precision = accelerators.settle_precision(accelerator, execution.precision)
+    precision = precisions.offered(accelerator, execution.precision)
     compiling = execution.compile
     obstacle = accelerator.obstacle_to_compiling() if compiling != "no" else None
     if obstacle:

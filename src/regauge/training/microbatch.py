@@ -11,17 +11,14 @@ Global batch, order and result are the same whatever is decided.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.checkpoint.folder import write_json
-from regauge.config import FORMAT, dump
+from regauge.config import dump
 from regauge.data import mixing
 from regauge.data.shards import MANIFEST
-from regauge.errors import SettingsError, TransientError
+from regauge.errors import SettingsError
 from regauge.log import logger
 from regauge.models.initial import META
 from regauge.models.placing import dtype_of
@@ -29,6 +26,7 @@ from regauge.processes import World
 from regauge.supervision.nodes.several import several
 from regauge.training import records, sizing
 from regauge.training.activations import bytes_per_row
+from regauge.training.agreement import PROBE, Agreement, word
 from regauge.training.decisions import check_shares, decide
 from regauge.training.sizing import GIGA
 from regauge.training.trial import Tried, tried
@@ -78,14 +76,12 @@ def settled(settings: Training, world: World, report: Report) -> Training:
         return settings
     rows = _kept(settings, world)
     if rows is None:
-        place, key = Path(settings.output.folder) / records.PROBE, _key(settings, world)
-        if world.first and _read(place, key) is None:
-            _write(place, key, _found(settings, world, place, report))
+        place = Path(settings.output.folder) / PROBE
+        agreement = Agreement(place / DECIDED, _key(settings, world))
         seconds = 2 * settings.execution.timeout_seconds  # the first may wait as long for a trial
-        rows = report.awaited(lambda: _read(place, key), seconds)
-        if rows is None:
-            problem = f"process {world.rank} did not learn the microbatch within {seconds:g} s"
-            raise TransientError(problem, "see the log of the first process, and its probe/")
+        rows = agreement.reached(
+            lambda: _found(settings, world, place, report), world, report, seconds
+        )["rows"]
     batch = settings.batch.model_copy(update={"microbatch_rows": rows})
     settings = settings.model_copy(update={"batch": batch})
     check_shares(settings, world)
@@ -225,19 +221,4 @@ def _key(settings: Training, world: World) -> str:
     own = {name: tables.get(name) for name in names}
     execution = settings.execution
     again, precision = execution.activation_checkpointing, execution.precision
-    facts = [own, again, precision, world.size, world.local_size]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _write(place: Path, key: str, decision: dict[str, Any]) -> None:
-    place.mkdir(parents=True, exist_ok=True)
-    write_json(place / DECIDED, {"format": FORMAT, "key": key, **decision})
-
-
-def _read(place: Path, key: str) -> int | None:
-    """Return what was decided of exactly this run on so many processes."""
-    try:
-        document = json.loads((place / DECIDED).read_text())
-    except (OSError, ValueError):
-        return None
-    return int(document["rows"]) if document["key"] == key else None
+    return word(own, again, precision, world.size, world.local_size)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regauge import lines
-from regauge.accelerators import Accelerator, Precision, join, settle_precision, take
+from regauge.accelerators import Accelerator, Precision, join, take
 from regauge.checkpoint.saver import Saver
 from regauge.data import mixing
 from regauge.errors import SettingsError
@@ -36,6 +36,7 @@ from regauge.training.guard import Guard
 from regauge.training.ledger import Ledger
 from regauge.training.objectives import Place, made, objective
 from regauge.training.pace import Pace
+from regauge.training.precision import offered
 from regauge.training.progress import Interval
 from regauge.training.scaling import LossScale
 from regauge.training.session import Session
@@ -70,7 +71,7 @@ def open_session(
     accelerator, strategy, execution = settings.accelerator, settings.strategy, settings.execution
     if accelerator is None or strategy is None:
         raise SettingsError("nothing was decided", "call decisions.decide first")
-    precision = settle_precision(accelerator, execution.precision)
+    precision = offered(accelerator, execution.precision)
     datasets = [mixing.opened(aim.data) for aim in settings.aims]
     module, weights = _made(settings, [each.manifest for each in datasets], world)
     chaos = _chaos(settings, world, report)

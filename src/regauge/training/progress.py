@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from regauge import lines
-from regauge.accelerators import settle_precision
 from regauge.errors import NoProgressError
 from regauge.models.placing import local
 from regauge.training import optimizer as optimizers
+from regauge.training.precision import offered
 from regauge.training.step import summed
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _mfu(session: Session, tokens_per_second: float) -> float | None:
     achieved = tokens_per_second * session.flops_per_token / session.world.size
     if achieved > SUSPECT_SHARE * peak and session.chip.measured:
         session.accelerator.measure_again()
-        again = session.accelerator.chip(settle_precision(session.accelerator, precision))
+        again = session.accelerator.chip(offered(session.accelerator, precision))
         faster = again.flops_per_second[precision] > peak
         session.chip = again if faster else replace(session.chip, measured=False)  # it is so
     return achieved / session.chip.flops_per_second[precision]

@@ -17,6 +17,7 @@ from regauge.checkpoint.folder import write_json
 from regauge.config import FACTS, FORMAT, Tables, dump, first_difference
 from regauge.errors import SettingsError
 from regauge.log import logger
+from regauge.training.agreement import PROBE
 from regauge.training.origin import START
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ ENVIRONMENT = "environment.json"
 RESULT = "result.json"
 TASKS = "tasks"
 """Folder with the models of the tasks behind the first."""
-PROBE = "probe"
-"""Folder of what was tried to settle the microbatch."""
 IDENTITY = (
     "seed",
     "task",

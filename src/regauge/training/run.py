@@ -56,7 +56,7 @@ def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]
         mixing.opened(settings.aims[0].data).check_tokenizer(at(settings.model.path))
     identity = turns.identity(manifests)
     run_id = records.check_same_run(folder, settings, identity)
-    settings = decide(records.inherit(settings, folder), world)
+    settings = decide(records.inherit(settings, folder), world, report)
     settings = microbatch.settled(settings, world, report)
     joined = dist.is_initialized()
     session = open_session(settings, world, report)

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from distributed.jobs import lines, losses
 from distributed.runs import Runs, cases, named
 from regauge.checkpoint.folder import name_of
+from regauge.config import read
 
 BF16: dict[str, Any] = {"execution": {"precision": "bf16"}}
 TOLERANCE = 1e-3
@@ -47,3 +48,11 @@ def test_strategies_agree_and_masters_are_fp32(
         with safe_open(path, framework="pt") as file:
             types |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     assert types == {"F32"}
+
+
+def test_all_processes_of_a_run_compute_in_what_the_first_has_measured(runs: Runs) -> None:
+    folder = runs.trained(2, "mlm", execution={"precision": "auto"})
+    decided = read(folder / "probe" / "precision.json")["precision"]
+    assert read(folder / "run.json")["execution"]["precision"] == decided
+    same = runs.trained(2, "mlm", execution={"precision": decided})
+    assert losses(lines(folder)) == losses(lines(same))

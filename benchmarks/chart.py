@@ -75,6 +75,7 @@ def compared(found: dict[str, dict[str, Any]]) -> Iterator[Bar]:
     for name, result in found.items():
         for figures in result.get("measured", [result]):
             what = PAIRS.get(name) or _language(LANGUAGES[name], figures)
+            what += f", {figures['beside']}" if "beside" in figures else ""
             for peer, each in figures["against"].items():
                 least, most = each["spread"]
                 named = peer.replace("trainer", "Trainer", 1) if name in LANGUAGES else peer

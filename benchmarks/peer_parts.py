@@ -21,6 +21,7 @@ from regauge.models.initial import fill, first_weights
 from regauge.models.placing import dtype_of
 from regauge.models.text import TextModule
 from regauge.training.objectives import feed, made
+from regauge.training.precision import offered
 from regauge.training.scoring import Heldout
 from regauge.training.settings import Training
 
@@ -60,7 +61,7 @@ def ordered(doc: str | None) -> Order:
     settings = config.build(Training, tables)
     wanted = "fp32" if own.style == "default" else settings.execution.precision
     accelerator, world = settings.accelerator, processes.World()
-    precision = accelerators.settle_precision(accelerator, wanted)
+    precision = offered(accelerator, wanted)
     accelerator.use(precision)
     threads = settings.execution.threads or processes.share_of_cores(world)
     return Order(

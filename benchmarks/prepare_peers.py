@@ -1,9 +1,10 @@
 """How fast text becomes rows of tokens here, by `datasets.map`, and by `tokenizers` alone.
 
-The same text and tokenizer, each way a command of its own, in turns: `regauge prepare` with all
-that it does (hashes, near-duplicates, a split, a manifest); `datasets.map` that tokenises and then
-groups to rows, in batches and two processes, as the examples of Trainer do it; and nothing but
-`encode_batch` on all cores, which is as fast as any of it can be. Whole commands are timed.
+The same text and tokenizer, each way a command of its own, in turns: `regauge prepare` with
+hashes, a split and a manifest, once where only equal records are kept on one side of the split,
+and once by default, where near-duplicates are, which no other way looks for; `datasets.map` that
+tokenises and then groups to rows, in batches and two processes, as the examples of Trainer do it;
+and nothing but `encode_batch` on all cores. Whole commands are timed.
 
     python benchmarks/prepare_peers.py [--text FILE] [--megabytes N] [--turns N] [--length N]
                                        [--json OUT]
@@ -32,6 +33,8 @@ from regauge.data import settings, tokenizer
 
 GOALS = {"map": 3.0, "encode": 0.8}
 """How many times as fast it has to be as each way of peers."""
+SIMILARITIES = {"equal records apart": 1.0, "near-duplicates apart": 0.7}
+"""What `prepare` does beside rows, and from which similarity on; peers do neither."""
 NAMES = {"map": "datasets.map", "encode": "tokenizers alone"}
 VOCABULARY = 16384
 SAMPLE = 20_000
@@ -54,20 +57,24 @@ def main() -> None:
         text, words = scratch / "text", scratch / "tokenizer"
         make(text, own.megabytes, own.text)
         trained(text, words)
-        programs = [ours(scratch, own), *(theirs(scratch, way, own) for way in NAMES)]
+        own_ways = [ours(scratch, what, own) for what in SIMILARITIES]
+        others = [theirs(scratch, way, own) for way in NAMES]
+        programs = [*own_ways, *others]
         read = size(text) / MEGA
         for number in range(own.turns):
             for program in programs:
                 program.turns.append(timed(program, read))
                 shown = program.turns[-1]
                 sys.stderr.write(f"{number} {program.name}: {shown}\n")
-    first, *others = programs
-    figures = {
-        "megabytes": round(read, 1),
-        "processes": own.processes,
-        "programs": {each.name: each.speed() | counted(each) for each in programs},
-        "against": {other.name: faster(first, other) for other in others},
-    }
+    measured = [
+        {
+            "beside": what,
+            "programs": {each.name: each.speed() | counted(each) for each in (one, *others)},
+            "against": {other.name: faster(one, other) for other in others},
+        }
+        for what, one in zip(SIMILARITIES, own_ways, strict=True)
+    ]
+    figures = {"megabytes": round(read, 1), "processes": own.processes, "measured": measured}
     title = "prepare beside datasets.map and tokenizers"
     keep(own.json, title, Cpu().chip("fp32"), figures, *PACKAGES)
 
@@ -79,13 +86,14 @@ def trained(text: Path, folder: Path) -> None:
     tokenizer.train(iter([found]), settings.Tokenizer(vocabulary=VOCABULARY), folder)
 
 
-def ours(scratch: Path, own: argparse.Namespace) -> Program:
-    """Return the command that prepares the text here."""
-    folder = scratch / "ours"
+def ours(scratch: Path, what: str, own: argparse.Namespace) -> Program:
+    """Return the command that prepares the text here, in one of the own ways."""
+    folder = scratch / what.replace(" ", "-")
     wanted = tables(scratch / "text", folder / "dataset", own.processes)
     wanted |= {"rows": {"length": own.length}, "tokenizer": {"path": str(scratch / "tokenizer")}}
+    wanted |= {"split": {"similarity": SIMILARITIES[what]}}
     del wanted["filter"]  # peers have none
-    file = scratch / "ours.json"
+    file = folder.with_suffix(".json")
     file.write_text(json.dumps(wanted))
     command = [sys.executable, "-m", "regauge", "prepare", str(file), "--json"]
     return Program(OURS, command, folder, unit="megabytes")

@@ -71,9 +71,21 @@ def test_the_representative_depends_on_the_cluster_alone() -> None:
     assert duplicates.representatives(labels, hashes).tolist() == [2, 1, 2, 2, 4]
 
 
-def test_only_what_came_earlier_is_repeated() -> None:
+def test_equal_records_are_named_after_the_first_of_them() -> None:
     hashes = hashed(b"b", b"a", b"b", b"a" * 16, b"a", b"b")
-    assert duplicates.repeated(hashes).tolist() == [False, False, True, False, True, True]
+    assert duplicates.equal(hashes).tolist() == [0, 1, 0, 3, 1, 0]
+    assert duplicates.equal(hashed(b"a")).tolist() == [0]
+    assert duplicates.equal(hashes[:0]).tolist() == []
+
+
+def test_words_of_ascii_are_those_of_any_text() -> None:
+    text = "".join(map(chr, range(128))) + " Don't  SHOUT_at 3.14\x1cme\x0b\x85"
+    apart = text.replace("\x85", "")
+    assert duplicates._words(apart) == [
+        word.encode() for word in duplicates._WORD.findall(apart.lower())
+    ]
+    assert duplicates._words(text) == duplicates._words(apart)
+    assert duplicates._words("Ærø ÉTÉ") == ["ærø".encode(), "été".encode()]
 
 
 def hashed(*contents: bytes) -> np.ndarray:

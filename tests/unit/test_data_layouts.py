@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from regauge import config
-from regauge.data import encoding, shards
+from regauge.data import duplicates, encoding, shards
+from regauge.data.settings import Split
 from regauge.data.tokenizer import Encoder
 from regauge.errors import DataError, SettingsError
 from regauge.verbs import prepare as verb
@@ -249,3 +250,33 @@ def test_an_equal_record_counts_as_an_exact_duplicate(small: Path) -> None:
 def _numbers(data: shards.Dataset, *splits: str) -> list[int]:
     found = [data.split(name) for name in splits or ("train", "heldout")]
     return sorted(row["number"] for rows in found for row in rows.take(range(len(rows))))
+
+
+def test_at_similarity_1_only_equal_records_are_repeats_and_no_words_are_compared(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (small / "b.jsonl").write_text((small / "a.jsonl").read_text())
+    monkeypatch.setattr(duplicates, "signatures", None)
+    keep = prepared(small, "keep", **FIELDS, split={"similarity": 1})
+    drop = prepared(small, "drop", **FIELDS, split={"similarity": 1, "repeats": "drop"})
+    assert drop.manifest.skipped == {"near duplicate": 400}
+    held = _numbers(drop, "heldout")
+    assert _numbers(keep, "heldout") == sorted([*held, *held])
+    assert 40 < len(held) < 120
+
+
+@pytest.mark.parametrize(
+    ("split", "compares"),
+    [
+        ({}, True),
+        ({"by": "number"}, False),
+        ({"by": "number", "repeats": "drop"}, True),
+        ({"heldout_share": 0}, False),
+        ({"heldout_share": 0, "repeats": "drop"}, True),
+        ({"similarity": 1, "repeats": "drop"}, False),
+    ],
+)
+def test_words_are_compared_where_something_depends_on_it(
+    split: dict[str, Any], *, compares: bool
+) -> None:
+    assert Split(**split).compares_words is compares

@@ -55,7 +55,9 @@ def test_the_same_chunks_give_the_same_rows() -> None:
 
 
 def test_segments_number_the_documents_of_a_row() -> None:
-    tokens, segments = laid_out([np.array([7, 8]), np.array([9])], 5, pad=0)
-    assert tokens.tolist() == [7, 8, 9, 0, 0]
-    assert segments.tolist() == [1, 1, 2, 0, 0]
+    chunks = [np.array([[7, 1], [8, 0]]), np.array([[9, 1]])]
+    (tokens, marks), segments = laid_out([chunks, chunks[1:]], 5, [3, 0])
+    assert tokens.tolist() == [[7, 8, 9, 3, 3], [9, 3, 3, 3, 3]]
+    assert marks.tolist() == [[1, 0, 1, 0, 0], [1, 0, 0, 0, 0]]
+    assert segments.tolist() == [[1, 1, 2, 0, 0], [1, 0, 0, 0, 0]]
     assert tokens.dtype == segments.dtype == np.int32

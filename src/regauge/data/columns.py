@@ -40,6 +40,13 @@ def lists(values: list[np.ndarray], kind: pa.DataType = TOKENS) -> pa.ListArray:
     return pa.ListArray.from_arrays(_offsets(values), pa.array(flat, kind.value_type))
 
 
+def even_lists(values: np.ndarray, kind: pa.DataType = TOKENS) -> pa.ListArray:
+    """Return [cells, values of each] as one Arrow column of a type of lists."""
+    count, width = values.shape
+    offsets = pa.array(np.arange(count + 1, dtype=np.int32) * width, pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(values.ravel(), kind.value_type))
+
+
 def column(values: list[Any], kind: pa.DataType) -> pa.Array:
     """Return the cells of a column."""
     return lists(values, kind) if pa.types.is_list(kind) else pa.array(values, kind)

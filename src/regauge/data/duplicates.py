@@ -12,12 +12,10 @@ import hashlib
 import json
 import re
 import zlib
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from regauge.data.words import Remembered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +28,12 @@ SHINGLE = 3
 """Words in a shingle."""
 HASH_BYTES = 16
 SIGNATURE_BYTES = HASHES * 4
+_JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 _WORD = re.compile(r"\w+")
+_SMALL = "".join(
+    char.lower() if _WORD.match(char) else " " for char in map(chr, range(256))
+).encode("latin-1")
+"""For each byte of ASCII what stands for it; the others do not occur."""
 _PAIRS_AT_A_TIME = 2**16
 _BANDS_AT_A_TIME = 4
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64)
@@ -50,7 +53,7 @@ def whole_text(fields: Mapping[str, str | int | float]) -> str:
 
 def content(fields: Mapping[str, str | int | float]) -> str:
     """Return fields as JSON in one order, the same for equal fields."""
-    return json.dumps(fields, ensure_ascii=False, sort_keys=True)
+    return _JSON.encode(fields)
 
 
 def content_hash(content: str) -> bytes:
@@ -127,14 +130,15 @@ def representatives(
     return found
 
 
-def repeated(hashes: np.ndarray) -> np.ndarray:  # [records, HASH_BYTES] uint8 -> [records] bool
-    """Return which records have the content of an earlier one."""
+def equal(hashes: np.ndarray) -> np.ndarray:  # [records, HASH_BYTES] uint8 -> [records] int64
+    """Return for every record the lowest number of a record with the same content."""
     low, high = _as_numbers(hashes)
     order = np.lexsort((low, high))
-    same = (np.diff(high[order]) == 0) & (np.diff(low[order]) == 0)
-    found = np.zeros(len(hashes), dtype=bool)
-    found[order[1:][same]] = True
-    return found
+    other = (np.diff(high[order]) != 0) | (np.diff(low[order]) != 0)
+    firsts = np.flatnonzero(np.concatenate([np.ones(min(1, len(order)), dtype=bool), other]))
+    labels = np.empty(len(order), dtype=np.int64)
+    labels[order] = np.repeat(order[firsts], np.diff(firsts, append=len(order)))
+    return labels
 
 
 def _as_numbers(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -155,10 +159,10 @@ def _shingles(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
     A text with fewer words than a run has is a single one.
     """
-    words = [_CHECKSUMS.joined(_WORD.findall(text.lower())) for text in texts]
-    words = [found.ljust(SHINGLE * 4, b"\0") for found in words]
-    counts = np.array([len(found) // 4 for found in words])
-    hashed = np.frombuffer(b"".join(words), dtype="<u4").astype(np.uint64)
+    words = [_words(text) for text in texts]
+    words = [found + [b""] * (SHINGLE - len(found)) for found in words]
+    counts = np.array([len(found) for found in words])
+    hashed = np.fromiter(map(zlib.crc32, chain.from_iterable(words)), np.uint64, counts.sum())
     total = np.zeros(len(hashed) - SHINGLE + 1, dtype=np.uint64)
     for place, factor in enumerate(_MIX):
         total = (total ^ hashed[place : place + len(total)]) * factor
@@ -171,11 +175,11 @@ def _shingles(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     return total[within[: len(total)]], np.cumsum(runs) - runs
 
 
-def _checksum(word: str) -> bytes:
-    return zlib.crc32(word.encode()).to_bytes(4, "little")
-
-
-_CHECKSUMS = Remembered(_checksum)
+def _words(text: str) -> list[bytes]:
+    """Return the words of a text in small letters; a pattern takes three times as long."""
+    if text.isascii():
+        return text.encode().translate(_SMALL).split()
+    return [word.encode() for word in _WORD.findall(text.lower())]
 
 
 def _proposed(signed: Signatures) -> Iterator[tuple[np.ndarray, np.ndarray]]:

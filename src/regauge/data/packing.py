@@ -40,17 +40,23 @@ def pack(
 
 
 def laid_out(
-    row: list[np.ndarray], length: int, pad: int
-) -> tuple[np.ndarray, np.ndarray]:  # both [length] int32
-    """Return the tokens of a row and its segments: 1, 2, … by chunk, 0 for padding."""
-    tokens = np.full(length, pad, dtype=np.int32)
-    segments = np.zeros(length, dtype=np.int32)
-    at = 0
-    for number, chunk in enumerate(row, 1):
-        tokens[at : at + len(chunk)] = chunk
-        segments[at : at + len(chunk)] = number
-        at += len(chunk)
-    return tokens, segments
+    rows: list[list[np.ndarray]],  # of chunks [tokens, columns]
+    length: int,
+    pads: list[int],
+) -> tuple[np.ndarray, np.ndarray]:  # [columns, rows, length] and [rows, length], int32
+    """Return the columns of rows, and their segments: 1, 2, … by chunk, 0 for padding."""
+    values = np.empty((len(pads), len(rows), length), dtype=np.int32)
+    segments = np.zeros((len(rows), length), dtype=np.int32)
+    for column, pad in zip(values, pads, strict=True):
+        column.fill(pad)
+    for row, chunks in enumerate(rows):
+        at = 0
+        for number, chunk in enumerate(chunks, 1):
+            end = at + len(chunk)
+            values[:, row, at:end] = chunk.T
+            segments[row, at:end] = number
+            at = end
+    return values, segments
 
 
 class _Hall:

@@ -128,8 +128,9 @@ def _make(job: Job, inputs: work.Inputs, place: work.Work, pool: parallel.Pool) 
         logger.info(f"going on with {place.folder}")
     makings = [Making(name, layout, place) for name, layout in job.made().items()]
     items = [reading.Numbered(number, piece) for number, piece in enumerate(inputs.pieces)]
-    read_piece = partial(reading.read_piece, job.source, job.filter, place.work / "read")
-    read = reading.over_pieces(pool, place.work / "read", items, read_piece, "read")
+    records, signed = place.work / "read", job.split.compares_words
+    read_piece = partial(reading.read_piece, job.source, job.filter, records, signed=signed)
+    read = reading.over_pieces(pool, records, items, read_piece, "read")
     _check_read(job, read, makings)
     drop = job.source.duplicates == "drop"
     decisions = splitting.decide(place.work, len(items), job.split, drop=drop)

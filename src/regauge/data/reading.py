@@ -1,6 +1,6 @@
 """Phase one of `prepare`: a piece becomes a file of records, each with its hash and signature.
 
-    read/000007.arrow           records: file, place, fields (JSON), hash, signature
+    read/000007.arrow           records: file, place, fields (JSON), hash, perhaps a signature
     read/000007.rejected.jsonl  what could not be used
     read/000007.json            counts; its presence says that the piece is done
 
@@ -38,6 +38,7 @@ SCHEMA = pa.schema(
         ("signature", pa.binary(duplicates.SIGNATURE_BYTES)),
     ]
 )
+UNSIGNED = pa.schema(list(SCHEMA)[:-1])
 RECORDS_AT_A_TIME = 1024
 TEXT_AT_A_TIME = 2**22
 """Characters that are held before they are written."""
@@ -53,14 +54,20 @@ class Numbered(NamedTuple):
 
 
 def read_piece(
-    source: Source, limits: Mapping[str, Limits], folder: Path, item: Numbered
+    source: Source,
+    limits: Mapping[str, Limits],
+    folder: Path,
+    item: Numbered,
+    *,
+    signed: bool = True,
 ) -> tuple[int, Counts]:
-    """Read a piece into `folder` and return its number and counts."""
+    """Read a piece into `folder` and return its number and counts; it may be without signatures."""
+    schema = SCHEMA if signed else UNSIGNED
     batch: list[Record] = []
     counts: Counts = {"records": 0, "text_bytes": 0}
     counts |= {kind: Counter() for kind in ("rejected", "skipped", "names")}
     size = 0
-    with Output(folder, item.number, SCHEMA) as output:
+    with Output(folder, item.number, schema) as output:
         for found in filtering.filtered(_checked(source, item.piece), limits):
             if isinstance(found, Rejected):
                 output.reject(found)
@@ -73,10 +80,10 @@ def read_piece(
             batch.append(found)
             size += sum(len(value) for value in found.fields.values() if isinstance(value, str))
             if len(batch) == RECORDS_AT_A_TIME or size > TEXT_AT_A_TIME:
-                output.write(_counted(batch, counts))
+                output.write(_counted(batch, counts, schema))
                 batch, size = [], 0
         if batch:
-            output.write(_counted(batch, counts))
+            output.write(_counted(batch, counts, schema))
     return item.number, commit_counts(folder, item.number, counts)
 
 
@@ -169,6 +176,8 @@ def _checked(source: Source, piece: Piece) -> Iterator[Found]:
 
 
 def _is_unicode(value: str | float) -> bool:
+    if isinstance(value, str) and value.isascii():
+        return True
     try:
         str(value).encode()
     except UnicodeEncodeError:
@@ -176,11 +185,11 @@ def _is_unicode(value: str | float) -> bool:
     return True
 
 
-def _counted(batch: list[Record], counts: Counts) -> pa.RecordBatch:
+def _counted(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.RecordBatch:
     """Return records as a table, and count what they hold."""
     wholes = [duplicates.whole_text(record.fields) for record in batch]
     counts["records"] += len(batch)
-    counts["text_bytes"] += sum(len(whole.encode()) for whole in wholes)
+    counts["text_bytes"] += sum(map(_bytes, wholes))
     for record in batch:
         counts["names"].update(record.fields.keys())
     contents = [duplicates.content(record.fields) for record in batch]
@@ -189,7 +198,12 @@ def _counted(batch: list[Record], counts: Counts) -> pa.RecordBatch:
         [record.place for record in batch],
         contents,
         list(map(duplicates.content_hash, contents)),
-        [row.tobytes() for row in duplicates.signatures(wholes).astype("<u4")],
     ]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+    if schema == SCHEMA:
+        columns.append([row.tobytes() for row in duplicates.signatures(wholes).astype("<u4")])
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

@@ -208,8 +208,15 @@ class Split(Settings):
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Another seed holds out other clusters."""
     similarity: float = Field(default=0.7, gt=0.0, le=1.0)
-    """Estimated Jaccard similarity of word shingles from which two records are near-duplicates."""
+    """Estimated Jaccard similarity of word shingles from which two records are near-duplicates; at
+    1 only equal records are, and reading is faster."""
     by: str | None = None
     """Field whose value decides instead: records that share it stay together."""
     repeats: Literal["keep", "drop"] = "keep"
     """"drop" leaves the first record of every cluster of near-duplicates, in train and held out."""
+
+    @property
+    def compares_words(self) -> bool:
+        """Whether anything depends on which records are near-duplicates and not equal."""
+        used = self.repeats == "drop" or (self.by is None and self.heldout_share > 0)
+        return used and self.similarity < 1

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from regauge.data import settings
 
 TEXTS_AT_A_TIME = 512
+NO_HASHES = np.zeros((0, duplicates.HASH_BYTES), dtype=np.uint8)
 
 
 def decide(work: Path, count: int, split: settings.Split, *, drop: bool) -> np.ndarray:
@@ -67,19 +68,14 @@ def make_tokenizer(
     return folder
 
 
-def _identities(folder: Path, count: int) -> tuple[np.ndarray, duplicates.Signatures]:
-    """Return the content hash of every record, [records, HASH_BYTES], and the signatures."""
-    hashes = [np.zeros((0, duplicates.HASH_BYTES), dtype=np.uint8)]
-    signed: list[np.ndarray] = []
-    for number in range(count):
-        for batch in reading.records(folder, number):
-            hashes.append(_rows(batch, "hash", np.dtype("u1")).copy())
-            signed.append(_rows(batch, "signature", np.dtype("<u4")))
-    return np.concatenate(hashes), duplicates.Signatures(signed)
+def _columns(folder: Path, count: int, name: str, kind: np.dtype) -> list[np.ndarray]:
+    """Return a column of all records, as it lies in their files."""
+    batches = (batch for number in range(count) for batch in reading.records(folder, number))
+    return [_rows(batch, name, kind) for batch in batches]
 
 
 def _rows(batch: pa.RecordBatch, name: str, kind: np.dtype) -> np.ndarray:
-    """Return a column of bytes of one length as it lies in its file, a row for each record."""
+    """Return a column of bytes of one length, a row for each record."""
     column = batch.column(name)
     width = column.type.byte_width // kind.itemsize
     values = np.frombuffer(column.buffers()[1], dtype=kind, count=batch.num_rows * width)
@@ -90,9 +86,11 @@ def _rows(batch: pa.RecordBatch, name: str, kind: np.dtype) -> np.ndarray:
 def _decided(
     folder: Path, count: int, split: settings.Split, *, drop: bool
 ) -> np.ndarray:  # [records] uint8
-    hashes, signed = _identities(folder, count)
-    labels = np.arange(len(hashes))
-    if split.by is None or split.repeats == "drop":
+    hashes = np.concatenate([NO_HASHES, *_columns(folder, count, "hash", np.dtype("u1"))])
+    equal = duplicates.equal(hashes)
+    labels = equal
+    if split.compares_words:
+        signed = duplicates.Signatures(_columns(folder, count, "signature", np.dtype("<u4")))
         labels = duplicates.clusters(signed, split.similarity)
     decisions = np.full(len(hashes), TRAIN, dtype=np.uint8)
     if split.by is None:
@@ -103,7 +101,7 @@ def _decided(
     if split.repeats == "drop":
         decisions[labels != np.arange(len(labels))] = REPEAT
     if drop:
-        decisions[duplicates.repeated(hashes)] = DUPLICATE
+        decisions[equal != np.arange(len(equal))] = DUPLICATE
     return decisions
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from regauge.data import packing, shards
-from regauge.data.columns import TOKENS, Found, lists
+from regauge.data.columns import TOKENS, Found, even_lists
 from regauge.data.layouts import Layout
 
 if TYPE_CHECKING:
@@ -29,32 +30,18 @@ class Filled(Layout, ABC):
 
     def laid_out(self, encoded: Iterable[pa.RecordBatch], pad: int) -> Iterator[pa.Table]:
         """Yield rows that are filled up with the chunks that wait."""
-        ready: list[list[np.ndarray]] = []
-        for row in packing.pack(_chunks(encoded), self.settings.length):
-            ready.append(self._row(row, pad))
-            if len(ready) == ROWS_AT_A_TIME:
-                yield self._table(ready)
-                ready = []
-        if ready:
-            yield self._table(ready)
+        rows = packing.pack(_chunks(encoded), self.settings.length)
+        while ready := list(islice(rows, ROWS_AT_A_TIME)):
+            yield self._table(ready, pad)
 
-    def _row(self, chunks: list[np.ndarray], pad: int) -> list[np.ndarray]:
-        """Return the columns of a row: tokens, segments, and what else is encoded."""
-        tokens, *others = zip(*(chunk.T for chunk in chunks), strict=True)
-        length = self.settings.length
-        first, segments = packing.laid_out(list(tokens), length, pad)
-        rest = (packing.laid_out(list(other), length, 0)[0] for other in others)
-        return [first, segments, *rest]
-
-    def _table(self, rows: list[list[np.ndarray]]) -> pa.Table:
+    def _table(self, rows: list[list[np.ndarray]], pad: int) -> pa.Table:
+        """Return rows of chunks as tokens, segments, and what else is encoded."""
         tokens, *others = self.columns()
+        length = self.settings.length
+        values, segments = packing.laid_out(rows, length, [pad, *(0 for _ in others)])
         fields = [tokens, pa.field(SEGMENTS, TOKENS), *others]
-        return pa.table(
-            {
-                field.name: lists([row[place] for row in rows], field.type)
-                for place, field in enumerate(fields)
-            }
-        )
+        columns = zip(fields, (values[0], segments, *values[1:]), strict=True)
+        return pa.table({field.name: even_lists(found, field.type) for field, found in columns})
 
     def lengths(self, rows: pa.Table) -> Lengths:
         segments = rows.column(SEGMENTS).combine_chunks().flatten().to_numpy()

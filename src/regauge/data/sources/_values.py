@@ -29,10 +29,7 @@ def usable(document: dict[str, object], columns: tuple[str, ...]) -> dict[str, V
     An integer has 64 bits and a real number is finite; any other value is missing. A list that is
     asked for by its name, such as the messages of a conversation, comes as JSON.
     """
-    names = columns or tuple(str(name) for name in document)
-    found = {name: document.get(name) for name in names}
-    if columns:
-        found = {name: _as_text(value) for name, value in found.items()}
+    found = {name: _as_text(document.get(name)) for name in columns} if columns else document
     return {name: value for name, given in found.items() if (value := _usable(given)) is not None}
 
 
@@ -45,8 +42,8 @@ def _as_text(value: object) -> object:
 
 
 def _usable(value: object) -> Value | None:
+    if isinstance(value, str):
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, int):
-        return int(value) if value in INTEGERS else None
-    return value if isinstance(value, str) else None
+    return int(value) if isinstance(value, int) and value in INTEGERS else None

@@ -49,7 +49,7 @@ check: $(INSTALLED)
 bench bench-quick: $(COMPARED)
 bench:
 	$(BIN)/python benchmarks/overhead.py
-	for each in train_mlm train_clm train_contrastive train_rank prepare_peers checkpoint startup scaling chart; do \
+	for each in train_mlm train_large train_clm train_contrastive train_rank prepare_peers checkpoint startup scaling chart; do \
 		$(BIN)/python benchmarks/$$each.py || exit; done
 bench-quick:
 	$(BIN)/python benchmarks/overhead.py --alternations 10 --steps 5

@@ -2,7 +2,7 @@
 
 BERT-large (24 layers of 1,024) at rows of 128 and 512, and blocks of Llama-2-7B (4,096 wide) at
 rows of 4,096, in bf16, compiled: as many of the 32 blocks as the memory holds with all of AdamW's
-state. Otherwise as `train_mlm.py`, which says what is alike.
+state. Otherwise as `train_large.py`, which says what is alike.
 
     python benchmarks/gpu.py [--rungs bert llama] [--text FILE] [--turns N] [--steps N] [--json OUT]
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import train_clm
-import train_mlm
+import train_large
 from language import PACKAGES, Language, measured
 from peers import arguments
 from recording import keep
@@ -44,15 +44,13 @@ def main() -> None:
 
 def bert() -> Language:
     """Return BERT-large: 16,384 tokens a step."""
-    return train_mlm.LANGUAGE._replace(
+    return train_large.LANGUAGE._replace(
         name="BERT-large",
         goals=GOALS,
-        dropouts=[0.0],
+        lengths=[128, 512],
         least_mfu={(512, 0.0): 0.45},
-        width=1024,
-        layers=24,
-        vocabulary=30522,
         tokens=16384,
+        rows_at_once=None,
     )
 
 

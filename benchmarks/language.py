@@ -55,13 +55,13 @@ class Language(NamedTuple):
         return self._replace(**{name: value for name, value in asked.items() if value})
 
 
-def main(doc: str | None, title: str, language: Language) -> None:
+def main(doc: str | None, title: str, language: Language, turns: int = 21) -> None:
     """Measure every length and dropout on CPUs, and write what was found."""
-    parser = arguments(doc, language.name, turns=21, steps=5)
+    parser = arguments(doc, language.name, turns=turns, steps=5)
     parser.add_argument("--lengths", type=int, nargs="+", default=language.lengths)
     parser.add_argument("--dropouts", type=float, nargs="+", default=language.dropouts)
-    parser.add_argument("--peers", nargs="*", default=["best", "default"])
-    parser.add_argument("--rows-at-once", type=int, help="by default all rows of a step")
+    parser.add_argument("--peers", nargs="*", default=list(language.goals))
+    parser.add_argument("--rows-at-once", type=int, default=language.rows_at_once)
     own = parser.parse_args()
     asked = {
         "lengths": own.lengths,

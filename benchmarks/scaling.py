@@ -76,7 +76,7 @@ CASES = {
 
 def main() -> None:
     """Measure, and write what was found."""
-    parser = arguments(__doc__, "scaling", turns=3, steps=5)
+    parser = arguments(__doc__, "scaling", turns=1, steps=10)
     parser.set_defaults(width=WIDTH, layers=LAYERS)
     parser.add_argument("--hosts", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--megabits", type=float, nargs="+", default=[1000.0, 100.0])

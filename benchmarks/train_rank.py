@@ -28,7 +28,9 @@ QUERY, DOCUMENT = 24, 64
 """The most tokens of each."""
 ROWS, MICROBATCH_ROWS = 64, 16
 GOAL = 2.0
-PEER = Peer("plain loop", "peer_loop.py", {"best": GOAL, "compiled": GOAL}, slow_steps=None)
+PEER = Peer(
+    "plain loop", "peer_loop.py", {"best": GOAL, "compiled": GOAL, "default": GOAL}, slow_steps=None
+)
 PACKAGES = ("transformers",)
 
 
@@ -36,7 +38,7 @@ def main() -> None:
     """Measure, and write what was found."""
     parser = arguments(__doc__, "train_rank", turns=11, steps=5)
     parser.set_defaults(width=WIDTH, layers=LAYERS)
-    parser.add_argument("--peers", nargs="+", default=["best", "compiled", "default"])
+    parser.add_argument("--peers", nargs="+", default=list(PEER.goals))
     own = parser.parse_args()
     precision = Cpu().precisions()[0]
     with tempfile.TemporaryDirectory() as scratch:

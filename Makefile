@@ -57,7 +57,7 @@ bench-quick:
 	for each in train_clm train_rank; do \
 		$(BIN)/python benchmarks/$$each.py --turns 4 --steps 3 --peers best || exit; done
 	$(BIN)/python benchmarks/train_contrastive.py --turns 4 --steps 1 --peers best
-	$(BIN)/python benchmarks/prepare_peers.py --megabytes 20 --turns 2
+	$(BIN)/python benchmarks/prepare_peers.py --megabytes 60 --turns 3
 	for each in checkpoint startup; do $(BIN)/python benchmarks/$$each.py --turns 3 || exit; done
 	$(BIN)/python benchmarks/scaling.py --turns 1 --hosts 2 --cases ddp fsdp hsdp
 	$(BIN)/python benchmarks/chart.py

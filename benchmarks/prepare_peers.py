@@ -33,7 +33,7 @@ from regauge.data import settings, tokenizer
 
 GOALS = {"map": 3.0, "encode": 0.8}
 """How many times as fast it has to be as each way of peers."""
-SIMILARITIES = {"equal records apart": 1.0, "near-duplicates apart": 0.7}
+SIMILARITIES = {"equal records together": 1.0, "near-duplicates together": 0.7}
 """What `prepare` does beside rows, and from which similarity on; peers do neither."""
 NAMES = {"map": "datasets.map", "encode": "tokenizers alone"}
 VOCABULARY = 16384

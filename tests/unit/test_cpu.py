@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -70,3 +71,18 @@ def test_matrices_are_no_larger_than_there_is_time_for(monkeypatch: pytest.Monke
     cpu._fastest_matmul.cache_clear()
     assert "192 x 192 x 192 matmul" in chip.source
     assert chip.flops_per_second["fp32"] > 0
+
+
+def test_libraries_that_a_machine_left_empty_are_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "ab"
+    folder.mkdir(parents=True)
+    names = ("abandoned.so", "under-way.so", "whole.so", "empty.txt")
+    abandoned, under_way, whole, other = (folder / name for name in names)
+    for path in (abandoned, under_way, other):
+        path.touch()
+    whole.write_bytes(b"\x7fELF")
+    for path in (abandoned, whole, other):
+        os.utime(path, (0, 0))
+    cpu.remove_abandoned(tmp_path / "cache")
+    assert sorted(folder.iterdir()) == sorted((under_way, whole, other))
+    cpu.remove_abandoned(tmp_path / "none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import resource
 import threading
@@ -46,6 +47,8 @@ GROUPS = (
 what of it are only files that were read."""
 LARGEST_IN_HEAP, KEPT_FREE, ALL = -3, -1, 2**31 - 1
 """M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's malloc.h, in bytes."""
+ABANDONED_SECONDS = 60.0
+"""A linker makes a file and fills it at once."""
 MEASURED_SECONDS = 0.5
 """Long enough to outlast what else a machine does now and then."""
 
@@ -110,7 +113,7 @@ class Cpu(Accelerator):
 
         What it finds is remembered by torch. One that fails here fails again where it is said.
         """
-        threading.Thread(target=_try_vectors, name="vectors", daemon=True).start()
+        threading.Thread(target=_before_compiling, name="vectors", daemon=True).start()
 
     def keep_memory(self) -> None:
         """Let glibc give nothing back to the system.
@@ -189,10 +192,24 @@ def _keeping_less(*graph: Any) -> Any:
         return lookup_backend("inductor")(*graph)
 
 
-def _try_vectors() -> None:
+def _before_compiling() -> None:
     from torch._inductor import cpu_vec_isa
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
+    remove_abandoned(Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()))
     cpu_vec_isa.pick_vec_isa()
+
+
+def remove_abandoned(cache: Path) -> None:
+    """Remove libraries of no length from torch's cache, which no run could load or replace.
+
+    A machine leaves them that is switched off while it compiles.
+    """
+    for path in cache.rglob("*.so"):
+        with suppress(OSError):
+            facts = path.stat()
+            if not facts.st_size and time.time() - facts.st_mtime > ABANDONED_SECONDS:
+                path.unlink()
 
 
 def _dtype(precision: Precision) -> str:

@@ -23,7 +23,7 @@ LANGUAGES = {"train_mlm": "BERT", "train_clm": "Llama"}
 PAIRS = {
     "train_contrastive": "search encoder",
     "train_rank": "ranker",
-    "prepare_peers": "text to rows of tokens",
+    "prepare_peers": "text to tokens",
 }
 BAR, GAP, LEFT, WIDTH, RIGHT = 16, 10, 390, 340, 60
 """Of the chart, in pixels."""

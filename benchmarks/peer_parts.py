@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from peers import STYLES
 from turns import Turn
 
 from regauge import accelerators, config, processes
@@ -24,8 +25,6 @@ from regauge.training.objectives import feed, made
 from regauge.training.precision import offered
 from regauge.training.scoring import Heldout
 from regauge.training.settings import Training
-
-STYLES = ("best", "compiled", "default", "minimal")
 
 
 @dataclass(frozen=True)

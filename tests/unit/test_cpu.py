@@ -86,3 +86,15 @@ def test_libraries_that_a_machine_left_empty_are_made_again(tmp_path: Path) -> N
     cpu.remove_abandoned(tmp_path / "cache")
     assert sorted(folder.iterdir()) == sorted((under_way, whole, other))
     cpu.remove_abandoned(tmp_path / "none")
+
+
+def test_a_graph_is_compiled_beside_no_library_that_was_left_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever compiles asks for the backend first, whether it was ordered or found to pay."""
+    abandoned = tmp_path / "abandoned.so"
+    abandoned.touch()
+    os.utime(abandoned, (0, 0))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    cpu.Cpu().compile_backend()
+    assert not abandoned.exists()

@@ -74,6 +74,8 @@ def test_the_representative_depends_on_the_cluster_alone() -> None:
 def test_equal_records_are_named_after_the_first_of_them() -> None:
     hashes = hashed(b"b", b"a", b"b", b"a" * 16, b"a", b"b")
     assert duplicates.equal(hashes).tolist() == [0, 1, 0, 3, 1, 0]
+    differ_late = hashed(b"c" * 8 + b"d", b"c" * 8 + b"e", b"c" * 8 + b"d")
+    assert duplicates.equal(differ_late).tolist() == [0, 1, 0]
     assert duplicates.equal(hashed(b"a")).tolist() == [0]
     assert duplicates.equal(hashes[:0]).tolist() == []
 

@@ -101,8 +101,13 @@ class Cpu(Accelerator):
         """Return a backend that keeps less for the backward pass than torch's by default.
 
         What is cheap to compute again is as fast so: two fifths of what was kept are attention's
-        shares and other results of one pass over memory (docs/performance.md).
+        shares and other results of one pass over memory (docs/performance.md). What another run
+        has left unfinished in torch's cache is removed before.
         """
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+        named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # torch's own `cache_dir` would set it
+        remove_abandoned(Path(named or default_cache_dir()))
         return _keeping_less
 
     def obstacle_to_compiling(self) -> str | None:
@@ -113,7 +118,7 @@ class Cpu(Accelerator):
 
         What it finds is remembered by torch. One that fails here fails again where it is said.
         """
-        threading.Thread(target=_before_compiling, name="vectors", daemon=True).start()
+        threading.Thread(target=_try_vectors, name="vectors", daemon=True).start()
 
     def keep_memory(self) -> None:
         """Let glibc give nothing back to the system.
@@ -192,11 +197,9 @@ def _keeping_less(*graph: Any) -> Any:
         return lookup_backend("inductor")(*graph)
 
 
-def _before_compiling() -> None:
+def _try_vectors() -> None:
     from torch._inductor import cpu_vec_isa
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    remove_abandoned(Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()))
     cpu_vec_isa.pick_vec_isa()
 
 

@@ -123,22 +123,24 @@ def representatives(
 ) -> np.ndarray:  # [records] int64
     """Return for every record the one with the smallest content hash in its cluster."""
     order = np.lexsort((*_as_numbers(hashes), labels))
-    firsts = np.flatnonzero(np.diff(labels[order], prepend=-1))
-    sizes = np.diff(firsts, append=len(order))
-    found = np.empty(len(order), dtype=np.int64)
-    found[order] = np.repeat(order[firsts], sizes)
-    return found
+    return _firsts(order, np.diff(labels[order], prepend=-1) != 0)
 
 
 def equal(hashes: np.ndarray) -> np.ndarray:  # [records, HASH_BYTES] uint8 -> [records] int64
     """Return for every record the lowest number of a record with the same content."""
     low, high = _as_numbers(hashes)
     order = np.lexsort((low, high))
-    other = (np.diff(high[order]) != 0) | (np.diff(low[order]) != 0)
-    firsts = np.flatnonzero(np.concatenate([np.ones(min(1, len(order)), dtype=bool), other]))
-    labels = np.empty(len(order), dtype=np.int64)
-    labels[order] = np.repeat(order[firsts], np.diff(firsts, append=len(order)))
-    return labels
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = (np.diff(high[order]) != 0) | (np.diff(low[order]) != 0)
+    return _firsts(order, begins)
+
+
+def _firsts(order: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """Return for every record the first of its group; groups begin at these places of the order."""
+    starts = np.flatnonzero(begins)
+    found = np.empty(len(order), dtype=np.int64)
+    found[order] = np.repeat(order[starts], np.diff(starts, append=len(order)))
+    return found
 
 
 def _as_numbers(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

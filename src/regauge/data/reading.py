@@ -176,8 +176,6 @@ def _checked(source: Source, piece: Piece) -> Iterator[Found]:
 
 
 def _is_unicode(value: str | float) -> bool:
-    if isinstance(value, str) and value.isascii():
-        return True
     try:
         str(value).encode()
     except UnicodeEncodeError:
@@ -189,7 +187,7 @@ def _counted(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.Recor
     """Return records as a table, and count what they hold."""
     wholes = [duplicates.whole_text(record.fields) for record in batch]
     counts["records"] += len(batch)
-    counts["text_bytes"] += sum(map(_bytes, wholes))
+    counts["text_bytes"] += sum(len(whole.encode()) for whole in wholes)
     for record in batch:
         counts["names"].update(record.fields.keys())
     contents = [duplicates.content(record.fields) for record in batch]
@@ -203,7 +201,3 @@ def _counted(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.Recor
         columns.append([row.tobytes() for row in duplicates.signatures(wholes).astype("<u4")])
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())

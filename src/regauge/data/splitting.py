@@ -87,11 +87,11 @@ def _decided(
     folder: Path, count: int, split: settings.Split, *, drop: bool
 ) -> np.ndarray:  # [records] uint8
     hashes = np.concatenate([NO_HASHES, *_columns(folder, count, "hash", np.dtype("u1"))])
-    equal = duplicates.equal(hashes)
-    labels = equal
     if split.compares_words:
         signed = duplicates.Signatures(_columns(folder, count, "signature", np.dtype("<u4")))
         labels = duplicates.clusters(signed, split.similarity)
+    else:
+        labels = duplicates.equal(hashes)
     decisions = np.full(len(hashes), TRAIN, dtype=np.uint8)
     if split.by is None:
         held = _held_out(labels, hashes, split)
@@ -101,7 +101,7 @@ def _decided(
     if split.repeats == "drop":
         decisions[labels != np.arange(len(labels))] = REPEAT
     if drop:
-        decisions[equal != np.arange(len(equal))] = DUPLICATE
+        decisions[duplicates.equal(hashes) != np.arange(len(hashes))] = DUPLICATE
     return decisions
 
 

@@ -195,7 +195,7 @@ def test_compiling_is_possible_or_the_obstacle_is_named(accelerator: Accelerator
     obstacle = accelerator.obstacle_to_compiling()
     assert obstacle is None or obstacle
     assert accelerator.compile_backend()
-    assert accelerator.compiles_for() == accelerator.compiles_for()
+    assert accelerator.features() == accelerator.features()
 
 
 def test_settings_survive_the_run_file(accelerator: Accelerator) -> None:

@@ -155,7 +155,7 @@ def test_every_form_is_the_merged_model_but_peft(
 ) -> None:
     whole = folders.whole(run["folder"] / "model")
     export = ["export", str(run["folder"]), f"target.step={step}"]
-    assert main([*export, "--to", str(tmp_path / "hf")]) == 0
+    assert main([*export, "--format", "hf", "--to", str(tmp_path / "hf")]) == 0
     found = folders.whole(tmp_path / "hf")
     assert found.keys() == whole.keys()
     assert all(found[name].equal(value) for name, value in whole.items())
@@ -168,7 +168,8 @@ def test_every_form_is_the_merged_model_but_peft(
 
 
 def test_an_earlier_moment_is_another_model(run: dict[str, Any], tmp_path: Path) -> None:
-    assert main(["export", str(run["folder"]), "target.step=5", "--to", str(tmp_path / "hf")]) == 0
+    export = ["export", str(run["folder"]), "target.step=5", "--format", "hf"]
+    assert main([*export, "--to", str(tmp_path / "hf")]) == 0
     found, whole = folders.whole(tmp_path / "hf"), folders.whole(run["folder"] / "model")
     changed = {name for name in whole if not found[name].equal(whole[name])}
     assert changed == {name for name in whole if name.endswith("proj.weight")}

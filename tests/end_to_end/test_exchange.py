@@ -20,6 +20,7 @@ from regauge.models.build import build, class_name
 from regauge.models.settings import Model
 from regauge.training.run import attempt
 
+HF = ["--format", "hf"]
 DIMENSIONS = [
     "model.architecture=bert",
     f"model.config.vocab_size={datasets.VOCABULARY}",
@@ -41,7 +42,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_form_holds_the_same_weights(encoder: Path, tmp_path: Path) -> None:
     final = load_file(encoder / "model" / "model.safetensors")
-    assert main(["export", str(encoder), "--to", str(tmp_path / "hf")]) == 0
+    assert main(["export", str(encoder), *HF, "--to", str(tmp_path / "hf")]) == 0
     assert main(["export", str(encoder), "--format", "torch", "--to", str(tmp_path / "w.pt")]) == 0
     form = ["--format", "sentence-transformers", "--to", str(tmp_path / "st")]
     assert main(["export", str(encoder), *form]) == 0
@@ -62,8 +63,9 @@ def test_every_form_holds_the_same_weights(encoder: Path, tmp_path: Path) -> Non
 
 
 def test_a_kept_checkpoint_is_exported(encoder: Path, tmp_path: Path) -> None:
-    assert main(["export", str(encoder), "--to", str(tmp_path / "at"), "target.step=4"]) == 0
-    assert main(["export", str(encoder), "--to", str(tmp_path / "end"), "target.step=latest"]) == 0
+    export = ["export", str(encoder), *HF, "--to"]
+    assert main([*export, str(tmp_path / "at"), "target.step=4"]) == 0
+    assert main([*export, str(tmp_path / "end"), "target.step=latest"]) == 0
     final = load_file(encoder / "model" / "model.safetensors")
     early = load_file(tmp_path / "at" / "model.safetensors")
     late = load_file(tmp_path / "end" / "model.safetensors")

@@ -174,9 +174,9 @@ class Accelerator(Choice):
         """Return torch.compile's backend for the device, or its name."""
         return "inductor"
 
-    def compiles_for(self) -> str:
-        """Return what compiled graphs are for: they are worth nothing on any other."""
-        return self.kind
+    def features(self) -> frozenset[str]:
+        """Return what compiled code may rely on here: it is worth nothing where one is absent."""
+        return frozenset({self.kind})
 
     def compile_options(self) -> dict[str, bool]:
         """Return what torch.compile's backend is told beside its defaults."""

@@ -123,8 +123,8 @@ class XlaDevice(Accelerator):
             "fallen_back": len(metrics.executed_fallback_ops()),
         }
 
-    def compiles_for(self) -> str:
-        return f"{self.platform()} torch_xla {version('torch_xla')}"
+    def features(self) -> frozenset[str]:
+        return frozenset({self.platform(), f"torch_xla {version('torch_xla')}"})
 
     def use_cache(self, folder: Path) -> None:
         from torch_xla import runtime

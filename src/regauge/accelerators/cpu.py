@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import resource
 import threading
 import time
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     import torch
 
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
+FOR_NUMBERS = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|movbe|asimd|sve|sme|i8mm|bf16|fphp")
+"""How sets of instructions begin that a compiler may use for a loop over numbers."""
 FIRST_SIZE, LARGEST_SIZE, ENOUGH_SECONDS = 192, 3072, 5e-3
 """Of square products. A precision that the processor has no instructions for is a thousand times
 slower than the fastest."""
@@ -93,9 +96,9 @@ class Cpu(Accelerator):
         if precision == "bf16" and not instructions() & BF16_INSTRUCTIONS:
             _widened.install()
 
-    def compiles_for(self) -> str:
-        """Return the kernel's name of the machine, and its instruction sets."""
-        return f"{platform.machine()} {' '.join(sorted(instructions()))}"
+    def features(self) -> frozenset[str]:
+        """Return the kernel's name of the machine, and its sets of instructions for numbers."""
+        return frozenset({platform.machine(), *filter(FOR_NUMBERS.match, instructions())})
 
     def compile_backend(self) -> Callable[..., Any]:
         """Return a backend that keeps less for the backward pass than torch's by default.

@@ -122,10 +122,12 @@ class Cuda(Accelerator):
     def compile_options(self) -> dict[str, bool]:
         return {"triton.cudagraphs": True} if self.cuda_graphs == "yes" else {}
 
-    def compiles_for(self) -> str:
+    def features(self) -> frozenset[str]:
+        """Return the compute capability: code for one runs on no other."""
         import torch
 
-        return torch.cuda.get_device_name()
+        major, minor = torch.cuda.get_device_capability()
+        return frozenset({f"sm_{major}{minor}"})
 
     def obstacle_to_compiling(self) -> str | None:
         return None if cpp_compiler() else "no C++ compiler is installed (g++ or clang++)"

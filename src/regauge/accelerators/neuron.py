@@ -103,8 +103,8 @@ class Neuron(XlaDevice):
     def precisions(self) -> tuple[Precision, ...]:
         return ("bf16", "fp32")
 
-    def compiles_for(self) -> str:
-        return " ".join((super().compiles_for(), *self.flags()))
+    def features(self) -> frozenset[str]:
+        return super().features() | frozenset(self.flags())
 
     def use_cache(self, folder: Path) -> None:
         """Keep the compiler's files (NEFF) in a folder; `cache` names an address for them."""

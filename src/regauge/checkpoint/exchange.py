@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +15,7 @@ from regauge.checkpoint.loading import damage_of, newest
 from regauge.checkpoint.tensors import read_into
 from regauge.errors import DataError, SettingsError
 from regauge.models import build as models
-from regauge.models import documents, heads, lora
+from regauge.models import documents, heads, lora, sentences
 from regauge.models import weights as folders
 from regauge.models.finding import at
 from regauge.models.initial import first_weights
@@ -167,30 +166,6 @@ def make_way(target: Path) -> None:
 def _describe_pooling(target: Path) -> None:
     """Add what sentence-transformers reads: mean pooling, then vectors of length 1."""
     model = models.template(target)
-    parts = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    modules = [
-        {
-            "idx": number,
-            "name": str(number),
-            "path": path,
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for number, (path, kind) in enumerate(parts)
-    ]
-    pooling = {
-        "word_embedding_dimension": model.config.hidden_size,
-        "pooling_mode_mean_tokens": True,
-        "pooling_mode_cls_token": False,
-        "pooling_mode_max_tokens": False,
-    }
-    length = {"max_seq_length": longest(model, reading(model)), "do_lower_case": False}
-    for path, _ in parts[1:]:
-        (target / path).mkdir()
-    _write(target / "modules.json", modules)
-    _write(target / "1_Pooling" / "config.json", pooling)
-    _write(target / "sentence_bert_config.json", length)
-    _write(target / "config_sentence_transformers.json", {"similarity_fn_name": "cosine"})
-
-
-def _write(path: Path, document: object) -> None:
-    path.write_text(json.dumps(document, indent=2) + "\n")
+    most = longest(model, reading(model)) or sentences.most_tokens(target)
+    reads = sentences.Reads(tokens=most)
+    sentences.write(target, sentences.Sentences(reads=reads), model.config.hidden_size)

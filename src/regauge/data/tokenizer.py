@@ -40,11 +40,12 @@ _UNBOUNDED = int(1e30)
 class Encoder:
     """A tokenizer's folder, opened: texts in, token ids out."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, closed: bool = True) -> None:
+        """Open a folder; unless `closed`, a text ends as the tokenizer says, perhaps in nothing."""
         self.folder = folder
         self._tokenizer = _open(folder)
         self._config = _config(folder)
-        self.prefix, self.suffix = self._wrapping()
+        self.prefix, self.suffix = self._wrapping(closed=closed)
         self.facts = self._facts(folder)
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.special = tuple(token.content for token in added if token.special)
@@ -92,12 +93,12 @@ class Encoder:
                 return int(found)
         return None
 
-    def _wrapping(self) -> tuple[np.ndarray, np.ndarray]:
+    def _wrapping(self, *, closed: bool) -> tuple[np.ndarray, np.ndarray]:
         bare = self._tokenizer.encode("a", add_special_tokens=False).ids
         full = self._tokenizer.encode("a", add_special_tokens=True).ids
         at = next((n for n in range(len(full)) if full[n : n + len(bare)] == bare), 0)
         prefix, suffix = full[:at], full[at + len(bare) :]
-        if not suffix and (end := self._id("sep", "eos")) is not None:
+        if closed and not suffix and (end := self._id("sep", "eos")) is not None:
             suffix = [end]
         return np.array(prefix, dtype=np.int32), np.array(suffix, dtype=np.int32)
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from regauge.errors import SettingsError
+from regauge.models import sentences
 from regauge.models.losses import Batch, Slopes, judged, token_losses, weighted
+from regauge.models.pooling import Pool
 from regauge.models.reading import longest, reading
 
 if TYPE_CHECKING:
@@ -124,12 +125,21 @@ class CausalLanguageModel(TextModule):
 
 
 class Encoder(TextModule):
-    """Turns a text into one vector of length 1: the mean of its tokens' last hidden states."""
+    """Turns a text into one vector: by default the mean of its last hidden states, of length 1."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        keys: DropoutKeys,
+        pooling: sentences.Pooling = sentences.Pooling(),  # noqa: B008 - it is frozen
+    ) -> None:
+        super().__init__(model, keys)
+        self.pool = Pool(pooling)
 
     def forward(self, batch: Batch) -> Batch:
         """Return `vectors`, [batch, width] fp32."""
         hidden = self.hidden(batch, packed=False)
-        return {"vectors": normalize(mean_pool(hidden, batch["segments"]), dim=-1)}
+        return {"vectors": self.pool(hidden, batch["segments"])}
 
 
 class Classifier(TextModule):
@@ -144,12 +154,6 @@ class Classifier(TextModule):
 def _at(hidden: Tensor, places: Tensor) -> Tensor:
     """Return the hidden states at some places of each row, [batch, places, width]."""
     return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
-
-
-def mean_pool(hidden: Tensor, segments: Tensor) -> Tensor:
-    """Return the mean over real tokens, [batch, width] fp32."""
-    real = (segments > 0).to(torch.float32)[..., None]
-    return (hidden.float() * real).sum(1) / real.sum(1).clamp(min=1.0)
 
 
 def _masked_head(model: PreTrainedModel) -> Any:

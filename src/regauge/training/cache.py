@@ -90,7 +90,7 @@ def facts(
             for aim, ladder in zip(settings.aims, ladders, strict=True)
         ],
         "accelerator": dump(accelerator) if accelerator else None,
-        "target": accelerator.compiles_for() if accelerator else "",
+        "target": sorted(accelerator.features()) if accelerator else [],
         "strategy": dump(settings.strategy) if settings.strategy else None,
         "precision": execution.precision,
         "compile": execution.compile,

@@ -1,0 +1,216 @@
+"""The ways in which a program could be computed here: each built, proved and timed."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from regauge import registry
+from regauge.backends import Job, Payload, Shape, Site, require, usable_for
+from regauge.data.parallel import available_cores
+from regauge.errors import SettingsError, plain
+from regauge.inference import parity
+from regauge.inference.engine import Engine, texts
+from regauge.inference.shapes import Batch, Ladder, ladder
+from regauge.models.placing import dtype_of
+from regauge.models.program import cast, tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from regauge.accelerators import Accelerator, Precision
+    from regauge.backends import Backend, Quantized, Runner
+    from regauge.inference.export_settings import Candidates, Exporting
+    from regauge.inference.manifest import Rung
+    from regauge.inference.programs import Described
+
+TURNS = 5
+"""Of one text alone, at least."""
+SAMPLES = 64
+"""Texts that scales of integers are chosen by."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a program."""
+
+    backend: Backend
+    precision: Precision
+    quantized: Quantized
+    threads: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What people tell it from others by."""
+        return {
+            "backend": self.backend.kind,
+            "precision": self.precision,
+            "quantized": self.quantized,
+            "threads": self.threads,
+        }
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all candidates of an export share."""
+
+    settings: Exporting
+    described: Described
+    accelerator: Accelerator
+    ids: list[np.ndarray]
+    """Texts as tokens."""
+    reference: np.ndarray
+    """What fp32 answers to them, [texts, width]."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A candidate at work."""
+
+    candidate: Candidate
+    folder: Path
+    """Of its payload."""
+    rungs: tuple[Rung, ...]
+    weights: Mapping[str, Tensor]
+    site: Site
+    runner: Runner
+
+
+def listed(wanted: Candidates, accelerator: Accelerator) -> list[Candidate]:
+    """Return what is tried; raises SettingsError for a backend that is not usable, or for none."""
+    named = [registry.load("backends", name)() for name in wanted.backends]
+    for backend in named:
+        require(backend, accelerator)
+    backends = named or [each for each in usable_for(accelerator) if each.kind != "lazy"]
+    if wanted.portable is not None:
+        backends = [each for each in backends if each.ahead]
+    made = [
+        Candidate(backend, precision, quantized, threads)
+        for backend in backends
+        for precision, quantized in backend.forms(accelerator)
+        if quantized in wanted.quantized
+        and precision in (wanted.precisions or _worth_trying(accelerator))
+        for threads in wanted.threads or (available_cores(),)
+    ]
+    if not made:
+        remedy = "name other backends, precisions or quantized"
+        raise SettingsError("no candidate is left", remedy)
+    return made
+
+
+def reference(described: Described, settings: Exporting, ids: Sequence[np.ndarray]) -> np.ndarray:
+    """Return what fp32 answers to texts, operation by operation on the CPU, [texts, width]."""
+    rungs = ladder(settings.shapes, described.reads.tokens, symbolic=True)
+    plain_one = Engine(_Plain(described.program), Ladder(rungs, filled=False), described.width)
+    return plain_one.answers(ids)
+
+
+def built(work: Work, candidate: Candidate, folder: Path) -> Built:
+    """Load a candidate's payload from a folder; where there is none it is compiled first."""
+    backend, described = candidate.backend, work.described
+    limit = described.reads.tokens
+    rungs = ladder(work.settings.shapes, limit, symbolic=backend.symbolic)
+    shapes = [Shape(rung.rows[0], rung.length) for rung in rungs]
+    device = work.accelerator.claim(0, candidate.threads)
+    site = Site(work.accelerator, device, candidate.threads)
+    program = copy.deepcopy(described.program)
+    cast(program, dtype_of(candidate.precision))
+    level = work.settings.candidates.portable
+    weights = {name: value.detach() for name, value in tensors(program).items()}
+    job = Job(
+        program,
+        described.inputs,
+        shapes,
+        candidate.precision,
+        candidate.quantized,
+        level,
+        _samples(work.ids, shapes[-1]),
+    )
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        backend.export(job, site, folder)
+    payload = Payload(
+        folder, described.inputs, shapes, candidate.precision, lambda: weights, lambda: program
+    )
+    return Built(candidate, folder, rungs, weights, site, backend.load(payload, site))
+
+
+def tried(work: Work, made: Built) -> dict[str, Any]:
+    """Return what is seen of a candidate: its parity, its pace, and its wait for one text."""
+    described = work.described
+    backend = made.candidate.backend
+    engine = Engine(made.runner, Ladder(made.rungs, filled=not backend.symbolic), described.width)
+    answers = engine.answers(work.ids)
+    found = parity.differences(answers, work.reference, described.answers)
+    seconds = work.settings.candidates.seconds
+    return {**made.candidate.facts, **_paces(engine, work.ids, seconds), **found}
+
+
+def failed(candidate: Candidate, error: Exception) -> dict[str, Any]:
+    """Return the row of a candidate that could not be built."""
+    return {**candidate.facts, "failed": plain(error)[:200]}
+
+
+def _worth_trying(accelerator: Accelerator) -> tuple[Precision, ...]:
+    """Return fp32 and what the device is faster in."""
+    every = accelerator.precisions()
+    return every[: every.index("fp32") + 1] if "fp32" in every else every
+
+
+def _paces(engine: Engine, ids: Sequence[np.ndarray], seconds: float) -> dict[str, float]:
+    """Return texts and real tokens a second, and the median wait for a text of median length."""
+    taken: list[float] = []
+    until = time.perf_counter() + seconds
+    while not taken or time.perf_counter() < until:
+        began = time.perf_counter()
+        engine.answers(ids)
+        taken.append(time.perf_counter() - began)
+    best = statistics.median(taken)
+    one = [sorted(ids, key=len)[len(ids) // 2]]
+    waits: list[float] = []
+    until = time.perf_counter() + seconds / 4
+    while len(waits) < TURNS or time.perf_counter() < until:
+        began = time.perf_counter()
+        engine.answers(one)
+        waits.append(time.perf_counter() - began)
+    return {
+        "texts_per_second": len(ids) / best,
+        "tokens_per_second": sum(map(len, ids)) / best,
+        "one_text_ms": 1e3 * statistics.median(waits),
+    }
+
+
+def _samples(ids: Sequence[np.ndarray], longest: Shape) -> list[tuple[Tensor, ...]]:
+    """Return some texts as a program takes them, each batch of one length or nearly."""
+    some = sorted(ids[:SAMPLES], key=len)
+    size = max(1, min(longest.rows, len(some)))
+    found: list[tuple[Tensor, ...]] = []
+    for at in range(0, len(some), size):
+        part = some[at : at + size]
+        batch = Batch(max(map(len, part)), len(part), np.arange(len(part)))
+        found.append(texts(part, batch))
+    return found
+
+
+class _Plain:
+    """A program as it is."""
+
+    def __init__(self, program: nn.Module) -> None:
+        self._program = program
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        output: Tensor = self._program(*inputs)
+        return output
+
+    def graphs(self) -> int:
+        return 0

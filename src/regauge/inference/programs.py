@@ -1,0 +1,160 @@
+"""Programs of trained models: out of a run's or anyone's folder, and out of an artifact again."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regauge.data.tokenizer import files as tokenizer_files
+from regauge.errors import SettingsError
+from regauge.models import build as models
+from regauge.models import sentences
+from regauge.models.dropout import DropoutKeys
+from regauge.models.finding import CONFIG
+from regauge.models.initial import META, make_buffers
+from regauge.models.inputs import TEXTS, Input
+from regauge.models.placing import dtype_of, put
+from regauge.models.program import TextProgram, cast
+from regauge.models.text import Classifier, Encoder
+from regauge.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+    from regauge.inference.export_settings import Text
+    from regauge.inference.manifest import Answers, Manifest
+
+
+@dataclass(frozen=True)
+class Described:
+    """A program with what an artifact says of it."""
+
+    program: nn.Module
+    """In evaluation mode, fp32, on the CPU."""
+    answers: Answers
+    width: int
+    inputs: tuple[Input, ...]
+    reads: sentences.Reads
+    pooling: sentences.Pooling | None
+
+
+def of_folder(folder: Path, wanted: Text) -> Described:
+    """Return the program of a transformers folder or of one of sentence-transformers.
+
+    `wanted` is asked instead of what the folder says. Raises SettingsError for weights that are
+    absent, or an architecture that does not fit.
+    """
+    model = models.load(folder)
+    told = sentences.read(folder) if sentences.described(folder) else None
+    if models.class_name(model).endswith("ForSequenceClassification"):
+        classifier = Classifier(model, DropoutKeys())
+        reads = _reads(folder, told, wanted, classifier.longest)
+        width: int = model.config.num_labels  # type: ignore[assignment]
+        program = TextProgram(classifier, "scores")
+        return Described(program.eval(), "classes", width, TEXTS, reads, None)
+    pooling = _pooling(told, wanted)
+    encoder = Encoder(model, DropoutKeys(), pooling)
+    _read_dense(encoder, pooling, folder)
+    reads = _reads(folder, told, wanted, encoder.longest)
+    program = TextProgram(encoder, "vectors").eval()
+    return Described(program, "vectors", _width(model, pooling), TEXTS, reads, pooling)
+
+
+def restored(manifest: Manifest, folder: Path, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Return the program of an artifact with its weights, in the type that it computes in."""
+    model = models.template(folder)
+    make_buffers(model)
+    with META:
+        if manifest.program.answers == "vectors":
+            pooling = manifest.program.pooling or sentences.Pooling()
+            program = TextProgram(Encoder(model, DropoutKeys(), pooling), "vectors")
+        else:
+            program = TextProgram(Classifier(model, DropoutKeys()), "scores")
+    cast(program, dtype_of(manifest.compiled.precision))
+    tied: dict[int, Any] = {}
+    for name, value in program.named_parameters(remove_duplicate=False):
+        if name in weights:
+            tied[id(value)] = torch.nn.Parameter(weights[name], requires_grad=False)
+        put(program, name, tied[id(value)])
+    return program.eval()
+
+
+def keep_folder(source: Path, target: Path) -> None:
+    """Copy what says a model's architecture into an artifact."""
+    target.mkdir()
+    shutil.copyfile(source / CONFIG, target / CONFIG)
+
+
+def keep_tokenizer(source: Path, target: Path) -> None:
+    """Copy a tokenizer into an artifact; raises SettingsError where there is none."""
+    found = tokenizer_files(source)
+    if not any(path.name == "tokenizer.json" for path in found):
+        raise SettingsError(f"{source} has no tokenizer.json", "add one, or name its folder")
+    target.mkdir()
+    for path in found:
+        shutil.copyfile(path, target / path.name)
+
+
+def vocabulary(folder: Path) -> int:
+    """Return how many words a model of a folder knows."""
+    config: Any = models.template(folder).config
+    count: int = config.vocab_size
+    return count
+
+
+def _pooling(told: sentences.Sentences | None, wanted: Text) -> sentences.Pooling:
+    found = told.pooling if told else sentences.Pooling()
+    asked = {
+        "modes": wanted.pooling or found.modes,
+        "normalized": found.normalized if wanted.normalized is None else wanted.normalized,
+    }
+    return found.model_copy(update=asked)
+
+
+def _reads(
+    folder: Path, told: sentences.Sentences | None, wanted: Text, limit: int | None
+) -> sentences.Reads:
+    """Return how a model reads texts: as is asked, else as is told, and no longer than it can."""
+    found = told.reads if told else None
+    tokens = wanted.tokens or (found.tokens if found else limit) or sentences.most_tokens(folder)
+    if limit is not None and tokens > limit:
+        if wanted.tokens is not None:
+            problem = f"text.tokens = {wanted.tokens}, and the model has {limit} positions"
+            raise SettingsError(problem, f"set at most {limit}")
+        tokens = limit
+    given = {"prompts": wanted.prompts} if wanted.prompts else {}
+    named = {"prompt": wanted.prompt} if wanted.prompt is not None else {}
+    reads = (found or sentences.Reads(tokens=tokens)).model_copy(
+        update={"tokens": tokens, **given, **named}
+    )
+    if reads.prompt is not None and reads.prompt not in reads.prompts:
+        remedy = did_you_mean(reads.prompt, tuple(reads.prompts))
+        raise SettingsError(f"no prompt is called '{reads.prompt}'", remedy)
+    return reads
+
+
+def _width(model: PreTrainedModel, pooling: sentences.Pooling) -> int:
+    if pooling.dense:
+        return pooling.dense[-1].outputs
+    width: int = model.config.hidden_size
+    return width * len(pooling.modes)
+
+
+def _read_dense(module: Encoder, pooling: sentences.Pooling, folder: Path) -> None:
+    """Read the weights of the layers behind a pooling."""
+    from regauge.models import weights as folders
+
+    for layer, dense in zip(module.pool.dense, pooling.dense, strict=True):
+        found = folders.whole(folder / dense.folder)
+        try:
+            layer.load_state_dict({name.removeprefix("linear."): found[name] for name in found})
+        except RuntimeError as error:
+            problem = f"{folder / dense.folder} does not fit: {str(error).splitlines()[-1].strip()}"
+            raise SettingsError(problem, "copy the folder again") from None

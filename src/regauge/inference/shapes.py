@@ -1,0 +1,111 @@
+"""The ladder of an artifact, and the batches that rows of texts are computed in.
+
+A text's length alone says which rung it is computed on, so that its padding never depends on the
+texts beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from regauge.inference.manifest import Rung
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from regauge.inference.export_settings import Shapes
+
+STEPS = ((128, 8), (256, 16), (512, 32), (1 << 30, 64))
+"""Up to which length the rungs of a symbolic graph are how far apart."""
+FEW = 6
+"""Rungs where each is a graph of its own: from the longest down, each half of the one before."""
+SHORTEST = 8
+EVEN = 8
+"""Rows of a batch are a multiple of this where it has as many."""
+
+
+class Batch(NamedTuple):
+    """Some rows that are computed together."""
+
+    length: int
+    rows: int
+    """Of the batch; those beyond its members are empty."""
+    members: np.ndarray  # [at most rows] int64
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The rungs of an artifact, and whether its batches are filled up to them."""
+
+    rungs: tuple[Rung, ...]
+    filled: bool
+    """Whether a batch has one of the numbers of rows that are declared, and not any up to them."""
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a row."""
+        return self.rungs[-1].length
+
+    def batches(self, lengths: np.ndarray) -> Iterator[Batch]:
+        """Yield batches that together hold every row once, the longest first.
+
+        `lengths` are the tokens of each row, [rows]. Equal lengths stay in their order.
+        """
+        places = np.searchsorted([rung.length for rung in self.rungs], lengths)
+        for place in range(len(self.rungs) - 1, -1, -1):
+            (members,) = np.nonzero(places == place)
+            members = members[np.argsort(-lengths[members], kind="stable")]
+            yield from self._of_rung(self.rungs[place], members)
+
+    def _of_rung(self, rung: Rung, members: np.ndarray) -> Iterator[Batch]:
+        at = 0
+        while at < len(members):
+            left = len(members) - at
+            rows = next((rows for rows in rung.rows if rows <= left), rung.rows[-1])
+            if not self.filled:
+                rows = min(rung.rows[0], left)
+            yield Batch(rung.length, rows, members[at : at + rows])
+            at += rows
+
+
+def ladder(settings: Shapes, limit: int, *, symbolic: bool) -> tuple[Rung, ...]:
+    """Return the rungs for texts of at most `limit` tokens, each with its most rows alone."""
+    found = settings.lengths or (_fine(limit) if symbolic else _coarse(limit))
+    lengths = sorted({min(length, limit) for length in found} | {limit})
+    return tuple(Rung(length=length, rows=(_rows(settings, length),)) for length in lengths)
+
+
+def halves(rows: int) -> tuple[int, ...]:
+    """Return a number of rows and its halves, down to one."""
+    found = [rows]
+    while found[-1] > 1:
+        found.append(found[-1] // 2)
+    return tuple(found)
+
+
+def padded(lists: Sequence[np.ndarray], rows: int, length: int) -> np.ndarray:
+    """Return ids of texts as [rows, length] int32, with zeros behind and below them."""
+    filled = np.zeros((rows, length), np.int32)
+    for row, ids in zip(filled, lists, strict=False):
+        row[: len(ids)] = ids
+    return filled
+
+
+def _fine(limit: int) -> list[int]:
+    lengths, at = [], SHORTEST
+    while at < limit:
+        lengths.append(at)
+        at += next(step for most, step in STEPS if at < most)
+    return lengths
+
+
+def _coarse(limit: int) -> list[int]:
+    return [max(SHORTEST, -(-(limit >> n) // EVEN) * EVEN) for n in range(FEW)]
+
+
+def _rows(settings: Shapes, length: int) -> int:
+    rows = max(1, min(settings.rows, settings.tokens // length))
+    return rows - rows % EVEN if rows > EVEN else rows

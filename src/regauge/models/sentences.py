@@ -1,0 +1,219 @@
+"""How a text becomes tokens and its tokens a vector, as sentence-transformers' folders describe it.
+
+Nothing here imports torch: what is described is computed in `pooling.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from regauge.config import Settings
+from regauge.errors import SettingsError
+from regauge.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
+LIMITS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_mpnet_config.json")
+"""Files that say how long a text may be; which one depends on how old the folder is."""
+CONFIG = "config.json"
+Mode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+FLAGS: dict[str, Mode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Older folders have a flag for each; vectors of several stand behind each other in this order."""
+ACTIVATIONS = {"Tanh": "tanh", "Identity": "identity", "ReLU": "relu", "GELU": "gelu"}
+Activation = Literal["tanh", "identity", "relu", "gelu"]
+_LONGEST = 10**9
+"""Tokens beyond which a tokenizer's limit says that there is none."""
+
+
+class Dense(Settings):
+    """A linear layer behind the pooling."""
+
+    inputs: int
+    """Width of what comes in."""
+    outputs: int
+    """Width of what comes out."""
+    bias: bool = True
+    """Whether something is added."""
+    activation: Activation = "tanh"
+    """What is applied to it."""
+    folder: str
+    """Where its weights lie in a folder of sentence-transformers."""
+
+
+class Pooling(Settings):
+    """How the last hidden states of a text become one vector."""
+
+    modes: tuple[Mode, ...] = Field(default=("mean",), min_length=1)
+    """What is taken of them; several stand behind each other."""
+    dense: tuple[Dense, ...] = ()
+    """Layers behind that."""
+    normalized: bool = True
+    """Whether vectors have length 1."""
+
+
+class Reads(Settings):
+    """How a text becomes tokens."""
+
+    tokens: int = Field(ge=3)
+    """Most tokens of a text, with the special ones around it; what is beyond is cut off."""
+    prompts: dict[str, str] = {}
+    """Texts that are put before a text, by name."""
+    prompt: str | None = None
+    """Name of the one that is used unless another is named."""
+    lowercase: bool = False
+    """Whether a text is written small before the tokenizer sees it."""
+    manner: Literal["regauge", "transformers"] = "regauge"
+    """Whose: here "[SEP]" in a text is letters, and a text ends in a token that says so."""
+
+
+class Sentences(Settings):
+    """A text encoder's folder, described."""
+
+    reads: Reads
+    pooling: Pooling = Pooling()
+
+
+def described(folder: Path) -> bool:
+    """Return whether a folder is one of sentence-transformers."""
+    return (folder / MODULES).is_file()
+
+
+def read(folder: Path) -> Sentences:
+    """Return what a folder of sentence-transformers says; SettingsError for what is not known here.
+
+    Known are a transformer, a pooling, linear layers and a normalisation, in this order.
+    """
+    modules = _json(folder / MODULES)
+    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    expected = ["Transformer", "Pooling", *["Dense"] * kinds.count("Dense")]
+    normalized = kinds[-1:] == ["Normalize"]
+    if kinds != expected + ["Normalize"] * normalized or modules[0]["path"] not in {"", "."}:
+        problem = f"{folder} is made of {', '.join(kinds)}"
+        raise SettingsError(problem, "name one of Transformer, Pooling, Dense …, Normalize")
+    dense = tuple(
+        _dense(folder / module["path"], module["path"])
+        for module in modules
+        if module["type"].endswith(".Dense")
+    )
+    modes = _modes(folder / modules[1]["path"] / CONFIG)
+    return Sentences(
+        reads=_reads(folder), pooling=Pooling(modes=modes, dense=dense, normalized=normalized)
+    )
+
+
+def write(folder: Path, sentences: Sentences, width: int) -> None:
+    """Add what sentence-transformers reads to a transformers folder; `width` is the model's."""
+    parts = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    parts += [(dense.folder, "Dense") for dense in sentences.pooling.dense]
+    if sentences.pooling.normalized:
+        parts.append((f"{len(parts)}_Normalize", "Normalize"))
+    modules = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": path,
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for number, (path, kind) in enumerate(parts)
+    ]
+    for path, _ in parts[1:]:
+        (folder / path).mkdir(exist_ok=True)
+    reads = sentences.reads
+    flags = {flag: mode in sentences.pooling.modes for flag, mode in FLAGS.items()}
+    _write(folder / MODULES, modules)
+    _write(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **flags})
+    _write(folder / LIMITS[0], {"max_seq_length": reads.tokens, "do_lower_case": reads.lowercase})
+    told = {"prompts": reads.prompts, "default_prompt_name": reads.prompt} if reads.prompts else {}
+    _write(folder / PROMPTS, {"similarity_fn_name": "cosine", **told})
+
+
+def _reads(folder: Path) -> Reads:
+    found = [_json(folder / name) for name in LIMITS if (folder / name).is_file()]
+    limit = found[0] if found else {}
+    told = _json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
+    prompts = {name: text for name, text in (told.get("prompts") or {}).items() if text}
+    default = told.get("default_prompt_name")
+    return Reads(
+        tokens=limit.get("max_seq_length") or most_tokens(folder),
+        prompts=prompts,
+        prompt=default if default in prompts else None,
+        lowercase=bool(limit.get("do_lower_case")),
+        manner="transformers",
+    )
+
+
+def most_tokens(folder: Path) -> int:
+    """Return how many tokens a transformers folder's model and tokenizer both can have.
+
+    Raises SettingsError where neither says it.
+    """
+    positions = _json(folder / CONFIG).get("max_position_embeddings")
+    limits = [positions, _tokenizer(folder).get("model_max_length")]
+    known = [int(limit) for limit in limits if limit is not None and limit < _LONGEST]
+    if not known:
+        raise SettingsError(f"{folder} does not say how long a text may be", "set text.tokens")
+    return min(known)
+
+
+def _tokenizer(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    found: dict[str, Any] = _json(path) if path.is_file() else {}
+    return found
+
+
+def _modes(path: Path) -> tuple[Mode, ...]:
+    table = _json(path)
+    if table.get("include_prompt", True) is not True:
+        problem = f"{path} leaves the prompt out of the pooling"
+        raise SettingsError(problem, "name a model that pools all tokens")
+    named = table.get("pooling_mode")
+    if named is None:
+        return tuple(mode for flag, mode in FLAGS.items() if table.get(flag)) or ("mean",)
+    modes = (named,) if isinstance(named, str) else tuple(named)
+    for mode in modes:
+        if mode not in FLAGS.values():
+            known = tuple(FLAGS.values())
+            raise SettingsError(f"{path} has a pooling '{mode}'", did_you_mean(mode, known))
+    return modes
+
+
+def _dense(folder: Path, path: str) -> Dense:
+    table = _json(folder / CONFIG)
+    activation = str(table.get("activation_function", "Tanh")).rpartition(".")[2]
+    odd = activation not in ACTIVATIONS or table.get("use_residual")
+    if odd or table.get("module_input_name", "sentence_embedding") != "sentence_embedding":
+        problem = f"{folder} is a layer of a kind that is not known here"
+        raise SettingsError(problem, f"name one with {', '.join(ACTIVATIONS)} and no residual")
+    known = ACTIVATIONS[activation]
+    return Dense.model_validate(
+        {
+            "inputs": table["in_features"],
+            "outputs": table["out_features"],
+            "bias": table.get("bias", True),
+            "activation": known,
+            "folder": path,
+        }
+    )
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}", "copy the folder again") from None
+
+
+def _write(path: Path, document: object) -> None:
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

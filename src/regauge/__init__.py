@@ -1,7 +1,8 @@
 """One run file, any accelerator, and the proof that nothing was lost on the way.
 
-Every verb is also a function: `regauge.train("run.toml", "stop.steps=10")`. Importing this
-package costs nothing: a verb's file is imported when its function is first asked for.
+Every verb is also a function: `regauge.train("run.toml", "stop.steps=10")`, and
+`regauge.load("artifact").encode(texts)` answers in this process. Importing this package costs
+nothing: a verb's file is imported when its function is first asked for.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ _VERBS = frozenset(
 )
 
 # The file of a verb is its registration, here too: a new verb edits no list.
-__all__ = ["__version__", *sorted(_VERBS)]  # noqa: PLE0604 (a star expression of names)
+__all__ = ["__version__", "load", *sorted(_VERBS)]  # noqa: PLE0604 (a star expression of names)
 
 
 def __getattr__(name: str) -> Any:
-    """Return the `main` of the verb whose file has this name."""
+    """Return the `main` of the verb whose file has this name, or what loads artifacts."""
+    if name == "load":
+        return importlib.import_module("regauge.inference.loaded").load
     if name not in _VERBS:
         raise AttributeError(f"module 'regauge' has no attribute '{name}'")
     return importlib.import_module(f"regauge.verbs.{name}").main

@@ -87,6 +87,20 @@ def test_every_number_of_processes_has_a_turn_before_any_has_the_next(
     assert order == ["1-processes-1", "2-processes-1", "1-processes-2", "2-processes-2"]
 
 
+def test_a_later_job_in_the_same_folder_adds_its_rows(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = benchmarking.Turn((1.0,), (1.0,), (), dict.fromkeys(benchmarking.CHIP, ""))
+    nothing.chip["peak_flops_per_second"] = None
+    monkeypatch.setattr(train, "run", lambda run: run)
+    monkeypatch.setattr(benchmarking, "read", lambda *_: nothing)
+    (tmp_path / "bench").mkdir()
+    for size in (2, 1):
+        benchmark.run(asked(tmp_path / "bench", data, processes=(size,), turns=1))
+    found = json.loads((tmp_path / "bench" / "benchmark.json").read_text())
+    assert [row["processes"] for row in found["rows"]] == [1, 2]
+
+
 def test_strong_scaling_keeps_the_batch(tmp_path: Path, data: Path) -> None:
     wanted = asked(tmp_path / "bench", data, scaling="strong", processes=(1, 2, 4))
     for size in benchmarking.sizes(wanted):

@@ -174,6 +174,10 @@ class Accelerator(Choice):
         """Return torch.compile's backend for the device, or its name."""
         return "inductor"
 
+    def model(self) -> str:
+        """Return the name of the device's model: equal ones compute alike."""
+        return self.chip(self.precisions()[0]).name
+
     def features(self) -> frozenset[str]:
         """Return what compiled code may rely on here: it is worth nothing where one is absent."""
         return frozenset({self.kind})
@@ -288,7 +292,8 @@ def join(accelerator: Accelerator, world: World, timeout_seconds: int) -> None:
     import torch.distributed as dist
 
     if world.size > 1 and not dist.is_initialized():
-        how = accelerator.collectives(), accelerator.rendezvous(), dt.timedelta(0, timeout_seconds)
+        limit = dt.timedelta(seconds=timeout_seconds)
+        how = accelerator.collectives(), accelerator.rendezvous(), limit
         dist.init_process_group(*how, world.size, world.rank)
 
 

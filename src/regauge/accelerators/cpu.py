@@ -96,6 +96,9 @@ class Cpu(Accelerator):
         if precision == "bf16" and not instructions() & BF16_INSTRUCTIONS:
             _widened.install()
 
+    def model(self) -> str:
+        return _model_name()
+
     def features(self) -> frozenset[str]:
         """Return the kernel's name of the machine, and its sets of instructions for numbers."""
         return frozenset({platform.machine(), *filter(FOR_NUMBERS.match, instructions())})

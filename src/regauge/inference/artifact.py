@@ -87,11 +87,20 @@ def opened(folder: Path | str) -> Artifact:
     Raises SettingsError where there is none, DataError for one that is damaged or was changed, and
     PreflightError for one that is for another machine.
     """
-    folder = Path(folder)
-    artifact = Artifact(folder, read(folder))
+    artifact = located(folder)
     _check_files(artifact)
     artifact.check_target()
     return artifact
+
+
+def is_one(folder: Path) -> bool:
+    """Return whether a folder looks like an artifact."""
+    return all((folder / name).is_file() for name in (MANIFEST, WEIGHTS))
+
+
+def located(folder: Path | str) -> Artifact:
+    """Return an artifact by what it says of itself; its files have not been looked at."""
+    return Artifact(Path(folder), read(Path(folder)))
 
 
 def read(folder: Path) -> Manifest:

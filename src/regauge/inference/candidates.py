@@ -5,24 +5,25 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from regauge import registry
 from regauge.backends import Job, Payload, Shape, Site, require, usable_for
 from regauge.data.parallel import available_cores
 from regauge.errors import SettingsError, plain
 from regauge.inference import parity
-from regauge.inference.engine import Engine, texts
-from regauge.inference.shapes import Batch, Ladder, ladder
+from regauge.inference.engine import Engine
+from regauge.inference.measured import Answering
+from regauge.inference.rows import Rows
+from regauge.inference.shapes import Ladder, ladder
 from regauge.models.placing import dtype_of
 from regauge.models.program import cast, tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -66,10 +67,21 @@ class Work:
     settings: Exporting
     described: Described
     accelerator: Accelerator
-    ids: list[np.ndarray]
-    """Texts as tokens."""
+    rows: Rows
+    """Real records."""
     reference: np.ndarray
-    """What fp32 answers to them, [texts, width]."""
+    """What fp32 answers to them, [records, width]."""
+    metrics: Callable[[nn.Module], dict[str, float]] | None = None
+    """Measures a module on what a run held out."""
+    quality: dict[str, float] = field(default_factory=dict)
+    """What these metrics of fp32 are."""
+
+    def measured(self, engine: Engine) -> dict[str, float]:
+        """Return the metrics of a program at work; none where no run says which."""
+        if self.metrics is None:
+            return {}
+        joined = self.described.fields.joined
+        return self.metrics(Answering(engine, self.described.answers, joined=joined))
 
 
 @dataclass(frozen=True)
@@ -87,10 +99,10 @@ class Built:
 
 def listed(wanted: Candidates, accelerator: Accelerator) -> list[Candidate]:
     """Return what is tried; raises SettingsError for a backend that is not usable, or for none."""
-    named = [registry.load("backends", name)() for name in wanted.backends]
-    for backend in named:
+    for backend in wanted.backends:
         require(backend, accelerator)
-    backends = named or [each for each in usable_for(accelerator) if each.kind != "lazy"]
+    usable = (each for each in usable_for(accelerator) if each.kind != "lazy")
+    backends = list(wanted.backends or usable)
     if wanted.portable is not None:
         backends = [each for each in backends if each.ahead]
     made = [
@@ -107,11 +119,10 @@ def listed(wanted: Candidates, accelerator: Accelerator) -> list[Candidate]:
     return made
 
 
-def reference(described: Described, settings: Exporting, ids: Sequence[np.ndarray]) -> np.ndarray:
-    """Return what fp32 answers to texts, operation by operation on the CPU, [texts, width]."""
+def reference(described: Described, settings: Exporting) -> Engine:
+    """Return what answers in fp32, operation by operation on the CPU."""
     rungs = ladder(settings.shapes, described.reads.tokens, symbolic=True)
-    plain_one = Engine(_Plain(described.program), Ladder(rungs, filled=False), described.width)
-    return plain_one.answers(ids)
+    return Engine(_Plain(described.program), Ladder(rungs, filled=False), described.width)
 
 
 def built(work: Work, candidate: Candidate, folder: Path) -> Built:
@@ -133,7 +144,7 @@ def built(work: Work, candidate: Candidate, folder: Path) -> Built:
         candidate.precision,
         candidate.quantized,
         level,
-        _samples(work.ids, shapes[-1]),
+        _samples(work.rows, rungs),
     )
     if not folder.exists():
         folder.mkdir(parents=True)
@@ -149,10 +160,14 @@ def tried(work: Work, made: Built) -> dict[str, Any]:
     described = work.described
     backend = made.candidate.backend
     engine = Engine(made.runner, Ladder(made.rungs, filled=not backend.symbolic), described.width)
-    answers = engine.answers(work.ids)
+    answers = engine.answers(work.rows)
     found = parity.differences(answers, work.reference, described.answers)
+    if own := work.measured(engine):
+        lost = parity.metrics_loss(own, work.quality)
+        found |= {f"heldout/{name}": value for name, value in own.items()}
+        found["loss"] = max(found["loss"], lost)
     seconds = work.settings.candidates.seconds
-    return {**made.candidate.facts, **_paces(engine, work.ids, seconds), **found}
+    return {**made.candidate.facts, **_paces(engine, work.rows, seconds), **found}
 
 
 def failed(candidate: Candidate, error: Exception) -> dict[str, Any]:
@@ -166,16 +181,16 @@ def _worth_trying(accelerator: Accelerator) -> tuple[Precision, ...]:
     return every[: every.index("fp32") + 1] if "fp32" in every else every
 
 
-def _paces(engine: Engine, ids: Sequence[np.ndarray], seconds: float) -> dict[str, float]:
+def _paces(engine: Engine, rows: Rows, seconds: float) -> dict[str, float]:
     """Return texts and real tokens a second, and the median wait for a text of median length."""
     taken: list[float] = []
     until = time.perf_counter() + seconds
     while not taken or time.perf_counter() < until:
         began = time.perf_counter()
-        engine.answers(ids)
+        engine.answers(rows)
         taken.append(time.perf_counter() - began)
     best = statistics.median(taken)
-    one = [sorted(ids, key=len)[len(ids) // 2]]
+    one = rows.some(np.argsort(rows.lengths, kind="stable")[[len(rows) // 2]])
     waits: list[float] = []
     until = time.perf_counter() + seconds / 4
     while len(waits) < TURNS or time.perf_counter() < until:
@@ -183,22 +198,17 @@ def _paces(engine: Engine, ids: Sequence[np.ndarray], seconds: float) -> dict[st
         engine.answers(one)
         waits.append(time.perf_counter() - began)
     return {
-        "texts_per_second": len(ids) / best,
-        "tokens_per_second": sum(map(len, ids)) / best,
+        "texts_per_second": len(rows) / best,
+        "tokens_per_second": rows.tokens / best,
         "one_text_ms": 1e3 * statistics.median(waits),
     }
 
 
-def _samples(ids: Sequence[np.ndarray], longest: Shape) -> list[tuple[Tensor, ...]]:
-    """Return some texts as a program takes them, each batch of one length or nearly."""
-    some = sorted(ids[:SAMPLES], key=len)
-    size = max(1, min(longest.rows, len(some)))
-    found: list[tuple[Tensor, ...]] = []
-    for at in range(0, len(some), size):
-        part = some[at : at + size]
-        batch = Batch(max(map(len, part)), len(part), np.arange(len(part)))
-        found.append(texts(part, batch))
-    return found
+def _samples(rows: Rows, rungs: tuple[Rung, ...]) -> list[tuple[Tensor, ...]]:
+    """Return some records as a program takes them."""
+    some = rows.some(np.arange(min(SAMPLES, len(rows))))
+    batches = Ladder(rungs, filled=False).batches(some.lengths)
+    return [some.inputs(batch) for batch in batches]
 
 
 class _Plain:

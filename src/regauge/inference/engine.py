@@ -2,78 +2,131 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
+from regauge.accelerators import take
 from regauge.backends import Payload, Shape, Site
+from regauge.errors import PreflightError, TransientError, plain
 from regauge.inference.manifest import MODEL
-from regauge.inference.shapes import Batch, Ladder, padded
+from regauge.inference.shapes import Ladder
+from regauge.log import logger
+from regauge.models.program import examples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor, nn
 
     from regauge.backends import Runner
     from regauge.inference.artifact import Artifact
+    from regauge.inference.rows import Rows
+    from regauge.inference.shapes import Batch
+
+NO_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "failed to allocate")
+"""What libraries say of an allocation that failed."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Engine:
     """A runner with its ladder."""
 
     runner: Runner
     ladder: Ladder
     width: int
+    step: int = field(default=0, kw_only=True)
+    """How far down the ladder's numbers of rows it begins, since memory did not suffice."""
+    slots: int = field(default=0, kw_only=True)
+    """Tokens that were computed so far, padding included."""
+    told: Callable[[int], None] = field(default=lambda _: None, kw_only=True)
+    """Called with the number of records that were given to the device, batch by batch."""
 
-    def answers(self, ids: Sequence[np.ndarray]) -> np.ndarray:
-        """Return what the program answers to texts as tokens, [texts, width] fp32."""
-        lengths = np.array([len(each) for each in ids], np.int64)
-        found = np.empty((len(ids), self.width), np.float32)
-        for batch, output in self.outputs(self.ladder.batches(lengths), ids):
-            found[batch.members] = output
+    def answers(self, rows: Rows) -> np.ndarray:
+        """Return what the program answers to records, [records, width] fp32.
+
+        The next batch is given to the device before the answers to one are waited for. Where
+        memory does not suffice for a batch, it and all later ones are smaller; raises
+        TransientError where it does not for the smallest.
+        """
+        found = np.empty((len(rows), self.width), np.float32)
+        lengths = rows.lengths
+        left = deque(self.ladder.batches(lengths, self.step))
+        before: tuple[Batch, Tensor] | None = None
+        while left:
+            output = self._tried(left[0], rows)
+            if output is None:
+                members = np.concatenate([batch.members for batch in left])
+                left = deque(self.ladder.batches(lengths, self.step, members))
+                continue
+            _fetch(before, found)
+            before = left.popleft(), output
+        _fetch(before, found)
         return found
 
-    def outputs(
-        self, batches: Iterable[Batch], ids: Sequence[np.ndarray]
-    ) -> Iterator[tuple[Batch, np.ndarray]]:
-        """Yield each batch with what the program answers to its members, [members, width].
+    def _tried(self, batch: Batch, rows: Rows) -> Tensor | None:
+        """Return what a batch gives, or None where it is too large for the memory."""
+        try:
+            output = self.runner(*rows.inputs(batch))
+        except (MemoryError, RuntimeError) as error:
+            if not _of_memory(error):
+                raise
+            if batch.rows == self._fewest(batch.length):
+                rows_told = f"{batch.rows} rows of {batch.length} tokens"
+                problem = f"no memory for {rows_told}, and no fewer are allowed: {plain(error)}"
+                raise TransientError(problem, "free some, or lower text.tokens") from None
+            self.step += 1
+            logger.warning("no memory for %d rows of %d tokens: fewer", batch.rows, batch.length)
+            return None
+        self.slots += batch.rows * batch.length * len(rows.texts)
+        self.told(len(batch.members))
+        return output
 
-        The next one is given to the device before the answers to one are waited for.
-        """
-        waiting: tuple[Batch, Tensor] | None = None
-        for batch in batches:
-            output = self.runner(*texts([ids[member] for member in batch.members], batch))
-            if waiting is not None:
-                yield _fetched(*waiting)
-            waiting = batch, output
-        if waiting is not None:
-            yield _fetched(*waiting)
+    def _fewest(self, length: int) -> int:
+        """Return the fewest rows that a batch of a length may be cut down to."""
+        rows = next(rung.rows for rung in self.ladder.rungs if rung.length == length)
+        return rows[-1] if self.ladder.filled else 1
 
 
-def texts(ids: Sequence[np.ndarray], batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return what a program of texts takes: tokens, [rows, length], and lengths, [rows]."""
-    lengths = np.zeros(batch.rows, np.int32)
-    lengths[: len(ids)] = [len(each) for each in ids]
-    tokens = padded(ids, batch.rows, batch.length)
-    return torch.from_numpy(tokens), torch.from_numpy(lengths)
+def loaded(
+    artifact: Artifact, *, invariant: bool, threads: int | None = None, device: int = 0
+) -> Engine:
+    """Load an artifact's payload on the device with an index, and return it at work.
 
-
-def loaded(artifact: Artifact, *, invariant: bool, threads: int | None = None) -> Engine:
-    """Load an artifact's payload on a device that is claimed here, and return it at work.
-
-    With `invariant`, a text's answer has the same bits whatever is computed beside it.
+    With `invariant`, a text's answer has the same bits whatever is computed beside it: raises
+    PreflightError where that was not shown on such a device.
     """
     manifest = artifact.manifest
+    if invariant:
+        _check_identity(artifact)
     count = threads or manifest.target.threads
-    device = artifact.accelerator.claim(0, count)
-    site = Site(artifact.accelerator, device, count)
+    claimed = take(artifact.accelerator, device, count)
+    site = Site(artifact.accelerator, claimed, count)
     runner = manifest.compiled.backend.load(payload(artifact), site)
     filled = invariant or not manifest.compiled.backend.symbolic
     return Engine(runner, Ladder(manifest.shapes, filled=filled), manifest.program.width)
+
+
+def warm(engine: Engine, artifact: Artifact) -> None:
+    """Compute every shape once that has a graph of its own, so that no graph is made later."""
+    inputs, backend = artifact.manifest.program.inputs, artifact.manifest.compiled.backend
+    shapes = engine.ladder.shapes()
+    for each in shapes[:1] if backend.symbolic else shapes:
+        engine.runner(*examples(inputs, each.rows, each.length))
+    artifact.accelerator.synchronize()
+
+
+def _check_identity(artifact: Artifact) -> None:
+    proof, here = artifact.manifest.identity, artifact.accelerator.model()
+    remedy = "export it on such a device, or set predict.invariant = false"
+    if proof is None:
+        problem = f"{artifact.folder} has no proof that a text keeps its bits in every batch"
+        raise PreflightError(problem, remedy)
+    if proof.chip != here:
+        problem = f"that a text keeps its bits was shown on {proof.chip}, and this is {here}"
+        raise PreflightError(problem, remedy)
 
 
 def payload(artifact: Artifact) -> Payload:
@@ -96,6 +149,12 @@ def payload(artifact: Artifact) -> Payload:
     )
 
 
-def _fetched(batch: Batch, output: Tensor) -> tuple[Batch, np.ndarray]:
-    found: np.ndarray = output[: len(batch.members)].float().cpu().numpy()
-    return batch, found
+def _fetch(computed: tuple[Batch, Tensor] | None, found: np.ndarray) -> None:
+    """Put what was computed into its places of [records, width] fp32."""
+    if computed is not None:
+        batch, output = computed
+        found[batch.members] = output.cpu().float().numpy()[: len(batch.members)]
+
+
+def _of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(each in str(error).lower() for each in NO_MEMORY)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny, model_validator
 
 from regauge.accelerators import Accelerator, Precision
-from regauge.backends import Quantized
+from regauge.backends import Backend, Quantized
 from regauge.config import Settings, chosen
 from regauge.data.sources import Source
 from regauge.models.sentences import Mode
@@ -42,8 +42,8 @@ class Target(Settings):
 class Candidates(Settings):
     """What is tried; the best of what keeps the quality becomes the artifact."""
 
-    backends: tuple[str, ...] = ()
-    """Names of backends; by default all that are usable here."""
+    backends: tuple[Annotated[SerializeAsAny[Backend], chosen("backends")], ...] = ()
+    """Names of backends, or tables with a kind; by default all that are usable here."""
     precisions: tuple[Precision, ...] = ()
     """What they compute in; by default what the device is fast in."""
     quantized: tuple[Quantized, ...] = ("no",)

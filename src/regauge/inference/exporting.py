@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from regauge import accelerators, tensorfiles
 from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT, dump
+from regauge.data.shards import read_manifest
 from regauge.errors import DataError, RegaugeError
 from regauge.inference import artifact as artifacts
 from regauge.inference import candidates as trying
@@ -27,16 +30,20 @@ from regauge.inference.manifest import (
     Identity,
     Manifest,
     Origin,
-    Program,
     Target,
 )
+from regauge.inference.measured import metrics
 from regauge.inference.samples import samples
 from regauge.inference.texts import Reader
 from regauge.log import logger
 from regauge.models import weights as folders
+from regauge.models.inputs import Fields
 
 if TYPE_CHECKING:
+    from regauge.accelerators import Accelerator
     from regauge.inference.export_settings import Exporting, Goal
+    from regauge.inference.rows import Rows
+    from regauge.tasks import Task
 
 Row = dict[str, Any]
 BETTER: dict[Goal, tuple[str, bool]] = {
@@ -47,12 +54,27 @@ BETTER: dict[Goal, tuple[str, bool]] = {
 """By the goal: which figure of a candidate counts, and whether more of it is better."""
 
 
-def export(settings: Exporting, model: Path, dataset: Path | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Trained:
+    """What a run trained for."""
+
+    task: Task
+    dataset: Path
+    """The one that it was trained on."""
+
+    @property
+    def fields(self) -> Fields:
+        """What its model reads of a record."""
+        return self.task.fields(read_manifest(self.dataset))
+
+
+def export(settings: Exporting, model: Path, trained: Trained | None) -> dict[str, Any]:
     """Write the artifact of a model's folder; return what was found of every candidate.
 
-    `dataset` is the one that a run was trained on, where it is still there. Raises DataError where
-    no candidate keeps the quality.
+    Raises DataError where no candidate keeps the quality.
     """
+    fields = trained.fields if trained else Fields()
+    dataset = trained.dataset if trained else None
     accelerator = settings.accelerator or accelerators.choose()[0]
     accelerators.require(accelerator)
     asked = trying.listed(settings.candidates, accelerator)
@@ -60,29 +82,45 @@ def export(settings: Exporting, model: Path, dataset: Path | None) -> dict[str, 
         artifacts.written(Path(settings.target.path)) as folder,
         tempfile.TemporaryDirectory() as scratch,
     ):
-        described = programs.of_folder(model, settings.text)
+        described = programs.of_folder(model, settings.text, fields)
         programs.keep_folder(model, folder / MODEL)
         programs.keep_tokenizer(model, folder / TOKENIZER)
-        reader = Reader(folder / TOKENIZER, described.reads)
-        found = samples(settings.proof.source, dataset, settings.proof.texts)
-        ids = reader.read(found.texts, reader.prompt(None)).ids
-        reference = trying.reference(described, settings, ids)
-        work = trying.Work(settings, described, accelerator, ids, reference)
-        rows, (place, row) = _best(work, asked, scratch)
+        reader = Reader(folder / TOKENIZER, described.reads, described.fields)
+        found = samples(settings.proof.source, dataset, settings.proof.texts, fields)
+        rows = reader.read(found.columns).rows
+        work = _work(settings, described, accelerator, rows, trained)
+        seen, (place, row) = _best(work, asked, scratch)
         shutil.move(scratch_of(scratch, place), folder / PAYLOAD)
         best = trying.built(work, asked[place], folder / PAYLOAD)
         tensorfiles.write(folder / WEIGHTS, best.weights)
-        about = {"texts": len(ids), "origin": found.origin, "bound": settings.proof.bound}
+        about = {"texts": len(rows), "origin": found.origin, "bound": settings.proof.bound}
         write_json(folder / PARITY, {"format": FORMAT, **about, **row})
-        write_json(folder / ROWS, {"format": FORMAT, "rows": rows})
+        write_json(folder / ROWS, {"format": FORMAT, "rows": seen})
         manifest = _manifest(work, best, model, folder)
         write_json(folder / MANIFEST, dump(manifest))
     return {
         "written": settings.target.path,
-        "candidates": rows,
+        "candidates": [_shown(row) for row in seen],
         "kept": " ".join(str(value) for value in asked[place].facts.values()),
         "invariant": "yes" if manifest.identity else "no",
     }
+
+
+def _work(
+    settings: Exporting,
+    described: programs.Described,
+    accelerator: Accelerator,
+    rows: Rows,
+    trained: Trained | None,
+) -> trying.Work:
+    """Return what all candidates share: what fp32 answers, and how good that is."""
+    engine = trying.reference(described, settings)
+    measured = None
+    if settings.proof.metrics == "auto" and trained is not None:
+        whose: dict[str, Any] = {"task": trained.task, "dataset": trained.dataset}
+        measured = partial(metrics, **whose, rows=settings.proof.texts)
+    work = trying.Work(settings, described, accelerator, rows, engine.answers(rows), measured)
+    return replace(work, quality=work.measured(engine))
 
 
 def _best(
@@ -126,13 +164,7 @@ def _manifest(work: trying.Work, best: trying.Built, model: Path, folder: Path) 
     origin = settings.target.run or settings.target.model or str(model)
     return Manifest(
         format=FORMAT,
-        program=Program(
-            answers=described.answers,
-            width=described.width,
-            inputs=described.inputs,
-            reads=described.reads,
-            pooling=described.pooling,
-        ),
+        program=described.told,
         compiled=Compiled(
             precision=candidate.precision,
             quantized=candidate.quantized,
@@ -158,7 +190,7 @@ def scratch_of(scratch: str, place: int) -> Path:
 
 
 def _chip(best: trying.Built) -> str:
-    return best.site.accelerator.chip(best.candidate.precision).name
+    return best.site.accelerator.model()
 
 
 def _hash(model: Path) -> str:
@@ -168,6 +200,17 @@ def _hash(model: Path) -> str:
 
     each = [file_sha256(path) for path in folders.weight_files(model)]
     return each[0] if len(each) == 1 else hashlib.sha256("".join(each).encode()).hexdigest()
+
+
+def _shown(row: Row) -> Row:
+    """Return what of a candidate's row fits a terminal; all of it is in the artifact."""
+    name = f"{row['backend']} {row['precision']}"
+    name += "" if row["quantized"] == "no" else f" {row['quantized']}"
+    if "failed" in row:
+        return {"name": name, "threads": row["threads"], "failed": row["failed"]}
+    kept = ("threads", "texts_per_second", "one_text_ms", "cosine_least", "same_class", "loss")
+    shown = {key: row[key] for key in kept if key in row}
+    return {"name": name, **shown, "texts_per_second": round(row["texts_per_second"], 1)}
 
 
 def _told(row: Row) -> str:

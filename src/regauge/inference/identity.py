@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from regauge.data.randomness import keyed
-from regauge.inference.engine import texts
 from regauge.inference.manifest import Rung
+from regauge.inference.rows import Rows
 from regauge.inference.shapes import Batch, halves
 
 if TYPE_CHECKING:
@@ -51,21 +51,19 @@ def shown(runner: Runner, rungs: Sequence[Rung], vocabulary: int) -> Shown | Non
 
 
 def _same(runner: Runner, length: int, size: int, ids: list[np.ndarray], whole: np.ndarray) -> bool:
-    """Return whether texts come out of batches of a size as they do out of the largest."""
-    if size == len(ids):
-        return True
-    for at in {0, len(ids) // 2 - size // 2, len(ids) - size}:
-        part = _computed(runner, length, size, ids[at : at + size])
-        if not np.array_equal(part, whole[at : at + size]):
-            return False
-    alone = _computed(runner, length, size, ids[:1])
-    return bool(np.array_equal(alone, whole[:1]))
+    """Return whether texts come out of a batch of a size as they do out of the largest.
+
+    They are some from the middle, the last of them first: each stands elsewhere than there.
+    """
+    at = (len(ids) - size) // 2
+    part = _computed(runner, length, size, ids[at : at + size][::-1])
+    return bool(np.array_equal(part[::-1], whole[at : at + size]))
 
 
 def _computed(runner: Runner, length: int, rows: int, ids: Sequence[np.ndarray]) -> np.ndarray:
     batch = Batch(length, rows, np.arange(len(ids)))
     with torch.no_grad():
-        output = runner(*texts(ids, batch))
+        output = runner(*Rows.of(ids).inputs(batch))
     found: np.ndarray = output[: len(ids)].float().cpu().numpy().copy()
     return found
 

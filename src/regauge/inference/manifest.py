@@ -18,13 +18,12 @@ from pydantic import Field, SerializeAsAny
 from regauge.accelerators import Precision
 from regauge.backends import Backend, Quantized
 from regauge.config import Settings, chosen
-from regauge.models.inputs import Input
+from regauge.models.inputs import Answers, Fields, Input
 from regauge.models.sentences import Pooling, Reads
 
 MANIFEST, WEIGHTS, MODEL, TOKENIZER = "manifest.json", "weights.safetensors", "model", "tokenizer"
 PAYLOAD, PARITY, ROWS = "payload", "parity.json", "benchmark.json"
 KIND: Final = "regauge artifact"
-Answers = Literal["vectors", "classes", "values", "tensor"]
 
 
 class Rung(Settings):
@@ -82,15 +81,19 @@ class Program(Settings):
     """What is computed."""
 
     answers: Answers
-    """What comes out: vectors, scores of classes, one value, or a tensor of an own module."""
+    """What comes out."""
     width: int
     """Numbers of each answer."""
     inputs: tuple[Input, ...]
     """What the program takes."""
     reads: Reads | None = None
     """How texts become tokens, where it reads any."""
+    fields: Fields = Fields()
+    """What it reads of a record."""
     pooling: Pooling | None = None
-    """How tokens become a vector, where it does."""
+    """How tokens become a vector, where they do."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes, where they have any."""
 
 
 class Compiled(Settings):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from regauge.tasks import ITEMS
+
 if TYPE_CHECKING:
-    from regauge.inference.manifest import Answers
+    from regauge.models.inputs import Answers
 
 NEIGHBOURS = 10
+NO_QUALITY = frozenset({"loss", ITEMS, "calibration", "perplexity"})
+CLOSE_ITEMS = 5.0
 AT_A_TIME = 512
 """Texts whose neighbours are looked for at once."""
 
@@ -56,12 +60,16 @@ def overlap(ours: np.ndarray, theirs: np.ndarray) -> float:
 def metrics_loss(ours: dict[str, float], theirs: dict[str, float]) -> float:
     """Return by which share the worst of the metrics of quality is below the reference's.
 
-    The loss that was trained is none of them, and neither is a count.
+    The loss that was trained is none of them, and neither is a count. A share of items that is
+    lower by as many as five of them says nothing: rounding turns that many that were close.
     """
+    items = theirs.get(ITEMS, 0.0)
     lost = [
         (theirs[name] - ours[name]) / abs(theirs[name])
         for name in theirs
-        if name not in {"loss", "items", "calibration", "perplexity"} and theirs[name]
+        if name not in NO_QUALITY
+        and theirs[name]
+        and (theirs[name] - ours[name]) * items > CLOSE_ITEMS
     ]
     return max([0.0, *lost])
 
@@ -72,8 +80,3 @@ def _nearest(vectors: np.ndarray, at: int) -> np.ndarray:
     scores[rows, at + rows] = -np.inf
     found: np.ndarray = np.argpartition(-scores, NEIGHBOURS, axis=1)[:, :NEIGHBOURS]
     return found
-
-
-def told(loss: float, bound: float) -> dict[str, Any]:
-    """Return a verdict as a report has it."""
-    return {"loss": loss, "bound": bound, "within": loss <= bound}

@@ -11,12 +11,13 @@ import torch
 
 from regauge.data.tokenizer import files as tokenizer_files
 from regauge.errors import SettingsError
+from regauge.inference.manifest import Program
 from regauge.models import build as models
 from regauge.models import sentences
 from regauge.models.dropout import DropoutKeys
 from regauge.models.finding import CONFIG
 from regauge.models.initial import META, make_buffers
-from regauge.models.inputs import TEXTS, Input
+from regauge.models.inputs import Fields, Input, of_texts
 from regauge.models.placing import dtype_of, put
 from regauge.models.program import TextProgram, cast
 from regauge.models.text import Classifier, Encoder
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from regauge.inference.export_settings import Text
-    from regauge.inference.manifest import Answers, Manifest
+    from regauge.inference.manifest import Manifest
+    from regauge.models.inputs import Answers
+    from regauge.models.text import TextModule
 
 
 @dataclass(frozen=True)
@@ -42,29 +45,50 @@ class Described:
     width: int
     inputs: tuple[Input, ...]
     reads: sentences.Reads
-    pooling: sentences.Pooling | None
+    fields: Fields
+    pooling: sentences.Pooling | None = None
+    labels: tuple[str, ...] = ()
+    """Names of the classes, where they have any."""
+
+    @property
+    def told(self) -> Program:
+        """What an artifact says of it."""
+        return Program(
+            answers=self.answers,
+            width=self.width,
+            inputs=self.inputs,
+            reads=self.reads,
+            fields=self.fields,
+            pooling=self.pooling,
+            labels=self.labels,
+        )
 
 
-def of_folder(folder: Path, wanted: Text) -> Described:
+def of_folder(folder: Path, wanted: Text, fields: Fields) -> Described:
     """Return the program of a transformers folder or of one of sentence-transformers.
 
-    `wanted` is asked instead of what the folder says. Raises SettingsError for weights that are
-    absent, or an architecture that does not fit.
+    `wanted` is asked instead of what the folder says; `fields` are what a run read of a record.
+    Raises SettingsError for weights that are absent, or an architecture that does not fit.
     """
     model = models.load(folder)
     told = sentences.read(folder) if sentences.described(folder) else None
     if models.class_name(model).endswith("ForSequenceClassification"):
         classifier = Classifier(model, DropoutKeys())
-        reads = _reads(folder, told, wanted, classifier.longest)
+        reads = _reads(folder, told, wanted, _limit(classifier, fields))
         width: int = model.config.num_labels  # type: ignore[assignment]
-        program = TextProgram(classifier, "scores")
-        return Described(program.eval(), "classes", width, TEXTS, reads, None)
+        program = TextProgram(classifier, "scores").eval()
+        answers: Answers = "classes" if width > 1 else "values"
+        labels = _labels(model)
+        return Described(
+            program, answers, width, of_texts(fields), reads, fields=fields, labels=labels
+        )
     pooling = _pooling(told, wanted)
     encoder = Encoder(model, DropoutKeys(), pooling)
     _read_dense(encoder, pooling, folder)
-    reads = _reads(folder, told, wanted, encoder.longest)
+    reads = _reads(folder, told, wanted, _limit(encoder, fields))
     program = TextProgram(encoder, "vectors").eval()
-    return Described(program, "vectors", _width(model, pooling), TEXTS, reads, pooling)
+    width = _width(model, pooling)
+    return Described(program, "vectors", width, of_texts(fields), reads, fields, pooling)
 
 
 def restored(manifest: Manifest, folder: Path, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -107,6 +131,22 @@ def vocabulary(folder: Path) -> int:
     config: Any = models.template(folder).config
     count: int = config.vocab_size
     return count
+
+
+def _limit(module: TextModule, fields: Fields) -> int | None:
+    """Return the most tokens of a text: what a run had in its rows, or the model has places for."""
+    found = module.longest
+    if not fields.limits:
+        return found
+    asked = sum(fields.limits) if fields.joined else max(fields.limits)
+    return asked if found is None else min(asked, found)
+
+
+def _labels(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return the names of a model's classes; those that transformers makes up say nothing."""
+    names: dict[Any, str] = model.config.id2label or {}
+    every = tuple(str(names[number]) for number in sorted(names))
+    return () if all(name.startswith("LABEL_") for name in every) else every
 
 
 def _pooling(told: sentences.Sentences | None, wanted: Text) -> sentences.Pooling:

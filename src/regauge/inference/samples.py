@@ -1,19 +1,20 @@
-"""Real texts that a program is proved and timed on."""
+"""Real records that a program is proved and timed on."""
 
 from __future__ import annotations
 
 import json
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.data.shards import Dataset
 from regauge.data.sources import Record
 from regauge.data.sources.python_docs import PythonDocs
 from regauge.errors import DataError
+from regauge.models.inputs import Fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from regauge.data.sources import Source
 
@@ -23,41 +24,60 @@ DOCUMENTED = ("asyncio", "email", "logging", "unittest")
 
 
 class Samples(NamedTuple):
-    """Texts, and where they are from."""
+    """Texts of records, and where they are from."""
 
-    texts: list[str]
+    columns: list[list[str]]
+    """A list for each text of a record."""
     origin: str
 
 
-def samples(source: Source | None, dataset: Path | None, count: int) -> Samples:
-    """Return texts of a source, else of a dataset's held-out rows, else of documentation.
+def samples(source: Source | None, dataset: Path | None, count: int, fields: Fields) -> Samples:
+    """Return records of a source, else of a dataset's held-out rows, else of documentation.
 
-    Raises DataError where a source has none.
+    Raises DataError where a source has none with these fields.
     """
     if source is not None:
-        found = Samples(list(islice(_of_source(source), count)), f"source '{source.kind}'")
-        if not found.texts:
-            raise DataError("proof.source holds no text", "name another one")
-        return found
-    held = list(islice(_of_dataset(dataset), count)) if dataset is not None else []
-    if held:
-        return Samples(held, f"held-out rows of {dataset}")
+        found = _columns(_of_source(source), fields, count)
+        if not found[0]:
+            wanted = ", ".join(fields.texts) or "any text"
+            raise DataError(f"proof.source has no record with {wanted}", "name another one")
+        return Samples(found, f"source '{source.kind}'")
+    if dataset is not None:
+        held = _columns(_of_dataset(dataset), fields, count)
+        if held[0]:
+            return Samples(held, f"held-out rows of {dataset}")
     roots = tuple(str(LIBRARY / name) for name in DOCUMENTED)
-    documentation = _of_source(PythonDocs(roots=roots))
-    return Samples(list(islice(documentation, count)), "documentation of Python's library")
+    texts = _columns(
+        _of_source(PythonDocs(roots=roots)), fields.model_copy(update={"texts": ()}), count
+    )
+    return Samples(texts * max(1, len(fields.texts)), "documentation of Python's library")
 
 
-def _of_source(source: Source) -> Iterator[str]:
-    for piece in source.pieces():
-        for found in source.read(piece):
-            if isinstance(found, Record):
-                values = found.fields.values()
-                yield from (each for each in values if isinstance(each, str) and each.strip())
+def _columns(records: Iterable[dict[str, Any]], fields: Fields, count: int) -> list[list[str]]:
+    """Return the texts of the first records that have them; where none are named, every text."""
+    if not fields.texts:
+        return [list(islice(_every(records), count))]
+    whole = (each for each in records if all(_is_text(each.get(name)) for name in fields.texts))
+    some = list(islice(whole, count))
+    return [[each[name] for each in some] for name in fields.texts]
 
 
-def _of_dataset(folder: Path) -> Iterator[str]:
-    """Yield the texts of held-out rows, where they were kept."""
-    for row in Dataset(folder).texts("heldout"):
-        for value in row.values():
+def _every(records: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for record in records:
+        for value in record.values():
             many = value if isinstance(value, list) else [value]
-            yield from (text for text in many if isinstance(text, str) and text.strip())
+            yield from filter(_is_text, many)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _of_source(source: Source) -> Iterator[dict[str, Any]]:
+    for piece in source.pieces():
+        yield from (each.fields for each in source.read(piece) if isinstance(each, Record))
+
+
+def _of_dataset(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield held-out rows as they were read, where they were kept."""
+    yield from Dataset(folder).texts("heldout")

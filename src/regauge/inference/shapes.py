@@ -14,7 +14,7 @@ import numpy as np
 from regauge.inference.manifest import Rung
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from regauge.inference.export_settings import Shapes
 
@@ -49,24 +49,34 @@ class Ladder:
         """The most tokens of a row."""
         return self.rungs[-1].length
 
-    def batches(self, lengths: np.ndarray) -> Iterator[Batch]:
-        """Yield batches that together hold every row once, the longest first.
+    def batches(
+        self, lengths: np.ndarray, step: int = 0, members: np.ndarray | None = None
+    ) -> Iterator[Batch]:
+        """Yield batches that together hold every member once, by default every row.
 
-        `lengths` are the tokens of each row, [rows]. Equal lengths stay in their order.
+        `lengths` are the tokens of each row, [rows]. The longest come first, equal ones stay in
+        their order. `step` is how often the most rows of a batch are halved.
         """
-        places = np.searchsorted([rung.length for rung in self.rungs], lengths)
+        every = np.arange(len(lengths)) if members is None else np.sort(members)
+        places = np.searchsorted([rung.length for rung in self.rungs], lengths[every])
         for place in range(len(self.rungs) - 1, -1, -1):
-            (members,) = np.nonzero(places == place)
-            members = members[np.argsort(-lengths[members], kind="stable")]
-            yield from self._of_rung(self.rungs[place], members)
+            found = every[places == place]
+            found = found[np.argsort(-lengths[found], kind="stable")]
+            yield from self._of_rung(self.rungs[place], found, step)
 
-    def _of_rung(self, rung: Rung, members: np.ndarray) -> Iterator[Batch]:
+    def shapes(self) -> list[Batch]:
+        """Return a batch without members of each shape that there may be where it is filled."""
+        nobody = np.empty(0, np.int64)
+        return [Batch(rung.length, rows, nobody) for rung in self.rungs for rows in rung.rows]
+
+    def _of_rung(self, rung: Rung, members: np.ndarray, step: int) -> Iterator[Batch]:
+        allowed = rung.rows[min(step, len(rung.rows) - 1) :]
         at = 0
         while at < len(members):
             left = len(members) - at
-            rows = next((rows for rows in rung.rows if rows <= left), rung.rows[-1])
+            rows = next((rows for rows in allowed if rows <= left), allowed[-1])
             if not self.filled:
-                rows = min(rung.rows[0], left)
+                rows = min(max(1, rung.rows[0] >> step), left)
             yield Batch(rung.length, rows, members[at : at + rows])
             at += rows
 
@@ -84,14 +94,6 @@ def halves(rows: int) -> tuple[int, ...]:
     while found[-1] > 1:
         found.append(found[-1] // 2)
     return tuple(found)
-
-
-def padded(lists: Sequence[np.ndarray], rows: int, length: int) -> np.ndarray:
-    """Return ids of texts as [rows, length] int32, with zeros behind and below them."""
-    filled = np.zeros((rows, length), np.int32)
-    for row, ids in zip(filled, lists, strict=False):
-        row[: len(ids)] = ids
-    return filled
 
 
 def _fine(limit: int) -> list[int]:

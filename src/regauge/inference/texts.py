@@ -1,59 +1,77 @@
-"""Texts as an artifact's model reads them: its prompt before them, cut where it ends to read."""
+"""Records as an artifact's model reads them: prompts before texts, cut where it ends to read."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from regauge.data.tokenizer import Encoder
-from regauge.errors import SettingsError
-from regauge.registry import did_you_mean
+from regauge.inference.rows import Rows, Texts
+from regauge.models import sentences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import numpy as np
+    from regauge.models.inputs import Fields
 
-    from regauge.models.sentences import Reads
+Ids = list[np.ndarray]
 
 
 class Read(NamedTuple):
-    """Texts as tokens."""
+    """Records as tokens."""
 
-    ids: list[np.ndarray]
-    """Of each text, int32, with the special ones around it."""
+    rows: Rows
     truncated: int
-    """How many were longer than the model reads."""
+    """How many texts were longer than the model reads."""
 
 
 class Reader:
-    """A tokenizer with its prompts and its limit."""
+    """A tokenizer with its prompts and its limits."""
 
-    def __init__(self, folder: Path, reads: Reads) -> None:
+    def __init__(self, folder: Path, reads: sentences.Reads, fields: Fields) -> None:
         foreign = reads.manner == "transformers"
         self._encoder = Encoder(folder, closed=not foreign)
         self._special = foreign
         self._reads = reads
-        self._room = reads.tokens - self._encoder.overhead
+        self._fields = fields
 
-    def prompt(self, name: str | None) -> str:
-        """Return the text of a prompt: the named one, or the artifact's own.
+    @property
+    def longest(self) -> int:
+        """The most tokens of a text, with the special ones around it."""
+        return self._reads.tokens
 
-        Raises SettingsError for a name that the artifact does not know.
+    def read(self, columns: Sequence[Sequence[str]], prompt: str | None = None) -> Read:
+        """Return records as tokens, given as a column for each of their texts.
+
+        `prompt` is the name of what is put before each text, if not what the model's own is.
         """
-        prompts, wanted = self._reads.prompts, name or self._reads.prompt
-        if wanted is None:
-            return ""
-        if wanted not in prompts:
-            near = did_you_mean(wanted, tuple(prompts)) if prompts else "the artifact has none"
-            raise SettingsError(f"no prompt is called '{wanted}'", near)
-        return prompts[wanted]
+        before = self._reads.before(prompt)
+        limits = self._fields.limits or (self._reads.tokens,) * len(columns)
+        found = [
+            self._encoded(texts, limit, before)
+            for texts, limit in zip(columns, limits, strict=True)
+        ]
+        truncated = sum(count for _, count in found)
+        lists = [ids for ids, _ in found]
+        if not self._fields.joined:
+            return Read(Rows(list(map(Texts.of, lists))), truncated)
+        first, second = lists
+        joined = [self._joined(*pair) for pair in zip(first, second, strict=True)]
+        starts = np.fromiter(map(len, first), np.int32, len(first))
+        return Read(Rows([Texts.of(joined)], [starts]), truncated)
 
-    def read(self, texts: Sequence[str], prompt: str = "") -> Read:
-        """Return texts as tokens; `prompt` is put before each."""
-        whole = [prompt + text for text in texts] if prompt else list(texts)
+    def _encoded(self, texts: Sequence[str], limit: int, before: str) -> tuple[Ids, int]:
+        """Return the ids of texts between the special tokens, and how many were cut."""
+        whole = [before + text for text in texts] if before else list(texts)
         if self._reads.lowercase:
             whole = [text.lower() for text in whole]
         found = self._encoder.encode(whole, special=self._special)
-        truncated = sum(len(ids) > self._room for ids in found)
-        return Read([self._encoder.wrap(ids[: self._room]) for ids in found], truncated)
+        room = limit - self._encoder.overhead
+        truncated = sum(len(ids) > room for ids in found)
+        return [self._encoder.wrap(ids[:room]) for ids in found], truncated
+
+    def _joined(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Return two texts as one: what every text begins with stands there once."""
+        return np.concatenate([first, second[len(self._encoder.prefix) :]])

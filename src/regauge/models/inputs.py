@@ -1,4 +1,4 @@
-"""The tensors that a program takes, described; nothing here imports torch."""
+"""What a program takes and gives, described; nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from regauge.config import Settings
 ROWS: Final = "rows"
 LENGTH: Final = "length"
 """The sizes of a tensor that are not fixed."""
+Answers = Literal["vectors", "classes", "values", "scores", "text", "tensor"]
+"""What comes out: a vector of a text; scores of its classes; a value; the score of a candidate;
+the text that a model goes on with; a tensor of an own module."""
 
 
 class Input(Settings):
@@ -22,8 +25,36 @@ class Input(Settings):
     """What it consists of."""
 
 
-TEXTS = (
-    Input(name="tokens", shape=(ROWS, LENGTH), dtype="int32"),
-    Input(name="lengths", shape=(ROWS,), dtype="int32"),
-)
-"""Of a program that reads a text a row: its tokens, and how many of them are real."""
+class Fields(Settings):
+    """What a program reads of a record."""
+
+    texts: tuple[str, ...] = ()
+    """Fields with the texts; with none given, a record is one text, whatever its name."""
+    limits: tuple[int, ...] = ()
+    """Most tokens of each, with the special ones around it."""
+    joined: bool = False
+    """Whether two texts are read as one, the second behind the first."""
+    numbers: tuple[str, ...] = ()
+    """Fields with real numbers, which may be missing."""
+    categories: tuple[str, ...] = ()
+    """Fields whose values name a kind, and may be missing."""
+
+    @property
+    def apart(self) -> int:
+        """How many texts of a record are read apart from each other."""
+        return 1 if self.joined else max(1, len(self.texts))
+
+
+def of_texts(fields: Fields) -> tuple[Input, ...]:
+    """Return what a program takes that reads such records.
+
+    Tokens and how many of them are real; of texts that are joined, where the second begins.
+    """
+    several = (fields.apart,) if fields.apart > 1 else ()
+    inputs = [
+        Input(name="tokens", shape=(ROWS, *several, LENGTH), dtype="int32"),
+        Input(name="lengths", shape=(ROWS, *several), dtype="int32"),
+    ]
+    if fields.joined:
+        inputs.append(Input(name="starts", shape=(ROWS,), dtype="int32"))
+    return tuple(inputs)

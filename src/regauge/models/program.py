@@ -32,14 +32,21 @@ class TextProgram(nn.Module):
         self.module = module
         self._output = output
 
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Return [rows, width] fp32; `tokens` are [rows, length] int32, `lengths` [rows] int32."""
+    def forward(self, tokens: Tensor, lengths: Tensor, starts: Tensor | None = None) -> Tensor:
+        """Return [rows, width] fp32.
+
+        `tokens` are [rows, length] int32, `lengths` [rows] int32, and `starts` [rows] int32 where
+        the second half of each text begins, if it has one.
+        """
         places = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)[None]
+        real = places < lengths[:, None]
         batch = {
             "tokens": tokens,
-            "segments": (places < lengths[:, None]).to(torch.int32),
+            "segments": real.to(torch.int32),
             "positions": places.expand(tokens.shape[0], -1),
         }
+        if starts is not None:
+            batch["types"] = (real & (places >= starts[:, None])).to(torch.int32)
         output: Tensor = self.module(batch)[self._output]
         return output
 

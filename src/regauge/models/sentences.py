@@ -77,6 +77,20 @@ class Reads(Settings):
     manner: Literal["regauge", "transformers"] = "regauge"
     """Whose: here "[SEP]" in a text is letters, and a text ends in a token that says so."""
 
+    def before(self, name: str | None = None) -> str:
+        """Return what is put before each text: the named prompt, or the one that is used anyway.
+
+        Raises SettingsError for a name that is not known.
+        """
+        wanted = name or self.prompt
+        if wanted is None:
+            return ""
+        if wanted not in self.prompts:
+            known = tuple(self.prompts)
+            remedy = did_you_mean(wanted, known) if known else "the artifact has none"
+            raise SettingsError(f"no prompt is called '{wanted}'", remedy)
+        return self.prompts[wanted]
+
 
 class Sentences(Settings):
     """A text encoder's folder, described."""

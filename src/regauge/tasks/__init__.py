@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from regauge.data.batches import Arrays, Draw, Piece
     from regauge.data.loader import Facts
     from regauge.data.shards import Manifest, Rows
+    from regauge.models.inputs import Answers, Fields
     from regauge.models.settings import Model
     from regauge.models.text import TextModule
 
@@ -106,6 +107,16 @@ class Task(Choice):
         rows in their order, and which of them are there. The first metric is the loss.
         """
         raise NotImplementedError
+
+    def answers(self) -> Answers:
+        """Return what its model says of a record once it is trained."""
+        return "vectors"
+
+    def fields(self, manifest: Manifest) -> Fields:
+        """Return what its model reads of a record, as it did in a dataset."""
+        from regauge.models.inputs import Fields
+
+        return Fields(limits=(manifest.fields["tokens"].limit,))
 
     def exchange(
         self, row: dict[str, np.ndarray], prompt_tokens: int

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from regauge.data.batches import taken
 from regauge.errors import DataError
+from regauge.models.inputs import Fields
 from regauge.tasks import Sums, _quality
 from regauge.tasks._fields import (
     FieldsTask,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from regauge.data.batches import Arrays, Draw, Found, Piece
     from regauge.data.loader import Facts
     from regauge.data.shards import Manifest, Rows
+    from regauge.models.inputs import Answers
     from regauge.models.settings import Model
     from regauge.models.text import TextModule
 
@@ -76,6 +78,14 @@ class Classify(FieldsTask):
             np.float32 if self._of_value else np.int64,
         )
         return {**arrays, "types": second(arrays, starts), "labels": labels}
+
+    def answers(self) -> Answers:
+        return "values" if self._of_value else "classes"
+
+    def fields(self, manifest: Manifest) -> Fields:
+        """Return the texts, of which two are read as one."""
+        limits = tuple(manifest.fields[name].limit for name in self.texts_of)
+        return Fields(texts=self.texts_of, limits=limits, joined=len(self.texts_of) > 1)
 
     def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
         from regauge.models.build import build

@@ -9,6 +9,7 @@ from pydantic import Field
 from regauge.data.batches import taken
 from regauge.data.shapes import added
 from regauge.errors import SettingsError
+from regauge.models.inputs import Fields
 from regauge.tasks import Sums, _retrieval
 from regauge.tasks._fields import FieldsTask, Texts, check_field, histogram
 
@@ -62,6 +63,11 @@ class Contrastive(FieldsTask):
 
     def slots_per_row(self) -> int:
         return 2
+
+    def fields(self, manifest: Manifest) -> Fields:
+        """Return that a record is one text, be it a query or a document."""
+        limits = (manifest.fields[name].limit for name in (self.query, self.document))
+        return Fields(limits=(max(limits),))
 
     def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
         from regauge.models.build import build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 
@@ -15,6 +15,9 @@ from regauge.config import FORMAT, build, dump, read
 from regauge.data.order import sample
 from regauge.data.shards import Dataset
 from regauge.errors import DataError, SettingsError
+from regauge.inference import artifact as artifacts
+from regauge.inference.artifact import Artifact
+from regauge.inference.measured import answering
 from regauge.models.finding import final
 from regauge.models.initial import META, fill, first_weights
 from regauge.models.placing import dtype_of, move
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
 MICROBATCH_ROWS = 64
 Row = dict[str, Any]
+Subject = Model | Artifact
 
 
 def measure(settings: Evaluating, world: World) -> dict[str, Any]:
@@ -55,7 +59,7 @@ def measure(settings: Evaluating, world: World) -> dict[str, Any]:
     join(accelerator, world, execution.timeout_seconds)
     place = partial(_heldout, settings, dataset, world, (accelerator, device))
     measured = {
-        name: (Model(path=str(models[name]), attention=accelerator.attention), place(task))
+        name: (_subject(models[name], accelerator.attention), place(task))
         for name, task in tasks.items()
     }
     rows, answers = _rows(settings, dataset, measured, dtype_of(execution.precision))
@@ -66,6 +70,13 @@ def measure(settings: Evaluating, world: World) -> dict[str, Any]:
     own = settings.model_copy(update={"accelerator": accelerator, "execution": execution})
     count = min(there, settings.evaluation.rows or there)
     return _write(own, rows, world, count, dataset.manifest.identity)
+
+
+def _subject(folder: Path, attention: Literal["sdpa", "chunked"]) -> Subject:
+    """Return the model of a folder as it is made, or what answers in its place: an artifact."""
+    if artifacts.is_one(folder):
+        return artifacts.opened(folder)
+    return Model(path=str(folder), attention=attention)
 
 
 def _heldout(
@@ -111,8 +122,11 @@ def _trained_for(folder: Path) -> Task:
 def _checked(folder: str, dataset: Dataset) -> Path:
     """Return where a model lies; raises SettingsError for none, or one of another tokenizer."""
     found = final(folder)
+    if artifacts.is_one(found):
+        dataset.check_tokenizer(artifacts.located(found).tokenizer)
+        return found
     if not (found / "config.json").is_file():
-        remedy = "name a finished run's output folder, or a transformers folder"
+        remedy = "name a finished run's output folder, a transformers folder or an artifact"
         raise SettingsError(f"{folder} holds no trained model", remedy)
     dataset.check_tokenizer(found)
     return found
@@ -121,7 +135,7 @@ def _checked(folder: str, dataset: Dataset) -> Path:
 def _rows(
     settings: Evaluating,
     dataset: Dataset,
-    measured: dict[str, tuple[Model, Heldout]],
+    measured: dict[str, tuple[Subject, Heldout]],
     dtype: torch.dtype,
 ) -> tuple[list[Row], list[Row]]:
     """Return the rows of the table, and what each model answers to held-out prompts.
@@ -132,7 +146,9 @@ def _rows(
     answers: list[Row] = []
     wanted = settings.evaluation.samples
 
-    def placed(heldout: Heldout, model: Model) -> nn.Module:
+    def placed(heldout: Heldout, model: Subject) -> nn.Module:
+        if not isinstance(model, Model):
+            return answering(model)
         with META:
             module = heldout.task.module(model, dataset.manifest, settings.seed)
         fill(module, first_weights(module, model, settings.seed))
@@ -144,7 +160,10 @@ def _rows(
         return heldout.accelerator.for_inference(module.eval())
 
     if settings.subjects.untrained == "yes":
-        first, heldout = next(iter(measured.values()))
+        models = [(each, by) for each, by in measured.values() if isinstance(each, Model)]
+        if not models:
+            raise SettingsError("an artifact has no random weights", "leave subjects.untrained out")
+        first, heldout = models[0]
         drawn = first.model_copy(update={"weights": "random"})
         rows.append({"name": "untrained", **heldout.metrics(placed(heldout, drawn))})
     outputs: dict[str, torch.Tensor] = {}

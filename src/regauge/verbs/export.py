@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from regauge import config, verbs
 from regauge.errors import SettingsError
 from regauge.inference.export_settings import Exporting, Format
+from regauge.log import logger
+
+if TYPE_CHECKING:
+    from regauge.inference.exporting import Trained
 
 OUTPUT = "target.path"
 ROOT = Exporting
@@ -103,7 +107,7 @@ def run(settings: Exporting) -> dict[str, Any]:
         if target.format == "artifact":
             from regauge.inference.exporting import export
 
-            return export(settings, model, _dataset(tables))
+            return export(settings, model, _trained(tables))
         task = tables.get("task", {})
         first = task if isinstance(task, dict) else task[0]
         pooled = first.get("kind") == "contrastive"
@@ -111,8 +115,15 @@ def run(settings: Exporting) -> dict[str, Any]:
     return {"written": str(written), "format": target.format}
 
 
-def _dataset(tables: config.Tables) -> Path | None:
-    """Return the dataset of a run where it is still there."""
-    data = tables.get("data")
-    path = Path(data["path"]) if isinstance(data, dict) and "path" in data else None
-    return path if path is not None and path.is_dir() else None
+def _trained(tables: config.Tables) -> Trained | None:
+    """Return what a run trained for, first where for several; None where its rows are gone."""
+    from regauge.inference.exporting import Trained
+    from regauge.training.settings import Training
+
+    aim = config.build(Training, tables, verbs.tables()).aims[0]
+    dataset = Path(aim.data.path)
+    if not dataset.is_dir():
+        told = "%s is gone: how the run cut its texts is not known, its metrics are not measured"
+        logger.warning(told, dataset)
+        return None
+    return Trained(aim.task, dataset)

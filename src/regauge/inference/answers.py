@@ -1,0 +1,81 @@
+"""Answers as columns of a table: the numbers of a program, in the type that was asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from regauge.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from regauge.inference.manifest import Program
+    from regauge.inference.predict_settings import Dtype
+
+KINDS = {"text": pa.string(), "integer": pa.int64(), "real": pa.float64()}
+"""Of fields that are kept beside the answers."""
+INT8_MOST = 127
+Columns = dict[str, np.ndarray | pa.Array]
+
+
+def columns(program: Program, dtype: Dtype, answers: np.ndarray) -> Columns:
+    """Return the columns of answers, [records, width] fp32, by name.
+
+    A column of several numbers is [records, numbers]. Classes are named where they have names,
+    with their probabilities (softmax) beside them.
+    """
+    if program.answers == "vectors":
+        return vectors(answers, dtype)
+    if program.answers == "classes":
+        best, names = answers.argmax(1), program.labels
+        told = pa.array(names).take(pa.array(best)) if names else best
+        return {"class": told, "probabilities": _softmax(answers)}
+    if program.answers in {"values", "scores"}:
+        return {program.answers.removesuffix("s"): answers[:, 0]}
+    return {"answer": answers}
+
+
+def vectors(values: np.ndarray, dtype: Dtype) -> Columns:
+    """Return vectors, [records, width] fp32, in a type.
+
+    As int8 a vector is its numbers by their largest, times 127; `scale` takes them back. As binary
+    the sign of each number is a bit, 1 above zero, the first one the highest of its byte.
+    """
+    if dtype == "binary":
+        return {"vector": np.packbits(values > 0, axis=1)}
+    if dtype == "int8":
+        scale = np.abs(values).max(1) / INT8_MOST
+        safe = np.where(scale > 0, scale, 1.0)[:, None]
+        return {"vector": np.rint(values / safe).astype(np.int8), "scale": scale}
+    return {"vector": values.astype(dtype)}
+
+
+def table(found: Columns, kept: Mapping[str, Sequence[Any]], kinds: dict[str, str]) -> pa.Table:
+    """Return the kept fields of records and their answers beside each other."""
+    arrays = {name: pa.array(values, KINDS[kinds[name]]) for name, values in kept.items()}
+    return pa.table(arrays | {name: _array(values) for name, values in found.items()})
+
+
+def check_names(program: Program, dtype: Dtype, kept: Sequence[str]) -> None:
+    """Raise SettingsError where a kept field has the name of an answer's column."""
+    made = columns(program, dtype, np.zeros((1, program.width), np.float32))
+    for name in kept:
+        if name in made:
+            problem = f"a record's field '{name}' has the name of what is written beside it"
+            raise SettingsError(problem, "name the fields that are kept in output.keep")
+
+
+def _array(values: np.ndarray | pa.Array) -> pa.Array:
+    if isinstance(values, pa.Array) or values.ndim == 1:
+        return pa.array(values) if not isinstance(values, pa.Array) else values
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    powers = np.exp(scores - scores.max(1, keepdims=True))
+    found: np.ndarray = powers / powers.sum(1, keepdims=True)
+    return found

@@ -1,0 +1,133 @@
+"""An artifact in a Python program: texts in, arrays out, the same numbers as `predict` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regauge import accelerators, config
+from regauge.backends import Payload, Shape, Site, require
+from regauge.data.parallel import available_cores
+from regauge.errors import SettingsError
+from regauge.inference import answers
+from regauge.inference import artifact as artifacts
+from regauge.inference import engine as engines
+from regauge.inference.engine import Engine
+from regauge.inference.export_settings import Shapes, Text
+from regauge.inference.manifest import Program
+from regauge.inference.shapes import Ladder, ladder
+from regauge.inference.texts import Reader
+from regauge.models import finding
+from regauge.models.inputs import Fields
+from regauge.models.program import tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from regauge.accelerators import Accelerator
+    from regauge.backends import Backend
+    from regauge.inference.predict_settings import Dtype
+
+
+class Loaded:
+    """A model that answers."""
+
+    def __init__(self, engine: Engine, program: Program, tokenizer: Path) -> None:
+        self.program = program
+        """What it says of itself."""
+        self._engine = engine
+        self._reader = (
+            Reader(tokenizer, program.reads, program.fields) if program.reads is not None else None
+        )
+
+    def encode(
+        self, texts: str | Sequence[str], *, prompt: str | None = None, dtype: Dtype = "float32"
+    ) -> np.ndarray:
+        """Return the vectors of texts, [texts, width], or [width] for a single one.
+
+        `prompt` is the name of one of the artifact's. Raises SettingsError for an artifact that
+        makes no vectors.
+        """
+        if self.program.answers != "vectors":
+            problem = f"this artifact answers with {self.program.answers}, and not with vectors"
+            raise SettingsError(problem, "call answer() instead")
+        several = [texts] if isinstance(texts, str) else list(texts)
+        found = np.asarray(answers.vectors(self._answers([several], prompt), dtype)["vector"])
+        vectors: np.ndarray = found[0] if isinstance(texts, str) else found
+        return vectors
+
+    def answer(self, *columns: Sequence[str], prompt: str | None = None) -> dict[str, Any]:
+        """Return the answers to records, given as a sequence for each of their texts.
+
+        The columns are those that `predict` writes: of classes `class` and `probabilities`.
+        """
+        found = self._answers([list(column) for column in columns], prompt)
+        made = answers.columns(self.program, "float32", found)
+        return {
+            name: column if isinstance(column, np.ndarray) else column.to_pylist()
+            for name, column in made.items()
+        }
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Return what the program gives for its own inputs: `program.inputs` describes them."""
+        return self._engine.runner(*inputs)
+
+    def _answers(self, columns: list[list[str]], prompt: str | None) -> np.ndarray:
+        if self._reader is None:
+            raise SettingsError("this artifact reads no texts", "call it with tensors")
+        wanted = max(1, len(self.program.fields.texts))
+        if len(columns) != wanted:
+            problem = f"the artifact reads {wanted} texts of a record, and {len(columns)} are given"
+            raise SettingsError(problem, "give a sequence for each of them")
+        read = self._reader.read(columns, prompt)
+        return self._engine.answers(read.rows)
+
+
+def load(
+    path: str | Path,
+    *,
+    invariant: bool = True,
+    threads: int | None = None,
+    backend: str | None = None,
+) -> Loaded:
+    """Return an artifact at work, or for development a model's folder or hub name.
+
+    An artifact is verified first, and a payload may be code: load what you or people you trust
+    exported. Of a folder the named backend, by default "eager", computes what was never exported;
+    "lazy" compiles it when it is first called. With `invariant` a text's vector has the same bits
+    whatever is computed beside it; of a folder nothing was shown. Raises what
+    `artifact.opened` does.
+    """
+    if backend is None and artifacts.is_one(Path(path)):
+        artifact = artifacts.opened(path)
+        engine = engines.loaded(artifact, invariant=invariant, threads=threads)
+        return Loaded(engine, artifact.manifest.program, artifact.tokenizer)
+    folder = finding.at(str(path))
+    return _of_folder(folder, config.choose("backends", backend or "eager"), threads)
+
+
+def _of_folder(folder: Path, backend: Backend, threads: int | None) -> Loaded:
+    """Return a model's folder at work in fp32, on the fittest device of this machine."""
+    from regauge.inference import programs
+
+    accelerator: Accelerator = accelerators.choose()[0]
+    require(backend, accelerator)
+    described = programs.of_folder(folder, Text(), Fields())
+    count = threads or available_cores()
+    site = Site(accelerator, accelerators.take(accelerator, 0, count), count)
+    rungs = ladder(Shapes(), described.reads.tokens, symbolic=backend.symbolic)
+    payload = Payload(
+        folder,
+        described.inputs,
+        [Shape(rung.rows[0], rung.length) for rung in rungs],
+        "fp32",
+        lambda: {name: value.detach() for name, value in tensors(described.program).items()},
+        lambda: described.program,
+    )
+    runner = backend.load(payload, site)
+    engine = Engine(runner, Ladder(rungs, filled=not backend.symbolic), described.width)
+    return Loaded(engine, described.told, folder)

@@ -1,0 +1,93 @@
+"""The held-out metrics of a compiled program: by the one evaluation path, and its own batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regauge.accelerators import REFERENCE
+from regauge.config import choose
+from regauge.data.order import sample
+from regauge.data.shards import Dataset
+from regauge.inference.engine import loaded
+from regauge.inference.rows import Rows, Texts
+from regauge.processes import World
+from regauge.training.objectives import feed
+from regauge.training.scoring import Heldout
+
+if TYPE_CHECKING:
+    from regauge.accelerators import Accelerator
+    from regauge.inference.artifact import Artifact
+    from regauge.inference.engine import Engine
+    from regauge.models.inputs import Answers
+    from regauge.models.losses import Batch
+    from regauge.tasks import Task
+
+MICROBATCH_ROWS = 64
+OUTPUTS: dict[Answers, str] = {
+    "vectors": "vectors",
+    "classes": "scores",
+    "values": "scores",
+    "scores": "scores",
+}
+"""What a task calls the answers of its module."""
+
+
+class Answering(nn.Module):
+    """A compiled program as a task calls its module: batches of tokens in, their answers out."""
+
+    def __init__(self, engine: Engine, answers: Answers, *, joined: bool) -> None:
+        super().__init__()
+        self.engine = engine
+        self.compute_dtype = torch.float32
+        self._output = OUTPUTS[answers]
+        self._joined = joined
+
+    def forward(self, batch: Batch) -> Batch:
+        """Return the answers to a batch, [batch, width] fp32; those to empty rows are 0."""
+        tokens, segments = (batch[name].cpu().numpy() for name in ("tokens", "segments"))
+        lengths = (segments > 0).sum(1)
+        (there,) = np.nonzero(lengths)
+        texts = Texts.of([tokens[row, : lengths[row]].astype(np.int32) for row in there])
+        starts = [_starts(batch["types"], lengths)[there]] if self._joined else []
+        answers = np.zeros((len(tokens), self.engine.width), np.float32)
+        answers[there] = self.engine.answers(Rows([texts], starts))
+        return {self._output: torch.from_numpy(answers).to(batch["tokens"].device)}
+
+
+def answering(artifact: Artifact) -> Answering:
+    """Return an artifact at work, loaded on a device of its own kind."""
+    program = artifact.manifest.program
+    engine = loaded(artifact, invariant=False)
+    return Answering(engine, program.answers, joined=program.fields.joined)
+
+
+def metrics(module: nn.Module, task: Task, dataset: Path, rows: int) -> dict[str, float]:
+    """Return the metrics of a module on so many held-out rows; empty where none are held out."""
+    found = Dataset(dataset)
+    if not len(found.split("heldout")):
+        return {}
+    reference: Accelerator = choose("accelerators", REFERENCE)
+    share = feed(
+        task,
+        found,
+        "heldout",
+        world=World(),
+        rows=MICROBATCH_ROWS,
+        ladder=task.ladder(found.manifest),
+        seed=0,
+    )
+    numbers = sample(len(share), rows, found.manifest.identity)
+    mark, device = reference.end_microbatch, torch.device("cpu")
+    return Heldout(task, reference, mark, device, share, numbers).metrics(module)
+
+
+def _starts(types: Tensor, lengths: np.ndarray) -> np.ndarray:
+    """Return where the second half of each text begins, [batch] int32: behind it, if nowhere."""
+    of_second = types.cpu().numpy() > 0
+    found: np.ndarray = np.where(of_second.any(1), of_second.argmax(1), lengths).astype(np.int32)
+    return found

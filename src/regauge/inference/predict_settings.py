@@ -1,0 +1,90 @@
+"""The tables of a run file that `predict` reads; nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from regauge.config import Settings, chosen
+from regauge.data.sources import Source
+from regauge.inference.executors import Executor
+from regauge.planning.settings import Price
+
+Dtype = Literal["float16", "float32", "int8", "binary"]
+
+
+class Written(Settings):
+    """What is written of each record."""
+
+    folder: str
+    """Folder of the answers; one job owns it, on one machine or several."""
+    format: Literal["parquet", "npy"] = "parquet"
+    """A table, or an array of vectors with the other fields in a table beside it."""
+    dtype: Dtype = "float16"
+    """Numbers of a vector: `int8` has a scale for each vector, `binary` the signs, eight a byte."""
+    keep: Literal["others"] | tuple[str, ...] = "others"
+    """Fields of a record that stand beside its answer; by default all but its texts."""
+
+
+class Predict(Settings):
+    """What is asked of each record."""
+
+    texts: tuple[str, ...] = ()
+    """Fields with its texts; by default those of the artifact, or the first text there is."""
+    prompt: str | None = None
+    """Name of the artifact's prompt that stands before each text."""
+    invariant: bool = True
+    """Whether a text's answer has the same bits whatever is computed beside it."""
+    rows: int = Field(default=32768, ge=1)
+    """Most records of a shard, the unit that is computed, committed and tried again."""
+    index: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        default="auto", union_mode="left_to_right"
+    )
+    """Which of several equal jobs this is; `auto` asks an array of Slurm or an indexed Job."""
+    count: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto", union_mode="left_to_right"
+    )
+    """How many jobs share the folder; a Kubernetes Job does not tell it."""
+    max_usd: float | None = Field(default=None, gt=0)
+    """Dollars after which no shard is begun; a later command with more goes on."""
+
+
+class Working(Settings):
+    """Who computes it; none of it changes what is computed."""
+
+    price: Price | None = None
+    """What an hour of a machine costs."""
+    executor: Annotated[SerializeAsAny[Executor], chosen("inference/executors")] = Field(
+        default="local", validate_default=True
+    )
+    """Processes of this machine, or of a cluster."""
+    workers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto", union_mode="left_to_right"
+    )
+    """Processes, each with a device or with the artifact's threads; by default all there is."""
+    attempts: int = Field(default=3, ge=1)
+    """How often a shard may end the process that computes it."""
+    hang_seconds: float = Field(default=600, gt=0)
+    """How long a process may say nothing before it is taken for lost."""
+
+
+class Predicting(Settings):
+    """Everything about answers to files."""
+
+    artifact: str
+    """Folder that `regauge export` wrote."""
+    source: Annotated[SerializeAsAny[Source], chosen("data/sources")]
+    """Records to be answered."""
+    output: Written
+    """Where the answers go, and what they consist of."""
+    predict: Predict = Predict()
+    """What is asked of each record."""
+    execution: Working = Working()
+    """Who computes it."""
+
+    @model_validator(mode="after")
+    def _answers_all(self) -> Predicting:
+        if self.source.duplicates == "drop":
+            raise ValueError("every record has an answer: leave source.duplicates out")
+        return self

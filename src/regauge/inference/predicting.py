@@ -1,0 +1,199 @@
+"""A job from its first look at the source to its sums: what it is of, who works, what it costs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from regauge import config, lines
+from regauge.data.sources import Record
+from regauge.errors import DataError, LimitReachedError, PreemptedError, SettingsError
+from regauge.inference import artifact as artifacts
+from regauge.inference.answers import check_names
+from regauge.inference.job import Job, facts_of, place_of, sums, write_result
+from regauge.inference.order import ASIDE, Order
+from regauge.inference.pace import Pace
+from regauge.inference.tickets import Tickets
+from regauge.planning.catalog import rate
+from regauge.registry import did_you_mean
+from regauge.supervision.meter import ATTEMPTS, Meter, last_seen, paid, say_seen
+from regauge.supervision.owner import Owner
+from regauge.supervision.signals import Caught
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from regauge.data.sources import Piece, Source, Value
+    from regauge.inference.artifact import Artifact
+    from regauge.inference.predict_settings import Predicting
+
+LOOKED_AT = 1000
+"""Records that are looked at for one with a text."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job that can begin."""
+
+    artifact: Artifact
+    job: Job
+    order: Order
+
+
+def planned(settings: Predicting) -> Planned:
+    """Return the job of settings: what is there to be answered, and which fields it has.
+
+    Raises SettingsError for a field that no record has, or for an artifact that reads no texts,
+    and what the source and the artifact raise.
+    """
+    artifact = artifacts.located(settings.artifact)
+    artifact.check_target()
+    program = artifact.manifest.program
+    if program.reads is None:
+        raise SettingsError(
+            f"{settings.artifact} reads no texts", "load it in Python: regauge.load"
+        )
+    program.reads.before(settings.predict.prompt)
+    pieces = settings.source.pieces()
+    first = _first(settings.source, pieces)
+    texts = _texts(settings, program.fields.texts, first)
+    kept = _kept(settings, texts, first)
+    check_names(program, settings.output.dtype, list(kept))
+    job = Job(settings, pieces, place_of(settings, os.environ))
+    order = Order(config.dump(settings), pieces, texts, kept, job.place)
+    return Planned(artifact, job, order)
+
+
+def predict(settings: Predicting) -> dict[str, Any]:
+    """Answer all records of this job's share that are not answered yet; return the sums.
+
+    Raises LimitReachedError at the dollars that may be spent, PreemptedError where it is told to
+    stop, and what the parts of the work raise.
+    """
+    taken = time.time()
+    found = planned(settings)
+    job = found.job
+    facts = facts_of(settings, found.artifact, job.pieces, found.order.kept)
+    job.begin({**facts, "texts": list(found.order.texts)})
+    with ExitStack() as stack:
+        stack.enter_context(Owner(job.own))
+        _clear(job)
+        done = job.finished()
+        tickets = Tickets(job.share, {shard: line["last"] for shard, line in done.items()})
+        meter = _metered(job, taken)
+        pace = Pace(job, done, meter)
+        stop = stack.enter_context(_Stop())
+        if tickets.left:
+            _work(found, tickets, pace, stop)
+        told = pace.paid()
+        lines.append(job.own / ATTEMPTS, {**meter.line, "ended": time.time(), **told})
+        answer = {"output": settings.output.folder, **sums(job.finished()), **pace.cost()}
+        write_result(job, pace.cost())
+    return answer
+
+
+def _work(found: Planned, tickets: Tickets, pace: Pace, stop: _Stop) -> None:
+    """Have shards computed and write their lines, until none is left or something says stop."""
+    job = found.job
+    limit = job.settings.predict.max_usd
+    executor = job.settings.execution.executor
+    with pace:
+        for event in executor.run(found.order, tickets):
+            if event["event"] == "shard":
+                job.commit({name: value for name, value in event.items() if name != "event"})
+            pace.hear(event)
+            say_seen(job.own)
+            if stop.told:
+                raise PreemptedError("told to stop", "run it again: it goes on where it is")
+            if limit is not None and (pace.usd or 0) >= limit:
+                problem = f"{pace.usd:.4f} USD are spent of at most {limit:g}"
+                raise LimitReachedError(problem, "raise predict.max_usd: it goes on where it is")
+
+
+class _Stop(Caught):
+    """Notes that somebody told this process to stop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = False
+
+    def caught(self, number: int) -> None:
+        """Note a signal."""
+        del number
+        self.told = True
+
+
+def _metered(job: Job, taken: float) -> Meter:
+    """Return what counts on from what earlier commands have paid; it says that this one begins."""
+    price = job.settings.execution.price
+    known = rate(price) if price is not None else None
+    before, since = paid(job.own, taken, last_seen(job.own))
+    now = time.time()
+    meter = Meter(
+        before,
+        time.monotonic() - max(0.0, now - since),
+        machines=1,
+        devices=1,
+        usd_per_hour=None if known is None else known.usd_per_hour,
+    )
+    lines.append(job.own / ATTEMPTS, {"began": since, **meter.line})
+    if job.settings.predict.max_usd is not None and known is None:
+        problem = "predict.max_usd is a limit, and the price of this machine is unknown"
+        raise SettingsError(problem, "set execution.price.usd_per_hour or execution.price.instance")
+    return meter
+
+
+def _clear(job: Job) -> None:
+    """Remove what a killed command left half written."""
+    shutil.rmtree(job.own / ASIDE, ignore_errors=True)
+    (job.own / ASIDE).mkdir()
+
+
+def _first(source: Source, pieces: tuple[Piece, ...]) -> dict[str, Value]:
+    """Return the fields of the first record; raises DataError where there is none."""
+    for record in _some(source, pieces):
+        return record.fields
+    raise DataError("the source has no record", "correct the table source")
+
+
+def _some(source: Source, pieces: tuple[Piece, ...]) -> Iterator[Record]:
+    for piece in pieces:
+        yield from (each for each in source.read(piece) if isinstance(each, Record))
+
+
+def _texts(
+    settings: Predicting, of_artifact: tuple[str, ...], first: dict[str, Value]
+) -> tuple[str, ...]:
+    """Return the fields with a record's texts: those asked for, the artifact's, or the first."""
+    names = settings.predict.texts or of_artifact
+    if settings.predict.texts and len(names) != max(1, len(of_artifact)):
+        problem = f"the artifact reads {max(1, len(of_artifact))} texts of a record"
+        raise SettingsError(problem, f"name as many in predict.texts, not {len(names)}")
+    if not names:
+        names = tuple(name for name, value in first.items() if isinstance(value, str))[:1]
+    for name in names:
+        if not isinstance(first.get(name), str):
+            known = tuple(name for name, value in first.items() if isinstance(value, str))
+            remedy = did_you_mean(name, known) if known else "its records hold no text"
+            raise SettingsError(f"the first record has no text '{name}'", remedy)
+    if not names:
+        raise SettingsError("the first record has no text", "name the field in predict.texts")
+    return names
+
+
+def _kept(settings: Predicting, texts: tuple[str, ...], first: dict[str, Value]) -> dict[str, str]:
+    """Return the fields that stand beside an answer, with the kinds that the first record shows."""
+    from regauge.inference.shard import kind_of
+
+    wanted = settings.output.keep
+    if wanted == "others":
+        return {name: kind_of(value) for name, value in first.items() if name not in texts}
+    for name in wanted:
+        if name not in first:
+            remedy = did_you_mean(name, tuple(first))
+            raise SettingsError(f"the first record has no field '{name}'", remedy)
+    return {name: kind_of(first[name]) for name in wanted}

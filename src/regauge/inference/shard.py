@@ -1,0 +1,236 @@
+"""One shard: its records read and encoded, answered, and written; each step beside the others'.
+
+What a step needs is handed over, so that three threads, or one after the other, can do them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from regauge.checkpoint.folder import flush
+from regauge.data.shards import file_sha256
+from regauge.data.sources import Record, Rejected, Skipped
+from regauge.inference import answers
+from regauge.inference.job import QUARANTINE, SHARDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from regauge.data.sources import Found, Piece, Source, Value
+    from regauge.inference.engine import Engine
+    from regauge.inference.manifest import Program
+    from regauge.inference.predict_settings import Written
+    from regauge.inference.rows import Rows
+    from regauge.inference.texts import Reader
+    from regauge.inference.tickets import Shard
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of every record."""
+
+    texts: tuple[str, ...]
+    """Fields with its texts."""
+    prompt: str | None
+    """Name of what is put before each of them, if not the artifact's own."""
+    rows: int
+    """Records of a shard."""
+    kept: dict[str, str]
+    """Fields that stand beside an answer: "text", "integer" or "real"."""
+    output: Written
+
+
+@dataclass
+class Taken:
+    """Records of a shard, encoded."""
+
+    shard: Shard
+    last: bool
+    """Whether the piece ends with them."""
+    rows: Rows
+    kept: dict[str, list[Value | None]]
+    quarantined: list[Rejected]
+    skipped: int
+    truncated: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of each step."""
+    slots: int = 0
+
+
+class Shelf:
+    """The pieces of a source, read in parts."""
+
+    def __init__(self, source: Source, pieces: tuple[Piece, ...], asked: Asked) -> None:
+        self._source = source
+        self._pieces = pieces
+        self._asked = asked
+        self._open: tuple[int, int, Iterator[Found]] | None = None
+        """A piece that is read, the part that comes next, and what is left of it."""
+        self._ahead: Found | None = None
+
+    def take(self, shard: Shard) -> tuple[list[Found], bool] | None:
+        """Return what a part of a piece holds, and whether it is the last; None behind the end.
+
+        A piece that is open is read on where it is; parts before a later one are passed over.
+        """
+        found = self._open
+        if found is None or found[0] != shard.piece or found[1] > shard.part:
+            found = (shard.piece, 0, iter(self._source.read(self._pieces[shard.piece])))
+            self._ahead = next(found[2], None)
+        piece, part, left = found
+        while part < shard.part and self._ahead is not None:
+            self._next(left)
+            part += 1
+        begun = part == shard.part and (self._ahead is not None or part == 0)
+        several = self._next(left) if begun else []
+        self._open = piece, part + begun, left
+        return (several, self._ahead is None) if begun else None
+
+    def _next(self, left: Iterator[Found]) -> list[Found]:
+        """Return the next records, and look at the one behind them."""
+        several: list[Found] = []
+        while self._ahead is not None and len(several) < self._asked.rows:
+            several.append(self._ahead)
+            self._ahead = next(left, None)
+        return several
+
+
+def read(shelf: Shelf, reader: Reader, asked: Asked, shard: Shard) -> Taken | None:
+    """Read and encode the records of a shard; None where the piece ends before it."""
+    began = time.perf_counter()
+    found = shelf.take(shard)
+    if found is None:
+        return None
+    several, last = found
+    columns: list[list[str]] = [[] for _ in asked.texts]
+    kept: dict[str, list[Value | None]] = {name: [] for name in asked.kept}
+    bad: list[Rejected] = []
+    for each in several:
+        if isinstance(each, Rejected):
+            bad.append(each)
+        elif isinstance(each, Record):
+            if (problem := _problem(each, asked)) is not None:
+                bad.append(problem)
+                continue
+            for column, name in zip(columns, asked.texts, strict=True):
+                column.append(str(each.fields[name]))
+            for name, values in kept.items():
+                values.append(each.fields.get(name))
+    ids, truncated = reader.read(columns, asked.prompt)
+    skipped = sum(isinstance(each, Skipped) for each in several)
+    taken = Taken(shard, last, ids, kept, bad, skipped, truncated)
+    taken.seconds["read"] = time.perf_counter() - began
+    return taken
+
+
+def compute(engine: Engine, taken: Taken) -> np.ndarray:
+    """Return the answers to the records of a shard, [records, width] fp32."""
+    began, before = time.perf_counter(), engine.slots
+    found = engine.answers(taken.rows)
+    taken.slots = engine.slots - before
+    taken.seconds["compute"] = time.perf_counter() - began
+    return found
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Where answers go."""
+
+    folder: Path
+    aside: Path
+    """A folder beside it that one job alone writes."""
+    program: Program
+    asked: Asked
+
+    def write(self, taken: Taken, found: np.ndarray) -> dict[str, Any]:
+        """Write the files of a shard, each at once; return the line that says that they are there.
+
+        `found` are the answers, [records, width] fp32.
+        """
+        began = time.perf_counter()
+        written = self._answers(taken, found)
+        self._quarantine(taken)
+        flush([self.folder / SHARDS])
+        hashes = {path.name: file_sha256(path) for path in written}
+        taken.seconds["write"] = time.perf_counter() - began
+        return {
+            "piece": taken.shard.piece,
+            "part": taken.shard.part,
+            "last": taken.last,
+            "rows": len(taken.rows),
+            "quarantined": len(taken.quarantined),
+            "skipped": taken.skipped,
+            "truncated": taken.truncated,
+            "tokens": taken.rows.tokens,
+            "slots": taken.slots,
+            "bytes": {path.name: path.stat().st_size for path in written},
+            "sha256": hashes,
+            "seconds": {part: round(took, 6) for part, took in taken.seconds.items()},
+        }
+
+    def _answers(self, taken: Taken, found: np.ndarray) -> list[Path]:
+        import pyarrow.parquet as pq
+
+        output, name, written = self.asked.output, taken.shard.name, []
+        columns = answers.columns(self.program, output.dtype, found)
+        if output.format == "npy":
+            array = np.asarray(columns.pop(next(iter(columns))))
+            written.append(self._put(SHARDS, f"{name}.npy", lambda file: np.save(file, array)))
+        if columns or taken.kept:
+            table = answers.table(columns, taken.kept, self.asked.kept)
+            write = partial(pq.write_table, table)
+            written.append(self._put(SHARDS, f"{name}.parquet", write))
+        return written
+
+    def _quarantine(self, taken: Taken) -> None:
+        """Write the records that could not be answered; remove what was written of them before."""
+        name = f"{taken.shard.name}.jsonl"
+        if not taken.quarantined:
+            (self.folder / QUARANTINE / name).unlink(missing_ok=True)
+            return
+        documents = (json.dumps(each._asdict(), ensure_ascii=False) for each in taken.quarantined)
+        text = "".join(f"{document}\n" for document in documents)
+        self._put(QUARANTINE, name, lambda file: file.write(text.encode()))
+
+    def _put(self, room: str, name: str, write: Callable[[IO[bytes]], object]) -> Path:
+        """Write a file aside, flush it, and rename it."""
+        aside = self.aside / name
+        with aside.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        return aside.replace(self.folder / room / name)
+
+
+def _problem(record: Record, asked: Asked) -> Rejected | None:
+    """Return why a record cannot be answered, or None."""
+    for name in asked.texts:
+        if not isinstance(record.fields.get(name), str):
+            return Rejected(record.file, record.place, f"no text field '{name}'")
+    for name, kind in asked.kept.items():
+        value = record.fields.get(name)
+        if value is not None and not _fits(value, kind):
+            detail = f"{type(value).__name__} {value!r}"[:80]
+            return Rejected(record.file, record.place, f"'{name}' is no {kind}", detail)
+    return None
+
+
+def _fits(value: Value, kind: str) -> bool:
+    if kind == "real":
+        return isinstance(value, int | float)
+    return isinstance(value, int if kind == "integer" else str)
+
+
+def kind_of(value: Value) -> str:
+    """Return the kind of a field that is kept, as a record shows it."""
+    if isinstance(value, str):
+        return "text"
+    return "integer" if isinstance(value, int) else "real"

@@ -1,0 +1,235 @@
+"""Files in, files out: every record answered once, in its order, with the bits it has alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import regauge
+from end_to_end.predicting import bits, exported, table, texts, trained, vectors, written
+from regauge import lines
+from regauge.cli import main
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encoder")
+    return exported(trained(folder), folder / "artifact")
+
+
+def predict(artifact: Path, source: Path | str, folder: Path, *more: str) -> int:
+    given = ["--source", str(source), "--to", str(folder), "execution.executor=inline", *more]
+    return main(["predict", str(artifact), *given])
+
+
+def test_every_record_is_answered_in_its_order(artifact: Path, tmp_path: Path) -> None:
+    source = written(tmp_path / "texts.jsonl", 300)
+    assert predict(artifact, source, tmp_path / "out", "predict.rows=70") == 0
+    found = table(tmp_path / "out")
+    assert found["id"].to_pylist() == list(range(300))
+    assert found.schema.field("vector").type == pa.list_(pa.float16(), 32)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (result["rows"], result["shards"], result["quarantined"]) == (300, 5, 0)
+    assert result["tokens"] == sum(len(text.split()) + 1 for text in texts(300))
+    every = lines.whole(tmp_path / "out" / "jobs" / "0-of-1" / "ledger.jsonl")
+    assert [line["rows"] for line in every] == [70, 70, 70, 70, 20]
+    assert [line["last"] for line in every] == [False] * 4 + [True]
+
+
+def test_a_text_has_the_same_bits_alone_in_a_file_and_in_python(
+    artifact: Path, tmp_path: Path
+) -> None:
+    source = written(tmp_path / "texts.jsonl", 200)
+    for name, rows in (("one", 200), ("many", 33)):
+        more = (f"predict.rows={rows}", "output.dtype=float32")
+        assert predict(artifact, source, tmp_path / name, *more) == 0
+    one, many = (vectors(table(tmp_path / name)) for name in ("one", "many"))
+    loaded = regauge.load(artifact)
+    assert np.array_equal(one, many)
+    assert np.array_equal(one, loaded.encode(texts(200)))
+    alone = np.stack([loaded.encode(text) for text in texts(40)])
+    assert np.array_equal(one[:40], alone)
+    assert np.allclose(np.linalg.norm(one, axis=1), 1, atol=1e-6)
+
+
+def test_processes_of_their_own_write_the_same(artifact: Path, tmp_path: Path) -> None:
+    source = written(tmp_path / "texts.jsonl", 150)
+    assert predict(artifact, source, tmp_path / "here", "predict.rows=20") == 0
+    more = ["predict.rows=20", "execution.executor=local", "execution.workers=2"]
+    assert predict(artifact, source, tmp_path / "apart", *more) == 0
+    assert bits(tmp_path / "apart") == bits(tmp_path / "here")
+
+
+def test_a_second_command_does_nothing_and_a_lost_file_is_made_again(
+    artifact: Path, tmp_path: Path
+) -> None:
+    source = written(tmp_path / "texts.jsonl", 120)
+    out = tmp_path / "out"
+    assert predict(artifact, source, out, "predict.rows=50") == 0
+    before = bits(out)
+    assert predict(artifact, source, out, "predict.rows=50") == 0
+    assert len(lines.whole(out / "jobs" / "0-of-1" / "ledger.jsonl")) == 3
+    (out / "shards" / "000000-00001.parquet").unlink()
+    assert predict(artifact, source, out, "predict.rows=50") == 0
+    assert bits(out) == before
+    assert len(lines.whole(out / "jobs" / "0-of-1" / "ledger.jsonl")) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (["output.dtype=float32"], "output.dtype is 'float16' there and 'float32' here"),
+        (["predict.rows=7"], "rows is"),
+        (["predict.invariant=false"], "invariant is True there"),
+        (["output.keep=[]"], "kept"),
+    ],
+)
+def test_a_folder_with_other_answers_is_refused(
+    artifact: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: list[str],
+    told: str,
+) -> None:
+    source = written(tmp_path / "texts.jsonl", 20)
+    assert predict(artifact, source, tmp_path / "out") == 0
+    before = bits(tmp_path / "out")
+    capsys.readouterr()
+    assert predict(artifact, source, tmp_path / "out", *change) == 64
+    error = capsys.readouterr().err
+    assert told in error
+    assert "name another output.folder" in error
+    assert bits(tmp_path / "out") == before
+
+
+def test_a_source_that_changed_is_refused(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = written(tmp_path / "texts.jsonl", 20)
+    assert predict(artifact, source, tmp_path / "out") == 0
+    written(source, 21)
+    assert predict(artifact, source, tmp_path / "out") == 64
+    assert "has other answers: pieces" in capsys.readouterr().err
+
+
+def test_bad_records_are_set_aside_with_their_reasons(artifact: Path, tmp_path: Path) -> None:
+    source = tmp_path / "texts.jsonl"
+    records: list[Any] = [
+        {"id": 0, "text": "w5 w6", "price": 1.5},
+        {"id": "one", "text": "w7", "price": 2},
+        {"id": 2, "price": 3.5},
+        {"id": 3, "text": "", "price": None},
+    ]
+    source.write_text("\n".join([*map(json.dumps, records), "{broken", json.dumps({"text": 7})]))
+    assert predict(artifact, source, tmp_path / "out") == 0
+    found = table(tmp_path / "out")
+    assert found["id"].to_pylist() == [0, 3]
+    assert found["price"].to_pylist() == [1.5, None]
+    bad = lines.whole(tmp_path / "out" / "quarantine" / "000000-00000.jsonl")
+    assert [(each["place"], each["reason"]) for each in bad] == [
+        ("line 2", "'id' is no integer"),
+        ("line 3", "no text field 'text'"),
+        ("line 5", "malformed JSON"),
+        ("line 6", "no text field 'text'"),
+    ]
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (result["rows"], result["quarantined"]) == (2, 4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8", "binary"])
+@pytest.mark.parametrize("form", ["parquet", "npy"])
+def test_every_form_holds_the_same_vectors(
+    artifact: Path, tmp_path: Path, form: str, dtype: str
+) -> None:
+    source = written(tmp_path / "texts.jsonl", 50)
+    more = (f"output.format={form}", f"output.dtype={dtype}")
+    assert predict(artifact, source, tmp_path / "out", *more) == 0
+    exact = regauge.load(artifact).encode(texts(50))
+    shards = tmp_path / "out" / "shards"
+    beside = pq.read_table(shards / "000000-00000.parquet")
+    array = shards / "000000-00000.npy"
+    found = np.load(array) if form == "npy" else vectors(beside)
+    assert beside["id"].to_pylist() == list(range(50))
+    if dtype == "binary":
+        assert np.array_equal(np.unpackbits(found, axis=1)[:, :32], exact > 0)
+    elif dtype == "int8":
+        back = found * beside["scale"].to_numpy()[:, None]
+        assert found.dtype == np.int8
+        assert np.abs(back - exact).max() <= np.abs(exact).max() / 127
+    else:
+        assert np.array_equal(found, exact.astype(dtype))
+
+
+def test_several_jobs_share_a_folder(artifact: Path, tmp_path: Path) -> None:
+    for number in range(3):
+        written(tmp_path / f"texts-{number}.jsonl", 30, seed=number)
+    files = str(tmp_path / "texts-*.jsonl")
+    source = ["source.kind=jsonl", f'source.files=["{files}"]', "source.piece_mib=1"]
+    run = ["predict", str(artifact), "execution.executor=inline", *source]
+    assert main([*run, "--to", str(tmp_path / "alone")]) == 0
+    for index in (1, 0):
+        more = ["--to", str(tmp_path / "out"), "--index", str(index), "--count", "2"]
+        assert not (tmp_path / "out" / "result.json").exists()
+        assert main([*run, *more]) == 0
+    assert bits(tmp_path / "out") == bits(tmp_path / "alone")
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["rows"] == 90
+
+
+def test_a_limit_of_dollars_stops_it_and_more_of_them_let_it_go_on(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = written(tmp_path / "texts.jsonl", 90)
+    price = ["execution.price.usd_per_hour=3600", "execution.price.market=own", "predict.rows=10"]
+    out = tmp_path / "out"
+    assert predict(artifact, source, out, "--max-usd", "0.01", *price) == 67
+    assert "USD are spent of at most 0.01; raise predict.max_usd" in capsys.readouterr().err
+    done = lines.whole(out / "jobs" / "0-of-1" / "ledger.jsonl")
+    assert len(done) < 9
+    assert predict(artifact, source, out, "--max-usd", "9999", *price) == 0
+    assert table(out)["id"].to_pylist() == list(range(90))
+    result = json.loads((out / "result.json").read_text())
+    assert result["usd"] == pytest.approx(result["machine_seconds"], rel=1e-3)
+    assert result["usd_per_million"] == pytest.approx(result["usd"] / 90 * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--max-usd", "1"], "the price of this machine is unknown"),
+        (['predict.texts=["titel"]'], "has no text 'titel'; did you mean 'title'"),
+        (["predict.prompt=query"], "no prompt is called 'query'; the artifact has none"),
+        (['output.keep=["idd"]'], "has no field 'idd'; did you mean 'id'"),
+        (["--index", "3", "--count", "2"], "predict.index = 3 is none of 2 jobs"),
+        (["source.duplicates=drop"], "every record has an answer"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    artifact: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    told: str,
+) -> None:
+    source = tmp_path / "texts.jsonl"
+    source.write_text(json.dumps({"id": 1, "title": "w5"}))
+    assert predict(artifact, source, tmp_path / "out", *arguments) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert len(error.strip().splitlines()) == 1
+    assert not list((tmp_path / "out").glob("shards/*"))
+
+
+def test_a_dry_run_says_what_would_be_read_and_writes_nothing(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = written(tmp_path / "texts.jsonl", 10)
+    assert predict(artifact, source, tmp_path / "out", "--dry-run", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["answers"], told["texts"], told["kept"]) == ("vectors", ["text"], ["id"])
+    assert not (tmp_path / "out").exists()

@@ -123,15 +123,34 @@ def _looked() -> list[str]:
     return [*told, *(found for found in _places if found not in told)]
 
 
+def function(path: str) -> Any:
+    """Return the function at an import path of a user's own code.
+
+    Raises SettingsError where this command's run file or command line does not name it, and for
+    none.
+    """
+    module = _allowed(path, "give it there, if it is yours")
+    name = path.rpartition(":")[2]
+    if not callable(getattr(module, name, None)):
+        where = getattr(module, "__file__", None) or module.__name__
+        known = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        remedy = did_you_mean(name, known) if known else f"define one: def {name}():"
+        raise SettingsError(f"'{path}': {where} has no function '{name}'", remedy)
+    return getattr(module, name)
+
+
+def _allowed(path: str, remedy: str) -> ModuleType:
+    """Return the module of an import path that a user named; raises SettingsError for another."""
+    if path not in _named:
+        problem = f"'{path}' is code, and the run file of this command does not name it"
+        raise SettingsError(problem, remedy)
+    return _imported(path.partition(":")[0], path)
+
+
 def _own(folder: str, path: str) -> type[Any]:
     """Return the class at an import path, which is then its `kind`."""
-    if path not in _named:
-        raise SettingsError(
-            f"'{path}' is code, and the run file of this command does not name it",
-            f"give it there as a kind of {folder}, if it is yours",
-        )
+    module = _allowed(path, f"give it there as a kind of {folder}, if it is yours")
     module_path, _, name = path.partition(":")
-    module = _imported(module_path, path)
     interface = _interface(folder)
     fitting = [key for key, value in vars(module).items() if _fits(value, interface)]
     where = getattr(module, "__file__", None) or module_path

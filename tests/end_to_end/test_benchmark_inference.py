@@ -27,7 +27,7 @@ from regauge.inference import artifact as artifacts
 from regauge.inference import benchmarking
 from regauge.inference.benchmark_settings import Measuring
 from regauge.inference.engine import loaded
-from regauge.inference.load import FEWEST, PERCENTILES, percentile
+from regauge.inference.requests import FEWEST, PERCENTILES, percentile
 from regauge.inference.turn import Bench, request_of
 from regauge.training.benchmark_settings import Benchmarking
 from regauge.verbs import benchmark, pipeline
@@ -43,8 +43,8 @@ QUICK = (
     "arrivals.seconds=0.1",
     "arrivals.shares=[0.5]",
     "arrivals.rates=[40]",
-    "price.usd_per_hour=3.6",
-    "price.as_of=2026-11-01",
+    "execution.price.usd_per_hour=3.6",
+    "execution.price.as_of=2026-11-01",
 )
 
 
@@ -241,7 +241,7 @@ def test_a_dry_run_says_what_would_be_measured_without_torch(
     ("words", "said"),
     [
         (["inference.lengths=[64]"], "reads at most 48 tokens, and inference.lengths has 64"),
-        (["price.instance=inf2.xlarg"], "did you mean 'inf2.xlarge'?"),
+        (["execution.price.instance=inf2.xlarg"], "did you mean 'inf2.xlarge'?"),
         (["inference.beside=[['first','none']]"], "no artifact is called 'none'"),
         (["inference.rows=[2,2]"], "rows has a number twice"),
         (["inference.row=[2]"], "did you mean 'rows'?"),

@@ -53,7 +53,7 @@ def test_a_text_has_the_same_bits_alone_in_a_file_and_in_python(
     loaded = regauge.load(artifact)
     assert np.array_equal(one, many)
     assert np.array_equal(one, loaded.encode(texts(200)))
-    alone = np.stack([loaded.encode(text) for text in texts(40)])
+    alone = np.stack([loaded.encode(text) for text in texts(200)[:40]])
     assert np.array_equal(one[:40], alone)
     assert np.allclose(np.linalg.norm(one, axis=1), 1, atol=1e-6)
 
@@ -194,7 +194,7 @@ def test_a_limit_of_dollars_stops_it_and_more_of_them_let_it_go_on(
     assert predict(artifact, source, out, "--max-usd", "9999", *price) == 0
     assert table(out)["id"].to_pylist() == list(range(90))
     result = json.loads((out / "result.json").read_text())
-    assert result["usd"] == pytest.approx(result["machine_seconds"], rel=1e-3)
+    assert result["usd"] == pytest.approx(result["machine_seconds"], abs=2e-3)
     assert result["usd_per_million"] == pytest.approx(result["usd"] / 90 * 1e6)
 
 

@@ -262,10 +262,9 @@ def for_cpus() -> bool:
 
 def require(accelerator: Accelerator) -> None:
     """Raise SettingsError with the nearest choice when an accelerator is not usable here."""
-    availability = accelerator.available()
-    if availability.fitness == 0:
+    if (found := accelerator.available()).fitness == 0:
         usable = [kind for kind, other in survey().items() if other.fitness > 0]
-        problem = f"accelerator '{accelerator.kind}' is not usable here: {availability.reason}"
+        problem = f"accelerator '{accelerator.kind}' is not usable here: {found.reason}"
         raise SettingsError(problem, f"usable here: {', '.join(usable)}")
 
 
@@ -292,8 +291,7 @@ def join(accelerator: Accelerator, world: World, timeout_seconds: int) -> None:
     import torch.distributed as dist
 
     if world.size > 1 and not dist.is_initialized():
-        limit = dt.timedelta(seconds=timeout_seconds)
-        how = accelerator.collectives(), accelerator.rendezvous(), limit
+        how = accelerator.collectives(), accelerator.rendezvous(), dt.timedelta(0, timeout_seconds)
         dist.init_process_group(*how, world.size, world.rank)
 
 

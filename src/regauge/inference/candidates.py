@@ -17,7 +17,6 @@ from regauge.errors import SettingsError, plain
 from regauge.inference import parity
 from regauge.inference.engine import Engine
 from regauge.inference.measured import Answering
-from regauge.inference.rows import Rows
 from regauge.inference.shapes import Ladder, ladder
 from regauge.models.placing import dtype_of
 from regauge.models.program import cast, tensors
@@ -29,10 +28,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regauge.accelerators import Accelerator, Precision
+
+    Metrics = Callable[[nn.Module], dict[str, float]]
     from regauge.backends import Backend, Quantized, Runner
     from regauge.inference.export_settings import Candidates, Exporting
     from regauge.inference.manifest import Rung
     from regauge.inference.programs import Described
+    from regauge.inference.rows import Records
 
 TURNS = 5
 """Of one text alone, at least."""
@@ -67,11 +69,11 @@ class Work:
     settings: Exporting
     described: Described
     accelerator: Accelerator
-    rows: Rows
-    """Real records."""
+    rows: Records
+    """Real ones."""
     reference: np.ndarray
     """What fp32 answers to them, [records, width]."""
-    metrics: Callable[[nn.Module], dict[str, float]] | None = None
+    metrics: Metrics | None = None
     """Measures a module on what a run held out."""
     quality: dict[str, float] = field(default_factory=dict)
     """What these metrics of fp32 are."""
@@ -121,15 +123,14 @@ def listed(wanted: Candidates, accelerator: Accelerator) -> list[Candidate]:
 
 def reference(described: Described, settings: Exporting) -> Engine:
     """Return what answers in fp32, operation by operation on the CPU."""
-    rungs = ladder(settings.shapes, described.reads.tokens, symbolic=True)
+    rungs = ladder(settings.shapes, described.longest, symbolic=True)
     return Engine(_Plain(described.program), Ladder(rungs, filled=False), described.width)
 
 
 def built(work: Work, candidate: Candidate, folder: Path) -> Built:
     """Load a candidate's payload from a folder; where there is none it is compiled first."""
     backend, described = candidate.backend, work.described
-    limit = described.reads.tokens
-    rungs = ladder(work.settings.shapes, limit, symbolic=backend.symbolic)
+    rungs = ladder(work.settings.shapes, described.longest, symbolic=backend.symbolic)
     shapes = [Shape(rung.rows[0], rung.length) for rung in rungs]
     device = work.accelerator.claim(0, candidate.threads)
     site = Site(work.accelerator, device, candidate.threads)
@@ -181,7 +182,7 @@ def _worth_trying(accelerator: Accelerator) -> tuple[Precision, ...]:
     return every[: every.index("fp32") + 1] if "fp32" in every else every
 
 
-def _paces(engine: Engine, rows: Rows, seconds: float) -> dict[str, float]:
+def _paces(engine: Engine, rows: Records, seconds: float) -> dict[str, float]:
     """Return texts and real tokens a second, and the median wait for a text of median length."""
     taken: list[float] = []
     until = time.perf_counter() + seconds
@@ -204,7 +205,7 @@ def _paces(engine: Engine, rows: Rows, seconds: float) -> dict[str, float]:
     }
 
 
-def _samples(rows: Rows, rungs: tuple[Rung, ...]) -> list[tuple[Tensor, ...]]:
+def _samples(rows: Records, rungs: tuple[Rung, ...]) -> list[tuple[Tensor, ...]]:
     """Return some records as a program takes them."""
     some = rows.some(np.arange(min(SAMPLES, len(rows))))
     batches = Ladder(rungs, filled=False).batches(some.lengths)

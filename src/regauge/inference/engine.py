@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from regauge.backends import Runner
     from regauge.inference.artifact import Artifact
-    from regauge.inference.rows import Rows
+    from regauge.inference.rows import Records
     from regauge.inference.shapes import Batch
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "failed to allocate")
@@ -44,7 +44,7 @@ class Engine:
     told: Callable[[int], None] = field(default=lambda _: None, kw_only=True)
     """Called with the number of records that were given to the device, batch by batch."""
 
-    def answers(self, rows: Rows) -> np.ndarray:
+    def answers(self, rows: Records) -> np.ndarray:
         """Return what the program answers to records, [records, width] fp32.
 
         The next batch is given to the device before the answers to one are waited for. Where
@@ -66,7 +66,7 @@ class Engine:
         _fetch(before, found)
         return found
 
-    def _tried(self, batch: Batch, rows: Rows) -> Tensor | None:
+    def _tried(self, batch: Batch, rows: Records) -> Tensor | None:
         """Return what a batch gives, or None where it is too large for the memory."""
         try:
             output = self.runner(*rows.inputs(batch))
@@ -80,7 +80,7 @@ class Engine:
             self.step += 1
             logger.warning("no memory for %d rows of %d tokens: fewer", batch.rows, batch.length)
             return None
-        self.slots += batch.rows * batch.length * len(rows.texts)
+        self.slots += batch.rows * batch.length * rows.apart
         self.told(len(batch.members))
         return output
 

@@ -23,6 +23,8 @@ class Target(Settings):
     """Output folder of the run whose model is written."""
     model: str | None = None
     """Or a folder of transformers or sentence-transformers, or a hub name."""
+    module: str | None = None
+    """Or a function of yours, `file:name`, that returns a module and an example of each input."""
     path: str
     """Folder to write; for the format torch a file."""
     format: Format = "artifact"
@@ -32,9 +34,9 @@ class Target(Settings):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Target:
-        if (self.run is None) == (self.model is None):
-            raise ValueError("an export has one origin: set either run or model")
-        if self.model is not None and self.format != "artifact":
+        if sum(each is not None for each in (self.run, self.model, self.module)) != 1:
+            raise ValueError("an export has one origin: set one of run, model and module")
+        if self.run is None and self.format != "artifact":
             raise ValueError("format is of a run's model: a folder has a form already")
         return self
 

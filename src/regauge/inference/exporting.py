@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +12,15 @@ from typing import TYPE_CHECKING, Any
 from regauge import accelerators, tensorfiles
 from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT, dump
-from regauge.data.shards import read_manifest
 from regauge.errors import DataError, RegaugeError
 from regauge.inference import artifact as artifacts
 from regauge.inference import candidates as trying
-from regauge.inference import identity, programs
+from regauge.inference import identity
 from regauge.inference.manifest import (
     MANIFEST,
-    MODEL,
     PARITY,
     PAYLOAD,
     ROWS,
-    TOKENIZER,
     WEIGHTS,
     Compiled,
     Identity,
@@ -32,18 +28,12 @@ from regauge.inference.manifest import (
     Origin,
     Target,
 )
-from regauge.inference.measured import metrics
-from regauge.inference.samples import samples
-from regauge.inference.texts import Reader
 from regauge.log import logger
-from regauge.models import weights as folders
-from regauge.models.inputs import Fields
 
 if TYPE_CHECKING:
-    from regauge.accelerators import Accelerator
+    from regauge.inference.candidates import Metrics
     from regauge.inference.export_settings import Exporting, Goal
-    from regauge.inference.rows import Rows
-    from regauge.tasks import Task
+    from regauge.inference.subjects import Subject
 
 Row = dict[str, Any]
 BETTER: dict[Goal, tuple[str, bool]] = {
@@ -54,27 +44,12 @@ BETTER: dict[Goal, tuple[str, bool]] = {
 """By the goal: which figure of a candidate counts, and whether more of it is better."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a run trained for."""
+def export(settings: Exporting, subject: Subject, measured: Metrics | None) -> dict[str, Any]:
+    """Write the artifact of a subject; return what was found of every candidate.
 
-    task: Task
-    dataset: Path
-    """The one that it was trained on."""
-
-    @property
-    def fields(self) -> Fields:
-        """What its model reads of a record."""
-        return self.task.fields(read_manifest(self.dataset))
-
-
-def export(settings: Exporting, model: Path, trained: Trained | None) -> dict[str, Any]:
-    """Write the artifact of a model's folder; return what was found of every candidate.
-
-    Raises DataError where no candidate keeps the quality.
+    `measured` gives the metrics of a run on its held-out rows. Raises DataError where no candidate
+    keeps the quality.
     """
-    fields = trained.fields if trained else Fields()
-    dataset = trained.dataset if trained else None
     accelerator = settings.accelerator or accelerators.choose()[0]
     accelerators.require(accelerator)
     asked = trying.listed(settings.candidates, accelerator)
@@ -82,21 +57,20 @@ def export(settings: Exporting, model: Path, trained: Trained | None) -> dict[st
         artifacts.written(Path(settings.target.path)) as folder,
         tempfile.TemporaryDirectory() as scratch,
     ):
-        described = programs.of_folder(model, settings.text, fields)
-        programs.keep_folder(model, folder / MODEL)
-        programs.keep_tokenizer(model, folder / TOKENIZER)
-        reader = Reader(folder / TOKENIZER, described.reads, described.fields)
-        found = samples(settings.proof.source, dataset, settings.proof.texts, fields)
-        rows = reader.read(found.columns).rows
-        work = _work(settings, described, accelerator, rows, trained)
+        subject.keep(folder)
+        records, origin = subject.records(settings)
+        engine = trying.reference(subject.described, settings)
+        answers = engine.answers(records)
+        work = trying.Work(settings, subject.described, accelerator, records, answers, measured)
+        work = replace(work, quality=work.measured(engine))
         seen, (place, row) = _best(work, asked, scratch)
         shutil.move(scratch_of(scratch, place), folder / PAYLOAD)
         best = trying.built(work, asked[place], folder / PAYLOAD)
         tensorfiles.write(folder / WEIGHTS, best.weights)
-        about = {"texts": len(rows), "origin": found.origin, "bound": settings.proof.bound}
+        about = {"records": len(records), "origin": origin, "bound": settings.proof.bound}
         write_json(folder / PARITY, {"format": FORMAT, **about, **row})
         write_json(folder / ROWS, {"format": FORMAT, "rows": seen})
-        manifest = _manifest(work, best, model, folder)
+        manifest = _manifest(work, best, subject, folder)
         write_json(folder / MANIFEST, dump(manifest))
     return {
         "written": settings.target.path,
@@ -104,23 +78,6 @@ def export(settings: Exporting, model: Path, trained: Trained | None) -> dict[st
         "kept": " ".join(str(value) for value in asked[place].facts.values()),
         "invariant": "yes" if manifest.identity else "no",
     }
-
-
-def _work(
-    settings: Exporting,
-    described: programs.Described,
-    accelerator: Accelerator,
-    rows: Rows,
-    trained: Trained | None,
-) -> trying.Work:
-    """Return what all candidates share: what fp32 answers, and how good that is."""
-    engine = trying.reference(described, settings)
-    measured = None
-    if settings.proof.metrics == "auto" and trained is not None:
-        whose: dict[str, Any] = {"task": trained.task, "dataset": trained.dataset}
-        measured = partial(metrics, **whose, rows=settings.proof.texts)
-    work = trying.Work(settings, described, accelerator, rows, engine.answers(rows), measured)
-    return replace(work, quality=work.measured(engine))
 
 
 def _best(
@@ -152,16 +109,17 @@ def _best(
     return rows, chosen
 
 
-def _manifest(work: trying.Work, best: trying.Built, model: Path, folder: Path) -> Manifest:
+def _manifest(work: trying.Work, best: trying.Built, subject: Subject, folder: Path) -> Manifest:
     """Return what an artifact says of itself, with what was shown of its batches."""
     settings, described, candidate = work.settings, work.described, best.candidate
     rungs, proof = best.rungs, None
     if settings.proof.invariant:
-        shown = identity.shown(best.runner, rungs, programs.vocabulary(folder / MODEL))
+        shown = identity.shown(best.runner, rungs, subject.made)
         if shown is not None:
             rungs, proof = shown.rungs, Identity(chip=_chip(best), texts=shown.texts)
     backend, level = candidate.backend, settings.candidates.portable
-    origin = settings.target.run or settings.target.model or str(model)
+    target = settings.target
+    origin = target.run or target.model or target.module or ""
     return Manifest(
         format=FORMAT,
         program=described.told,
@@ -179,7 +137,7 @@ def _manifest(work: trying.Work, best: trying.Built, model: Path, folder: Path) 
         ),
         shapes=rungs,
         identity=proof,
-        origin=Origin(path=origin, step=str(settings.target.step), sha256=_hash(model)),
+        origin=Origin(path=origin, step=str(settings.target.step), sha256=subject.sha256),
         files=artifacts.stored(folder),
     )
 
@@ -191,15 +149,6 @@ def scratch_of(scratch: str, place: int) -> Path:
 
 def _chip(best: trying.Built) -> str:
     return best.site.accelerator.model()
-
-
-def _hash(model: Path) -> str:
-    import hashlib
-
-    from regauge.data.shards import file_sha256
-
-    each = [file_sha256(path) for path in folders.weight_files(model)]
-    return each[0] if len(each) == 1 else hashlib.sha256("".join(each).encode()).hexdigest()
 
 
 def _shown(row: Row) -> Row:

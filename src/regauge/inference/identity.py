@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from regauge.data.randomness import keyed
 from regauge.inference.manifest import Rung
-from regauge.inference.rows import Rows
-from regauge.inference.shapes import Batch, halves
+from regauge.inference.shapes import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from regauge.backends import Runner
+    from regauge.inference.rows import Records
 
-WORDS = 1000
-"""Ids that texts are made of, beyond which no vocabulary has special tokens alone."""
+    Made = Callable[[int, int, int], Records]
 
 
 class Shown(NamedTuple):
@@ -33,48 +31,41 @@ class Shown(NamedTuple):
     texts: int
 
 
-def shown(runner: Runner, rungs: Sequence[Rung], vocabulary: int) -> Shown | None:
-    """Return what was found of a runner, or None where not even one size keeps a text's bits."""
+def shown(runner: Runner, rungs: Sequence[Rung], made: Made) -> Shown | None:
+    """Return what was found of a runner, or None where not even one size keeps a text's bits.
+
+    `made` gives so many records whose longest texts have from so many tokens to so many.
+    """
     found, count, shortest = [], 0, 1
     for rung in rungs:
         most = rung.rows[0]
-        ids = _made(most, shortest, rung.length, vocabulary)
-        whole = _computed(runner, rung.length, most, ids)
-        turned = _computed(runner, rung.length, most, ids[::-1])[::-1]
+        records = made(most, shortest, rung.length)
+        order = np.arange(most)
+        whole = _computed(runner, rung.length, most, records, order)
+        turned = _computed(runner, rung.length, most, records, order[::-1])[::-1]
         if not np.array_equal(whole, turned):
             return None
-        rows = [size for size in halves(most) if _same(runner, rung.length, size, ids, whole)]
+        rows = [size for size in rung.rows if _same(runner, rung.length, size, records, whole)]
         found.append(Rung(length=rung.length, rows=tuple(rows)))
         count += most
         shortest = rung.length + 1
     return Shown(tuple(found), count)
 
 
-def _same(runner: Runner, length: int, size: int, ids: list[np.ndarray], whole: np.ndarray) -> bool:
-    """Return whether texts come out of a batch of a size as they do out of the largest.
+def _same(runner: Runner, length: int, size: int, records: Records, whole: np.ndarray) -> bool:
+    """Return whether records come out of a batch of a size as they do out of the largest.
 
     They are some from the middle, the last of them first: each stands elsewhere than there.
     """
-    at = (len(ids) - size) // 2
-    part = _computed(runner, length, size, ids[at : at + size][::-1])
+    at = (len(records) - size) // 2
+    part = _computed(runner, length, size, records, np.arange(at, at + size)[::-1])
     return bool(np.array_equal(part[::-1], whole[at : at + size]))
 
 
-def _computed(runner: Runner, length: int, rows: int, ids: Sequence[np.ndarray]) -> np.ndarray:
-    batch = Batch(length, rows, np.arange(len(ids)))
+def _computed(
+    runner: Runner, length: int, rows: int, records: Records, members: np.ndarray
+) -> np.ndarray:
     with torch.no_grad():
-        output = runner(*Rows.of(ids).inputs(batch))
-    found: np.ndarray = output[: len(ids)].float().cpu().numpy().copy()
+        output = runner(*records.inputs(Batch(length, rows, members)))
+    found: np.ndarray = output.cpu().float().numpy()[: len(members)].copy()
     return found
-
-
-def _made(count: int, shortest: int, longest: int, vocabulary: int) -> list[np.ndarray]:
-    """Return texts of a rung, keyed: each length from the shortest on, in turn."""
-    words = min(WORDS, vocabulary)
-    lengths = [longest - number % (longest - shortest + 1) for number in range(count)]
-    places = np.arange(longest, dtype=np.uint64)
-    return [
-        (keyed(number, places[:length]) % np.uint64(words)).astype(np.int32)
-        + np.int32(vocabulary - words)
-        for number, length in enumerate(lengths)
-    ]

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from regauge import accelerators, config
+from regauge import accelerators, config, registry
 from regauge.backends import Payload, Shape, Site, require
 from regauge.data.parallel import available_cores
 from regauge.errors import SettingsError
@@ -17,6 +18,7 @@ from regauge.inference import engine as engines
 from regauge.inference.engine import Engine
 from regauge.inference.export_settings import Shapes, Text
 from regauge.inference.manifest import Program
+from regauge.inference.rows import Tensors
 from regauge.inference.shapes import Ladder, ladder
 from regauge.inference.texts import Reader
 from regauge.models import finding
@@ -73,8 +75,14 @@ class Loaded:
         }
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return what the program gives for its own inputs: `program.inputs` describes them."""
-        return self._engine.runner(*inputs)
+        """Return what the program gives for its own inputs, [rows, width] fp32 on the CPU.
+
+        `program.inputs` describes them; there may be any number of rows.
+        """
+        if self._reader is not None:
+            raise SettingsError("this artifact reads texts", "call encode() or answer()")
+        arrays = [each.detach().cpu().numpy() for each in inputs]
+        return torch.from_numpy(self._engine.answers(Tensors(arrays)))
 
     def _answers(self, columns: list[list[str]], prompt: str | None) -> np.ndarray:
         if self._reader is None:
@@ -93,15 +101,17 @@ def load(
     invariant: bool = True,
     threads: int | None = None,
     backend: str | None = None,
+    module: str | None = None,
 ) -> Loaded:
     """Return an artifact at work, or for development a model's folder or hub name.
 
     An artifact is verified first, and a payload may be code: load what you or people you trust
     exported. Of a folder the named backend, by default "eager", computes what was never exported;
     "lazy" compiles it when it is first called. With `invariant` a text's vector has the same bits
-    whatever is computed beside it; of a folder nothing was shown. Raises what
-    `artifact.opened` does.
+    whatever is computed beside it; of a folder nothing was shown. `module` names the code of your
+    own that an artifact may run. Raises what `artifact.opened` does.
     """
+    registry.allow(module)
     if backend is None and artifacts.is_one(Path(path)):
         artifact = artifacts.opened(path)
         engine = engines.loaded(artifact, invariant=invariant, threads=threads)
@@ -119,7 +129,7 @@ def _of_folder(folder: Path, backend: Backend, threads: int | None) -> Loaded:
     described = programs.of_folder(folder, Text(), Fields())
     count = threads or available_cores()
     site = Site(accelerator, accelerators.take(accelerator, 0, count), count)
-    rungs = ladder(Shapes(), described.reads.tokens, symbolic=backend.symbolic)
+    rungs = ladder(Shapes(), described.longest, symbolic=backend.symbolic)
     payload = Payload(
         folder,
         described.inputs,

@@ -94,6 +94,8 @@ class Program(Settings):
     """How tokens become a vector, where they do."""
     labels: tuple[str, ...] = ()
     """Names of the classes, where they have any."""
+    module: str | None = None
+    """Import path of what makes a module of one's own."""
 
 
 class Compiled(Settings):

@@ -85,6 +85,7 @@ class Predicting(Settings):
 
     @model_validator(mode="after")
     def _answers_all(self) -> Predicting:
-        if self.source.duplicates == "drop":
+        chosen = self.source.model_fields_set
+        if self.source.duplicates == "drop" and "duplicates" in chosen:
             raise ValueError("every record has an answer: leave source.duplicates out")
         return self

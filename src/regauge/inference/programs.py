@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regauge.data.tokenizer import files as tokenizer_files
-from regauge.errors import SettingsError
+from regauge import registry
+from regauge.errors import DataError, SettingsError, plain
 from regauge.inference.manifest import Program
 from regauge.models import build as models
 from regauge.models import sentences
 from regauge.models.dropout import DropoutKeys
-from regauge.models.finding import CONFIG
 from regauge.models.initial import META, make_buffers
-from regauge.models.inputs import Fields, Input, of_texts
+from regauge.models.inputs import ROWS, Fields, Input, of_texts
 from regauge.models.placing import dtype_of, put
-from regauge.models.program import TextProgram, cast
+from regauge.models.program import TYPES, OwnProgram, TextProgram, cast
 from regauge.models.text import Classifier, Encoder
 from regauge.registry import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from torch import Tensor, nn
     from transformers import PreTrainedModel
@@ -33,6 +31,9 @@ if TYPE_CHECKING:
     from regauge.inference.manifest import Manifest
     from regauge.models.inputs import Answers
     from regauge.models.text import TextModule
+
+
+FIELDS = Fields()
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,25 @@ class Described:
     answers: Answers
     width: int
     inputs: tuple[Input, ...]
-    reads: sentences.Reads
-    fields: Fields
+    reads: sentences.Reads | None = None
+    fields: Fields = FIELDS
     pooling: sentences.Pooling | None = None
     labels: tuple[str, ...] = ()
     """Names of the classes, where they have any."""
+    module: str | None = None
+    """Import path of what makes a module of one's own."""
+
+    @property
+    def texts(self) -> sentences.Reads:
+        """How texts are read; raises SettingsError where none are."""
+        if self.reads is None:
+            raise SettingsError("this program reads no texts", "name a model's folder")
+        return self.reads
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a text; 1 where nothing is read but tensors."""
+        return self.reads.tokens if self.reads else 1
 
     @property
     def told(self) -> Program:
@@ -61,6 +76,7 @@ class Described:
             fields=self.fields,
             pooling=self.pooling,
             labels=self.labels,
+            module=self.module,
         )
 
 
@@ -83,7 +99,7 @@ def of_folder(folder: Path, wanted: Text, fields: Fields) -> Described:
             program, answers, width, of_texts(fields), reads, fields=fields, labels=labels
         )
     pooling = _pooling(told, wanted)
-    encoder = Encoder(model, DropoutKeys(), pooling)
+    encoder = Encoder(_body(model), DropoutKeys(), pooling)
     _read_dense(encoder, pooling, folder)
     reads = _reads(folder, told, wanted, _limit(encoder, fields))
     program = TextProgram(encoder, "vectors").eval()
@@ -91,14 +107,49 @@ def of_folder(folder: Path, wanted: Text, fields: Fields) -> Described:
     return Described(program, "vectors", width, of_texts(fields), reads, fields, pooling)
 
 
+def of_module(path: str, module: nn.Module, given: Mapping[str, Tensor]) -> Described:
+    """Return a module of one's own as a program; `given` are examples of what it takes, by name.
+
+    Raises DataError for one that does not take them, or answers with no tensor.
+    """
+    program = OwnProgram(module.eval().float())
+    kinds = {dtype: name for name, dtype in TYPES.items()}
+    if not 0 < len(given) <= OwnProgram.MOST:
+        problem = f"'{path}' gives {len(given)} examples"
+        raise DataError(problem, f"give 1 to {OwnProgram.MOST}, one for each tensor that it takes")
+    for name, value in given.items():
+        if value.dtype not in kinds:
+            problem = f"'{path}': {name} is {value.dtype}"
+            raise DataError(problem, f"give it as one of {', '.join(TYPES)}")
+    inputs = tuple(
+        Input.model_validate(
+            {"name": name, "shape": (ROWS, *value.shape[1:]), "dtype": kinds[value.dtype]}
+        )
+        for name, value in given.items()
+    )
+    try:
+        with torch.no_grad():
+            output = program(*given.values())
+    except Exception as error:
+        problem = f"'{path}': {type(module).__name__} fails on its examples: {plain(error)}"
+        raise DataError(problem, "correct it there") from error
+    return Described(program, "tensor", output.shape[1], inputs, module=path)
+
+
 def restored(manifest: Manifest, folder: Path, weights: Mapping[str, Tensor]) -> nn.Module:
     """Return the program of an artifact with its weights, in the type that it computes in."""
+    if manifest.program.module is not None:
+        module, _ = registry.function(manifest.program.module)()
+        program: nn.Module = OwnProgram(module)
+        cast(program, dtype_of(manifest.compiled.precision))
+        program.load_state_dict(dict(weights), strict=False)
+        return program.eval()
     model = models.template(folder)
     make_buffers(model)
     with META:
         if manifest.program.answers == "vectors":
             pooling = manifest.program.pooling or sentences.Pooling()
-            program = TextProgram(Encoder(model, DropoutKeys(), pooling), "vectors")
+            program = TextProgram(Encoder(_body(model), DropoutKeys(), pooling), "vectors")
         else:
             program = TextProgram(Classifier(model, DropoutKeys()), "scores")
     cast(program, dtype_of(manifest.compiled.precision))
@@ -110,27 +161,18 @@ def restored(manifest: Manifest, folder: Path, weights: Mapping[str, Tensor]) ->
     return program.eval()
 
 
-def keep_folder(source: Path, target: Path) -> None:
-    """Copy what says a model's architecture into an artifact."""
-    target.mkdir()
-    shutil.copyfile(source / CONFIG, target / CONFIG)
-
-
-def keep_tokenizer(source: Path, target: Path) -> None:
-    """Copy a tokenizer into an artifact; raises SettingsError where there is none."""
-    found = tokenizer_files(source)
-    if not any(path.name == "tokenizer.json" for path in found):
-        raise SettingsError(f"{source} has no tokenizer.json", "add one, or name its folder")
-    target.mkdir()
-    for path in found:
-        shutil.copyfile(path, target / path.name)
-
-
 def vocabulary(folder: Path) -> int:
     """Return how many words a model of a folder knows."""
     config: Any = models.template(folder).config
     count: int = config.vocab_size
     return count
+
+
+def _body(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model without the head of a task, which makes no vectors."""
+    body: Any = model.base_model
+    found: PreTrainedModel = body
+    return found
 
 
 def _limit(module: TextModule, fields: Fields) -> int | None:

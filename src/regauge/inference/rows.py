@@ -86,6 +86,11 @@ class Rows:
         """Real tokens of all records."""
         return int(sum(each.lengths.sum() for each in self.texts))
 
+    @property
+    def apart(self) -> int:
+        """How many texts a record has."""
+        return len(self.texts)
+
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return what a program takes of a batch: tokens, lengths, then each of the features.
 
@@ -103,6 +108,40 @@ class Rows:
             *(_filled(each, batch) for each in self.features),
         ]
         return tuple(map(torch.from_numpy, arrays))
+
+
+class Tensors:
+    """Records of a module of one's own: a row of each of its tensors."""
+
+    apart = 1
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        """Take arrays, each [records, …]."""
+        self._arrays = tuple(arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays[0])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Return one for each record: nothing of them varies, [records]."""
+        return np.ones(len(self), np.int64)
+
+    @property
+    def tokens(self) -> int:
+        """How many records there are."""
+        return len(self)
+
+    def some(self, members: np.ndarray) -> Tensors:
+        """Return some of the records, by their places."""
+        return Tensors([each[members] for each in self._arrays])
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Return what a module takes of a batch, with zeros for rows that are empty."""
+        return tuple(torch.from_numpy(_filled(each, batch)) for each in self._arrays)
+
+
+Records = Rows | Tensors
 
 
 def _filled(values: np.ndarray, batch: Batch) -> np.ndarray:

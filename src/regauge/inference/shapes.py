@@ -82,10 +82,19 @@ class Ladder:
 
 
 def ladder(settings: Shapes, limit: int, *, symbolic: bool) -> tuple[Rung, ...]:
-    """Return the rungs for texts of at most `limit` tokens, each with its most rows alone."""
+    """Return the rungs for texts of at most `limit` tokens, each with the rows it may have.
+
+    One graph for all shapes has any; where each shape is a graph, the most rows and one alone.
+    """
     found = settings.lengths or (_fine(limit) if symbolic else _coarse(limit))
     lengths = sorted({min(length, limit) for length in found} | {limit})
-    return tuple(Rung(length=length, rows=(_rows(settings, length),)) for length in lengths)
+    most = {length: _rows(settings, length) for length in lengths}
+    rows = halves if symbolic else _most_and_one
+    return tuple(Rung(length=length, rows=rows(most[length])) for length in lengths)
+
+
+def _most_and_one(rows: int) -> tuple[int, ...]:
+    return (rows, 1) if rows > 1 else (1,)
 
 
 def halves(rows: int) -> tuple[int, ...]:

@@ -51,6 +51,38 @@ class TextProgram(nn.Module):
         return output
 
 
+class OwnProgram(nn.Module):
+    """A module of one's own, whose first output is taken, flat.
+
+    Its inputs are named one by one, since compilers do not take any number of them.
+    """
+
+    MOST = 4
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(
+        self,
+        first: Tensor,
+        second: Tensor | None = None,
+        third: Tensor | None = None,
+        fourth: Tensor | None = None,
+    ) -> Tensor:
+        """Return [rows, numbers] fp32 of tensors that each begin with rows."""
+        dtype = next((value.dtype for value in self.module.parameters()), torch.float32)
+        given = [each for each in (first, second, third, fourth) if each is not None]
+        typed = [each.to(dtype) if each.is_floating_point() else each for each in given]
+        return first_of(self.module(*typed)).flatten(1).float()
+
+
+def first_of(output: Any) -> Tensor:
+    """Return a tensor, or the first of several: what transformers returns has others behind it."""
+    found: Tensor = output if isinstance(output, Tensor) else output[0]
+    return found
+
+
 def examples(inputs: Sequence[Input], rows: int, length: int) -> tuple[Tensor, ...]:
     """Return inputs of one shape: every number is one, so that each is a word and a length."""
     sizes: dict[Any, Any] = {ROWS: rows, LENGTH: length}

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 POINTS = 400
 """More points than this cannot be told apart at the size of a chart."""
+WIDTH, HEIGHT = 5.0, 2.9
+"""Of a chart, in inches; one of many bars is taller."""
 
 _INK, _MUTED, _RULE, *_SERIES = COLOURS
 _HATCHES = ("", "////", "....", "xxxx", "----")
@@ -110,7 +112,7 @@ class Bar:
 
     label: str
     pieces: tuple[tuple[str, float], ...]
-    """Name and size; bars of one chart name their pieces alike."""
+    """Name and size; what is named alike in the bars of one chart looks alike."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,8 @@ def bars(title: str, found: list[Bar], place: Place, *, unit: str) -> list[Chart
         + "."
         for bar in found
     )
-    return [_chart(title, text, place, lambda axes: _bars(axes, found, unit))]
+    tall = max(HEIGHT, 0.8 + 0.24 * len(found))
+    return [_chart(title, text, place, lambda axes: _bars(axes, found, unit), tall)]
 
 
 def _told(line: Line, scale: Scale) -> str:
@@ -179,9 +182,11 @@ def _told(line: Line, scale: Scale) -> str:
     )
 
 
-def _chart(title: str, text: str, place: Place, draw: Callable[[Axes], None]) -> Chart:
+def _chart(
+    title: str, text: str, place: Place, draw: Callable[[Axes], None], height: float = HEIGHT
+) -> Chart:
     with mpl.rc_context(_RC):
-        figure = Figure(figsize=(5.0, 2.9), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         draw(axes)
@@ -254,12 +259,14 @@ def _bars(axes: Axes, found: list[Bar], unit: str) -> None:
     places = range(len(found))
     before = [0.0] * len(found)
     for name, colour, hatch in looks:
-        sizes = [dict(bar.pieces).get(name, 0.0) for bar in found]
+        own = [place for place in places if name in dict(found[place].pieces)]
+        sizes = [dict(found[place].pieces)[name] for place in own]
         axes.barh(
-            places, sizes, left=before, height=0.6, label=name, facecolor="none",
-            edgecolor=colour, hatch=hatch, linewidth=1.2,
+            own, sizes, left=[before[place] for place in own], height=0.6, label=name,
+            facecolor="none", edgecolor=colour, hatch=hatch, linewidth=1.2,
         )  # fmt: skip
-        before = [start + size for start, size in zip(before, sizes, strict=True)]
+        for place, size in zip(own, sizes, strict=True):
+            before[place] += size
     axes.set_yticks(list(places), [bar.label for bar in found])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")

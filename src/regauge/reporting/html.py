@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from regauge import __version__
-from regauge.reporting import curves, overlays, scaling
+from regauge.reporting import curves, inference_charts, overlays, scaling
 from regauge.reporting.drawing import Place
 from regauge.reporting.templates import FOLDER, environment
 
@@ -24,6 +24,10 @@ def page(story: Story) -> str:
         scaling.charts(each, Place(f"scaling-{number}", each.title))
         for number, each in enumerate(story.scalings)
     ]
+    answered = [
+        inference_charts.charts(each, Place(f"inference-{number}", each.title))
+        for number, each in enumerate(story.inferences)
+    ]
     together = overlays.charts(story.compared, "beside") if story.compared else ()
     template = environment().get_template("report.html.j2")
     return template.render(
@@ -32,6 +36,7 @@ def page(story: Story) -> str:
         charts=[[(chart, Markup(chart.svg)) for chart in each] for each in drawn],  # noqa: S704
         together=[(chart, Markup(chart.svg)) for chart in together],  # noqa: S704
         scaled=[[(chart, Markup(chart.svg)) for chart in each] for each in scaled],  # noqa: S704
+        answered=[[(chart, Markup(chart.svg)) for chart in each] for each in answered],  # noqa: S704
         style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),  # noqa: S704
         version=__version__,
     )

@@ -60,7 +60,7 @@ class Run:
     goodput: Goodput | None = None
     """Where the time of all attempts went; None where no supervisor wrote it down."""
     benchmark: Document = field(default_factory=dict)
-    """How fast training was on growing numbers of processes, where that was measured."""
+    """How fast training was on growing numbers of processes, or how fast artifacts answer."""
     profile: Document = field(default_factory=dict)
     """Where a step goes; empty where the run was not profiled."""
     slowest: Document = field(default_factory=dict)

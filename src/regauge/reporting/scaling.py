@@ -28,8 +28,8 @@ class Scaling:
 
 
 def told(document: Document, name: str = "") -> Scaling | None:
-    """Return what a benchmark says, or None where there is none; `name` is that of its folder."""
-    if not document.get("rows"):
+    """Return what a benchmark of training says, None where it is none; `name` is its folder's."""
+    if "scaling" not in document or not document.get("rows"):
         return None
     title = f"{document['scaling'].capitalize()} scaling{' of ' if name else ''}{name}"
     return Scaling(title, tuple(map(_row, document["rows"])), _sentence(document), document)

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from regauge.config import flat
-from regauge.reporting import scaling, verdicts, words
+from regauge.reporting import inferences, scaling, verdicts, words
 from regauge.reporting.beside import Account, Beside, accounts, told
 from regauge.reporting.closer import Closer, closer
 from regauge.reporting.comparison import Compared
 from regauge.reporting.endings import Ending, endings
 from regauge.reporting.evaluation import Table, table
 from regauge.reporting.figures import Figure, reliability, throughput
+from regauge.reporting.inferences import Inferences
 from regauge.reporting.parity import measured
 from regauge.reporting.runs import Run
 from regauge.reporting.scaling import Scaling
@@ -76,6 +77,8 @@ class Story:
     chapters: tuple[Chapter, ...]
     scalings: tuple[Scaling, ...] = ()
     """Benchmarks of training."""
+    inferences: tuple[Inferences, ...] = ()
+    """Benchmarks of artifacts."""
     compared: Compared | None = None
     """Runs that are told beside the first of them."""
 
@@ -117,13 +120,16 @@ def tell(
     """Return the story of runs in their order, and of those that are compared with the first."""
     tables = tuple(table(run.evaluation) for run in runs if run.evaluation)
     chapters = tuple(_chapter(run) for run in runs)
+    answered = tuple(filter(None, (inferences.told(run.benchmark, run.name) for run in runs)))
+    faster = tuple(sentence for found in answered for sentence in found.verdict)
     return Story(
         title=title or _title(runs),
-        verdict=(*_compared(compared), *_verdict(tables, chapters)),
+        verdict=(*_compared(compared), *_verdict(tables, chapters), *faster),
         figures=_headline(tables, chapters),
         tables=tables,
         chapters=chapters,
         scalings=tuple(filter(None, (scaling.told(run.benchmark, run.name) for run in runs))),
+        inferences=answered,
         compared=compared,
     )
 

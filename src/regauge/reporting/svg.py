@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 COLOURS = {
@@ -37,6 +38,17 @@ def embeddable(svg: str, name: str, title: str, text: str) -> str:
     root.attrib |= {"role": "img", "aria-labelledby": f"{name}-title {name}-desc"}
     result = re.sub(r"font: ([\d.]+)px [^;\"]+", r"font-size: \1px", ET.tostring(root, "unicode"))
     return re.sub("|".join(COLOURS), lambda found: COLOURS[found[0]], result)
+
+
+def standing_alone(svg: str) -> str:
+    """Return an SVG of `embeddable` as a file of its own, in the light colours of a page."""
+    css = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
+    light = css.partition("@media")[0]
+    colours = re.findall(r"--(?:paper|ink|muted|rule|series-\d): [^;]+;", light)
+    style = f":root {{ {' '.join(colours)} font-family: system-ui, sans-serif; }}"
+    ground = '<rect width="100%" height="100%" fill="var(--paper)" />'
+    head, close, rest = svg.partition(">")
+    return f"{head}{close}<style>{style}</style>{ground}{rest}"
 
 
 def _own_ids(root: ET.Element, name: str) -> None:

@@ -2,6 +2,7 @@
 
 A verb file imports its machinery inside of its functions, so that a run file is checked, and help
 printed, without torch. `OUTPUT` is the key under which a pipeline hands a verb its output folder.
+A verb that reads other tables under a flag names them in `ALSO`, by that flag.
 """
 
 from __future__ import annotations
@@ -34,14 +35,24 @@ AsJson = Annotated[bool, Parameter(help="print one JSON document on standard out
 
 
 def module(verb: str) -> ModuleType:
-    """Return the file of a verb, imported."""
-    return importlib.import_module(registry.module_name("verbs", verb))
+    """Return the file of a verb, which may have a flag behind it, imported."""
+    return importlib.import_module(registry.module_name("verbs", verb.partition(" ")[0]))
+
+
+def roots() -> dict[str, type[config.Settings]]:
+    """Return every settings root by its verb, or by `verb --flag` where a flag asks for another."""
+    found: dict[str, type[config.Settings]] = {}
+    for verb in registry.names("verbs"):
+        file = module(verb)
+        if hasattr(file, "ROOT"):
+            found[verb] = file.ROOT
+        found |= {f"{verb} {flag}": root for flag, root in getattr(file, "ALSO", {}).items()}
+    return found
 
 
 def tables() -> tuple[str, ...]:
     """Return every table name that some verb reads."""
-    roots = [getattr(module(verb), "ROOT", None) for verb in registry.names("verbs")]
-    return tuple(sorted({name for root in roots if root for name in root.model_fields}))
+    return tuple(sorted({name for root in roots().values() for name in root.model_fields}))
 
 
 def load(root: type[S], run_file: Path, overrides: tuple[str, ...]) -> S:

@@ -25,8 +25,8 @@ def _verbs() -> Iterator[str]:
     yield from _rows(
         ("verb", "what it does", "tables it reads"),
         (
-            (f"`{name}`", registry.summary("verbs", name), _listed(_tables_of(name)))
-            for name in registry.names("verbs")
+            (f"`{name}`", registry.summary("verbs", name.split()[0]), _listed(_tables_of(name)))
+            for name in sorted({*registry.names("verbs"), *_settings.roots()})
         ),
     )
 

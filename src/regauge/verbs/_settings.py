@@ -20,6 +20,8 @@ from regauge import config, errors, registry, verbs
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", dict: "table"}
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
+roots = verbs.roots
+
 
 @dataclass(frozen=True)
 class Key:
@@ -54,12 +56,6 @@ class Key:
             return f"{'list of choices' if many else 'choice'} of {self.folder}"
         bounds = _bounds_text(self.field.metadata)
         return _type_text(self.field.annotation) + (f" {bounds}" if bounds else "")
-
-
-def roots() -> dict[str, type[config.Settings]]:
-    """Return the settings root of every verb that reads a run file."""
-    modules = {verb: verbs.module(verb) for verb in registry.names("verbs")}
-    return {verb: module.ROOT for verb, module in modules.items() if hasattr(module, "ROOT")}
 
 
 def keys(model: type[config.Settings], prefix: str = "") -> Iterator[Key]:

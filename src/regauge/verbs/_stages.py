@@ -29,7 +29,7 @@ class Stage(config.Settings):
     model_config = ConfigDict(extra="allow")
 
     verb: str
-    """The verb that this stage runs."""
+    """The verb that this stage runs, with its flag where that asks for other tables."""
     name: str | None = None
     """Name of the stage and of its folder; `@name` in a later stage is that folder. The verb's
     name when left out."""
@@ -161,17 +161,16 @@ def _checked_name(stage: Stage, earlier: list[Ready]) -> str:
 
 
 def _root(verb: str, name: str) -> type[config.Settings]:
-    """Return the settings root of a verb that can be a stage."""
-    known = [
-        other
-        for other in registry.names("verbs")
+    """Return the settings root of a verb, or of a verb with a flag, that can be a stage."""
+    known = {
+        other: root
+        for other, root in verbs.roots().items()
         if other != "pipeline" and hasattr(verbs.module(other), "run")
-    ]
+    }
     if verb not in known:
-        remedy = registry.did_you_mean(verb, known)
+        remedy = registry.did_you_mean(verb, tuple(known))
         raise SettingsError(f"stage '{name}': no verb '{verb}' that a stage can run", remedy)
-    root: type[config.Settings] = verbs.module(verb).ROOT
-    return root
+    return known[verb]
 
 
 def _tables(

@@ -1,4 +1,4 @@
-"""Measure how fast a run trains on growing numbers of processes, and how well that scales."""
+"""Measure how fast artifacts answer, or how fast a run trains on growing numbers of processes."""
 
 from __future__ import annotations
 
@@ -9,43 +9,89 @@ from cyclopts import Parameter
 
 from regauge import config, verbs
 from regauge.errors import SettingsError
+from regauge.inference.benchmark_settings import Measuring
 from regauge.training.benchmark_settings import BENCHMARK, Benchmarking
-from regauge.verbs import AsJson, DryRun, Override, RunFile
+from regauge.verbs import AsJson, DryRun
 
-ROOT = Benchmarking
+ROOT = Measuring
+ALSO = {"--training": Benchmarking}
 OUTPUT = "output.folder"
+RUN_FILES = (".toml", ".json")
+
+Answer = dict[str, Any]
 
 
 def main(
-    run_file: RunFile,
-    *overrides: Override,
-    training: Annotated[bool, Parameter(help="measure training, the only kind so far")] = False,
+    run_file: Annotated[Path, Parameter(help="an artifact, or a run file with [inference]")],
+    *overrides: Annotated[str, Parameter(help="more artifacts, and key.path=value")],
+    training: Annotated[
+        bool, Parameter(help="measure how a run file trains on 1, 2, 4 ... processes instead")
+    ] = False,
     dry_run: DryRun = False,
     json: AsJson = False,
-) -> dict[str, Any]:
-    """Measure sequences and real tokens a second of a run file on 1, 2, 4 ... processes."""
-    if not training:
-        raise SettingsError("nothing is said to be measured", "add --training")
-    settings = verbs.load(Benchmarking, run_file, overrides)
-    answer = plan(settings) if dry_run else run(settings)
-    verbs.show(answer if dry_run or json else _told(answer), as_json=json)
-    return answer
+) -> Answer:
+    """Measure latency, inferences and real tokens a second, energy and dollars of artifacts."""
+    if training:
+        settings: Measuring | Benchmarking = verbs.load(Benchmarking, run_file, overrides)
+    else:
+        settings = load((str(run_file), *overrides))
+    if dry_run:
+        return verbs.show(plan(settings), as_json=json)
+    from regauge.reporting import benchmarks
+
+    told = run(settings)
+    whole = {"output": told["output"], **benchmarks.read(Path(told["output"]) / BENCHMARK)}
+    verbs.show(whole if json else told, as_json=json)
+    return whole
 
 
-def _told(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return what was measured as it fits a terminal."""
-    from regauge.reporting import scaling
+def load(what: tuple[str, ...]) -> Measuring:
+    """Return the settings of a command line: artifacts, or a run file, and what goes over it."""
+    from regauge.inference import benchmarking
 
-    found = scaling.told(answer)
-    if found is None:
-        return answer
-    wide = ("learning rate", "from, to", "$ per 1M tokens")
-    rows = [{name: cell for name, cell in row.items() if name not in wide} for row in found.rows]
-    return {"output": answer["output"], found.title: rows, "how": found.sentence}
+    paths = [Path(word) for word in what if "=" not in word or Path(word).exists()]
+    assigned = tuple(word for word in what if "=" in word and not Path(word).exists())
+    file = paths.pop(0) if paths and paths[0].suffix in RUN_FILES else None
+    tables: config.Tables = {"output": {"folder": str(benchmarking.DEFAULT)}}
+    if file is not None:
+        tables = verbs.own(file, config.read(file))
+    if paths:
+        named = {"inference": {"artifacts": benchmarking.named(paths)}}
+        tables = config.merge(tables, named)
+    tables = config.override(tables, assigned)
+    if not tables.get("inference", {}).get("artifacts"):
+        remedy = "name artifacts, or add --training to measure how a run file trains"
+        raise SettingsError("nothing is said to be measured", remedy)
+    return config.build(Measuring, tables, verbs.tables(), str(file or "the command line"))
 
 
-def plan(settings: Benchmarking) -> dict[str, Any]:
-    """Return the short runs that there would be; what cannot run is refused here."""
+def plan(settings: Measuring | Benchmarking) -> Answer:
+    """Return what would be measured; what cannot be is refused here."""
+    if isinstance(settings, Benchmarking):
+        return _plan_of_training(settings)
+    from regauge.inference import benchmarking
+
+    return benchmarking.plan(settings)
+
+
+def run(settings: Measuring | Benchmarking) -> Answer:
+    """Let everything that is measured have its turns; write what was found, return it in words."""
+    from regauge.checkpoint.folder import write_json
+    from regauge.reporting import benchmarks
+
+    folder = Path(settings.output.folder)
+    if isinstance(settings, Benchmarking):
+        document = _training(settings)
+    else:
+        from regauge.inference import benchmarking
+
+        document = benchmarking.run(settings)
+    write_json(folder / BENCHMARK, document)
+    return {"output": str(folder), **benchmarks.written(folder, document)}
+
+
+def _plan_of_training(settings: Benchmarking) -> Answer:
+    """Return the short runs that there would be."""
     from regauge.training import benchmarking
     from regauge.training.plan import check
 
@@ -61,9 +107,9 @@ def plan(settings: Benchmarking) -> dict[str, Any]:
     return {"output": output, "scaling": asked.scaling, "turns": asked.turns, "runs": rows}
 
 
-def run(settings: Benchmarking) -> dict[str, Any]:
-    """Run all turns, write what was measured, and return it."""
-    from regauge.checkpoint.folder import write_json
+def _training(settings: Benchmarking) -> Answer:
+    """Run all turns of a benchmark of training; return what was measured."""
+    from regauge.reporting import benchmarks
     from regauge.training import benchmarking
 
     settings = settings.model_copy(update={"accelerator": benchmarking.device(settings)})
@@ -81,7 +127,5 @@ def run(settings: Benchmarking) -> dict[str, Any]:
         for size, turns in found.items()
     ]
     path = Path(settings.output.folder) / BENCHMARK
-    earlier = config.read(path) if path.exists() else {}
-    document = benchmarking.document(settings, rows, earlier)
-    write_json(path, document)
-    return {"output": str(path.parent), **document}
+    earlier = benchmarks.read(path) if path.exists() else {}
+    return benchmarking.document(settings, rows, earlier)

@@ -72,7 +72,8 @@ def _lookup(word: str) -> list[Document]:
     if not found and first in registry.names("verbs"):
         if not rest:
             return [_verb(first)]
-        found = _find({first: by_verb[first]}, rest) if first in by_verb else []
+        own = {name: root for name, root in by_verb.items() if name.split()[0] == first}
+        found = _find(own, rest)
     if not found:
         raise SettingsError(f"nothing is named '{word}'", registry.did_you_mean(word, _words()))
     return found

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from regauge import config, verbs
+from regauge import config, registry, verbs
 from regauge.errors import SettingsError
 from regauge.inference.export_settings import Exporting, Format
 from regauge.log import logger
 
-if TYPE_CHECKING:
-    from regauge.inference.exporting import Trained
-
 OUTPUT = "target.path"
 ROOT = Exporting
 ARTIFACT = "artifact"
+ORIGINS = ("run", "model", "module")
 
 
 def main(
@@ -28,6 +26,7 @@ def main(
     model: Annotated[str | None, Parameter(help="a model's folder or its name on the hub")] = None,
     to: Annotated[Path | None, Parameter(help="folder or file to write")] = None,
     format: Annotated[Format | None, Parameter(help="form to write")] = None,  # noqa: A002 - the flag
+    module: Annotated[str | None, Parameter(help="a function of yours, file:name")] = None,
     portable: Annotated[str | None, Parameter(help="instruction set, such as x86-64-v3")] = None,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
@@ -38,6 +37,7 @@ def main(
     """
     flags = [
         ("target.model", model),
+        ("target.module", module),
         ("target.path", to),
         ("target.format", format),
         ("candidates.portable", portable),
@@ -51,53 +51,59 @@ def _settings(run_file: Path | None, assigned: tuple[str, ...]) -> Exporting:
     """Return the settings; what is trained by a run file, or in a folder, is what is exported."""
     if run_file is not None and "=" in str(run_file):  # only assignments were given
         run_file, assigned = None, (str(run_file), *assigned)
-    if run_file is None:
-        tables, where = config.override({}, assigned), "the command line"
-    elif run_file.is_dir():
-        tables, where = config.override({}, assigned), str(run_file)
-        tables.setdefault("target", {}).setdefault("run", str(run_file))
+    file = run_file if run_file is not None and not run_file.is_dir() else None
+    tables = config.override(config.read(file) if file else {}, assigned)
+    if file:
+        tables = verbs.own(file, tables)
     else:
-        tables, where = config.override(config.read(run_file), assigned), str(run_file)
-        tables = verbs.own(run_file, tables)
-        output = tables.get("output")
-        if (
-            isinstance(output, dict)
-            and "folder" in output
-            and "model" not in tables.get("target", {})
-        ):
-            tables.setdefault("target", {}).setdefault("run", output["folder"])
-    target = tables.setdefault("target", {})
-    if "run" not in target and "model" not in target:
-        raise SettingsError("nothing is said to be exported", "name a run's folder, or --model")
-    if "path" not in target and "run" in target:
-        target["path"] = str(Path(target["run"]) / ARTIFACT)
-    if "path" not in target:
+        registry.allow(tables)
+    target = dict(tables.get("target", {}))
+    tables["target"] = target
+    if not target.keys() & set(ORIGINS):
+        output = tables.get("output") if file else {"folder": str(run_file)} if run_file else None
+        if not isinstance(output, dict) or "folder" not in output:
+            raise SettingsError("nothing is said to be exported", "name a run's folder, or --model")
+        target["run"] = output["folder"]
+    if "path" not in target and "run" not in target:
         raise SettingsError("nothing says where the artifact goes", "name a folder with --to")
+    target.setdefault("path", str(Path(target.get("run", "")) / ARTIFACT))
+    where = str(run_file) if run_file else "the command line"
     return config.build(Exporting, tables, verbs.tables(), where)
 
 
 def plan(settings: Exporting) -> dict[str, Any]:
     """Return what would be written."""
     target = settings.target
-    origin = {"run": target.run, "step": target.step} if target.run else {"model": target.model}
-    return {**origin, "path": target.path, "format": target.format}
+    origin = {name: getattr(target, name) for name in ORIGINS if getattr(target, name) is not None}
+    step = {"step": target.step} if target.run else {}
+    return {**origin, **step, "path": target.path, "format": target.format}
 
 
 def run(settings: Exporting) -> dict[str, Any]:
     """Write the model; return where it lies, and of an artifact what was found."""
+    from regauge.checkpoint import exchange
+
+    target = settings.target
+    exchange.make_way(Path(target.path))
+    if target.run is not None:
+        return _of_run(settings, Path(target.run))
+    from regauge.inference import subjects
+    from regauge.inference.exporting import export
+    from regauge.models import finding
+
+    if target.module is not None:
+        return export(settings, subjects.OfModule(target.module), None)
+    return export(settings, subjects.OfFolder(finding.at(str(target.model)), settings, None), None)
+
+
+def _of_run(settings: Exporting, folder: Path) -> dict[str, Any]:
+    """Write the model of a run."""
     import tempfile
 
     from regauge.checkpoint import exchange
     from regauge.models import finding
 
-    target = settings.target
-    exchange.make_way(Path(target.path))
-    if target.run is None:
-        from regauge.inference.exporting import export
-
-        return export(settings, finding.at(str(target.model)), None)
-    folder = Path(target.run)
-    tables = config.read(folder / "run.json")
+    target, tables = settings.target, config.read(folder / "run.json")
     if not (folder / "model" / finding.CONFIG).is_file():
         raise SettingsError(f"{folder} has no final model", "let the run finish first")
     with tempfile.TemporaryDirectory() as scratch:
@@ -105,9 +111,7 @@ def run(settings: Exporting) -> dict[str, Any]:
         if target.step != "final":
             model = exchange.moment(folder, target.step, Path(scratch) / "model")
         if target.format == "artifact":
-            from regauge.inference.exporting import export
-
-            return export(settings, model, _trained(tables))
+            return _artifact(settings, model, tables)
         task = tables.get("task", {})
         first = task if isinstance(task, dict) else task[0]
         pooled = first.get("kind") == "contrastive"
@@ -115,9 +119,13 @@ def run(settings: Exporting) -> dict[str, Any]:
     return {"written": str(written), "format": target.format}
 
 
-def _trained(tables: config.Tables) -> Trained | None:
-    """Return what a run trained for, first where for several; None where its rows are gone."""
-    from regauge.inference.exporting import Trained
+def _artifact(settings: Exporting, model: Path, tables: config.Tables) -> dict[str, Any]:
+    """Compile a model that a run trained for its task, the first where it has several."""
+    from functools import partial
+
+    from regauge.inference import subjects
+    from regauge.inference.exporting import export
+    from regauge.inference.measured import metrics
     from regauge.training.settings import Training
 
     aim = config.build(Training, tables, verbs.tables()).aims[0]
@@ -125,5 +133,9 @@ def _trained(tables: config.Tables) -> Trained | None:
     if not dataset.is_dir():
         told = "%s is gone: how the run cut its texts is not known, its metrics are not measured"
         logger.warning(told, dataset)
-        return None
-    return Trained(aim.task, dataset)
+        return export(settings, subjects.OfFolder(model, settings, None), None)
+    subject = subjects.OfFolder(model, settings, subjects.Trained(aim.task, dataset))
+    if settings.proof.metrics == "no":
+        return export(settings, subject, None)
+    rows = settings.proof.texts
+    return export(settings, subject, partial(metrics, task=aim.task, dataset=dataset, rows=rows))

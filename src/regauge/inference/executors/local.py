@@ -50,6 +50,8 @@ class _Seat:
     pipe: Connection
     heard: float
     ready: bool = False
+    ahead: int = AHEAD
+    """Shards that it is given at a time."""
     shards: list[Shard] = field(default_factory=list)
 
 
@@ -101,7 +103,7 @@ class _Crew:
 
     def _feed(self, seat: _Seat) -> None:
         with suppress(BrokenPipeError):
-            while len(seat.shards) < AHEAD and (shard := self._tickets.take(seat.number)):
+            while len(seat.shards) < seat.ahead and (shard := self._tickets.take(seat.number)):
                 seat.shards.append(shard)
                 seat.pipe.send(shard)
 
@@ -114,6 +116,7 @@ class _Crew:
             line = message["line"]
             shard = Shard(line["piece"], line["part"])
             seat.shards.remove(shard)
+            seat.ahead = AHEAD
             yield {**line, "event": event}
             self._tickets.finish(shard, last=line["last"])
         elif event == "beyond":
@@ -143,7 +146,9 @@ class _Crew:
             raise NoProgressError(problem, remedy)
         told = (seat.number, how, code, what)
         logger.warning("worker %d %s (%s) at %s: another takes its place", *told)
-        self._seats[self._seats.index(seat)] = self._seated(seat.number)
+        other = self._seated(seat.number)
+        other.ahead = 1  # so that the next loss has one shard to blame
+        self._seats[self._seats.index(seat)] = other
         return {"event": "lost", "worker": seat.number, "how": how, "code": code}
 
     def _seated(self, number: int) -> _Seat:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from regauge.data.randomness import mix
 from regauge.data.shards import Field
 
 TOKENS = pa.list_(pa.int32())
@@ -71,6 +72,13 @@ def category(found: object) -> int:
     """Return the hash of a text or number, in 0 … 2^63 - 1: the same for `7` and "7"."""
     digest = hashlib.blake2b(str(found).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def buckets(hashes: np.ndarray, count: int) -> np.ndarray:
+    """Return the embedding of each hash, in 1 to `count`; 0 where it is missing, below 0."""
+    with np.errstate(over="ignore"):
+        words = mix(hashes.astype(np.uint64)) % np.uint64(count)
+    return np.where(hashes < 0, 0, words.astype(np.int64) + 1)
 
 
 class Summary:

@@ -82,8 +82,8 @@ class Work:
         """Return the metrics of a program at work; none where no run says which."""
         if self.metrics is None:
             return {}
-        joined = self.described.fields.joined
-        return self.metrics(Answering(engine, self.described.answers, joined=joined))
+        described = self.described
+        return self.metrics(Answering(engine, described.answers, described.fields))
 
 
 @dataclass(frozen=True)

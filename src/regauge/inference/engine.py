@@ -95,6 +95,7 @@ def loaded(
 ) -> Engine:
     """Load an artifact's payload on the device with an index, and return it at work.
 
+    Where a program lies on several, the index counts as many devices at a time.
     With `invariant`, a text's answer has the same bits whatever is computed beside it: raises
     PreflightError where that was not shown on such a device.
     """
@@ -102,10 +103,11 @@ def loaded(
     if invariant:
         _check_identity(artifact)
     count = threads or manifest.target.threads
-    claimed = take(artifact.accelerator, device, count)
+    backend = manifest.compiled.backend
+    claimed = take(artifact.accelerator, device * backend.devices, count)
     site = Site(artifact.accelerator, claimed, count)
-    runner = manifest.compiled.backend.load(payload(artifact), site)
-    filled = invariant or not manifest.compiled.backend.symbolic
+    runner = backend.load(payload(artifact), site)
+    filled = invariant or not backend.symbolic
     return Engine(runner, Ladder(manifest.shapes, filled=filled), manifest.program.width)
 
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     Made = Callable[[int, int, int], Records]
 
 
+TELLING = 256
+"""Numbers of answers of which some would differ if any did: one score alone may agree by chance."""
+
+
 class Shown(NamedTuple):
     """The rungs with the rows that may be chosen from, and how many texts showed it."""
 
@@ -53,13 +57,18 @@ def shown(runner: Runner, rungs: Sequence[Rung], made: Made) -> Shown | None:
 
 
 def _same(runner: Runner, length: int, size: int, records: Records, whole: np.ndarray) -> bool:
-    """Return whether records come out of a batch of a size as they do out of the largest.
+    """Return whether records come out of batches of a size as they do out of the largest.
 
-    They are some from the middle, the last of them first: each stands elsewhere than there.
+    They are some from the middle, the last of a batch first: each stands elsewhere than there. As
+    many are tried as have enough numbers that rounding would show in one of them.
     """
-    at = (len(records) - size) // 2
-    part = _computed(runner, length, size, records, np.arange(at, at + size)[::-1])
-    return bool(np.array_equal(part[::-1], whole[at : at + size]))
+    batches = max(1, min(len(records), -(-TELLING // whole.shape[1])) // size)
+    first = (len(records) - batches * size) // 2
+    for at in range(first, first + batches * size, size):
+        part = _computed(runner, length, size, records, np.arange(at, at + size)[::-1])
+        if not np.array_equal(part[::-1], whole[at : at + size]):
+            return False
+    return True
 
 
 def _computed(

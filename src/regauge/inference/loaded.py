@@ -20,18 +20,19 @@ from regauge.inference.export_settings import Shapes, Text
 from regauge.inference.manifest import Program
 from regauge.inference.rows import Tensors
 from regauge.inference.shapes import Ladder, ladder
-from regauge.inference.texts import Reader
+from regauge.inference.texts import NOTHING, Reader
 from regauge.models import finding
 from regauge.models.inputs import Fields
 from regauge.models.program import tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from regauge.accelerators import Accelerator
     from regauge.backends import Backend
+    from regauge.data.sources import Value
     from regauge.inference.predict_settings import Dtype
 
 
@@ -62,12 +63,18 @@ class Loaded:
         vectors: np.ndarray = found[0] if isinstance(texts, str) else found
         return vectors
 
-    def answer(self, *columns: Sequence[str], prompt: str | None = None) -> dict[str, Any]:
+    def answer(
+        self,
+        *columns: Sequence[str],
+        prompt: str | None = None,
+        values: Mapping[str, Sequence[Value | None]] = NOTHING,
+    ) -> dict[str, Any]:
         """Return the answers to records, given as a sequence for each of their texts.
 
-        The columns are those that `predict` writes: of classes `class` and `probabilities`.
+        `values` are the features of candidates, by name. The columns are those that `predict`
+        writes: of classes `class` and `probabilities`.
         """
-        found = self._answers([list(column) for column in columns], prompt)
+        found = self._answers([list(column) for column in columns], prompt, values)
         made = answers.columns(self.program, "float32", found)
         return {
             name: column if isinstance(column, np.ndarray) else column.to_pylist()
@@ -84,14 +91,19 @@ class Loaded:
         arrays = [each.detach().cpu().numpy() for each in inputs]
         return torch.from_numpy(self._engine.answers(Tensors(arrays)))
 
-    def _answers(self, columns: list[list[str]], prompt: str | None) -> np.ndarray:
+    def _answers(
+        self,
+        columns: list[list[str]],
+        prompt: str | None,
+        values: Mapping[str, Sequence[Value | None]] = NOTHING,
+    ) -> np.ndarray:
         if self._reader is None:
             raise SettingsError("this artifact reads no texts", "call it with tensors")
         wanted = max(1, len(self.program.fields.texts))
         if len(columns) != wanted:
             problem = f"the artifact reads {wanted} texts of a record, and {len(columns)} are given"
             raise SettingsError(problem, "give a sequence for each of them")
-        read = self._reader.read(columns, prompt)
+        read = self._reader.read(columns, prompt, values)
         return self._engine.answers(read.rows)
 
 

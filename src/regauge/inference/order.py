@@ -99,6 +99,8 @@ def worker(order: Order, device: int, step: int = 0) -> Worker:
         settings.predict.rows,
         order.kept,
         settings.output,
+        program.fields.numbers,
+        program.fields.categories,
     )
     engine = engines.loaded(artifact, invariant=settings.predict.invariant, device=device)
     engine.step = step

@@ -13,10 +13,12 @@ from regauge.inference.manifest import Program
 from regauge.models import build as models
 from regauge.models import sentences
 from regauge.models.dropout import DropoutKeys
-from regauge.models.initial import META, make_buffers
+from regauge.models.initial import META, fill, first_weights, make_buffers
 from regauge.models.inputs import ROWS, Fields, Input, of_texts
 from regauge.models.placing import dtype_of, put
-from regauge.models.program import TYPES, OwnProgram, TextProgram, cast
+from regauge.models.program import TYPES, OwnProgram, RankProgram, TextProgram, cast
+from regauge.models.ranker import Form, Ranker
+from regauge.models.settings import Model
 from regauge.models.text import Classifier, Encoder
 from regauge.registry import did_you_mean
 
@@ -27,10 +29,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
+    from regauge.data.shards import Manifest as DataManifest
     from regauge.inference.export_settings import Text
     from regauge.inference.manifest import Manifest
     from regauge.models.inputs import Answers
     from regauge.models.text import TextModule
+    from regauge.tasks import Task
 
 
 FIELDS = Fields()
@@ -107,6 +111,24 @@ def of_folder(folder: Path, wanted: Text, fields: Fields) -> Described:
     return Described(program, "vectors", width, of_texts(fields), reads, fields, pooling)
 
 
+def of_ranker(folder: Path, task: Task, manifest: DataManifest) -> Described:
+    """Return the program of a ranker that was trained on a dataset.
+
+    Raises SettingsError for one that reads no text.
+    """
+    fields = task.fields(manifest)
+    if not fields.texts:
+        raise SettingsError(f"the ranker of {folder} reads no text", "rank by its features alone")
+    wanted = Model(path=str(folder))
+    with META:
+        module = task.module(wanted, manifest, seed=0)
+    fill(module, first_weights(module, wanted, seed=0))
+    ranker: Any = module.eval()
+    ranker.form = ranker.form._replace(candidates=1)
+    reads = sentences.Reads(tokens=max(fields.limits))
+    return Described(RankProgram(ranker), "scores", 1, of_texts(fields), reads, fields)
+
+
 def of_module(path: str, module: nn.Module, given: Mapping[str, Tensor]) -> Described:
     """Return a module of one's own as a program; `given` are examples of what it takes, by name.
 
@@ -147,7 +169,9 @@ def restored(manifest: Manifest, folder: Path, weights: Mapping[str, Tensor]) ->
     model = models.template(folder)
     make_buffers(model)
     with META:
-        if manifest.program.answers == "vectors":
+        if manifest.program.fields.ranking is not None:
+            program = RankProgram(_ranker(model, folder, manifest.program.fields))
+        elif manifest.program.answers == "vectors":
             pooling = manifest.program.pooling or sentences.Pooling()
             program = TextProgram(Encoder(_body(model), DropoutKeys(), pooling), "vectors")
         else:
@@ -158,7 +182,26 @@ def restored(manifest: Manifest, folder: Path, weights: Mapping[str, Tensor]) ->
         if name in weights:
             tied[id(value)] = torch.nn.Parameter(weights[name], requires_grad=False)
         put(program, name, tied[id(value)])
+    for name, _ in list(program.named_buffers()):
+        if name in weights:
+            put(program, name, weights[name])
     return program.eval()
+
+
+def _ranker(model: PreTrainedModel, folder: Path, fields: Fields) -> Ranker:
+    """Return a ranker without weights for a query with one candidate."""
+    ranking = fields.ranking
+    if ranking is None:
+        raise TypeError("these are not the fields of a ranker")
+    other = None
+    if ranking.encoders == "apart":
+        other = models.template(folder)
+        make_buffers(other)
+    texts = (ranking.queries, len(fields.texts) - ranking.queries)
+    values = (len(fields.numbers), len(fields.categories))
+    form = Form(*texts, 1, *values, calibrated=ranking.calibrated)
+    scale = [(0.0, 1.0)] * len(fields.numbers)  # the weights have what it was trained with
+    return Ranker(model, DropoutKeys(), form, ranking.interactions, scale, documents=other)
 
 
 def vocabulary(folder: Path) -> int:

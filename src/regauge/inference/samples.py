@@ -28,6 +28,8 @@ class Samples(NamedTuple):
 
     columns: list[list[str]]
     """A list for each text of a record."""
+    values: dict[str, list[Any]]
+    """Lists of what else is read of a record, by name."""
     origin: str
 
 
@@ -37,29 +39,30 @@ def samples(source: Source | None, dataset: Path | None, count: int, fields: Fie
     Raises DataError where a source has none with these fields.
     """
     if source is not None:
-        found = _columns(_of_source(source), fields, count)
-        if not found[0]:
+        found = _read(_of_source(source), fields, count, f"source '{source.kind}'")
+        if not found.columns[0]:
             wanted = ", ".join(fields.texts) or "any text"
             raise DataError(f"proof.source has no record with {wanted}", "name another one")
-        return Samples(found, f"source '{source.kind}'")
+        return found
     if dataset is not None:
-        held = _columns(_of_dataset(dataset), fields, count)
-        if held[0]:
-            return Samples(held, f"held-out rows of {dataset}")
+        held = _read(_of_dataset(dataset), fields, count, f"held-out rows of {dataset}")
+        if held.columns[0]:
+            return held
     roots = tuple(str(LIBRARY / name) for name in DOCUMENTED)
-    texts = _columns(
-        _of_source(PythonDocs(roots=roots)), fields.model_copy(update={"texts": ()}), count
-    )
-    return Samples(texts * max(1, len(fields.texts)), "documentation of Python's library")
+    told = "documentation of Python's library"
+    documented = _read(_of_source(PythonDocs(roots=roots)), Fields(), count, told)
+    return documented._replace(columns=documented.columns * max(1, len(fields.texts)))
 
 
-def _columns(records: Iterable[dict[str, Any]], fields: Fields, count: int) -> list[list[str]]:
-    """Return the texts of the first records that have them; where none are named, every text."""
+def _read(records: Iterable[dict[str, Any]], fields: Fields, count: int, origin: str) -> Samples:
+    """Return the first records that have all texts; where none are named, every text is one."""
     if not fields.texts:
-        return [list(islice(_every(records), count))]
+        return Samples([list(islice(_every(records), count))], {}, origin)
     whole = (each for each in records if all(_is_text(each.get(name)) for name in fields.texts))
     some = list(islice(whole, count))
-    return [[each[name] for each in some] for name in fields.texts]
+    columns = [[each[name] for each in some] for name in fields.texts]
+    others = (*fields.numbers, *fields.categories)
+    return Samples(columns, {name: [each.get(name) for each in some] for name in others}, origin)
 
 
 def _every(records: Iterable[dict[str, Any]]) -> Iterator[str]:

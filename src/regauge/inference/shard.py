@@ -46,6 +46,10 @@ class Asked:
     kept: dict[str, str]
     """Fields that stand beside an answer: "text", "integer" or "real"."""
     output: Written
+    numbers: tuple[str, ...] = ()
+    """Fields with numbers that are read, too."""
+    categories: tuple[str, ...] = ()
+    """Fields that name a kind, and are read, too."""
 
 
 @dataclass
@@ -111,7 +115,8 @@ def read(shelf: Shelf, reader: Reader, asked: Asked, shard: Shard) -> Taken | No
         return None
     several, last = found
     columns: list[list[str]] = [[] for _ in asked.texts]
-    kept: dict[str, list[Value | None]] = {name: [] for name in asked.kept}
+    named = dict.fromkeys((*asked.kept, *asked.numbers, *asked.categories))
+    values: dict[str, list[Value | None]] = {name: [] for name in named}
     bad: list[Rejected] = []
     for each in several:
         if isinstance(each, Rejected):
@@ -122,9 +127,10 @@ def read(shelf: Shelf, reader: Reader, asked: Asked, shard: Shard) -> Taken | No
                 continue
             for column, name in zip(columns, asked.texts, strict=True):
                 column.append(str(each.fields[name]))
-            for name, values in kept.items():
-                values.append(each.fields.get(name))
-    ids, truncated = reader.read(columns, asked.prompt)
+            for name, found_values in values.items():
+                found_values.append(each.fields.get(name))
+    ids, truncated = reader.read(columns, asked.prompt, values)
+    kept = {name: values[name] for name in asked.kept}
     skipped = sum(isinstance(each, Skipped) for each in several)
     taken = Taken(shard, last, ids, kept, bad, skipped, truncated)
     taken.seconds["read"] = time.perf_counter() - began
@@ -215,6 +221,9 @@ def _problem(record: Record, asked: Asked) -> Rejected | None:
     for name in asked.texts:
         if not isinstance(record.fields.get(name), str):
             return Rejected(record.file, record.place, f"no text field '{name}'")
+    for name in asked.numbers:
+        if not _fits(record.fields.get(name, 0), "real"):
+            return Rejected(record.file, record.place, f"'{name}' is no number")
     for name, kind in asked.kept.items():
         value = record.fields.get(name)
         if value is not None and not _fits(value, kind):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from regauge.inference.export_settings import Exporting
     from regauge.inference.programs import Described
     from regauge.inference.rows import Records
+    from regauge.models.inputs import Input
     from regauge.tasks import Task
 
 WORDS = 1000
@@ -84,9 +85,12 @@ class OfFolder:
     def __init__(self, folder: Path, settings: Exporting, trained: Trained | None) -> None:
         self._folder = folder
         self._trained = trained
-        self.described = programs.of_folder(
-            folder, settings.text, trained.fields if trained else Fields()
-        )
+        if trained is not None and trained.fields.ranking is not None:
+            manifest = read_manifest(trained.dataset)
+            self.described = programs.of_ranker(folder, trained.task, manifest)
+        else:
+            fields = trained.fields if trained else Fields()
+            self.described = programs.of_folder(folder, settings.text, fields)
 
     @cached_property
     def sha256(self) -> str:
@@ -110,9 +114,12 @@ class OfFolder:
         """Return texts of the source that is named, or that were held out of training."""
         dataset = self._trained.dataset if self._trained else None
         fields = self.described.fields
+        if fields.ranking is not None and settings.proof.source is None:
+            longest = self.described.longest
+            return self.made(settings.proof.texts, 1, longest), "made records of every length"
         found = samples(settings.proof.source, dataset, settings.proof.texts, fields)
         reader = Reader(self._folder, self.described.texts, fields)
-        return reader.read(found.columns).rows, found.origin
+        return reader.read(found.columns, values=found.values).rows, found.origin
 
     def made(self, count: int, shortest: int, longest: int) -> Records:
         """Return texts of every length in turn, of the last words of the vocabulary."""
@@ -125,8 +132,9 @@ class OfFolder:
             + np.int32(vocabulary - words)
             for number, length in enumerate(lengths)
         ]
-        halves = [np.array([length // 2 for length in lengths], np.int32)]
-        return Rows([Texts.of(ids)], halves if self.described.fields.joined else ())
+        texts = [Texts.of(ids)] * self.described.fields.apart
+        features = [_values(each, count, lengths) for each in self.described.inputs[2:]]
+        return Rows(texts, features)
 
 
 class OfModule:
@@ -170,6 +178,17 @@ class OfModule:
         rows = np.arange(count) % len(next(iter(self._examples.values())))
         some = [value.numpy()[rows] for value in self._examples.values()]
         return Tensors([_shaken(each) for each in some])
+
+
+def _values(wanted: Input, count: int, lengths: list[int]) -> np.ndarray:
+    """Return made features, [records, …]: where halves meet, numbers around 0, first buckets."""
+    if wanted.name == "starts":
+        return np.array([length // 2 for length in lengths], np.int32)
+    shape = (count, *(size for size in wanted.shape if isinstance(size, int)))
+    drawn = keyed(2, np.arange(np.prod(shape, dtype=int), dtype=np.uint64)).reshape(shape)
+    if wanted.dtype == "float32":
+        return (drawn / np.float64(2**64) - 0.5).astype(np.float32)
+    return (drawn % np.uint64(2)).astype(wanted.dtype)
 
 
 def _shaken(values: np.ndarray) -> np.ndarray:

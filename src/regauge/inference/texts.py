@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from regauge.data.columns import buckets, value
 from regauge.data.tokenizer import Encoder
 from regauge.inference.rows import Rows, Texts
 from regauge.models import sentences
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from regauge.data.sources import Value
     from regauge.models.inputs import Fields
 
 Ids = list[np.ndarray]
+NOTHING: Mapping[str, Sequence[Value | None]] = MappingProxyType({})
 
 
 class Read(NamedTuple):
@@ -42,10 +46,16 @@ class Reader:
         """The most tokens of a text, with the special ones around it."""
         return self._reads.tokens
 
-    def read(self, columns: Sequence[Sequence[str]], prompt: str | None = None) -> Read:
+    def read(
+        self,
+        columns: Sequence[Sequence[str]],
+        prompt: str | None = None,
+        values: Mapping[str, Sequence[Value | None]] = NOTHING,
+    ) -> Read:
         """Return records as tokens, given as a column for each of their texts.
 
-        `prompt` is the name of what is put before each text, if not what the model's own is.
+        `prompt` is the name of what is put before each text, if not what the model's own is;
+        `values` are the fields of candidates that are no text.
         """
         before = self._reads.before(prompt)
         limits = self._fields.limits or (self._reads.tokens,) * len(columns)
@@ -56,11 +66,27 @@ class Reader:
         truncated = sum(count for _, count in found)
         lists = [ids for ids, _ in found]
         if not self._fields.joined:
-            return Read(Rows(list(map(Texts.of, lists))), truncated)
+            features = self._features(values, len(lists[0]))
+            return Read(Rows(list(map(Texts.of, lists)), features), truncated)
         first, second = lists
         joined = [self._joined(*pair) for pair in zip(first, second, strict=True)]
         starts = np.fromiter(map(len, first), np.int32, len(first))
         return Read(Rows([Texts.of(joined)], [starts]), truncated)
+
+    def _features(
+        self, values: Mapping[str, Sequence[Value | None]], count: int
+    ) -> list[np.ndarray]:
+        """Return numbers, [records, numbers] fp32, and buckets, [records, categories] int64."""
+        ranking = self._fields.ranking
+        if ranking is None:
+            return []
+        numbers = np.full((count, max(1, len(self._fields.numbers))), np.nan, np.float32)
+        for place, name in enumerate(self._fields.numbers):
+            numbers[:, place] = [value(each, "real") for each in values[name]]
+        hashes = np.full((count, max(1, len(self._fields.categories))), -1, np.int64)
+        for place, name in enumerate(self._fields.categories):
+            hashes[:, place] = [value(each, "category") for each in values[name]]
+        return [numbers, buckets(hashes, ranking.interactions.buckets)]
 
     def _encoded(self, texts: Sequence[str], limit: int, before: str) -> tuple[Ids, int]:
         """Return the ids of texts between the special tokens, and how many were cut."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from regauge.config import Settings
+from regauge.models.settings import Interactions
 
 ROWS: Final = "rows"
 LENGTH: Final = "length"
@@ -25,6 +26,19 @@ class Input(Settings):
     """What it consists of."""
 
 
+class Ranking(Settings):
+    """How the parts of a record make a score."""
+
+    queries: int
+    """How many of the texts, the first ones, are the query's."""
+    calibrated: bool
+    """Whether scores are logits of a probability, and not an order alone."""
+    encoders: Literal["shared", "apart"]
+    """Whether one encoder reads all texts, or one those of queries and one the others."""
+    interactions: Interactions
+    """What is made of the features."""
+
+
 class Fields(Settings):
     """What a program reads of a record."""
 
@@ -38,6 +52,8 @@ class Fields(Settings):
     """Fields with real numbers, which may be missing."""
     categories: tuple[str, ...] = ()
     """Fields whose values name a kind, and may be missing."""
+    ranking: Ranking | None = None
+    """What is made of them, where candidates are ranked."""
 
     @property
     def apart(self) -> int:
@@ -48,7 +64,8 @@ class Fields(Settings):
 def of_texts(fields: Fields) -> tuple[Input, ...]:
     """Return what a program takes that reads such records.
 
-    Tokens and how many of them are real; of texts that are joined, where the second begins.
+    Tokens and how many of them are real; of texts that are joined, where the second begins; of
+    candidates their numbers, NaN where one is missing, and the buckets of their categories.
     """
     several = (fields.apart,) if fields.apart > 1 else ()
     inputs = [
@@ -57,4 +74,8 @@ def of_texts(fields: Fields) -> tuple[Input, ...]:
     ]
     if fields.joined:
         inputs.append(Input(name="starts", shape=(ROWS,), dtype="int32"))
+    if fields.ranking is not None:  # no compiler likes a tensor without a number in it
+        numbers, categories = max(1, len(fields.numbers)), max(1, len(fields.categories))
+        inputs.append(Input(name="numbers", shape=(ROWS, numbers)))
+        inputs.append(Input(name="categories", shape=(ROWS, categories), dtype="int64"))
     return tuple(inputs)

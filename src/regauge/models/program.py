@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from regauge.models.inputs import Input
+    from regauge.models.ranker import Ranker
     from regauge.models.text import TextModule
 
 FEWEST_ROWS = 2
@@ -49,6 +50,37 @@ class TextProgram(nn.Module):
             batch["types"] = (real & (places >= starts[:, None])).to(torch.int32)
         output: Tensor = self.module(batch)[self._output]
         return output
+
+
+class RankProgram(nn.Module):
+    """What a trained ranker answers to a query with one candidate."""
+
+    def __init__(self, module: Ranker) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(
+        self, tokens: Tensor, lengths: Tensor, numbers: Tensor, categories: Tensor
+    ) -> Tensor:
+        """Return [rows, 1] fp32.
+
+        `tokens` are [rows, texts, length] int32 and `lengths` [rows, texts] int32, of the query's
+        texts and then of the candidate's; `numbers` [rows, numbers] fp32 and `categories` [rows,
+        categories] int64, each with one at least.
+        """
+        form = self.module.form
+        flat = tokens.flatten(0, 1)
+        places = torch.arange(flat.shape[1], dtype=torch.int32, device=flat.device)[None]
+        batch = {
+            "tokens": flat,
+            "segments": (places < lengths.flatten()[:, None]).to(torch.int32),
+            "positions": places.expand(flat.shape[0], -1),
+            "keys": flat[:, 0],  # of dropout, which there is none of
+            "numbers": numbers[:, None, : form.numbers],
+            "categories": categories[:, None, : form.categories],
+        }
+        scores: Tensor = self.module(batch)["scores"]
+        return scores
 
 
 class OwnProgram(nn.Module):

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from regauge.data.randomness import mix
-
 if TYPE_CHECKING:
     from regauge.data.batches import Found
     from regauge.data.shards import Field
@@ -27,13 +25,6 @@ def present(found: Found, members: int, name: str) -> np.ndarray:
     """Return which candidates are there, [rows, candidates] fp32."""
     counts = np.array([0 if row is None else len(row[name]) for row in found])
     return (np.arange(members) < counts[:, None]).astype(np.float32)
-
-
-def buckets(hashes: np.ndarray, count: int) -> np.ndarray:
-    """Return the embedding of each hash, in 1 to `count`; 0 where it is missing, below 0."""
-    with np.errstate(over="ignore"):
-        words = mix(hashes.astype(np.uint64)) % np.uint64(count)
-    return np.where(hashes < 0, 0, words.astype(np.int64) + 1)
 
 
 def scale(field: Field) -> tuple[float, float]:

@@ -9,9 +9,11 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from regauge.data.batches import Piece, taken
+from regauge.data.columns import buckets
 from regauge.data.shapes import fit
 from regauge.errors import DataError
 from regauge.log import logger
+from regauge.models.inputs import Fields, Ranking
 from regauge.models.settings import Interactions
 from regauge.tasks import Sums, _quality, _ranking, _retrieval
 from regauge.tasks._fields import (
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from regauge.data.batches import Arrays, Draw, Found
     from regauge.data.loader import Facts
     from regauge.data.shards import Manifest, Rows
+    from regauge.models.inputs import Answers
     from regauge.models.settings import Model
     from regauge.models.text import TextModule
 
@@ -121,16 +124,35 @@ class Rank(FieldsTask):
         """
         found = taken(rows, piece.rows)
         table = partial(_ranking.table, found, facts.members)
-        buckets = _ranking.buckets(table(self.categories, np.int64(-1)), self.interactions.buckets)
+        found_buckets = buckets(table(self.categories, np.int64(-1)), self.interactions.buckets)
         return {
             **self._texts(found, piece, draw, facts),
             "numbers": table(self.numbers, np.float32(np.nan)),
-            "categories": buckets,
+            "categories": found_buckets,
             "labels": table((self.label,), np.float32(0))[..., 0],
             "present": _ranking.present(found, facts.members, self.label),
             "slots": piece.slots,
             "real": (piece.rows >= 0).astype(np.float32),
         }
+
+    def answers(self) -> Answers:
+        return "scores"
+
+    def fields(self, manifest: Manifest) -> Fields:
+        """Return that a record is a query with one candidate."""
+        texts = (*self.query, *self.document)
+        return Fields(
+            texts=texts,
+            limits=tuple(manifest.fields[name].limit for name in texts),
+            numbers=self.numbers,
+            categories=self.categories,
+            ranking=Ranking(
+                queries=len(self.query),
+                calibrated=self.objective == "pointwise",
+                encoders=self.encoders,
+                interactions=self.interactions,
+            ),
+        )
 
     def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
         from regauge.models.build import blocks, build

@@ -121,10 +121,10 @@ def _trained_for(folder: Path) -> Task:
 
 def _checked(folder: str, dataset: Dataset) -> Path:
     """Return where a model lies; raises SettingsError for none, or one of another tokenizer."""
+    if artifacts.is_one(Path(folder)):
+        dataset.check_tokenizer(artifacts.located(folder).tokenizer)
+        return Path(folder)
     found = final(folder)
-    if artifacts.is_one(found):
-        dataset.check_tokenizer(artifacts.located(found).tokenizer)
-        return found
     if not (found / "config.json").is_file():
         remedy = "name a finished run's output folder, a transformers folder or an artifact"
         raise SettingsError(f"{folder} holds no trained model", remedy)

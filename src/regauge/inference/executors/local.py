@@ -183,6 +183,8 @@ def _size(order: Order, tickets: Tickets) -> int:
     if wanted != "auto":
         return wanted
     artifact = artifacts.located(order.job.settings.artifact)
+    devices = artifact.manifest.compiled.backend.devices
     if artifact.accelerator.shared:
-        return max(1, min(available_cores() // artifact.manifest.target.threads, tickets.left))
-    return artifact.accelerator.count()
+        cores = artifact.manifest.target.threads * devices
+        return max(1, min(available_cores() // cores, tickets.left))
+    return max(1, artifact.accelerator.count() // devices)

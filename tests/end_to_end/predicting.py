@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,14 +16,15 @@ from regauge import processes
 from regauge.cli import main
 from regauge.training.run import attempt
 
+Maker = Callable[[Path], Path]
 QUICK = ["proof.texts=32", "candidates.seconds=0.02", "candidates.threads=[1]"]
 EAGER = ['candidates.backends=["eager"]', *QUICK]
 
 
-def trained(folder: Path, task: str = "contrastive", **changes: Any) -> Path:
+def trained(folder: Path, task: str = "contrastive", make: Maker = datasets.pairs) -> Path:
     """Return the output folder of a run of a few steps."""
-    data = datasets.pairs(folder / "data")
-    attempt(settings(folder / "run", data, task, stop={"steps": 4}, **changes), processes.World())
+    data = make(folder / "data")
+    attempt(settings(folder / "run", data, task, stop={"steps": 4}), processes.World())
     return folder / "run"
 
 

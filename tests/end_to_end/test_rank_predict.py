@@ -10,19 +10,13 @@ import pytest
 
 import regauge
 from distributed import datasets
-from distributed.runs import settings
-from end_to_end.predicting import EAGER, exported, table
-from regauge import processes
+from end_to_end.predicting import EAGER, exported, table, trained
 from regauge.cli import main
-from regauge.training.run import attempt
 
 
 @pytest.fixture(scope="module", params=["rank", "apart"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ranker")
-    data = datasets.groups(folder / "data")
-    attempt(settings(folder / "run", data, request.param, stop={"steps": 4}), processes.World())
-    return folder / "run"
+    return trained(tmp_path_factory.mktemp("ranker"), request.param, datasets.groups)
 
 
 def records(count: int) -> list[dict[str, object]]:

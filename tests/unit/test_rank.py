@@ -16,6 +16,7 @@ from distributed import datasets
 from distributed.datasets import first_batch
 from distributed.runs import BERT
 from regauge.config import choose
+from regauge.data.columns import buckets
 from regauge.data.loader import Facts
 from regauge.data.shards import Dataset, Field
 from regauge.errors import RegaugeError, SettingsError
@@ -216,9 +217,9 @@ def test_numbers_are_normalised_and_a_missing_one_says_so() -> None:
 
 
 def test_hashes_fall_into_every_bucket_and_what_is_missing_into_none() -> None:
-    found = _ranking.buckets(np.arange(5000), 50)
+    found = buckets(np.arange(5000), 50)
     assert sorted(set(found.tolist())) == list(range(1, 51))
-    assert _ranking.buckets(np.array([-1]), 50).tolist() == [0]
+    assert buckets(np.array([-1]), 50).tolist() == [0]
 
 
 @pytest.mark.parametrize(("blocks", "trained"), [(0, set()), (1, {"1"}), (2, {"0", "1"})])

@@ -66,6 +66,11 @@ class Template:
                 answers.append((len(before), len(with_it)))
         return Written(text, answers)
 
+    def prompt(self, text: str) -> str:
+        """Return a request up to where its answer begins; raises TemplateError."""
+        request = {"role": "user", "content": text, "instruction": text, "input": ""}
+        return self._render([request], prompted=True)
+
     def _render(self, messages: Messages, *, prompted: bool = False) -> str:
         import jinja2
 

@@ -69,6 +69,10 @@ class Encoder:
         """Return the text of ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def opened(self, ids: np.ndarray) -> np.ndarray:
+        """Return the ids behind the special tokens that open a text: something is to follow."""
+        return np.concatenate([self.prefix, ids])
+
     def wrap(self, ids: np.ndarray) -> np.ndarray:
         """Return the ids between the special tokens that open and close a text."""
         return np.concatenate([self.prefix, ids, self.suffix])

@@ -10,10 +10,12 @@ import pyarrow as pa
 from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from regauge.inference.manifest import Program
     from regauge.inference.predict_settings import Dtype
+
+    Decode = Callable[[np.ndarray], list[str]]
 
 KINDS = {"text": pa.string(), "integer": pa.int64(), "real": pa.float64()}
 """Of fields that are kept beside the answers."""
@@ -21,12 +23,16 @@ INT8_MOST = 127
 Columns = dict[str, np.ndarray | pa.Array]
 
 
-def columns(program: Program, dtype: Dtype, answers: np.ndarray) -> Columns:
+def columns(
+    program: Program, dtype: Dtype, answers: np.ndarray, decode: Decode | None = None
+) -> Columns:
     """Return the columns of answers, [records, width] fp32, by name.
 
     A column of several numbers is [records, numbers]. Classes are named where they have names,
-    with their probabilities (softmax) beside them.
+    with their probabilities (softmax) beside them. `decode` makes texts of tokens.
     """
+    if program.answers == "text":
+        return {"answer": pa.array(decode(answers) if decode else [], pa.string())}
     if program.answers == "vectors":
         return vectors(answers, dtype)
     if program.answers == "classes":

@@ -99,7 +99,7 @@ class Built:
     runner: Runner
 
 
-def listed(wanted: Candidates, accelerator: Accelerator) -> list[Candidate]:
+def listed(wanted: Candidates, accelerator: Accelerator, described: Described) -> list[Candidate]:
     """Return what is tried; raises SettingsError for a backend that is not usable, or for none."""
     for backend in wanted.backends:
         require(backend, accelerator)
@@ -107,6 +107,8 @@ def listed(wanted: Candidates, accelerator: Accelerator) -> list[Candidate]:
     backends = list(wanted.backends or usable)
     if wanted.portable is not None:
         backends = [each for each in backends if each.ahead]
+    if described.answers == "text":
+        backends = [each for each in backends if each.looping]
     made = [
         Candidate(backend, precision, quantized, threads)
         for backend in backends
@@ -130,7 +132,11 @@ def reference(described: Described, settings: Exporting) -> Engine:
 def built(work: Work, candidate: Candidate, folder: Path) -> Built:
     """Load a candidate's payload from a folder; where there is none it is compiled first."""
     backend, described = candidate.backend, work.described
-    rungs = ladder(work.settings.shapes, described.longest, symbolic=backend.symbolic)
+    rungs = ladder(
+        work.settings.shapes,
+        described.longest,
+        symbolic=backend.symbolic and described.answers != "text",
+    )
     shapes = [Shape(rung.rows[0], rung.length) for rung in rungs]
     device = work.accelerator.claim(0, candidate.threads)
     site = Site(work.accelerator, device, candidate.threads)

@@ -136,7 +136,7 @@ def payload(artifact: Artifact) -> Payload:
     manifest = artifact.manifest
 
     def program() -> nn.Module:
-        from regauge.inference.programs import restored
+        from regauge.inference.restoring import restored
 
         return restored(manifest, artifact.folder / MODEL, artifact.weights())
 

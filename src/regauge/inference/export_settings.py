@@ -73,6 +73,8 @@ class Text(Settings):
     """Texts to put before a text, by name."""
     prompt: str | None = None
     """Name of the one that is used unless another is named."""
+    answer_tokens: int = Field(default=64, ge=1)
+    """Most tokens that a model writes, where it goes on with a text."""
 
 
 class Shapes(Settings):
@@ -96,7 +98,7 @@ class Proof(Settings):
     source: Annotated[SerializeAsAny[Source], chosen("data/sources")] | None = None
     """Where they come from; by default the held-out rows of the run's dataset."""
     metrics: Literal["auto", "no"] = "auto"
-    """Whether the run's own metrics are measured on its held-out rows."""
+    """Whether the run's own metrics are measured on its held-out rows; of what writes, never."""
     invariant: bool = True
     """Whether it is found out in which batches a text keeps its bits."""
 

@@ -52,7 +52,7 @@ def export(settings: Exporting, subject: Subject, measured: Metrics | None) -> d
     """
     accelerator = settings.accelerator or accelerators.choose()[0]
     accelerators.require(accelerator)
-    asked = trying.listed(settings.candidates, accelerator)
+    asked = trying.listed(settings.candidates, accelerator, subject.described)
     with (
         artifacts.written(Path(settings.target.path)) as folder,
         tempfile.TemporaryDirectory() as scratch,

@@ -75,7 +75,8 @@ class Loaded:
         writes: of classes `class` and `probabilities`.
         """
         found = self._answers([list(column) for column in columns], prompt, values)
-        made = answers.columns(self.program, "float32", found)
+        decode = self._reader.decoded if self._reader else None
+        made = answers.columns(self.program, "float32", found, decode)
         return {
             name: column if isinstance(column, np.ndarray) else column.to_pylist()
             for name, column in made.items()

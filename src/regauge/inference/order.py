@@ -109,6 +109,6 @@ def worker(order: Order, device: int, step: int = 0) -> Worker:
         engine,
         reader,
         Shelf(settings.source, order.pieces, asked),
-        Writer(job.folder, job.own / ASIDE, program, asked),
+        Writer(job.folder, job.own / ASIDE, program, asked, reader.decoded),
         time.perf_counter() - began,
     )

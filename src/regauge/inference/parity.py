@@ -31,6 +31,9 @@ def differences(ours: np.ndarray, theirs: np.ndarray, answers: Answers) -> dict[
         if len(ours) > NEIGHBOURS + 1:
             found[f"neighbours@{NEIGHBOURS}"] = overlap(ours, theirs)
         return {**found, "loss": max(0.0, 1.0 - found["cosine"])}
+    if answers == "text":
+        kept = told_alike(ours, theirs)
+        return {**found, "same_tokens": kept, "loss": 1.0 - kept}
     if answers == "classes":
         same = float((ours.argmax(1) == theirs.argmax(1)).mean())
         return {**found, "same_class": same, "loss": 1.0 - same}
@@ -39,12 +42,19 @@ def differences(ours: np.ndarray, theirs: np.ndarray, answers: Answers) -> dict[
     return {**found, "relative": relative, "loss": relative}
 
 
+def told_alike(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Return which share of the reference's tokens comes before the first that is another."""
+    same = np.cumprod(ours == theirs, axis=1)
+    real = theirs >= 0
+    return float((same * real).sum() / max(1, real.sum()))
+
+
 def cosine(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """Return the cosine of each pair of vectors, [rows]; of two that are zero it is 1."""
     norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
     products = np.einsum("rw,rw->r", ours, theirs, dtype=np.float64)
     same = np.equal(ours, theirs).all(1)
-    found: np.ndarray = np.where(same, 1.0, products / np.maximum(norms, 1e-30))
+    found: np.ndarray = np.where(same, 1.0, np.minimum(products / np.maximum(norms, 1e-30), 1.0))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, field_validator
 
 from regauge.config import Settings, chosen
 from regauge.data.sources import Source
@@ -83,9 +83,10 @@ class Predicting(Settings):
     execution: Working = Working()
     """Who computes it."""
 
-    @model_validator(mode="after")
-    def _answers_all(self) -> Predicting:
-        chosen = self.source.model_fields_set
-        if self.source.duplicates == "drop" and "duplicates" in chosen:
+    @field_validator("source")
+    @classmethod
+    def _answers_all(cls, source: Source) -> Source:
+        """Refuse to leave copies out where that was asked for, and else leave none out."""
+        if source.duplicates == "drop" and "duplicates" in source.model_fields_set:
             raise ValueError("every record has an answer: leave source.duplicates out")
-        return self
+        return source.model_copy(update={"duplicates": "keep"})

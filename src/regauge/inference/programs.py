@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regauge import registry
+from regauge.data import chats
+from regauge.data.tokenizer import Encoder as Tokens
 from regauge.errors import DataError, SettingsError, plain
 from regauge.inference.manifest import Program
 from regauge.models import build as models
 from regauge.models import sentences
 from regauge.models.dropout import DropoutKeys
-from regauge.models.initial import META, fill, first_weights, make_buffers
+from regauge.models.initial import META, fill, first_weights
 from regauge.models.inputs import ROWS, Fields, Input, of_texts
-from regauge.models.placing import dtype_of, put
-from regauge.models.program import TYPES, OwnProgram, RankProgram, TextProgram, cast
-from regauge.models.ranker import Form, Ranker
+from regauge.models.program import TYPES, OwnProgram, RankProgram, TextProgram
 from regauge.models.settings import Model
-from regauge.models.text import Classifier, Encoder
+from regauge.models.text import CausalLanguageModel, Classifier, Encoder
+from regauge.models.writing import WriteProgram
 from regauge.registry import did_you_mean
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from regauge.data.shards import Manifest as DataManifest
     from regauge.inference.export_settings import Text
-    from regauge.inference.manifest import Manifest
     from regauge.models.inputs import Answers
     from regauge.models.text import TextModule
     from regauge.tasks import Task
@@ -102,13 +101,40 @@ def of_folder(folder: Path, wanted: Text, fields: Fields) -> Described:
         return Described(
             program, answers, width, of_texts(fields), reads, fields=fields, labels=labels
         )
+    if told is None and not wanted.pooling and is_writer(model):
+        return _writer(folder, model, wanted, fields)
     pooling = _pooling(told, wanted)
-    encoder = Encoder(_body(model), DropoutKeys(), pooling)
+    encoder = Encoder(body(model), DropoutKeys(), pooling)
     _read_dense(encoder, pooling, folder)
     reads = _reads(folder, told, wanted, _limit(encoder, fields))
     program = TextProgram(encoder, "vectors").eval()
     width = _width(model, pooling)
     return Described(program, "vectors", width, of_texts(fields), reads, fields, pooling)
+
+
+def is_writer(model: PreTrainedModel) -> bool:
+    """Return whether a model says each next token of a text."""
+    return models.class_name(model).endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def writing(model: PreTrainedModel, folder: Path, most: int) -> WriteProgram:
+    """Return the program of a model that goes on with texts; `folder` has its tokenizer."""
+    facts = Tokens(folder).facts
+    config: Any = model.config
+    told = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends = {end for end in (*told, facts.separator) if end is not None}
+    return WriteProgram(model, most, facts.pad, tuple(sorted(ends)))
+
+
+def _writer(folder: Path, model: PreTrainedModel, wanted: Text, fields: Fields) -> Described:
+    """Return the program of a model that goes on with a text, or answers a request."""
+    most = wanted.answer_tokens
+    room = _limit(CausalLanguageModel(model, DropoutKeys()), fields)
+    reads = _reads(folder, None, wanted, None if room is None else room - most)
+    ends: Any = "chat" if chats.has_template(folder) else "open"
+    reads = reads.model_copy(update={"ends": ends})
+    program = writing(model, folder, most).eval()
+    return Described(program, "text", most, of_texts(fields), reads, fields)
 
 
 def of_ranker(folder: Path, task: Task, manifest: DataManifest) -> Described:
@@ -158,52 +184,6 @@ def of_module(path: str, module: nn.Module, given: Mapping[str, Tensor]) -> Desc
     return Described(program, "tensor", output.shape[1], inputs, module=path)
 
 
-def restored(manifest: Manifest, folder: Path, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Return the program of an artifact with its weights, in the type that it computes in."""
-    if manifest.program.module is not None:
-        module, _ = registry.function(manifest.program.module)()
-        program: nn.Module = OwnProgram(module)
-        cast(program, dtype_of(manifest.compiled.precision))
-        program.load_state_dict(dict(weights), strict=False)
-        return program.eval()
-    model = models.template(folder)
-    make_buffers(model)
-    with META:
-        if manifest.program.fields.ranking is not None:
-            program = RankProgram(_ranker(model, folder, manifest.program.fields))
-        elif manifest.program.answers == "vectors":
-            pooling = manifest.program.pooling or sentences.Pooling()
-            program = TextProgram(Encoder(_body(model), DropoutKeys(), pooling), "vectors")
-        else:
-            program = TextProgram(Classifier(model, DropoutKeys()), "scores")
-    cast(program, dtype_of(manifest.compiled.precision))
-    tied: dict[int, Any] = {}
-    for name, value in program.named_parameters(remove_duplicate=False):
-        if name in weights:
-            tied[id(value)] = torch.nn.Parameter(weights[name], requires_grad=False)
-        put(program, name, tied[id(value)])
-    for name, _ in list(program.named_buffers()):
-        if name in weights:
-            put(program, name, weights[name])
-    return program.eval()
-
-
-def _ranker(model: PreTrainedModel, folder: Path, fields: Fields) -> Ranker:
-    """Return a ranker without weights for a query with one candidate."""
-    ranking = fields.ranking
-    if ranking is None:
-        raise TypeError("these are not the fields of a ranker")
-    other = None
-    if ranking.encoders == "apart":
-        other = models.template(folder)
-        make_buffers(other)
-    texts = (ranking.queries, len(fields.texts) - ranking.queries)
-    values = (len(fields.numbers), len(fields.categories))
-    form = Form(*texts, 1, *values, calibrated=ranking.calibrated)
-    scale = [(0.0, 1.0)] * len(fields.numbers)  # the weights have what it was trained with
-    return Ranker(model, DropoutKeys(), form, ranking.interactions, scale, documents=other)
-
-
 def vocabulary(folder: Path) -> int:
     """Return how many words a model of a folder knows."""
     config: Any = models.template(folder).config
@@ -211,7 +191,7 @@ def vocabulary(folder: Path) -> int:
     return count
 
 
-def _body(model: PreTrainedModel) -> PreTrainedModel:
+def body(model: PreTrainedModel) -> PreTrainedModel:
     """Return a model without the head of a task, which makes no vectors."""
     body: Any = model.base_model
     found: PreTrainedModel = body

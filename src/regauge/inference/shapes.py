@@ -55,9 +55,14 @@ class Ladder:
         """Yield batches that together hold every member once, by default every row.
 
         `lengths` are the tokens of each row, [rows]. The longest come first, equal ones stay in
-        their order. `step` is how often the most rows of a batch are halved.
+        their order. `step` is how often the most rows of a batch are halved. Raises ValueError for
+        a row that is longer than any rung.
         """
         every = np.arange(len(lengths)) if members is None else np.sort(members)
+        if lengths[every].max(initial=0) > self.longest:
+            raise ValueError(
+                f"a row of {lengths[every].max()} tokens is longer than {self.longest}"
+            )
         places = np.searchsorted([rung.length for rung in self.rungs], lengths[every])
         for place in range(len(self.rungs) - 1, -1, -1):
             found = every[places == place]

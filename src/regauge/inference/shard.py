@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from regauge.data.sources import Found, Piece, Source, Value
+    from regauge.inference.answers import Decode
     from regauge.inference.engine import Engine
     from regauge.inference.manifest import Program
     from regauge.inference.predict_settings import Written
@@ -155,6 +156,8 @@ class Writer:
     """A folder beside it that one job alone writes."""
     program: Program
     asked: Asked
+    decode: Decode
+    """Makes texts of the tokens of a program that writes."""
 
     def write(self, taken: Taken, found: np.ndarray) -> dict[str, Any]:
         """Write the files of a shard, each at once; return the line that says that they are there.
@@ -186,7 +189,7 @@ class Writer:
         import pyarrow.parquet as pq
 
         output, name, written = self.asked.output, taken.shard.name, []
-        columns = answers.columns(self.program, output.dtype, found)
+        columns = answers.columns(self.program, output.dtype, found, self.decode)
         if output.format == "npy":
             array = np.asarray(columns.pop(next(iter(columns))))
             written.append(self._put(SHARDS, f"{name}.npy", lambda file: np.save(file, array)))

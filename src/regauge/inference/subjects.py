@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from regauge.models.inputs import Input
     from regauge.tasks import Task
 
+PROMPTS = 16
+"""Most texts that are gone on with: each is a pass of the model for every token."""
 WORDS = 1000
 """Ids that made texts consist of, the last ones of a vocabulary: none of them is special."""
 
@@ -117,7 +119,10 @@ class OfFolder:
         if fields.ranking is not None and settings.proof.source is None:
             longest = self.described.longest
             return self.made(settings.proof.texts, 1, longest), "made records of every length"
-        found = samples(settings.proof.source, dataset, settings.proof.texts, fields)
+        count = settings.proof.texts
+        if self.described.answers == "text":
+            count = min(count, PROMPTS)
+        found = samples(settings.proof.source, dataset, count, fields)
         reader = Reader(self._folder, self.described.texts, fields)
         return reader.read(found.columns, values=found.values).rows, found.origin
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from regauge.data import chats
 from regauge.data.columns import buckets, value
 from regauge.data.tokenizer import Encoder
 from regauge.inference.rows import Rows, Texts
@@ -40,6 +41,7 @@ class Reader:
         self._special = foreign
         self._reads = reads
         self._fields = fields
+        self._folder = folder
 
     @property
     def longest(self) -> int:
@@ -58,7 +60,8 @@ class Reader:
         `values` are the fields of candidates that are no text.
         """
         before = self._reads.before(prompt)
-        limits = self._fields.limits or (self._reads.tokens,) * len(columns)
+        given = self._fields.limits or (self._reads.tokens,) * len(columns)
+        limits = [min(limit, self._reads.tokens) for limit in given]
         found = [
             self._encoded(texts, limit, before)
             for texts, limit in zip(columns, limits, strict=True)
@@ -68,8 +71,8 @@ class Reader:
         if not self._fields.joined:
             features = self._features(values, len(lists[0]))
             return Read(Rows(list(map(Texts.of, lists)), features), truncated)
-        first, second = lists
-        joined = [self._joined(*pair) for pair in zip(first, second, strict=True)]
+        first = lists[0]
+        joined = [self._joined(*pair)[: self._reads.tokens] for pair in zip(*lists, strict=True)]
         starts = np.fromiter(map(len, first), np.int32, len(first))
         return Read(Rows([Texts.of(joined)], [starts]), truncated)
 
@@ -93,10 +96,27 @@ class Reader:
         whole = [before + text for text in texts] if before else list(texts)
         if self._reads.lowercase:
             whole = [text.lower() for text in whole]
+        if self._reads.ends != "closed":
+            return self._prompts(whole, limit)
         found = self._encoder.encode(whole, special=self._special)
         room = limit - self._encoder.overhead
         truncated = sum(len(ids) > room for ids in found)
         return [self._encoder.wrap(ids[:room]) for ids in found], truncated
+
+    def _prompts(self, texts: Sequence[str], limit: int) -> tuple[Ids, int]:
+        """Return the ids of what is to be gone on with; of one that is too long its end."""
+        if self._reads.ends == "chat":
+            written = chats.template(self._folder, None)
+            found = self._encoder.encode([written.prompt(text) for text in texts], special=True)
+            return [ids[-limit:] for ids in found], sum(len(ids) > limit for ids in found)
+        found = self._encoder.encode(texts, special=self._special)
+        room = limit - len(self._encoder.prefix)
+        opened = [self._encoder.opened(ids[-room:]) for ids in found]
+        return opened, sum(len(ids) > room for ids in found)
+
+    def decoded(self, ids: np.ndarray) -> list[str]:
+        """Return the texts of answers, [records, tokens], in which a number below 0 is nothing."""
+        return [self._encoder.decode(row[row >= 0].astype(int).tolist()) for row in ids]
 
     def _joined(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Return two texts as one: what every text begins with stands there once."""

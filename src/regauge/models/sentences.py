@@ -74,6 +74,8 @@ class Reads(Settings):
     """Name of the one that is used unless another is named."""
     lowercase: bool = False
     """Whether a text is written small before the tokenizer sees it."""
+    ends: Literal["closed", "open", "chat"] = "closed"
+    """Whether a text ends in special tokens, goes on, or stands in a chat template."""
     manner: Literal["regauge", "transformers"] = "regauge"
     """Whose: here "[SEP]" in a text is letters, and a text ends in a token that says so."""
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from regauge.data.batches import Arrays, Draw, Piece
     from regauge.data.loader import Facts
     from regauge.data.shards import Manifest, Rows
+    from regauge.models.inputs import Answers
     from regauge.models.settings import Model
     from regauge.models.text import TextModule
 
@@ -59,6 +60,9 @@ class NextTokenTask(TokenTask):
     """A task whose model says each next token inside of each segment of a row."""
 
     writes: ClassVar[bool] = True
+
+    def answers(self) -> Answers:
+        return "text"
 
     def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
         from regauge.models.build import build

@@ -135,7 +135,7 @@ def _artifact(settings: Exporting, model: Path, tables: config.Tables) -> dict[s
         logger.warning(told, dataset)
         return export(settings, subjects.OfFolder(model, settings, None), None)
     subject = subjects.OfFolder(model, settings, subjects.Trained(aim.task, dataset))
-    if settings.proof.metrics == "no":
+    if settings.proof.metrics == "no" or aim.task.writes:
         return export(settings, subject, None)
     rows = settings.proof.texts
     return export(settings, subject, partial(metrics, task=aim.task, dataset=dataset, rows=rows))

@@ -51,6 +51,10 @@ class Turn:
             raise SystemExit
         self._began = time.perf_counter()
 
+    def start(self) -> None:
+        """Let the clock run from here: what was before is no work, but its preparation."""
+        self._began = time.perf_counter()
+
     def stop(self) -> None:
         """Stop the clock when the device has done all: what follows is no training."""
         self._accelerator.synchronize()

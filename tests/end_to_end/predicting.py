@@ -50,6 +50,14 @@ def written(path: Path, count: int, seed: int = 0) -> Path:
     return path
 
 
+def in_groups(path: Path, groups: int, rows: int) -> Path:
+    """Write a table of groups of records, of which each is a piece."""
+    said = texts(groups * rows)
+    columns = {"id": list(range(len(said))), "text": said}
+    pq.write_table(pa.table(columns), path, row_group_size=rows)
+    return path
+
+
 def table(folder: Path) -> pa.Table:
     """Return all answers of a folder in the order of the records."""
     return pa.concat_tables(pq.read_table(path) for path in sorted((folder / "shards").iterdir()))

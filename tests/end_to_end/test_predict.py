@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import regauge
-from end_to_end.predicting import bits, exported, table, texts, trained, vectors, written
+from end_to_end.predicting import bits, exported, in_groups, table, texts, trained, vectors, written
 from regauge import lines
 from regauge.cli import main
 
@@ -167,18 +167,18 @@ def test_every_form_holds_the_same_vectors(
 
 
 def test_several_jobs_share_a_folder(artifact: Path, tmp_path: Path) -> None:
-    for number in range(3):
-        written(tmp_path / f"texts-{number}.jsonl", 30, seed=number)
-    files = str(tmp_path / "texts-*.jsonl")
-    source = ["source.kind=jsonl", f'source.files=["{files}"]', "source.piece_mib=1"]
-    run = ["predict", str(artifact), "execution.executor=inline", *source]
-    assert main([*run, "--to", str(tmp_path / "alone")]) == 0
+    source = in_groups(tmp_path / "texts.parquet", groups=5, rows=18)
+    assert predict(artifact, source, tmp_path / "alone") == 0
+    out = tmp_path / "out"
     for index in (1, 0):
-        more = ["--to", str(tmp_path / "out"), "--index", str(index), "--count", "2"]
-        assert not (tmp_path / "out" / "result.json").exists()
-        assert main([*run, *more]) == 0
-    assert bits(tmp_path / "out") == bits(tmp_path / "alone")
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["rows"] == 90
+        assert not (out / "result.json").exists()
+        more = ("--index", str(index), "--count", "2")
+        assert predict(artifact, source, out, *more) == 0
+    shares = [lines.whole(out / "jobs" / f"{index}-of-2" / "ledger.jsonl") for index in (0, 1)]
+    assert [[line["piece"] for line in share] for share in shares] == [[0, 2, 4], [1, 3]]
+    assert bits(out) == bits(tmp_path / "alone")
+    assert table(out)["id"].to_pylist() == list(range(90))
+    assert json.loads((out / "result.json").read_text())["rows"] == 90
 
 
 def test_a_limit_of_dollars_stops_it_and_more_of_them_let_it_go_on(

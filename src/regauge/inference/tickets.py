@@ -77,6 +77,15 @@ class Tickets:
         """How many pieces are not finished."""
         return len(self._left)
 
+    @property
+    def unfinished(self) -> tuple[int, ...]:
+        """The pieces of which something is left, in their order."""
+        return tuple(sorted(self._left))
+
+    def done(self, piece: int) -> frozenset[int]:
+        """Return the parts of a piece that are finished."""
+        return frozenset(self._pieces[piece].done)
+
     def take(self, worker: int) -> Shard | None:
         """Return a shard that nobody has and let a worker have it, or None where there is none."""
         shard = self._back.popleft() if self._back else self._new(worker)

@@ -25,6 +25,9 @@ SMALL = (
     "stage.match.batch.rows=32",
     "stage.match.batch.microbatch_rows=16",
     "stage.match.evaluation.every_steps=0",
+    "stage.artifact.candidates.seconds=0.1",
+    "stage.artifact.proof.texts=32",
+    f'stage.vectors.source.roots=["{LIBRARY / "asyncio"}"]',
 )
 COMPARED = tuple(
     f"stage.{name}.{assignment}"
@@ -50,20 +53,25 @@ def run(folder: Path, *more: str, file: Path = DEMO) -> subprocess.CompletedProc
 def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
     done = run(tmp_path / "demo", "stage.match.stop.steps=4", *COMPARED)
     assert done.returncode == 0, done.stderr
-    table = json.loads((tmp_path / "demo" / "4-evaluate" / "evaluation.json").read_text())
+    table = json.loads((tmp_path / "demo" / "5-evaluate" / "evaluation.json").read_text())
     rows = {row["name"]: row for row in table["rows"]}
-    assert list(rows) == ["untrained", "trained", "BM25", "fusion of both"]
+    assert list(rows) == ["untrained", "trained", "compiled", "BM25", "fusion of both"]
     assert all(0 <= row["recall@1"] <= row["recall@10"] <= 1 for row in rows.values())
     assert all(row["recall@1"] <= row["mrr"] <= 1 for row in rows.values())
     assert rows["BM25"]["mrr"] > rows["untrained"]["mrr"]
-    page = (tmp_path / "demo" / "8-report" / "report.html").read_text()
+    assert rows["compiled"]["recall@10"] == rows["trained"]["recall@10"]
+    result = json.loads((tmp_path / "demo" / "10-vectors" / "result.json").read_text())
+    assert result["rows"] > 300
+    speed = json.loads((tmp_path / "demo" / "6-speed" / "benchmark.json").read_text())
+    assert [(row["batch"], row["length"]) for row in speed["rows"]]
+    page = (tmp_path / "demo" / "11-report" / "report.html").read_text()
     assert "BM25" in page
     assert "bf16 beside fp32: pass" in page
     assert "fp32 differs from itself" not in page, "the band is wider than two steps of noise"
     assert "report.html" in done.stdout.splitlines()[-1]
     first, last = (
         json.loads((tmp_path / "demo" / stage / "environment.json").read_text())
-        for stage in ("2-warm-up", "7-fp32-again")
+        for stage in ("2-warm-up", "9-fp32-again")
     )
     assert first["variables"] == last["variables"], "a stage leaves none to the next"
 
@@ -76,7 +84,7 @@ def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """Up to the stage that is interrupted; the others were seen above."""
     file = tmp_path / "quickstart.toml"
-    file.write_text(DEMO.read_text().partition("# Held-out pairs")[0])
+    file.write_text(DEMO.read_text().partition("# The model as an artifact")[0])
     plain = "stage.match.execution.compile=no"  # so many steps would be worth it
     long = ("stage.match.stop.steps=100000", "stage.match.output.every_steps=1", plain)
     metrics = tmp_path / "demo" / "3-match" / "metrics.jsonl"

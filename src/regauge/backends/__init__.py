@@ -92,10 +92,17 @@ class Backend(Choice):
 
     ahead: ClassVar[bool] = True
     """Whether a payload is compiled when it is exported, and not when it is first used."""
+    looping: ClassVar[bool] = False
+    """Whether it computes programs that go round until they are done, such as those that write."""
     symbolic: ClassVar[bool] = True
     """Whether one graph serves all shapes."""
     packages: ClassVar[tuple[str, ...]] = ("torch",)
     """Distributions whose versions decide what a payload is."""
+
+    @property
+    def devices(self) -> int:
+        """How many devices one program lies on, each with a process of its own."""
+        return 1
 
     @classmethod
     def available(cls) -> Availability:

@@ -6,6 +6,7 @@ between is attention by heads, or an activation. Everything else is on every cor
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Make = Callable[[nn.Linear], nn.Module]
+    Found = list[tuple[list[str], str]]
 
 GROUPS = (
     (
@@ -33,21 +35,29 @@ GROUPS = (
 LAYER = re.compile(r"(?:.*\.)?\d+")
 
 
-def divide(program: nn.Module, cores: int, *, outputs: Make, inputs: Make) -> None:
+def divide(
+    program: nn.Module,
+    cores: int,
+    *,
+    outputs: Make,
+    inputs: Make,
+    who: str = "cores",
+    instead: str = "let the cores share rows",
+) -> None:
     """Put divided layers in the place of whole ones; `outputs` and `inputs` make them.
 
     Raises SettingsError where a program has none of these groups, or a size is no multiple of the
-    cores.
+    cores. It calls the cores what `who` says, and tells what to do `instead`.
     """
-    _check_heads(program, cores)
     found = list(_groups(program))
     if not found:
-        problem = f"nothing in {type(program).__name__} can be divided between cores"
-        raise SettingsError(problem, "let the cores share rows")
+        problem = f"nothing in {type(program).__name__} can be divided between {who}"
+        raise SettingsError(problem, instead)
+    _check(program, found, cores, who)
     for first, last in found:
         for name in first:
-            _replace(program, name, cores, outputs)
-        _replace(program, last, cores, inputs)
+            _replace(program, name, outputs)
+        _replace(program, last, inputs)
 
 
 def _groups(program: nn.Module) -> Iterator[tuple[list[str], str]]:
@@ -61,24 +71,37 @@ def _groups(program: nn.Module) -> Iterator[tuple[list[str], str]]:
                 yield names, f"{layer}.{last}"
 
 
-def _replace(program: nn.Module, name: str, cores: int, make: Make) -> None:
+def _replace(program: nn.Module, name: str, make: Make) -> None:
     layer: Any = program.get_submodule(name)
-    for size in (layer.in_features, layer.out_features):
-        if size % cores:
-            _refuse(f"{size} features of {name}", cores)
     program.set_submodule(name, make(layer))
 
 
-def _check_heads(program: nn.Module, cores: int) -> None:
-    """Raise SettingsError where cores would share a head."""
+def _check(program: nn.Module, found: Found, cores: int, who: str) -> None:
+    """Raise SettingsError where cores would share a head or a feature; name a number that fits."""
+    sizes = [*_heads(program), *_features(program, found)]
+    for size, what in sizes:
+        if size % cores:
+            every = math.gcd(*(size for size, _ in sizes))
+            fitting = (number for number in range(1, every + 1) if every % number == 0)
+            nearest = min(fitting, key=lambda number: abs(number - cores))
+            problem = f"{cores} {who} cannot share {size} {what}"
+            raise SettingsError(problem, f"the nearest number that can is {nearest}")
+
+
+def _heads(program: nn.Module) -> Iterator[tuple[int, str]]:
+    """Yield how many heads attention has, by the configurations of transformers."""
     every: Any = program.modules()
-    configs = [each.config for each in every if hasattr(each, "config")]
-    for config in configs:
+    for config in [each.config for each in every if hasattr(each, "config")]:
         for name in ("num_attention_heads", "num_key_value_heads"):
-            heads = getattr(config, name, None) or cores
-            if heads % cores:
-                _refuse(f"{heads} heads ({name})", cores)
+            if heads := getattr(config, name, None):
+                yield heads, f"heads ({name})"
 
 
-def _refuse(what: str, cores: int) -> None:
-    raise SettingsError(f"{cores} cores cannot share {what}", "choose a number that divides it")
+def _features(program: nn.Module, found: Found) -> Iterator[tuple[int, str]]:
+    """Yield the sizes that are divided: outputs of first layers, and inputs of last ones."""
+    for first, last in found:
+        for name in first:
+            layer: Any = program.get_submodule(name)
+            yield layer.out_features, f"features of {name}"
+        layer = program.get_submodule(last)
+        yield layer.in_features, f"features of {last}"

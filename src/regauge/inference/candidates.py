@@ -54,8 +54,11 @@ class Candidate:
     @property
     def facts(self) -> dict[str, Any]:
         """What people tell it from others by."""
+        own = self.backend.model_dump(mode="json", exclude_defaults=True)
+        set_apart = {name: value for name, value in own.items() if name != "kind"}
         return {
             "backend": self.backend.kind,
+            **({"settings": set_apart} if set_apart else {}),
             "precision": self.precision,
             "quantized": self.quantized,
             "threads": self.threads,

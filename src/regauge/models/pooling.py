@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, positive
 from torch.nn.functional import gelu, normalize, relu
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "relu": relu,
     "gelu": gelu,
-    "identity": lambda value: value,
+    "identity": positive,
 }
 
 

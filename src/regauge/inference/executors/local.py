@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
+from regauge.accelerators import REFERENCE
 from regauge.errors import NoProgressError, RegaugeError
 from regauge.inference.executors import Executor
 from regauge.inference.tickets import Shard
@@ -184,7 +185,7 @@ def _size(order: Order, tickets: Tickets) -> int:
         return wanted
     artifact = artifacts.located(order.job.settings.artifact)
     devices = artifact.manifest.compiled.backend.devices
-    if artifact.accelerator.shared:
+    if artifact.accelerator.kind == REFERENCE:
         cores = artifact.manifest.target.threads * devices
         return max(1, min(available_cores() // cores, tickets.left))
     return max(1, artifact.accelerator.count() // devices)

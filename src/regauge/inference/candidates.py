@@ -22,7 +22,7 @@ from regauge.models.placing import dtype_of
 from regauge.models.program import cast, tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 TURNS = 5
 """Of one text alone, at least."""
+RACES = 3
+"""Turns of those that are nearly alike."""
 SAMPLES = 64
 """Texts that scales of integers are chosen by."""
 
@@ -100,6 +102,11 @@ class Built:
     weights: Mapping[str, Tensor]
     site: Site
     runner: Runner
+
+    def engine(self, work: Work) -> Engine:
+        """Return it with its ladder."""
+        filled = not self.candidate.backend.symbolic
+        return Engine(self.runner, Ladder(self.rungs, filled=filled), work.described.width)
 
 
 def listed(wanted: Candidates, accelerator: Accelerator, described: Described) -> list[Candidate]:
@@ -167,9 +174,7 @@ def built(work: Work, candidate: Candidate, folder: Path) -> Built:
 
 def tried(work: Work, made: Built) -> dict[str, Any]:
     """Return what is seen of a candidate: its parity, its pace, and its wait for one text."""
-    described = work.described
-    backend = made.candidate.backend
-    engine = Engine(made.runner, Ladder(made.rungs, filled=not backend.symbolic), described.width)
+    described, engine = work.described, made.engine(work)
     answers = engine.answers(work.rows)
     found = parity.differences(answers, work.reference, described.answers)
     if own := work.measured(engine):
@@ -178,6 +183,20 @@ def tried(work: Work, made: Built) -> dict[str, Any]:
         found["loss"] = max(found["loss"], lost)
     seconds = work.settings.candidates.seconds
     return {**made.candidate.facts, **_paces(engine, work.rows, seconds), **found}
+
+
+def raced(work: Work, finalists: Sequence[Built]) -> list[dict[str, float]]:
+    """Return the paces of candidates that are timed in turns: the medians over these.
+
+    The machine changes from minute to minute; what alternates meets the same of it.
+    """
+    engines = [made.engine(work) for made in finalists]
+    seconds = work.settings.candidates.seconds / RACES
+    turns = [[_paces(each, work.rows, seconds) for each in engines] for _ in range(RACES)]
+    return [
+        {name: statistics.median(pace[name] for pace in own) for name in own[0]}
+        for own in zip(*turns, strict=True)
+    ]
 
 
 def failed(candidate: Candidate, error: Exception) -> dict[str, Any]:

@@ -75,6 +75,7 @@ def _reason(module: str, target: str) -> str:
     options = {f"regauge.{name}" for name in CHOICES} | {
         "regauge.data.sources",
         "regauge.data.layouts",
+        "regauge.inference.executors",
     }
     return "choices never import each other" if folder in options else ""
 

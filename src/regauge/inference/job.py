@@ -28,6 +28,7 @@ from regauge.config import FORMAT
 from regauge.data.shards import file_sha256
 from regauge.errors import DataError, SettingsError
 from regauge.inference.tickets import Shard
+from regauge.supervision.meter import ATTEMPTS, reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 JOB, LEDGER, RESULT = "job.json", "ledger.jsonl", "result.json"
 SHARDS, QUARANTINE, JOBS = "shards", "quarantine", "jobs"
+MILLION = 1e6
 OTHER = "name another output.folder, or delete that one"
 
 
@@ -172,15 +174,29 @@ def place_of(settings: Predicting, environment: Mapping[str, str]) -> Place:
     return place
 
 
-def write_result(job: Job, paid: dict[str, Any]) -> dict[str, Any] | None:
-    """Write the sums over all shards once nothing is left of any job; return them."""
+def write_result(job: Job) -> dict[str, Any] | None:
+    """Write the sums over all shards and jobs once nothing is left; return them."""
     every = job.finished()
     ends = {shard.piece: shard.part + 1 for shard, line in every.items() if line["last"]}
     if len(ends) < len(job.pieces) or sum(ends.values()) > len(every):
         return None
-    result = {"format": FORMAT, **sums(every), **paid}
+    counted = sums(every)
+    result = {"format": FORMAT, **counted, **_paid(job.folder, counted["rows"])}
     write_json(job.folder / RESULT, result)
     return result
+
+
+def _paid(folder: Path, rows: int) -> dict[str, Any]:
+    """Return what all jobs have cost; dollars are unknown where those of one are."""
+    last = [lines.last(path) or {} for path in (folder / JOBS).glob(f"*/{ATTEMPTS}")]
+    every = [reading(line) for line in last]
+    known = [each.usd for each in every if each.usd is not None]
+    usd = sum(known) if len(known) == len(every) else None
+    return {
+        "machine_seconds": round(sum(each.machine_seconds for each in every), 3),
+        "usd": usd,
+        "usd_per_million": None if usd is None or not rows else usd / rows * MILLION,
+    }
 
 
 def sums(found: Mapping[Shard, Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich import progress
 
 from regauge import log
+from regauge.inference.job import MILLION
 
 if TYPE_CHECKING:
     from regauge.inference.job import Job
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from regauge.supervision.meter import Meter
 
 SECONDS_BETWEEN_LINES = 10.0
-MILLION = 1e6
 
 
 class Pace:

@@ -18,6 +18,7 @@ from regauge.inference.job import Job, facts_of, place_of, sums, write_result
 from regauge.inference.order import ASIDE, Order
 from regauge.inference.pace import Pace
 from regauge.inference.tickets import Tickets
+from regauge.log import logger
 from regauge.planning.catalog import rate
 from regauge.registry import did_you_mean
 from regauge.supervision.meter import ATTEMPTS, Meter, last_seen, paid, say_seen
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from regauge.data.sources import Piece, Source, Value
     from regauge.inference.artifact import Artifact
     from regauge.inference.predict_settings import Predicting
+    from regauge.planning.catalog import Rate
 
 LOOKED_AT = 1000
 """Records that are looked at for one with a text."""
@@ -64,6 +66,7 @@ def planned(settings: Predicting) -> Planned:
     kept = _kept(settings, texts, first)
     check_names(program, settings.output.dtype, list(kept))
     job = Job(settings, pieces, place_of(settings, os.environ))
+    _check_limit(settings)
     order = Order(config.dump(settings), pieces, texts, kept, job.place)
     return Planned(artifact, job, order)
 
@@ -87,12 +90,14 @@ def predict(settings: Predicting) -> dict[str, Any]:
         meter = _metered(job, taken)
         pace = Pace(job, done, meter)
         stop = stack.enter_context(_Stop())
+        if job.place.count > 1:
+            logger.info("job %d of %d: %d pieces", job.place.index, job.place.count, len(job.share))
         if tickets.left:
             _work(found, tickets, pace, stop)
         told = pace.paid()
         lines.append(job.own / ATTEMPTS, {**meter.line, "ended": time.time(), **told})
         answer = {"output": settings.output.folder, **sums(job.finished()), **pace.cost()}
-        write_result(job, pace.cost())
+        write_result(job)
     return answer
 
 
@@ -129,8 +134,7 @@ class _Stop(Caught):
 
 def _metered(job: Job, taken: float) -> Meter:
     """Return what counts on from what earlier commands have paid; it says that this one begins."""
-    price = job.settings.execution.price
-    known = rate(price) if price is not None else None
+    known = _rate(job.settings)
     before, since = paid(job.own, taken, last_seen(job.own))
     now = time.time()
     meter = Meter(
@@ -141,10 +145,19 @@ def _metered(job: Job, taken: float) -> Meter:
         usd_per_hour=None if known is None else known.usd_per_hour,
     )
     lines.append(job.own / ATTEMPTS, {"began": since, **meter.line})
-    if job.settings.predict.max_usd is not None and known is None:
+    return meter
+
+
+def _rate(settings: Predicting) -> Rate | None:
+    price = settings.execution.price
+    return rate(price) if price is not None else None
+
+
+def _check_limit(settings: Predicting) -> None:
+    """Raise SettingsError for a limit of dollars where nobody knows what a second costs."""
+    if settings.predict.max_usd is not None and _rate(settings) is None:
         problem = "predict.max_usd is a limit, and the price of this machine is unknown"
         raise SettingsError(problem, "set execution.price.usd_per_hour or execution.price.instance")
-    return meter
 
 
 def _clear(job: Job) -> None:

@@ -25,7 +25,8 @@ class Executor(Choice):
     def run(self, order: Order, tickets: Tickets) -> Iterator[dict[str, Any]]:
         """Yield what happens: the line of each shard once its files lie in their place.
 
-        What else is said has the name of what it is under `event`: "ready", "sign" or "lost".
-        Whoever reads may stop at any line; what computes is then ended.
+        What else is said has the name of what it is under `event`: "ready", "sign", "lost", or
+        "look" where nothing has happened for a second. Whoever reads may stop at any line; what
+        computes is then ended.
         """
         raise NotImplementedError

@@ -86,6 +86,7 @@ class _Crew:
                 continue
             if time.monotonic() - seat.heard > self._working.hang_seconds:
                 yield self._replaced(seat, f"said nothing for {self._working.hang_seconds:g} s")
+        yield {"event": "look"}  # whoever reads may want to stop
 
     def end(self) -> None:
         """Let the processes end; those that do not are killed."""

@@ -63,7 +63,8 @@ def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "demo" / "10-vectors" / "result.json").read_text())
     assert result["rows"] > 300
     speed = json.loads((tmp_path / "demo" / "6-speed" / "benchmark.json").read_text())
-    assert [(row["batch"], row["length"]) for row in speed["rows"]]
+    asked = [(1, 24), (10, 24), (1, 128), (10, 128)]
+    assert [(row["rows"], row["length"]) for row in speed["rows"]] == asked
     page = (tmp_path / "demo" / "11-report" / "report.html").read_text()
     assert "BM25" in page
     assert "bf16 beside fp32: pass" in page

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 OWN_VARIABLES = {
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
     "SKIP_MEGASCALE_PJRT_CLIENT",
 }
 """What pytest changes while a test runs, and what torch and torch_xla write at their first use."""

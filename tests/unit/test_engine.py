@@ -138,9 +138,11 @@ def test_what_others_have_met_is_begun_with() -> None:
 def test_only_declared_numbers_of_rows_are_tried() -> None:
     rungs = tuple(Rung(length=length, rows=(16, 6, 2)) for length in LENGTHS)
     runner = Small(3 * 20, NO_MEMORY[0])
-    engine = Engine(runner, Ladder(rungs, filled=True), 3)
+    told: list[int] = []
+    engine = Engine(runner, Ladder(rungs, filled=True), 3, told=told.append)
     ids = texts(75, 20)
     assert np.array_equal(engine.answers(Rows.of(ids)), answers(ids))
+    assert sum(told) == 75 < sum(rows for rows, _ in runner.shapes)
     assert {rows for rows, _ in (*runner.shapes, *runner.failed)} == {16, 6, 2}
 
 

@@ -269,6 +269,15 @@ def test_the_sums_are_written_once_nothing_is_left_of_any_job(tmp_path: Path) ->
     assert not result.exists()
 
 
+def test_a_piece_to_whose_end_nobody_came_is_not_finished(tmp_path: Path) -> None:
+    made = begun(tmp_path)
+    commit(made, 0, 0)
+    commit(made, 0, 1)
+    assert write_result(made) is None
+    commit(made, 0, 2, last=True)
+    assert write_result(made) is not None
+
+
 def test_dollars_are_unknown_where_those_of_one_job_are(tmp_path: Path) -> None:
     first, second = (begun(tmp_path, 2, index, 2) for index in range(2))
     for each in (first, second):

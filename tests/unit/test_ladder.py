@@ -114,6 +114,13 @@ def test_some_texts_are_batched_as_they_are_alone(
     assert members(found) == chosen[members(alone)].tolist()
 
 
+@pytest.mark.parametrize("filled", [True, False])
+def test_equal_texts_come_in_their_order_however_they_are_named(*, filled: bool) -> None:
+    made = Ladder((Rung(length=8, rows=(4, 2, 1)),), filled=filled)
+    found = made.batches(np.full(9, 5), members=np.array([7, 3, 8, 1, 5]))
+    assert members(list(found)) == [1, 3, 5, 7, 8]
+
+
 def test_texts_are_cut_into_the_most_rows_that_are_left() -> None:
     made = Ladder((Rung(length=8, rows=(8, 4, 2, 1)),), filled=True)
     sizes = [batch.rows for batch in made.batches(np.full(23, 5))]

@@ -107,6 +107,16 @@ def test_a_row_without_a_text_is_zero_and_no_nan(mode: Mode) -> None:
         assert np.isfinite(found).all()
 
 
+@pytest.mark.parametrize("mode", EVERY)
+def test_narrow_states_are_pooled_as_wide_ones(mode: Mode) -> None:
+    hidden, segments = batch(texts(), 9, 1e4, torch.bfloat16)
+    rounded = [row[: len(each)].double().numpy() for row, each in zip(hidden, texts(), strict=True)]
+    found = Pool(Pooling(modes=(mode,), normalized=False))(hidden, segments)
+    assert found.dtype == torch.float32
+    wanted = np.stack([alone(mode, each) for each in rounded])
+    np.testing.assert_allclose(found.double().numpy(), wanted, rtol=2e-6, atol=2e-6)
+
+
 def test_sums_of_narrow_states_are_wide() -> None:
     """Of 2,000 ones and an eighth each, a sum in bfloat16 would stay at 256."""
     hidden = torch.full((1, 2000, WIDTH), 1.125, dtype=torch.bfloat16)

@@ -145,7 +145,14 @@ def test_a_layer_is_read_with_its_activation(tmp_path: Path, given: str, activat
     }
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sentence_bert_config.json",
+        "sentence_roberta_config.json",
+        "sentence_mpnet_config.json",
+    ],
+)
 def test_a_limit_is_read_whatever_its_file_is_called(tmp_path: Path, name: str) -> None:
     folder = described(tmp_path)
     (folder / LIMITS[0]).unlink()
@@ -303,8 +310,11 @@ def library() -> ModuleType:
     return found
 
 
-def model(folder: Path) -> Path:
-    """Write a transformers folder of a small random BERT, whose texts stand in [CLS] and [SEP]."""
+def model(folder: Path, *, wrapped: bool = True) -> Path:
+    """Write a transformers folder of a small random BERT, whose texts stand in [CLS] and [SEP].
+
+    Unless `wrapped`, its tokenizer adds nothing to a text.
+    """
     from tokenizers import Tokenizer, processors
     from transformers import BertConfig, BertModel
 
@@ -321,8 +331,9 @@ def model(folder: Path) -> Path:
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)
     datasets._write_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    ends = [("[CLS]", 2), ("[SEP]", 3)]
-    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, ends)
+    if wrapped:
+        ends = [("[CLS]", 2), ("[SEP]", 3)]
+        tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, ends)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -343,7 +354,14 @@ def layer(folder: Path, dense: Dense) -> None:
     save_file(weights, folder / dense.folder / "model.safetensors")
 
 
-RAGGED = ("w5", "w6 w7 w8", "w9 [SEP] w10 w11", " ".join(["w12 w13"] * 30), "w14 unknown w15", "")
+RAGGED = (
+    "w5",
+    "w6 w7 w8",
+    "w9 [SEP]w10[MASK] w11",
+    " ".join(["w12 w13"] * 30),
+    "w14 unknown w15",
+    "",
+)
 
 
 def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
@@ -397,6 +415,13 @@ def test_a_layer_behind_the_pooling_is_computed_alike(tmp_path: Path, dense: Den
     sentences.write(model(tmp_path), told, WIDTH)
     layer(tmp_path, dense)
     assert same(tmp_path, RAGGED).shape == (len(RAGGED), 5)
+
+
+def test_where_a_tokenizer_adds_nothing_nothing_is_added(tmp_path: Path) -> None:
+    library()
+    told = Sentences(reads=Reads(tokens=16, manner="transformers"))
+    sentences.write(model(tmp_path, wrapped=False), told, WIDTH)
+    assert same(tmp_path, RAGGED[:-1]).shape == (len(RAGGED) - 1, WIDTH)
 
 
 def test_prompts_stand_before_the_texts_of_both(tmp_path: Path) -> None:

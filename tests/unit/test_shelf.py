@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
 
 from distributed import datasets
 from regauge.data.sources import Found, Piece, Record, Rejected, Skipped, Source
@@ -246,6 +248,22 @@ def test_two_texts_are_read_beside_each_other_or_as_one(tokenizer: Path) -> None
     assert tokens(joined) == [[5, 6, 7, 3, 10, 3], [11, 3] + [12] * 5 + [3]]
     assert [each.tolist() for each in joined.rows.features] == [[4, 2]]
     assert joined.truncated == 2
+
+
+def test_what_every_text_begins_with_stands_once_before_two_that_are_joined(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "opening"
+    shutil.copytree(tokenizer, folder)
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, ends)
+    made.save(str(folder / "tokenizer.json"))
+    fields = Fields(texts=("query", "text"), limits=(4, 5), joined=True)
+    found = answered(Reader(folder, READS, fields), found=PAIRS, texts=("query", "text"))
+    assert tokens(found) == [[2, 5, 6, 3, 10, 3], [2, 11, 3, 12, 12, 12, 3]]
+    assert [each.tolist() for each in found.rows.features] == [[4, 3]]
+    assert found.truncated == 2
 
 
 PROGRAM = Program(answers="vectors", width=2, inputs=())

@@ -20,7 +20,7 @@ _VERBS = frozenset(
 )
 
 # The file of a verb is its registration, here too: a new verb edits no list.
-__all__ = ["__version__", "load", *sorted(_VERBS)]  # noqa: PLE0604 (a star expression of names)
+__all__ = ["__version__", *sorted({"load", *_VERBS})]  # noqa: PLE0604 (a star expression of names)
 
 
 def __getattr__(name: str) -> Any:

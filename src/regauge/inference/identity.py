@@ -47,7 +47,9 @@ def shown(runner: Runner, rungs: Sequence[Rung], made: Made) -> Shown | None:
         order = np.arange(most)
         whole = _computed(runner, rung.length, most, records, order)
         turned = _computed(runner, rung.length, most, records, order[::-1])[::-1]
-        if not np.array_equal(whole, turned):
+        half = order[: -(-most // 2)]
+        beside_none = _computed(runner, rung.length, most, records, half)
+        if not np.array_equal(whole, turned) or not np.array_equal(whole[half], beside_none):
             return None
         rows = [size for size in rung.rows if _same(runner, rung.length, size, records, whole)]
         found.append(Rung(length=rung.length, rows=tuple(rows)))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from regauge.config import FORMAT
 from regauge.data.shards import file_sha256
 from regauge.errors import DataError, SettingsError
 from regauge.inference.tickets import Shard
-from regauge.supervision.meter import ATTEMPTS, reading
+from regauge.supervision.meter import ATTEMPTS, Reading, last_seen, paid, reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -163,7 +164,8 @@ def place_of(settings: Predicting, environment: Mapping[str, str]) -> Place:
     first = int(environment.get("SLURM_ARRAY_TASK_MIN", "0"))
     told = environment.get("SLURM_ARRAY_TASK_ID")
     if told is not None:
-        index = int(told) - first if index == "auto" else index
+        step = int(environment.get("SLURM_ARRAY_TASK_STEP", "1"))
+        index = (int(told) - first) // step if index == "auto" else index
         count = int(environment.get("SLURM_ARRAY_TASK_COUNT", "1")) if count == "auto" else count
     elif count != "auto" and index == "auto":
         index = int(environment.get("JOB_COMPLETION_INDEX", "0"))
@@ -188,8 +190,8 @@ def write_result(job: Job) -> dict[str, Any] | None:
 
 def _paid(folder: Path, rows: int) -> dict[str, Any]:
     """Return what all jobs have cost; dollars are unknown where those of one are."""
-    last = [lines.last(path) or {} for path in (folder / JOBS).glob(f"*/{ATTEMPTS}")]
-    every = [reading(line) for line in last]
+    jobs = [path.parent for path in (folder / JOBS).glob(f"*/{ATTEMPTS}")]
+    every = [_of_job(job) for job in jobs]
     known = [each.usd for each in every if each.usd is not None]
     usd = sum(known) if len(known) == len(every) else None
     return {
@@ -197,6 +199,14 @@ def _paid(folder: Path, rows: int) -> dict[str, Any]:
         "usd": usd,
         "usd_per_million": None if usd is None or not rows else usd / rows * MILLION,
     }
+
+
+def _of_job(own: Path) -> Reading:
+    """Return what a job has paid; of one that was killed, up to when it was last seen."""
+    last = lines.last(own / ATTEMPTS) or {}
+    if "began" in last and "ended" not in last:
+        return paid(own, time.time(), last_seen(own))[0]
+    return reading(last)
 
 
 def sums(found: Mapping[Shard, Mapping[str, Any]]) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class Answering(nn.Module):
         tokens, segments = (batch[name].cpu().numpy() for name in ("tokens", "segments"))
         lengths = (segments > 0).sum(1)
         (there,) = np.nonzero(lengths)
+        lengths = np.minimum(lengths, self.engine.ladder.longest)
         texts = Texts.of([tokens[row, : lengths[row]].astype(np.int32) for row in there])
         starts = [_starts(batch["types"], lengths)[there]] if self._fields.joined else []
         answers = np.zeros((len(tokens), self.engine.width), np.float32)
@@ -68,7 +69,8 @@ class Answering(nn.Module):
         present = batch["present"].cpu().numpy() > 0
         rows, candidates = present.shape
         tokens = batch["tokens"].cpu().numpy().reshape(rows, -1, batch["tokens"].shape[1])
-        lengths = (batch["segments"].cpu().numpy() > 0).sum(1).reshape(rows, -1)
+        real = (batch["segments"].cpu().numpy() > 0).sum(1)
+        lengths = np.minimum(real, self.engine.ladder.longest).reshape(rows, -1)
         documents = self._fields.apart - queries
         where, which = np.nonzero(present)
 

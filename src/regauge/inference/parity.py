@@ -21,10 +21,13 @@ AT_A_TIME = 512
 def differences(ours: np.ndarray, theirs: np.ndarray, answers: Answers) -> dict[str, float]:
     """Return how answers differ from the reference's, both [texts, width] fp32.
 
-    Of vectors their cosines, and the share of each one's nearest others that stays; of classes the
-    share of texts with the same one. `loss` is the share of quality that these say is lost.
+    Answers that are no numbers lose all. Of vectors their cosines, and the share of each one's
+    nearest others that stays; of classes the share of texts with the same one. `loss` is the share
+    of quality that these say is lost.
     """
     found = {"max_abs": float(np.abs(ours - theirs).max(initial=0.0))}
+    if not np.isfinite(ours).all():
+        return {**found, "loss": 1.0}
     if answers == "vectors":
         cosines = cosine(ours, theirs)
         found |= {"cosine": float(cosines.mean()), "cosine_least": float(cosines.min())}
@@ -73,6 +76,8 @@ def metrics_loss(ours: dict[str, float], theirs: dict[str, float]) -> float:
     The loss that was trained is none of them, and neither is a count. A share of items that is
     lower by as many as five of them says nothing: rounding turns that many that were close.
     """
+    if any(np.isnan(ours[name]) and not np.isnan(theirs[name]) for name in theirs):
+        return 1.0
     items = theirs.get(ITEMS, 0.0)
     lost = [
         (theirs[name] - ours[name]) / abs(theirs[name])

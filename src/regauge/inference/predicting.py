@@ -95,7 +95,8 @@ def predict(settings: Predicting) -> dict[str, Any]:
         if tickets.left:
             _work(found, tickets, pace, stop)
         told = pace.paid()
-        lines.append(job.own / ATTEMPTS, {**meter.line, "ended": time.time(), **told})
+        ended = {"began": taken, **meter.line, "ended": time.time(), **told}
+        lines.append(job.own / ATTEMPTS, ended)
         answer = {"output": settings.output.folder, **sums(job.finished()), **pace.cost()}
         write_result(job)
     return answer

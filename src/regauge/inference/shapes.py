@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 STEPS = ((64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
 """Up to which length the rungs of a symbolic graph are how far apart."""
+BEGINNING = 2
+"""Rows in whose time a batch is begun, about."""
 FEW = 6
 """Rungs where each is a graph of its own: from the longest down, each half of the one before."""
 SHORTEST = 8
@@ -79,11 +81,22 @@ class Ladder:
         at = 0
         while at < len(members):
             left = len(members) - at
-            rows = next((rows for rows in allowed if rows <= left), allowed[-1])
-            if not self.filled:
-                rows = min(max(1, rung.rows[0] >> step), left)
+            rows = _next(allowed, left) if self.filled else min(max(1, rung.rows[0] >> step), left)
             yield Batch(rung.length, rows, members[at : at + rows])
             at += rows
+
+
+def _next(allowed: tuple[int, ...], left: int) -> int:
+    """Return the rows of the next batch: all that are left with empty rows, where that is less."""
+    fitting = next((rows for rows in allowed if rows <= left), None)
+    covering = min((rows for rows in allowed if rows >= left), default=None)
+    if fitting is None or covering is None:
+        return covering or fitting or allowed[-1]
+    parts, rest = 0, left
+    for rows in allowed:
+        count, rest = divmod(rest, rows)
+        parts += count * (rows + BEGINNING)
+    return covering if covering + BEGINNING <= parts + rest else fitting
 
 
 def ladder(settings: Shapes, limit: int, *, symbolic: bool) -> tuple[Rung, ...]:

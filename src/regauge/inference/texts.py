@@ -72,7 +72,9 @@ class Reader:
             features = self._features(values, len(lists[0]))
             return Read(Rows(list(map(Texts.of, lists)), features), truncated)
         first = lists[0]
-        joined = [self._joined(*pair)[: self._reads.tokens] for pair in zip(*lists, strict=True)]
+        joined = [self._joined(*pair) for pair in zip(*lists, strict=True)]
+        truncated += sum(len(ids) > self._reads.tokens for ids in joined)
+        joined = [self._cut(ids) for ids in joined]
         starts = np.fromiter(map(len, first), np.int32, len(first))
         return Read(Rows([Texts.of(joined)], [starts]), truncated)
 
@@ -117,6 +119,13 @@ class Reader:
     def decoded(self, ids: np.ndarray) -> list[str]:
         """Return the texts of answers, [records, tokens], in which a number below 0 is nothing."""
         return [self._encoder.decode(row[row >= 0].astype(int).tolist()) for row in ids]
+
+    def _cut(self, ids: np.ndarray) -> np.ndarray:
+        """Return a text that is no longer than the model reads, and ends as all do."""
+        if len(ids) <= self._reads.tokens:
+            return ids
+        end = self._encoder.suffix
+        return np.concatenate([ids[: self._reads.tokens - len(end)], end])
 
     def _joined(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Return two texts as one: what every text begins with stands there once."""

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch._inductor import config as inductor
 
 from regauge import accelerators, config, registry
 from regauge.accelerators import Availability
@@ -63,7 +64,7 @@ class Priced(nn.Module):
 
 
 def encoder() -> nn.Module:
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32}
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 32}
     widths = {"hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.2}
     settings = Model(architecture="bert", config={**sizes, **widths}, attention="sdpa")
     model, keys = build.build(settings, "none", VOCABULARY, 0)
@@ -126,7 +127,8 @@ EXAMPLES = {"text": TEXT, "priced": PRICED}
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     threads, precision = torch.get_num_threads(), torch.backends.cuda.matmul.fp32_precision
-    yield
+    with inductor.patch(compile_threads=1):  # several would live on
+        yield
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.fp32_precision = precision
     torch._dynamo.reset()
@@ -266,17 +268,36 @@ def test_answers_are_those_of_eager_to_the_bit_each_time(
     assert runner.graphs() == known
 
 
-def test_every_form_is_computed(usable: tuple[Backend, Site], export: Export) -> None:
+@pytest.mark.parametrize("usual", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_every_form_is_computed(
+    usable: tuple[Backend, Site],
+    usual: bool,  # noqa: FBT001 - a case
+    export: Export,
+) -> None:
+    """Types by the program that is compiled the fastest, integers by that with attention."""
     backend, site = usable
-    plain, forms = TEXT.drawn(), backend.forms(site.accelerator)
+    forms = backend.forms(site.accelerator)
     assert len(set(forms)) == len(forms) > 0
     assert {precision for precision, _ in forms} <= set(site.accelerator.precisions())
-    for form in forms:
-        runner = loaded(backend, site, TEXT, export(backend, site, TEXT, form), plain, form)
-        error, most = differ(runner, TEXT, plain), ERRORS[form[0]]
+    for form in forms_of(backend, site, usual=usual):
+        example = proving(form)
+        plain, folder = example.drawn(), export(backend, site, example, form)
+        runner = loaded(backend, site, example, folder, plain, form)
+        error, most = differ(runner, example, plain), ERRORS[form[0]]
         assert error < (most if form[1] == "no" else most + ROUNDED), form
         exact = form == EXACT or not site.accelerator.repeatable
         assert exact or error > ERRORS["fp32"], f"{form} is computed in fp32"
+
+
+def forms_of(backend: Backend, site: Site, *, usual: bool) -> list[Form]:
+    """Return the forms that an export tries unless it is told otherwise, or all others."""
+    every = site.accelerator.precisions()
+    fast = every[: every.index("fp32") + 1]
+    return [form for form in backend.forms(site.accelerator) if (form[0] in fast) == usual]
+
+
+def proving(form: Form) -> Example:
+    return PRICED if form[1] == "no" else TEXT
 
 
 def test_an_answer_is_not_written_over(usable: tuple[Backend, Site], export: Export) -> None:
@@ -303,16 +324,17 @@ def test_weights_are_those_that_are_given(usable: tuple[Backend, Site], export: 
 @pytest.mark.parametrize("kind", sorted(OUTSIDE))
 def test_a_payload_holds_no_weights(kind: str, export: Export) -> None:
     backend, site = found(kind)
-    for form in backend.forms(site.accelerator):
-        program = TEXT.drawn()
+    for form in forms_of(backend, site, usual=True):
+        example = proving(form)
+        program = example.drawn()
         cast(program, TYPES[form[0]])
         every = [
             value.contiguous().view(torch.uint8).numpy().tobytes()[:64]
-            for name, value in tensors(program).items()
-            if name.endswith("dense.weight")
+            for value in program.parameters()
+            if value.ndim > 1
         ]
         assert every
-        for path in export(backend, site, TEXT, form).rglob("*"):
+        for path in export(backend, site, example, form).rglob("*"):
             content = path.read_bytes() if path.is_file() else b""
             assert not any(weight in content for weight in every), path
 

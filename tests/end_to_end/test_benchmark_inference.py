@@ -37,7 +37,7 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "rail", "wheel", "gauge", "tra
 QUICK = (
     "inference.seconds=0.05",
     "inference.rows=[1,3]",
-    "inference.lengths=[32,12]",
+    "inference.lengths=[32,13]",
     "inference.turns=2",
     "inference.warmup=1",
     "arrivals.seconds=0.1",
@@ -100,7 +100,7 @@ def test_figures_follow_from_what_each_turn_wrote_down(measured: Path) -> None:
     assert [(row["artifact"], row["rows"], row["length"]) for row in found["rows"]] == [
         (name, rows, length)
         for name in ("first", "second")
-        for length in (32, 12)
+        for length in (32, 13)
         for rows in (1, 3)
     ]
     for row in found["rows"]:
@@ -157,7 +157,7 @@ def test_an_artifact_has_its_start_its_memory_and_its_price(measured: Path) -> N
 def test_requests_are_computed_in_the_shapes_of_the_ladder(measured: Path) -> None:
     shapes = {(row["rows"], row["length"]): row["shapes"] for row in document(measured)["rows"]}
     assert shapes[3, 32] == [[3, 32]]
-    assert shapes[1, 12] == [[1, 16]]
+    assert shapes[1, 13] == [[1, 16]]
 
 
 def test_a_request_has_real_words_as_long_as_its_length(artifact: Path, tmp_path: Path) -> None:
@@ -165,13 +165,13 @@ def test_a_request_has_real_words_as_long_as_its_length(artifact: Path, tmp_path
     bench = Bench(
         asked(tmp_path, first=artifact), 1, "first", opened, loaded(opened, invariant=False)
     )
-    request = request_of(bench, 3, 12)
+    request = request_of(bench, 3, 13)
     ((tokens, lengths),) = request.batches
-    assert (tokens.shape, lengths.tolist(), request.tokens) == ((3, 16), [12] * 3, 36)
-    assert tokens[:, 12:].eq(0).all()
-    assert len(tokens[:, :12].unique()) > len(WORDS) // 2
+    assert (tokens.shape, lengths.tolist(), request.tokens) == ((3, 16), [13] * 3, 39)
+    assert tokens[:, 13:].eq(0).all()
+    assert len(tokens[:, :13].unique()) > len(WORDS) // 2
     assert int(tokens.max()) < len(WORDS)
-    assert request_of(bench, 3, 12).batches[0][0].equal(tokens)
+    assert request_of(bench, 3, 13).batches[0][0].equal(tokens)
 
 
 def test_a_table_a_chart_and_a_page_are_written(
@@ -229,7 +229,7 @@ def test_a_dry_run_says_what_would_be_measured_without_torch(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["batch_x_length"] == ["1 x 32", "3 x 32", "1 x 12", "3 x 12"]
+    assert told["batch_x_length"] == ["1 x 32", "3 x 32", "1 x 13", "3 x 13"]
     assert told["requests_a_second"] == ["0.5 of the closed loop", "40"]
     assert told["artifacts"][0]["computed_by"] == "eager fp32"
     assert told["price"] == "3.6 USD an hour (the run file, on-demand, 2026-11-01)"

@@ -7,6 +7,7 @@ processor, since code for one is made when a graph is loaded and first meets a s
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -85,7 +86,7 @@ class Openvino(Backend):
 
     def load(self, payload: Payload, site: Site) -> Runner:
         """Return what computes a payload; raises PreflightError where its integers would be off."""
-        core = _library().Core()
+        core = _core()
         model = core.read_model(payload.folder / GRAPH)
         if _noted(model) and not site.accelerator.features() & EXACT:
             problem = "its integers need a processor that adds them in 32 bits, as VNNI does"
@@ -126,6 +127,16 @@ def _library() -> Any:
     import openvino.op
 
     return openvino
+
+
+@functools.cache
+def _core() -> Any:
+    """Return the one of this process, which stays.
+
+    Each takes the stack that signals are handled on, and gives back at its end what it found: the
+    stack of another one, which may be gone by then, so that the next signal ends the process.
+    """
+    return _library().Core()
 
 
 def _name(model: Any, weights: Sequence[str], job: Job) -> None:

@@ -147,12 +147,15 @@ def write(folder: Path, sentences: Sentences, width: int) -> None:
     for path, _ in parts[1:]:
         (folder / path).mkdir(exist_ok=True)
     reads = sentences.reads
-    flags = {flag: mode in sentences.pooling.modes for flag, mode in FLAGS.items()}
+    modes = sentences.pooling.modes
     _write(folder / MODULES, modules)
-    _write(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **flags})
+    told: dict[str, Any] = {flag: mode in modes for flag, mode in FLAGS.items()}
+    if modes != tuple(mode for mode in FLAGS.values() if mode in modes):
+        told = {"pooling_mode": list(modes)}  # flags have an order of their own
+    _write(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **told})
     _write(folder / LIMITS[0], {"max_seq_length": reads.tokens, "do_lower_case": reads.lowercase})
-    told = {"prompts": reads.prompts, "default_prompt_name": reads.prompt} if reads.prompts else {}
-    _write(folder / PROMPTS, {"similarity_fn_name": "cosine", **told})
+    asks = {"prompts": reads.prompts, "default_prompt_name": reads.prompt} if reads.prompts else {}
+    _write(folder / PROMPTS, {"similarity_fn_name": "cosine", **asks})
 
 
 def _reads(folder: Path) -> Reads:

@@ -122,6 +122,7 @@ PRICED = Example(
     priced_batch,
 )
 EXAMPLES = {"text": TEXT, "priced": PRICED}
+WHOLE = pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.full)])
 
 
 @pytest.fixture(autouse=True)
@@ -268,19 +269,17 @@ def test_answers_are_those_of_eager_to_the_bit_each_time(
     assert runner.graphs() == known
 
 
-@pytest.mark.parametrize("usual", [True, pytest.param(False, marks=pytest.mark.full)])
+@WHOLE
 def test_every_form_is_computed(
     usable: tuple[Backend, Site],
-    usual: bool,  # noqa: FBT001 - a case
+    whole: bool,  # noqa: FBT001 - a case
     export: Export,
 ) -> None:
-    """Types by the program that is compiled the fastest, integers by that with attention."""
     backend, site = usable
     forms = backend.forms(site.accelerator)
     assert len(set(forms)) == len(forms) > 0
     assert {precision for precision, _ in forms} <= set(site.accelerator.precisions())
-    for form in forms_of(backend, site, usual=usual):
-        example = proving(form)
+    for form, example in cases(backend, site, whole=whole):
         plain, folder = example.drawn(), export(backend, site, example, form)
         runner = loaded(backend, site, example, folder, plain, form)
         error, most = differ(runner, example, plain), ERRORS[form[0]]
@@ -289,15 +288,17 @@ def test_every_form_is_computed(
         assert exact or error > ERRORS["fp32"], f"{form} is computed in fp32"
 
 
-def forms_of(backend: Backend, site: Site, *, usual: bool) -> list[Form]:
-    """Return the forms that an export tries unless it is told otherwise, or all others."""
+def cases(backend: Backend, site: Site, *, whole: bool) -> list[tuple[Form, Example]]:
+    """Return every form with attention; or those that an export tries by itself, types without.
+
+    What has no attention is compiled the fastest.
+    """
+    forms = backend.forms(site.accelerator)
+    if whole:
+        return [(form, TEXT) for form in forms]
     every = site.accelerator.precisions()
-    fast = every[: every.index("fp32") + 1]
-    return [form for form in backend.forms(site.accelerator) if (form[0] in fast) == usual]
-
-
-def proving(form: Form) -> Example:
-    return PRICED if form[1] == "no" else TEXT
+    tried = every[: every.index("fp32") + 1]
+    return [(form, PRICED if form[1] == "no" else TEXT) for form in forms if form[0] in tried]
 
 
 def test_an_answer_is_not_written_over(usable: tuple[Backend, Site], export: Export) -> None:
@@ -321,15 +322,19 @@ def test_weights_are_those_that_are_given(usable: tuple[Backend, Site], export: 
     assert differ(runner, PRICED, PRICED.drawn()) > 0.1
 
 
+@WHOLE
 @pytest.mark.parametrize("kind", sorted(OUTSIDE))
-def test_a_payload_holds_no_weights(kind: str, export: Export) -> None:
+def test_a_payload_holds_no_weights(
+    kind: str,
+    whole: bool,  # noqa: FBT001 - a case
+    export: Export,
+) -> None:
     backend, site = found(kind)
-    for form in forms_of(backend, site, usual=True):
-        example = proving(form)
+    for form, example in cases(backend, site, whole=whole):
         program = example.drawn()
         cast(program, TYPES[form[0]])
         every = [
-            value.contiguous().view(torch.uint8).numpy().tobytes()[:64]
+            value.contiguous().view(torch.uint8).numpy().tobytes()[-64:]  # padding is 0, and first
             for value in program.parameters()
             if value.ndim > 1
         ]
@@ -358,7 +363,7 @@ for kind, device, folder in told["payloads"]:
     payload = Payload(Path(folder), inputs, [Shape(6, 8)], "fp32", weights, None)
     runners = [registry.load("backends", kind)().load(payload, site) for _ in range(2)]
     save_file({"answers": runners[0](*given.values()).cpu()}, here / kind)
-    while runners:
+    while runners:  # the first goes first
         del runners[0]
 signal.signal(signal.SIGTERM, lambda *_: None)
 signal.raise_signal(signal.SIGTERM)

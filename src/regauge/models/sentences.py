@@ -149,13 +149,13 @@ def write(folder: Path, sentences: Sentences, width: int) -> None:
     reads = sentences.reads
     modes = sentences.pooling.modes
     _write(folder / MODULES, modules)
-    told: dict[str, Any] = {flag: mode in modes for flag, mode in FLAGS.items()}
-    if modes != tuple(mode for mode in FLAGS.values() if mode in modes):
-        told = {"pooling_mode": list(modes)}  # flags have an order of their own
-    _write(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **told})
+    pooling: dict[str, Any] = {flag: mode in modes for flag, mode in FLAGS.items()}
+    if _flagged(pooling) != modes:
+        pooling = {"pooling_mode": list(modes)}  # flags have an order of their own
+    _write(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **pooling})
     _write(folder / LIMITS[0], {"max_seq_length": reads.tokens, "do_lower_case": reads.lowercase})
-    asks = {"prompts": reads.prompts, "default_prompt_name": reads.prompt} if reads.prompts else {}
-    _write(folder / PROMPTS, {"similarity_fn_name": "cosine", **asks})
+    told = {"prompts": reads.prompts, "default_prompt_name": reads.prompt} if reads.prompts else {}
+    _write(folder / PROMPTS, {"similarity_fn_name": "cosine", **told})
 
 
 def _reads(folder: Path) -> Reads:
@@ -199,13 +199,17 @@ def _modes(path: Path) -> tuple[Mode, ...]:
         raise SettingsError(problem, "name a model that pools all tokens")
     named = table.get("pooling_mode")
     if named is None:
-        return tuple(mode for flag, mode in FLAGS.items() if table.get(flag)) or ("mean",)
+        return _flagged(table) or ("mean",)
     modes = (named,) if isinstance(named, str) else tuple(named)
     for mode in modes:
         if mode not in FLAGS.values():
             known = tuple(FLAGS.values())
             raise SettingsError(f"{path} has a pooling '{mode}'", did_you_mean(mode, known))
     return modes
+
+
+def _flagged(table: dict[str, Any]) -> tuple[Mode, ...]:
+    return tuple(mode for flag, mode in FLAGS.items() if table.get(flag))
 
 
 def _dense(folder: Path, path: str) -> Dense:

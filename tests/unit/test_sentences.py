@@ -398,6 +398,7 @@ def test_sentence_transformers_makes_the_same_vectors_of_what_is_written(
     )
     sentences.write(model(tmp_path), told, WIDTH)
     found = same(tmp_path, RAGGED)
+    assert sentences.read(tmp_path).pooling == told.pooling
     assert found.shape == (len(RAGGED), WIDTH * len(modes))
     assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5) is normalized
     assert (cosines(found[:1], found[1:5]) < ALIKE).all()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regauge.supervision import supervisor
 from regauge.supervision.failures import POLICIES, Failure, evidence_of
@@ -122,9 +123,12 @@ def test_the_first_failure_is_the_earliest_and_not_the_lowest_rank(tmp_path: Pat
 def test_what_fills_the_memory_is_told_by_type_and_shape() -> None:
     kept = [torch.zeros(1000, 777) for _ in range(3)]
     kept = [part for tensor in kept for part in (tensor[0], tensor)]
+    with FakeTensorMode():
+        shapes = [torch.zeros(1000, 778), torch.zeros(1000, 777)]
     found = {each["tensors"]: each for each in largest(50)}
     assert found["float32 [1000, 777]"]["count"] == 3
     assert found["float32 [1000, 777]"]["bytes"] == 3 * 1000 * 777 * 4
+    assert "float32 [1000, 778]" not in found, f"{shapes} have no bytes"
     assert "float32 [777]" not in found, "a view has no bytes of its own"
     assert evidence_of(MemoryError())["largest"]
     assert "largest" not in evidence_of(ValueError())

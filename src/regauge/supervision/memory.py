@@ -26,8 +26,10 @@ def largest(most: int = MOST) -> list[dict[str, Any]]:
             continue
         try:
             storage, values = one.untyped_storage(), one.numel()
+            if storage.device.type == "meta":  # shapes alone: a fake tensor warns when asked where
+                continue
             where, size = storage.data_ptr(), storage.nbytes()
-        except (RuntimeError, NotImplementedError):  # a sharded or a fake tensor has none
+        except (RuntimeError, NotImplementedError):  # a sharded tensor has none
             continue
         name = f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}"
         if where:  # of those that share one, the largest gives its name

@@ -231,13 +231,14 @@ def test_xla_gives_what_eager_gives_by_one_graph_a_shape(
     assert backend.needs(xla, None) == frozenset()
     backend.export(job(program), xla, tmp_path)
     assert not list(tmp_path.iterdir())
+    earlier = xla.accelerator.counters()["fallen_back"]
     runner = backend.load(payload(program, tmp_path, precision), xla)
     assert runner.graphs() == len(SHAPES)
     error = differ(runner, plain)
     figure(f"xla against eager, {precision}", error)
     assert error < ERRORS[precision]
     assert runner.graphs() == len(SHAPES)
-    assert xla.accelerator.counters()["fallen_back"] == 0
+    assert xla.accelerator.counters()["fallen_back"] == earlier
 
 
 def test_xla_keeps_tied_weights_tied(xla: Site, tmp_path: Path) -> None:

@@ -118,9 +118,11 @@ def test_a_file_that_is_cut_or_grown_or_gone_is_refused(artifact: Path, name: st
     refused(artifact, DataError, f"{path} is missing")
 
 
-@pytest.mark.parametrize("name", ["more.so", "deep/below/more.py"])
-def test_a_file_that_was_not_exported_is_refused_in_a_payload(artifact: Path, name: str) -> None:
-    more = artifact / "payload" / name
+@pytest.mark.parametrize(
+    "name", ["payload/more.so", "payload/deep/below/more.py", "tokenizer/added_tokens.json"]
+)
+def test_a_file_that_was_not_exported_is_refused(artifact: Path, name: str) -> None:
+    more = artifact / name
     more.parent.mkdir(parents=True, exist_ok=True)
     more.write_text("import os")
     refused(artifact, DataError, f"{more} was not exported; remove it")

@@ -198,12 +198,10 @@ PROMPTED = {
 
 def test_prompts_are_read_with_the_one_that_is_used_anyway(tmp_path: Path) -> None:
     reads = sentences.read(described(tmp_path, prompts=PROMPTED)).reads
-    assert reads.prompts == {"query": "find: ", "passage": "text: "}
-    assert (reads.before(), reads.before("query"), reads.before("passage")) == (
-        "text: ",
-        "find: ",
-        "text: ",
-    )
+    assert reads.prompts == PROMPTED["prompts"]
+    assert reads.before() == "text: "
+    asked = [reads.before(name) for name in ("query", "passage", "plain")]
+    assert asked == ["find: ", "text: ", ""]
     with pytest.raises(SettingsError, match="no prompt is called 'quary'; did you mean 'query'"):
         reads.before("quary")
 
@@ -274,7 +272,7 @@ def test_a_transformer_in_a_folder_of_its_own_is_refused(tmp_path: Path) -> None
     modes=st.lists(st.sampled_from(list(FLAGS.values())), min_size=1, unique=True),
     normalized=st.booleans(),
     tokens=st.integers(3, 9000),
-    prompts=st.dictionaries(st.text("abcü", min_size=1, max_size=3), st.text(min_size=1)),
+    prompts=st.dictionaries(st.text("abcü", min_size=1, max_size=3), st.text()),
     lowercase=st.booleans(),
 )
 def test_what_is_written_is_read_again(
@@ -338,15 +336,7 @@ def model(folder: Path, *, wrapped: bool = True) -> Path:
 
 
 def layer(folder: Path, dense: Dense) -> None:
-    """Write a layer as sentence-transformers does."""
-    names = {"tanh": "activation.Tanh", "identity": "linear.Identity"}
-    document = {
-        "in_features": dense.inputs,
-        "out_features": dense.outputs,
-        "bias": dense.bias,
-        "activation_function": f"torch.nn.modules.{names[dense.activation]}",
-    }
-    put(folder / dense.folder / "config.json", document)
+    """Write the weights of a layer as sentence-transformers does."""
     torch.manual_seed(2)
     weights = {"linear.weight": torch.randn(dense.outputs, dense.inputs)}
     weights |= {"linear.bias": torch.randn(dense.outputs)} if dense.bias else {}
@@ -426,6 +416,17 @@ def test_where_a_tokenizer_adds_nothing_nothing_is_added(tmp_path: Path) -> None
     assert same(tmp_path, RAGGED[:-1]).shape == (len(RAGGED) - 1, WIDTH)
 
 
+def test_what_is_written_small_first_is_so_for_both(tmp_path: Path) -> None:
+    library()
+    texts = [text.replace("w", "W") for text in RAGGED]
+    told = Sentences(reads=Reads(tokens=16, manner="transformers", lowercase=True))
+    sentences.write(model(tmp_path), told, WIDTH)
+    small = same(tmp_path, texts)
+    assert np.array_equal(small, same(tmp_path, RAGGED))
+    sentences.write(tmp_path, Sentences(reads=Reads(tokens=16, manner="transformers")), WIDTH)
+    assert (cosines(small, same(tmp_path, texts)) < ALIKE).any()
+
+
 def test_prompts_stand_before_the_texts_of_both(tmp_path: Path) -> None:
     library()
     prompts = {"query": "w20 w21 ", "passage": "w22 "}
@@ -447,7 +448,10 @@ def test_a_folder_that_the_library_has_written_is_read(tmp_path: Path) -> None:
     sentences.write(model(tmp_path / "ours"), told, WIDTH)
     made = library().SentenceTransformer(str(tmp_path / "ours"), device="cpu")
     made.save(str(tmp_path / "theirs"))
-    assert sentences.read(tmp_path / "theirs") == told
+    read = sentences.read(tmp_path / "theirs")
+    added = {**prompts, "document": ""}  # the library's own
+    assert read.reads == reads.model_copy(update={"prompts": added})
+    assert read.pooling == told.pooling
     assert np.array_equal(same(tmp_path / "theirs", RAGGED), same(tmp_path / "ours", RAGGED))
 
 

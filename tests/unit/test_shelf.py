@@ -319,6 +319,26 @@ def test_a_shard_is_written_with_the_line_that_tells_of_it(reader: Reader, tmp_p
     assert json.loads(json.dumps(line)) == line
 
 
+@pytest.mark.parametrize(
+    ("name", "number", "kept"),
+    [
+        ("id", 2**63 - 1, 2**63 - 1),
+        ("id", 2**63, None),
+        ("id", 2.5, None),
+        ("price", 2**53 + 1, 2.0**53),
+        ("price", 10**400, None),
+    ],
+)
+def test_a_number_that_a_column_cannot_hold_is_set_aside_and_one_that_it_rounds_is_kept(
+    reader: Reader, tmp_path: Path, name: str, number: float, kept: float | None
+) -> None:
+    found = answered(reader, found=(record(1, text="w5"), record(2, text="w6", **{name: number})))
+    line = writer(tmp_path).write(found, VECTORS[: len(found.rows)])
+    assert line["quarantined"] == (kept is None)
+    column = pq.read_table(tmp_path / "shards" / "000000-00000.parquet")[name].to_pylist()
+    assert column == [None] + [kept] * (kept is not None)
+
+
 def test_what_was_set_aside_before_and_is_no_more_is_gone(reader: Reader, tmp_path: Path) -> None:
     made = writer(tmp_path)
     made.write(answered(reader), VECTORS)

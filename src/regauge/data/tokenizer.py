@@ -40,10 +40,17 @@ _UNBOUNDED = int(1e30)
 class Encoder:
     """A tokenizer's folder, opened: texts in, token ids out."""
 
-    def __init__(self, folder: Path, *, closed: bool = True) -> None:
-        """Open a folder; unless `closed`, a text ends as the tokenizer says, perhaps in nothing."""
+    def __init__(self, folder: Path, *, closed: bool = True, lowercase: bool = False) -> None:
+        """Open a folder; unless `closed`, a text ends as the tokenizer says, perhaps in nothing.
+
+        With `lowercase` what is no special token is written small first.
+        """
         self.folder = folder
         self._tokenizer = _open(folder)
+        if lowercase:
+            own = self._tokenizer.normalizer
+            both = [normalizers.Lowercase(), *([own] if own else [])]
+            self._tokenizer.normalizer = normalizers.Sequence(both)
         self._config = _config(folder)
         self.prefix, self.suffix = self._wrapping(closed=closed)
         self.facts = self._facts(folder)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 KINDS = {"text": pa.string(), "integer": pa.int64(), "real": pa.float64()}
 """Of fields that are kept beside the answers."""
+MOST = {"integer": 2**63, "real": 2**1023}
+"""Below which a whole number has to be, to be kept as one of these."""
 INT8_MOST = 127
 Columns = dict[str, np.ndarray | pa.Array]
 
@@ -61,7 +63,7 @@ def vectors(values: np.ndarray, dtype: Dtype) -> Columns:
 
 def table(found: Columns, kept: Mapping[str, Sequence[Any]], kinds: dict[str, str]) -> pa.Table:
     """Return the kept fields of records and their answers beside each other."""
-    arrays = {name: pa.array(values, KINDS[kinds[name]]) for name, values in kept.items()}
+    arrays = {name: _kept(values, kinds[name]) for name, values in kept.items()}
     return pa.table(arrays | {name: _array(values) for name, values in found.items()})
 
 
@@ -72,6 +74,12 @@ def check_names(program: Program, dtype: Dtype, kept: Sequence[str]) -> None:
         if name in made:
             problem = f"a record's field '{name}' has the name of what is written beside it"
             raise SettingsError(problem, "name the fields that are kept in output.keep")
+
+
+def _kept(values: Sequence[Any], kind: str) -> pa.Array:
+    if kind == "real":  # pyarrow refuses whole numbers that would be rounded
+        values = [None if value is None else float(value) for value in values]
+    return pa.array(values, KINDS[kind])
 
 
 def _array(values: np.ndarray | pa.Array) -> pa.Array:

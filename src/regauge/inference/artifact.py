@@ -170,12 +170,12 @@ def _check_files(artifact: Artifact) -> None:
         if file_sha256(path) != facts.sha256:
             problem = f"{path} is not what was exported: its hash is another"
             raise DataError(problem, "copy the artifact again, or export it")
-    strange = set(stored_names(artifact.payload)) - artifact.manifest.files.keys()
-    if strange:
+    read_whole = {*stored_names(artifact.payload), *stored_names(artifact.tokenizer)}
+    if strange := read_whole - artifact.manifest.files.keys():
         raise DataError(f"{artifact.folder / min(strange)} was not exported", "remove it")
 
 
-def stored_names(payload: Path) -> list[str]:
-    """Return the files of a payload by their paths in the artifact."""
-    paths = (path for path in payload.rglob("*") if path.is_file())
-    return [str(path.relative_to(payload.parent)) for path in paths]
+def stored_names(part: Path) -> list[str]:
+    """Return the files of a payload or a tokenizer by their paths in the artifact."""
+    paths = (path for path in part.rglob("*") if path.is_file())
+    return [str(path.relative_to(part.parent)) for path in paths]

@@ -236,9 +236,11 @@ def _problem(record: Record, asked: Asked) -> Rejected | None:
 
 
 def _fits(value: Value, kind: str) -> bool:
-    if kind == "real":
-        return isinstance(value, int | float)
-    return isinstance(value, int if kind == "integer" else str)
+    if kind == "text":
+        return isinstance(value, str)
+    if isinstance(value, float):
+        return kind == "real"
+    return isinstance(value, int) and abs(value) < answers.MOST[kind]
 
 
 def kind_of(value: Value) -> str:

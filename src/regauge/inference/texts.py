@@ -37,7 +37,7 @@ class Reader:
 
     def __init__(self, folder: Path, reads: sentences.Reads, fields: Fields) -> None:
         foreign = reads.manner == "transformers"
-        self._encoder = Encoder(folder, closed=not foreign)
+        self._encoder = Encoder(folder, closed=not foreign, lowercase=reads.lowercase)
         self._special = foreign
         self._reads = reads
         self._fields = fields
@@ -96,8 +96,6 @@ class Reader:
     def _encoded(self, texts: Sequence[str], limit: int, before: str) -> tuple[Ids, int]:
         """Return the ids of texts between the special tokens, and how many were cut."""
         whole = [before + text for text in texts] if before else list(texts)
-        if self._reads.lowercase:
-            whole = [text.lower() for text in whole]
         if self._reads.ends != "closed":
             return self._prompts(whole, limit)
         found = self._encoder.encode(whole, special=self._special)

@@ -130,7 +130,10 @@ def read(folder: Path) -> Sentences:
 
 
 def write(folder: Path, sentences: Sentences, width: int) -> None:
-    """Add what sentence-transformers reads to a transformers folder; `width` is the model's."""
+    """Add what sentence-transformers reads to a transformers folder; `width` is the model's.
+
+    Weights of layers behind the pooling are not known here: their folders are made and described.
+    """
     parts = [("", "Transformer"), ("1_Pooling", "Pooling")]
     parts += [(dense.folder, "Dense") for dense in sentences.pooling.dense]
     if sentences.pooling.normalized:
@@ -146,6 +149,8 @@ def write(folder: Path, sentences: Sentences, width: int) -> None:
     ]
     for path, _ in parts[1:]:
         (folder / path).mkdir(exist_ok=True)
+    for dense in sentences.pooling.dense:
+        _write(folder / dense.folder / CONFIG, _layer(dense))
     reads = sentences.reads
     modes = sentences.pooling.modes
     _write(folder / MODULES, modules)
@@ -162,7 +167,7 @@ def _reads(folder: Path) -> Reads:
     found = [_json(folder / name) for name in LIMITS if (folder / name).is_file()]
     limit = found[0] if found else {}
     told = _json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
-    prompts = {name: text for name, text in (told.get("prompts") or {}).items() if text}
+    prompts = told.get("prompts") or {}
     default = told.get("default_prompt_name")
     return Reads(
         tokens=limit.get("max_seq_length") or most_tokens(folder),
@@ -229,6 +234,16 @@ def _dense(folder: Path, path: str) -> Dense:
             "folder": path,
         }
     )
+
+
+def _layer(dense: Dense) -> dict[str, Any]:
+    (activation,) = (theirs for theirs, ours in ACTIVATIONS.items() if ours == dense.activation)
+    return {
+        "in_features": dense.inputs,
+        "out_features": dense.outputs,
+        "bias": dense.bias,
+        "activation_function": f"torch.nn.{activation}",
+    }
 
 
 def _json(path: Path) -> Any:

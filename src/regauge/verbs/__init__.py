@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -102,16 +103,34 @@ def _show_value(name: str, value: Any) -> None:
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return rows as a table, with every column that some row has."""
     table = Table(title=title, title_justify="left")
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    columns.sort(key=lambda column: column != "name")
-    for column in columns:
-        number = any(isinstance(row.get(column), int | float) for row in rows)
-        table.add_column(
-            column.replace("_", " "), justify="right" if number else "left", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text(_text(row.get(column, ""))) for column in columns))
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    names.sort(key=lambda name: name != "name")
+    columns = [[Text(_text(row.get(name, ""))) for row in rows] for name in names]
+    headings = [_heading(name, cells) for name, cells in zip(names, columns, strict=True)]
+    numbers = [
+        any(row.get(name, "") is None or isinstance(row.get(name), int | float) for row in rows)
+        for name in names
+    ]
+    widths = [
+        max(text.cell_len for text in (*Text(heading).split(), *cells)) + len("│  ")
+        for heading, cells in zip(headings, columns, strict=True)
+    ]
+    room = log.stdout.width - sum(widths) - len("│")
+    words = sum(width for width, number in zip(widths, numbers, strict=True) if not number)
+    for heading, number in zip(headings, numbers, strict=True):
+        whole = room >= 0 or (number and room + words // 2 >= 0)  # words are folded before numbers
+        justify: Literal["left", "right"] = "right" if number else "left"
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=whole)
+    for row in zip(*columns, strict=True):
+        table.add_row(*row)
     return table
+
+
+def _heading(name: str, cells: Sequence[Text]) -> str:
+    """Return a column's name on as many lines as keep the column as narrow as its cells."""
+    words = name.replace("_", " ")
+    width = max(map(len, words.split())) if words.split() else 1
+    return "\n".join(textwrap.wrap(words, max(width, *(cell.cell_len for cell in cells))))
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ import pytest
 DEMO = Path(__file__).resolve().parents[2] / "runs" / "quickstart.toml"
 LIBRARY = Path(json.__file__).parent.parent
 SMALL = (
-    f'stage.corpus.source.roots=["{LIBRARY / "asyncio"}", "{LIBRARY / "email"}"]',
+    f'source.roots=["{LIBRARY / "asyncio"}", "{LIBRARY / "email"}"]',
     "stage.corpus.tokenizer.vocabulary=1000",
     "stage.corpus.split.heldout_share=0.2",
     "stage.warm-up.stop.steps=2",
@@ -27,7 +27,6 @@ SMALL = (
     "stage.match.evaluation.every_steps=0",
     "stage.artifact.candidates.seconds=0.1",
     "stage.artifact.proof.texts=32",
-    f'stage.vectors.source.roots=["{LIBRARY / "asyncio"}"]',
 )
 COMPARED = tuple(
     f"stage.{name}.{assignment}"

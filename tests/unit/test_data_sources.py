@@ -186,6 +186,25 @@ def test_python_docs_reads_every_documented_object(tmp_path: Path) -> None:
     assert [item.reason for item in found if isinstance(item, Rejected)] == ["no Python source"]
 
 
+def test_python_docs_finds_a_package_wherever_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere" / "inside").mkdir(parents=True)
+    tree(tmp_path / "elsewhere" / "inside")
+    (tmp_path / "elsewhere" / "__init__.py").write_text("raise SystemExit('it was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    whole = everything(PythonDocs(roots=(str(tmp_path / "elsewhere"),)))
+    assert everything(PythonDocs(roots=("package/elsewhere",))) == whole
+    below = everything(PythonDocs(roots=("package/elsewhere/inside",)))
+    assert below == everything(PythonDocs(roots=(str(tmp_path / "elsewhere" / "inside"),)))
+    with pytest.raises(
+        DataError, match=r"no package 'nowhere' is installed; correct source\.roots"
+    ):
+        PythonDocs(roots=("package/nowhere",)).pieces()
+    with pytest.raises(DataError, match=r"no folder .*elsewhere/outside; correct source\.roots"):
+        PythonDocs(roots=("package/elsewhere/outside",)).pieces()
+
+
 def test_python_docs_leaves_the_collector_as_it_was(tmp_path: Path) -> None:
     tree(tmp_path)
     source = PythonDocs(roots=(str(tmp_path),))

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 import regauge
 from distributed import datasets
+from regauge.checkpoint.foreign import take_in
 from regauge.errors import SettingsError
 from regauge.inference.samples import samples
 from regauge.models import sentences
@@ -267,6 +268,15 @@ def test_a_transformer_in_a_folder_of_its_own_is_refused(tmp_path: Path) -> None
         sentences.read(folder)
 
 
+@pytest.mark.parametrize("path", ["../1_Pooling", "/etc", "1_Pooling/../.."])
+def test_a_part_outside_of_the_folder_is_refused(tmp_path: Path, path: str) -> None:
+    folder = described(tmp_path)
+    found = json.loads((folder / "modules.json").read_text())
+    put(folder / "modules.json", [found[0], {**found[1], "path": path}])
+    with pytest.raises(SettingsError, match=f"names '{path}', outside of its folder; do not use"):
+        sentences.read(folder)
+
+
 @settings(max_examples=30)
 @given(
     modes=st.lists(st.sampled_from(list(FLAGS.values())), min_size=1, unique=True),
@@ -407,6 +417,20 @@ def test_a_layer_behind_the_pooling_is_computed_alike(tmp_path: Path, dense: Den
     sentences.write(model(tmp_path), told, WIDTH)
     layer(tmp_path, dense)
     assert same(tmp_path, RAGGED).shape == (len(RAGGED), 5)
+
+
+def test_what_was_taken_in_makes_the_same_vectors(tmp_path: Path) -> None:
+    library()
+    dense = Dense(inputs=WIDTH, outputs=5, activation="tanh", folder="2_Dense")
+    reads = Reads(tokens=16, prompts={"query": "w20 "}, prompt="query", manner="transformers")
+    told = Sentences(reads=reads, pooling=Pooling(modes=("cls",), dense=(dense,), normalized=False))
+    for name in ("ours", "taken"):
+        (tmp_path / name).mkdir()
+    sentences.write(model(tmp_path / "ours"), told, WIDTH)
+    layer(tmp_path / "ours", dense)
+    take_in(tmp_path / "ours", tmp_path / "taken", None)
+    assert sentences.read(tmp_path / "taken") == told
+    assert np.array_equal(same(tmp_path / "taken", RAGGED), same(tmp_path / "ours", RAGGED))
 
 
 def test_where_a_tokenizer_adds_nothing_nothing_is_added(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from regauge.checkpoint.unpickle import FACTS
 from regauge.errors import DataError, SettingsError
 from regauge.log import logger
 from regauge.models import build as models
+from regauge.models import sentences
 from regauge.models import weights as folders
 from regauge.models.finding import CONFIG
 
@@ -66,6 +67,8 @@ def take_in(
     config.architectures = [models.class_name(model)]
     weights = ((name, value.detach()) for name, value in model.named_parameters())
     folders.save(target, config, weights, tokenizer or target)
+    if sentences.described(origin):
+        sentences.copy(origin, target)
     count = sum(value.numel() for value in model.parameters())
     return {"written": str(target), "class": models.class_name(model), "parameters": count}
 

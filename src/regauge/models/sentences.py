@@ -6,16 +6,15 @@ Nothing here imports torch: what is described is computed in `pooling.py`.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+import shutil
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field
 
 from regauge.config import Settings
 from regauge.errors import SettingsError
 from regauge.registry import did_you_mean
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 LIMITS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_mpnet_config.json")
@@ -111,7 +110,7 @@ def read(folder: Path) -> Sentences:
 
     Known are a transformer, a pooling, linear layers and a normalisation, in this order.
     """
-    modules = _json(folder / MODULES)
+    modules = _modules(folder)
     kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     expected = ["Transformer", "Pooling", *["Dense"] * kinds.count("Dense")]
     normalized = kinds[-1:] == ["Normalize"]
@@ -127,6 +126,21 @@ def read(folder: Path) -> Sentences:
     return Sentences(
         reads=_reads(folder), pooling=Pooling(modes=modes, dense=dense, normalized=normalized)
     )
+
+
+def copy(folder: Path, target: Path) -> None:
+    """Add what a folder of sentence-transformers says of its vectors to a transformers folder.
+
+    Raises SettingsError for what is not known here.
+    """
+    read(folder)
+    for name in (MODULES, PROMPTS, *LIMITS):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, target / name)
+    for module in _modules(folder)[1:]:
+        (target / module["path"]).mkdir(exist_ok=True)
+        for file in (folder / module["path"]).glob("*"):
+            shutil.copyfile(file, target / module["path"] / file.name)
 
 
 def write(folder: Path, sentences: Sentences, width: int) -> None:
@@ -161,6 +175,16 @@ def write(folder: Path, sentences: Sentences, width: int) -> None:
     _write(folder / LIMITS[0], {"max_seq_length": reads.tokens, "do_lower_case": reads.lowercase})
     told = {"prompts": reads.prompts, "default_prompt_name": reads.prompt} if reads.prompts else {}
     _write(folder / PROMPTS, {"similarity_fn_name": "cosine", **told})
+
+
+def _modules(folder: Path) -> Any:
+    """Return what a folder is made of, in folders of its own."""
+    found = _json(folder / MODULES)
+    for module in found:
+        if Path(module["path"]).is_absolute() or ".." in Path(module["path"]).parts:
+            problem = f"{folder / MODULES} names '{module['path']}', outside of its folder"
+            raise SettingsError(problem, "do not use it")
+    return found
 
 
 def _reads(folder: Path) -> Reads:

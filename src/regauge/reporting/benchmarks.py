@@ -61,7 +61,8 @@ def written(folder: Path, document: Document) -> dict[str, Any]:
     write_table(folder / TABLE, document)
     _write_chart(folder / CHART, found)
     tables = {table.title: table.narrow for table in found.tables}
-    return {**tables, "verdict": list(found.verdict), "how": list(found.sentences)}
+    verdict = {"verdict": list(found.verdict)} if found.verdict else {}
+    return {**tables, **verdict, "how": list(found.sentences)}
 
 
 def write_table(path: Path, document: Document) -> None:

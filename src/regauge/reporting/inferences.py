@@ -14,6 +14,7 @@ Document = dict[str, Any]
 Row = dict[str, str]
 PERCENTILES = (50, 90, 95, 99)
 NOT_SERVED = "not served"
+ARTIFACT = "artifact"
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,11 @@ class Told:
 
     @property
     def narrow(self) -> list[Row]:
-        """The rows as they fit a terminal."""
+        """The rows as they fit a terminal: the only artifact that there is need not be named."""
+        alone = len({row.get(ARTIFACT) for row in self.rows}) == 1 and len(self.rows) > 1
+        passed = {*self.wide, *([ARTIFACT] if alone else [])}
         return [
-            {name: cell for name, cell in row.items() if name not in self.wide} for row in self.rows
+            {name: cell for name, cell in row.items() if name not in passed} for row in self.rows
         ]
 
 
@@ -95,7 +98,7 @@ def _closed(document: Document) -> Told:
     rows = tuple(
         {
             heading: place(document, row),
-            "artifact": row["artifact"],
+            ARTIFACT: row["artifact"],
             **_latencies(row["closed"]),
             "p50 from, to": ", ".join(map(milliseconds, row["closed"]["spread_p50_ms"])),
             "inferences/s": f"{row['closed']['inferences_per_second']:,.4g}",
@@ -132,7 +135,7 @@ def _open(document: Document) -> Iterator[Told]:
     rows = tuple(
         {
             heading: place(document, row),
-            "artifact": row["artifact"],
+            ARTIFACT: row["artifact"],
             "rate": "given" if came["share"] is None else f"{came['share']:.0%}",
             "requests/s": f"{came['requests_per_second']:,.4g}",
             **_latencies(came),
@@ -151,7 +154,7 @@ def _artifacts(document: Document) -> Told:
     """Return what was found of each artifact as a whole."""
     rows = tuple(
         {
-            "artifact": each["name"],
+            ARTIFACT: each["name"],
             "model": each["model"],
             "computed by": f"{each['computed_by']}, {_threads(each['machine'])}",
             "ready after": words.duration(each["ready"]["seconds"]),

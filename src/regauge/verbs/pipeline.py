@@ -195,8 +195,10 @@ def _show_end(answer: dict[str, Any]) -> None:
     """Print the tables of all stages, what the last one answered, and the report to open."""
     *earlier, last = answer["stages"]
     for stage in earlier:
-        for rows in filter(verbs.is_table, stage["answer"].values()):
-            verbs.show({stage["name"]: rows}, as_json=False)
+        tables = {key: rows for key, rows in stage["answer"].items() if verbs.is_table(rows)}
+        for key, rows in tables.items():
+            title = stage["name"] if len(tables) == 1 else f"{stage['name']}: {key}"
+            verbs.show({title: rows}, as_json=False)
     told = {key: value for key, value in last["answer"].items() if key != "report"}
     verbs.show(told, as_json=False)
     log.stdout.print(f"folder: {answer['folder']}", markup=False)

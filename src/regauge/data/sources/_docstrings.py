@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import importlib.util
 import inspect
 import os
 import sysconfig
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 TEXT_SHARE = 0.3
 """Documentation per byte of source, as an estimate for the disk."""
+PACKAGE = "package"
 TOPICS = "pydoc_data/topics.py"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Node = ast.Module | ast.ClassDef | Function
@@ -43,7 +45,7 @@ class Documentation(Source):
     """The documentation of the Python that is installed."""
 
     roots: tuple[str, ...] = ()
-    """Folders to scan; by default "stdlib" and "purelib", this Python's own; also "purelib/x"."""
+    """"stdlib" and "purelib" (both by default), "purelib/x", "package/torch", or folders."""
     exclude: tuple[str, ...] = ("test", "tests", "idle_test")
     """Folder names that are passed over."""
     summary_words: int = Field(default=3, ge=1)
@@ -82,8 +84,16 @@ class Documentation(Source):
 
 
 def _installed(root: str) -> Path:
-    """Return a folder; one that begins with sysconfig's name of a path lies there."""
+    """Return a folder; one that begins with sysconfig's name of a path lies there.
+
+    A package lies where it is installed, which may be elsewhere; it is not imported.
+    """
     first, *rest = Path(root).parts or (".",)
+    if first == PACKAGE and rest:
+        spec = importlib.util.find_spec(rest[0])
+        if spec is None or not spec.submodule_search_locations:
+            raise DataError(f"no package '{rest[0]}' is installed", "correct source.roots")
+        return Path(spec.submodule_search_locations[0], *rest[1:])
     known = sysconfig.get_path(first) if first in sysconfig.get_path_names() else first
     return Path(known, *rest)
 

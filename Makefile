@@ -22,10 +22,10 @@ XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
 demo: $(INSTALLED)
 	$(BIN)/regauge pipeline runs/quickstart.toml
 
-# Two files at a time, and by itself what watches the clock. Threads that wait leave the processor to the others.
+# Three files at a time, and by itself what watches the clock. Threads that wait leave the processor to the others.
 test test-rest test-faults: export OMP_WAIT_POLICY := PASSIVE
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/faults
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/faults
 	$(BIN)/python -m pytest tests/faults
 
 environment-xla: $(XLA)/.installed
@@ -38,7 +38,7 @@ test-faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults -m "$(FAULTS)"
 
 test-rest: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/contracts tests/unit tests/end_to_end tests/distributed -m full
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/contracts tests/unit tests/end_to_end tests/distributed -m full
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -251,7 +251,16 @@ def test_what_is_not_installed_is_said_with_what_installs_it() -> None:
     assert {"eager", "inductor"} <= set(usable.split("|"))
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    ("usable", "name"),
+    [
+        # It compiles again what `inductor` has compiled, at each shape.
+        pytest.param(kind, name, marks=[pytest.mark.full] * ((kind, name) == ("lazy", "text")))
+        for kind in KINDS
+        for name in EXAMPLES
+    ],
+    indirect=["usable"],
+)
 def test_answers_are_those_of_eager_to_the_bit_each_time(
     usable: tuple[Backend, Site], name: str, export: Export
 ) -> None:

@@ -106,7 +106,9 @@ def test_a_budget_lets_it_go_on(alone: World, data: Path, tmp_path: Path) -> Non
     assert set(found["counts"]) == {4, 5}
 
 
-@pytest.mark.parametrize(("trial", "kind"), [("pays", "blocks"), ("does not", "no")])
+@pytest.mark.parametrize(
+    ("trial", "kind"), [pytest.param("pays", "blocks", marks=FULL), ("does not", "no")]
+)
 def test_what_is_left_open_is_tried_once_and_all_processes_decide_alike(
     pair: World, packed: Path, tmp_path: Path, trial: str, kind: str
 ) -> None:

@@ -159,6 +159,7 @@ def test_steps_are_computed_again(first: Path, tmp_path: Path) -> None:
     assert "is at step 4, beyond the steps to compute again" in line
 
 
+@pytest.mark.full
 def test_the_place_where_runs_part_is_in_the_answer_and_in_the_report(
     runs: Runs, first: Path, tmp_path: Path
 ) -> None:

@@ -169,6 +169,7 @@ def refused(origin: Path, capsys: pytest.CaptureFixture[str], *more: str, code: 
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
+@pytest.mark.full
 def test_two_sets_of_weights_are_told_apart(
     tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,7 +243,9 @@ def test_a_hostile_pickle_does_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("where", ["alone", "among its facts"])
+@pytest.mark.parametrize(
+    "where", ["alone", pytest.param("among its facts", marks=pytest.mark.full)]
+)
 def test_hostile_facts_do_nothing(
     tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str], where: str
 ) -> None:

@@ -25,8 +25,11 @@ SMALL = (
     "stage.match.batch.rows=32",
     "stage.match.batch.microbatch_rows=16",
     "stage.match.evaluation.every_steps=0",
+    'stage.artifact.candidates.backends=["eager", "onnx"]',
     "stage.artifact.candidates.seconds=0.1",
     "stage.artifact.proof.texts=32",
+    "stage.speed.inference.seconds=0.2",
+    "stage.speed.arrivals.seconds=0.2",
 )
 COMPARED = tuple(
     f"stage.{name}.{assignment}"

@@ -164,6 +164,7 @@ def test_two_commands_do_not_write_one_share(
     process.wait()
 
 
+@pytest.mark.full
 def test_a_shard_that_ends_every_process_ends_the_job(
     artifact: Path, source: Path, tmp_path: Path
 ) -> None:

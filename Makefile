@@ -49,7 +49,7 @@ check: $(INSTALLED)
 bench bench-quick: $(COMPARED)
 bench:
 	$(BIN)/python benchmarks/overhead.py
-	for each in train_mlm train_large train_clm train_contrastive train_rank prepare_peers checkpoint startup scaling chart; do \
+	for each in train_mlm train_large train_clm train_contrastive train_rank prepare_peers checkpoint startup scaling predict chart; do \
 		$(BIN)/python benchmarks/$$each.py || exit; done
 bench-quick:
 	$(BIN)/python benchmarks/overhead.py --alternations 10 --steps 5
@@ -60,6 +60,7 @@ bench-quick:
 	$(BIN)/python benchmarks/prepare_peers.py --megabytes 60 --turns 3
 	for each in checkpoint startup; do $(BIN)/python benchmarks/$$each.py --turns 3 || exit; done
 	$(BIN)/python benchmarks/scaling.py --turns 1 --hosts 2 --cases ddp fsdp hsdp
+	$(BIN)/python benchmarks/predict.py --turns 3 --count 1000 --styles default
 	$(BIN)/python benchmarks/chart.py
 
 $(COMPARED): $(INSTALLED)

@@ -24,6 +24,7 @@ PAIRS = {
     "train_contrastive": "search encoder",
     "train_rank": "ranker",
     "prepare_peers": "text to tokens",
+    "predict": "texts to vectors",
 }
 BAR, GAP, LEFT, WIDTH, RIGHT = 16, 10, 390, 340, 60
 """Of the chart, in pixels."""

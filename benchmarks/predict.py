@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from peer_encode import STYLES
+from peers import faster
 from recording import RESULTS, keep, spread
 from text import SENTENCE, texts
 from turns import Program, alternate
@@ -135,7 +136,7 @@ def _compared(programs: list[Program]) -> dict[str, Any]:
     """Return the figures of all programs, and how many times as fast the first is, turn by turn."""
     ours, *others = programs
     last = ours.turns[-1]
-    found: dict[str, Any] = {
+    return {
         "programs": {program.name: program.facts() for program in programs},
         "useful_token_share": last["useful_token_share"],
         "rows_per_second": last["rates"],
@@ -143,12 +144,8 @@ def _compared(programs: list[Program]) -> dict[str, Any]:
             **spread([turn["ready_seconds"] for turn in ours.turns]),
             "goal": READY_SECONDS,
         },
-        "times_as_fast": {},
+        "against": {other.name: faster(ours, other) for other in others},
     }
-    for other in others:
-        ratios = [a / b for a, b in zip(ours.rates(), other.rates(), strict=True)]
-        found["times_as_fast"][other.name] = {**spread(ratios), "goal": other.goal}
-    return found
 
 
 def _started(folder: Path, source: Path) -> dict[str, float]:

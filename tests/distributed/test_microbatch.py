@@ -14,7 +14,8 @@ from regauge.config import read
 LEFT: dict[str, Any] = {"batch": {"microbatch_rows": "auto"}}
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=FULL), 2])
+@FULL
+@pytest.mark.parametrize("size", [1, 2])
 def test_a_found_microbatch_changes_nothing_but_itself_and_a_resume_keeps_it(
     runs: Runs, size: int
 ) -> None:

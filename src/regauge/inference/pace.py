@@ -31,7 +31,7 @@ class Pace:
         self._before = self._counts["rows"], self._counts["bytes"]
         self._meter = meter
         self._signed = 0
-        """Records that were answered since the last shard was committed, about."""
+        """Records that are said to be answered, less those of the shards that were committed."""
         self._began = self._said = time.monotonic()
         self._ready = 0
         self._bar: progress.Progress | None = None
@@ -54,7 +54,7 @@ class Pace:
     def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
-        log.logger.info("%s", self._line())
+        log.logger.info("%s", self._line(self._counts["rows"]))
 
     @property
     def usd(self) -> float | None:
@@ -65,7 +65,7 @@ class Pace:
         """Take what a worker said, and say how far all are when it is time."""
         if event["event"] == "shard":
             self._count(event)
-            self._signed = max(0, self._signed - event["rows"])
+            self._signed -= event["rows"]
         elif event["event"] == "sign":
             self._signed += event["rows"]
         elif event["event"] == "ready":
@@ -73,10 +73,12 @@ class Pace:
             log.logger.info("worker %d is ready after %.1f s", event["worker"], event["seconds"])
         now = time.monotonic()
         if self._bar:
-            self._bar.update(self._task, completed=self._counts["bytes"], told=self._line())
+            self._bar.update(
+                self._task, completed=self._counts["bytes"], told=self._line(self._rows)
+            )
         elif now - self._said >= SECONDS_BETWEEN_LINES:
             self._said = now
-            log.logger.info("%s, %s left", self._line(), self._left(now))
+            log.logger.info("%s, %s left", self._line(self._rows), self._left(now))
 
     def paid(self) -> dict[str, Any]:
         """Return what was paid so far, as it is written down."""
@@ -109,9 +111,12 @@ class Pace:
             return "an unknown time"
         return f"{(now - self._began) * (self._total - self._counts['bytes']) / fresh:.0f} s"
 
-    def _line(self) -> str:
+    @property
+    def _rows(self) -> int:
+        return self._counts["rows"] + max(0, self._signed)
+
+    def _line(self, rows: int) -> str:
         counts, usd = self._counts, self.usd
-        rows = counts["rows"] + self._signed
         rate = (rows - self._before[0]) / max(time.monotonic() - self._began, 1e-9)
         told = f"{rows:,} rows, {rate:,.0f} rows/s"
         if counts["slots"]:

@@ -38,6 +38,7 @@ LEAST_MFU, READY_SECONDS = 0.6, 5.0
 SHORTEST = 20
 """Characters of a sentence."""
 EXPORT = ("candidates.seconds=2", "proof.texts=256")
+PACKAGED = "all-MiniLM-L6-v2"
 PACKAGES = ("sentence-transformers", "transformers")
 
 
@@ -60,7 +61,8 @@ def main() -> None:
         exported = _exported(model, folder / "artifact", int8=own.int8)
         programs = _programs(folder, model, source, own.styles)
         alternate(programs, own.turns)
-        figures = {"model": model.name, **exported, **_compared(programs)}
+        name = model.name if own.model else PACKAGED
+        figures = {"model": name, **exported, **_compared(programs)}
         figures["start"] = _started(folder, source)
         if own.base:
             figures["base 32 x 128"] = _base(model, folder)

@@ -72,6 +72,8 @@ def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
     assert "bf16 beside fp32: pass" in page
     assert "fp32 differs from itself" not in page, "the band is wider than two steps of noise"
     assert "report.html" in done.stdout.splitlines()[-1]
+    titles = {line.strip() for line in done.stdout.splitlines()}
+    assert {"evaluate", "speed: From start to ready, and memory"} <= titles
     first, last = (
         json.loads((tmp_path / "demo" / stage / "environment.json").read_text())
         for stage in ("2-warm-up", "9-fp32-again")

@@ -173,6 +173,16 @@ def test_what_nobody_says_is_unknown() -> None:
     assert "Price: of a unknown, set execution.price" in str(told.sentences)
 
 
+def test_a_terminal_has_no_wide_columns_and_no_name_of_the_only_artifact() -> None:
+    one, two = ({"batch": batch, "artifact": "a", "memory": "1 MB"} for batch in ("1", "2"))
+    wide = ("memory",)
+    assert inferences.Told("", (one, two), wide).narrow == [{"batch": "1"}, {"batch": "2"}]
+    other = {**two, "artifact": "b"}
+    shown = inferences.Told("", (one, other), wide).narrow
+    assert [row["artifact"] for row in shown] == ["a", "b"]
+    assert inferences.Told("", (one,), wide).narrow == [{"batch": "1", "artifact": "a"}]
+
+
 def test_a_machine_that_is_in_the_catalog_without_a_price_has_none() -> None:
     document = found(
         priced(instance="trn2.48xlarge"),

@@ -428,8 +428,10 @@ def test_what_was_taken_in_makes_the_same_vectors(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     sentences.write(model(tmp_path / "ours"), told, WIDTH)
     layer(tmp_path / "ours", dense)
+    (tmp_path / "ours" / dense.folder / "pytorch_model.bin").write_bytes(b"a pickle")
     take_in(tmp_path / "ours", tmp_path / "taken", None)
     assert sentences.read(tmp_path / "taken") == told
+    assert not list((tmp_path / "taken").rglob("*.bin"))
     assert np.array_equal(same(tmp_path / "taken", RAGGED), same(tmp_path / "ours", RAGGED))
 
 

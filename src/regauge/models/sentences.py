@@ -14,12 +14,12 @@ from pydantic import Field
 
 from regauge.config import Settings
 from regauge.errors import SettingsError
+from regauge.models.finding import CONFIG, WANTED
 from regauge.registry import did_you_mean
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 LIMITS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_mpnet_config.json")
 """Files that say how long a text may be; which one depends on how old the folder is."""
-CONFIG = "config.json"
 Mode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 FLAGS: dict[str, Mode] = {
     "pooling_mode_cls_token": "cls",
@@ -139,8 +139,9 @@ def copy(folder: Path, target: Path) -> None:
             shutil.copyfile(folder / name, target / name)
     for module in _modules(folder)[1:]:
         (target / module["path"]).mkdir(exist_ok=True)
-        for file in (folder / module["path"]).glob("*"):
-            shutil.copyfile(file, target / module["path"] / file.name)
+        for pattern in WANTED:
+            for file in (folder / module["path"]).glob(pattern):
+                shutil.copyfile(file, target / module["path"] / file.name)
 
 
 def write(folder: Path, sentences: Sentences, width: int) -> None:

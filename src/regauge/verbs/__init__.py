@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -105,32 +105,42 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left")
     names = list(dict.fromkeys(key for row in rows for key in row))
     names.sort(key=lambda name: name != "name")
-    columns = [[Text(_text(row.get(name, ""))) for row in rows] for name in names]
-    headings = [_heading(name, cells) for name, cells in zip(names, columns, strict=True)]
-    numbers = [
-        any(row.get(name, "") is None or isinstance(row.get(name), int | float) for row in rows)
-        for name in names
-    ]
-    widths = [
-        max(text.cell_len for text in (*Text(heading).split(), *cells)) + len("│  ")
-        for heading, cells in zip(headings, columns, strict=True)
-    ]
-    room = log.stdout.width - sum(widths) - len("│")
-    words = sum(width for width, number in zip(widths, numbers, strict=True) if not number)
-    for heading, number in zip(headings, numbers, strict=True):
-        whole = room >= 0 or (number and room + words // 2 >= 0)  # words are folded before numbers
-        justify: Literal["left", "right"] = "right" if number else "left"
-        table.add_column(heading, justify=justify, overflow="fold", no_wrap=whole)
-    for row in zip(*columns, strict=True):
+    columns = [_column(name, rows) for name in names]
+    room = log.stdout.width - sum(column.width for column in columns) - len("│")
+    words = sum(column.width for column in columns if not column.number)
+    for column in columns:
+        # Words are folded before numbers are.
+        whole = room >= 0 or (column.number and room + words // 2 >= 0)
+        justify: Literal["left", "right"] = "right" if column.number else "left"
+        table.add_column(column.heading, justify=justify, overflow="fold", no_wrap=whole)
+    for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*row)
     return table
 
 
-def _heading(name: str, cells: Sequence[Text]) -> str:
-    """Return a column's name on as many lines as keep the column as narrow as its cells."""
+class _Column(NamedTuple):
+    """A column of a table, with its name on as many lines as keep it as narrow as its cells."""
+
+    heading: str
+    cells: list[Text]
+    number: bool
+
+    @property
+    def width(self) -> int:
+        """Return the characters that it takes, with a line before it and spaces around it."""
+        parts = (*Text(self.heading).split(), *self.cells)
+        widest: int = max(text.cell_len for text in parts)
+        return widest + len("│  ")
+
+
+def _column(name: str, rows: Sequence[Mapping[str, Any]]) -> _Column:
+    values = [row.get(name, "") for row in rows]
+    cells = [Text(_text(value)) for value in values]
     words = name.replace("_", " ")
-    width = max(map(len, words.split())) if words.split() else 1
-    return "\n".join(textwrap.wrap(words, max(width, *(cell.cell_len for cell in cells))))
+    narrowest = max(map(len, words.split()), default=1)
+    lines = textwrap.wrap(words, max(narrowest, *(cell.cell_len for cell in cells)))
+    number = any(value is None or isinstance(value, int | float) for value in values)
+    return _Column("\n".join(lines), cells, number)
 
 
 def _text(value: Any) -> str:

@@ -16,10 +16,11 @@ from distributed import datasets
 from distributed.jobs import losses
 from distributed.runs import FULL
 from distributed.world import World
-from regauge.accelerators import cpp_compiler
+from regauge.accelerators.cpu import Cpu
 
 pytestmark = pytest.mark.skipif(
-    cpp_compiler() is None, reason="not proved here: torch.compile needs a C++ compiler"
+    Cpu().obstacle_to_compiling() is not None,
+    reason="not proved here: torch.compile needs a C++ compiler",
 )
 STEPS = 30
 CHANGES: dict[str, Any] = {

@@ -14,13 +14,14 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge import accelerators, processes
+from regauge import processes
+from regauge.accelerators.cpu import Cpu
 from regauge.config import dump
 from regauge.errors import DataError
 from regauge.training import cache
 
 pytestmark = pytest.mark.skipif(
-    accelerators.cpp_compiler() is None,
+    Cpu().obstacle_to_compiling() is not None,
     reason="no C++ compiler: that a second start compiles nothing is not proved here",
 )
 

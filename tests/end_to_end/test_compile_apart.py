@@ -17,8 +17,8 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge import accelerators
 from regauge.accelerators import neuron
+from regauge.accelerators.cpu import Cpu
 from regauge.config import dump
 
 TOY = """
@@ -93,7 +93,7 @@ def loom(tmp_path: Path) -> Command:
 
 @pytest.mark.full
 @pytest.mark.skipif(
-    accelerators.cpp_compiler() is None,
+    Cpu().obstacle_to_compiling() is not None,
     reason="no C++ compiler: that graphs compiled apart are found together is not proved here",
 )
 def test_graphs_that_were_compiled_apart_are_found_together(loom: Command, tmp_path: Path) -> None:

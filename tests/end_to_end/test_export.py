@@ -20,7 +20,7 @@ from distributed import datasets
 from distributed.jobs import lines
 from distributed.runs import TASKS, settings
 from end_to_end.predicting import EAGER, exported, texts, trained
-from regauge.accelerators import cpp_compiler
+from regauge.accelerators.cpu import Cpu
 from regauge.cli import main
 from regauge.config import choose, merge
 from regauge.errors import SettingsError
@@ -412,7 +412,8 @@ def test_a_folder_answers_without_an_export(encoder: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.skipif(
-    cpp_compiler() is None, reason="not proved here: torch.compile needs a C++ compiler"
+    Cpu().obstacle_to_compiling() is not None,
+    reason="not proved here: torch.compile needs a C++ compiler",
 )
 def test_a_folder_that_is_compiled_when_it_is_called_answers_the_same(
     encoder: Path, tmp_path: Path

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import shutil
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -220,6 +219,10 @@ class Accelerator(Choice):
         del processes
         return None
 
+    def meter(self) -> Callable[[], float] | None:
+        """Return what counts from now on the joules of the claimed device, whoever uses it."""
+        return None
+
     def tools(self, size: int) -> tuple[tuple[str, ...], ...]:
         """Return the vendor's checks of `size` devices, as commands; code 0 says all is well."""
         del size
@@ -293,8 +296,3 @@ def join(accelerator: Accelerator, world: World, timeout_seconds: int) -> None:
     if world.size > 1 and not dist.is_initialized():
         how = accelerator.collectives(), accelerator.rendezvous(), dt.timedelta(0, timeout_seconds)
         dist.init_process_group(*how, world.size, world.rank)
-
-
-def cpp_compiler() -> str | None:
-    """Return the C++ compiler that torch.compile would call for host code, or None."""
-    return next((path for name in ("g++", "clang++") if (path := shutil.which(name))), None)

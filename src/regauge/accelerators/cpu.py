@@ -20,8 +20,9 @@ from regauge.accelerators import (
     Availability,
     Chip,
     Precision,
+    _compiler,
+    _powercap,
     _widened,
-    cpp_compiler,
 )
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Cpu(Accelerator):
         return _keeping_less
 
     def obstacle_to_compiling(self) -> str | None:
-        return None if cpp_compiler() else "no C++ compiler is installed (g++ or clang++)"
+        return _compiler.obstacle()
 
     def expect_compiling(self) -> None:
         """Try the C++ compiler's vector instructions in a thread: more than a second of waiting.
@@ -150,6 +151,9 @@ class Cpu(Accelerator):
         free = _kilobytes(Path("/proc/meminfo"), "MemAvailable")
         known = [found for found in (free and free * 1024, _left_of_group()) if found is not None]
         return min(known) // processes if known else None
+
+    def meter(self) -> Callable[[], float] | None:
+        return _powercap.meter()
 
     def measure_again(self) -> None:
         _fastest_matmul.cache_clear()

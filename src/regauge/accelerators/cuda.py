@@ -12,13 +12,16 @@ from regauge.accelerators import (
     Availability,
     Chip,
     Precision,
-    cpp_compiler,
+    _compiler,
+    _nvml,
     for_cpus,
 )
 from regauge.accelerators._environment import impose
 from regauge.log import logger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 WITHOUT = "this torch was built without CUDA"
@@ -130,7 +133,7 @@ class Cuda(Accelerator):
         return frozenset({f"sm_{major}{minor}"})
 
     def obstacle_to_compiling(self) -> str | None:
-        return None if cpp_compiler() else "no C++ compiler is installed (g++ or clang++)"
+        return _compiler.obstacle()
 
     def synchronize(self) -> None:
         import torch
@@ -148,6 +151,11 @@ class Cuda(Accelerator):
 
         del processes
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+    def meter(self) -> Callable[[], float] | None:
+        import torch
+
+        return _nvml.meter(f"GPU-{torch.cuda.get_device_properties().uuid}")
 
     def chip(self, precision: Precision) -> Chip:
         import torch

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from regauge.accelerators import Accelerator, Availability, Precision, cpp_compiler
+from regauge.accelerators import Accelerator, Availability, Precision
 from regauge.backends import Backend, Job, Payload, Quantized, Runner, Site
 from regauge.errors import SettingsError
 from regauge.registry import did_you_mean
@@ -56,8 +56,8 @@ class Inductor(Backend):
     def export(self, job: Job, site: Site, folder: Path) -> None:
         import torch
 
-        if site.accelerator.kind == "cpu" and cpp_compiler() is None:
-            raise SettingsError("no C++ compiler is installed", "install g++, or use eager")
+        if obstacle := site.accelerator.obstacle_to_compiling():
+            raise SettingsError(obstacle, "install one, or export for another backend")
         first = job.shapes[len(job.shapes) // 2]
         given = _inputs(job, first.rows, first.length)
         given = tuple(each.to(site.device) for each in given)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.config import FORMAT, dump
 from regauge.inference import beside
-from regauge.inference.energy import SOURCE
 from regauge.inference.requests import PATIENCE, PERCENTILES, percentile
 from regauge.planning.catalog import Rate, chip_of, rate
 
@@ -40,7 +39,8 @@ FORMULAS = {
     "flops_per_inference": "(2 N + 4 L h S) a token x real tokens: a third of training's "
     "6 N + 12 L h S (Chowdhery et al., 2022, appendix B), without embeddings, pooling and heads",
     "peak_share": "flops_per_inference x inferences_per_second / peak_flops_per_second",
-    "joules_per_inference": f"{SOURCE}, / inferences; or at most the chip's thermal design power / "
+    "joules_per_inference": "measured: what the chip counts, of a processor all its packages, "
+    "whatever else the machine did, / inferences; or at most the chip's thermal design power / "
     "inferences_per_second",
     "usd_per_million_inferences": "USD an hour of the machine / 3600 / inferences_per_second x "
     "1e6, whatever part of the machine one process uses",

@@ -21,11 +21,10 @@ import numpy as np
 import torch
 
 from regauge import config, lines, log
-from regauge.accelerators import REFERENCE
 from regauge.data.randomness import keyed
 from regauge.errors import explain
 from regauge.inference import artifact as artifacts
-from regauge.inference import energy, requests
+from regauge.inference import requests
 from regauge.inference.benchmark_settings import Measuring
 from regauge.inference.engine import loaded, warm
 from regauge.inference.manifest import MODEL
@@ -145,10 +144,9 @@ def _loads(bench: Bench, request: Request) -> Iterator[dict[str, Any]]:
     asked, where = bench.asked, {"rows": request.rows, "length": request.length}
     for _ in range(asked.inference.warmup):
         bench.answer(request)
-    counted = energy.counters() if bench.artifact.accelerator.kind == REFERENCE else ()
-    meter, clock = energy.Meter(counted), requests.Clock()
+    meter, clock = bench.artifact.accelerator.meter(), requests.Clock()
     found = requests.closed(lambda: bench.answer(request), asked.inference.seconds, clock)
-    joules = meter.joules()
+    joules = meter() if meter else None
     yield {
         "closed": where,
         "milliseconds": [round(each, 4) for each in found.milliseconds],

@@ -68,12 +68,13 @@ def _survey() -> dict[str, Any]:
         }
         for kind, availability in found.items()
     ]
+    chosen = max(found, key=lambda kind: found[kind].fitness)
     return {
         "python": platform.python_version(),
         "torch": version("torch"),
         "accelerators": rows,
-        "chosen": max(found, key=lambda kind: found[kind].fitness),
-        "cpp_compiler": accelerators.cpp_compiler() or "none: torch.compile is not possible",
+        "chosen": chosen,
+        "compiling": registry.load("accelerators", chosen)().obstacle_to_compiling() or "possible",
     }
 
 

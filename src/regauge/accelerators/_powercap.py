@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path("/sys/class/powercap")
-SOURCE = "measured: counters of all processor packages, whatever else the machine did"
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,9 @@ def counters(root: Path = ROOT) -> tuple[Counter, ...]:
     return tuple(found)
 
 
-class Meter:
-    """Counts from when it is made."""
-
-    def __init__(self, found: tuple[Counter, ...]) -> None:
-        self._before = [(counter, counter.read()) for counter in found]
-
-    def joules(self) -> float | None:
-        """Return what was taken; None without counters. Each may have begun again once."""
-        if not self._before:
-            return None
-        return sum((each.read() - before) % (each.most + 1) for each, before in self._before) / 1e6
+def meter(root: Path = ROOT) -> Callable[[], float] | None:
+    """Return what counts joules from now on; each counter may begin again once."""
+    before = [(counter, counter.read()) for counter in counters(root)]
+    if not before:
+        return None
+    return lambda: sum((each.read() - then) % (each.most + 1) for each, then in before) / 1e6

@@ -173,9 +173,9 @@ def _base(model: Path, folder: Path) -> dict[str, Any]:
     BertModel(BertConfig(), add_pooling_layer=False).save_pretrained(place)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(model / name, place / name)
-    more = ("text.tokens=128", "shapes.lengths=[128]", "proof.invariant=false")
+    more = ("text.tokens=128", "shapes.lengths=[128]", "proof.texts=32", "proof.invariant=false")
     artifact = folder / "base-artifact"
-    _run("export", "--model", str(place), "--to", str(artifact), *EXPORT, *more)
+    _run("export", "--model", str(place), "--to", str(artifact), *more)
     out = folder / "base-benchmark"
     asked = ("inference.rows=[32]", "inference.lengths=[128]", "arrivals.shares=[]")
     _run("benchmark", str(artifact), *asked, f"output.folder={out}")

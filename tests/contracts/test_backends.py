@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._inductor import config as inductor
 
 from regauge import accelerators, config, registry
-from regauge.accelerators import Availability
+from regauge.accelerators import Availability, Precision
 from regauge.accelerators.cpu import Cpu
 from regauge.backends import Backend, Job, Payload, Shape, Site, require, usable_for
 from regauge.backends._integers import Rounded, rounded
@@ -456,6 +456,7 @@ def test_integers_are_near_where_features_differ_in_size(scale: float) -> None:
     given = uneven(50, scale)
     error = (made(given) - plain(given)).norm() / plain(given).norm()
     assert 0 < float(error) < ROUNDED
+    torch.testing.assert_close(made(given.unflatten(0, (5, 10))).flatten(0, 1), made(given))
 
 
 def test_a_layer_that_would_be_off_stays_as_it_is() -> None:
@@ -481,6 +482,9 @@ class Exact(Cpu):
     def features(self) -> frozenset[str]:
         return frozenset({"x86_64", "avx512_vnni"})
 
+    def precisions(self) -> tuple[Precision, ...]:
+        return ("bf16", "fp32")
+
 
 class Coarse(Cpu):
     """A processor that does not."""
@@ -490,12 +494,20 @@ class Coarse(Cpu):
     def features(self) -> frozenset[str]:
         return frozenset({"x86_64", "avx2"})
 
+    def precisions(self) -> tuple[Precision, ...]:
+        return ("fp32", "bf16")
+
 
 def test_integers_of_8_bits_are_refused_where_their_sums_would_be_cut_off(tmp_path: Path) -> None:
     backend, site = found("openvino")
     exact, coarse = (Site(each(), site.device, 2) for each in (Exact, Coarse))
-    assert backend.forms(exact.accelerator)[0] == ("fp32", "int8")
-    assert backend.forms(coarse.accelerator)[-1] == ("fp32", "int8")
+    assert backend.forms(coarse.accelerator) == (("fp32", "no"), ("fp32", "int8"))
+    assert backend.forms(exact.accelerator) == (
+        ("bf16", "int8"),
+        ("fp32", "int8"),
+        ("bf16", "no"),
+        ("fp32", "no"),
+    )
     program, samples = PRICED.drawn(), [priced_batch(64, 8)]
     job = Job(program, PRICED.inputs, SHAPES, "fp32", "int8", None, samples)
     for name, place in (("exact", exact), ("coarse", coarse)):

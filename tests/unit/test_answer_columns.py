@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from regauge.errors import SettingsError
-from regauge.inference.answers import check_names, columns, table, vectors
+from regauge.inference.answers import check_names, columns, put, table, vectors
 from regauge.inference.manifest import Program
 from regauge.inference.predict_settings import Dtype
 
@@ -135,6 +137,23 @@ def test_a_table_has_what_was_kept_and_then_the_answers(
     assert {name: found[name].to_pylist() for name in kept} == kept
     made = np.asarray(vectors(values, dtype)["vector"])
     assert found["vector"].to_pylist() == made.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_file_has_the_table_and_looks_for_equal_values_in_single_columns(
+    dtype: Dtype, tmp_path: Path
+) -> None:
+    kept = {"name": [f"n{place % 3}" for place in range(60)]}
+    found = table(columns(program(width=16), dtype, drawn(60, 16)), kept, {"name": "text"})
+    path = tmp_path / "answers.parquet"
+    with path.open("wb") as file:
+        put(found, file)
+    assert pq.read_table(path).equals(found)
+    group = pq.read_metadata(path).row_group(0)
+    stored = {group.column(at).path_in_schema: group.column(at) for at in range(group.num_columns)}
+    assert "RLE_DICTIONARY" in stored["name"].encodings
+    assert "RLE_DICTIONARY" not in stored["vector.list.element"].encodings
+    assert stored["vector.list.element"].compression == "ZSTD"
 
 
 def test_a_field_that_a_record_lacks_is_null() -> None:

@@ -64,10 +64,11 @@ class Rounded(nn.Module):
         value = made.quantize_per_tensor(given * self.inverse, *how)
         by_output = (self.scales, self.zeros, 1, 0, 255, torch.uint8)
         weight = made.quantize_per_channel(self.weight.t() * self.smooth, *by_output)
-        product: Tensor = torch.matmul(
-            made.dequantize_per_tensor(value, *how), made.dequantize_per_channel(weight, *by_output)
+        return nn.functional.linear(
+            made.dequantize_per_tensor(value, *how),
+            made.dequantize_per_channel(weight, *by_output).t(),
+            self.bias,
         )
-        return product if self.bias is None else product + self.bias
 
 
 @torch.no_grad()

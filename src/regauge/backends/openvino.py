@@ -51,11 +51,15 @@ class Openvino(Backend):
         return None if accelerator.kind == "cpu" else f"it is for cpu, not for {accelerator.kind}"
 
     def forms(self, accelerator: Accelerator) -> tuple[tuple[Precision, Quantized], ...]:
-        """Return bf16 where the processor multiplies it; without exact sums, integers are last."""
+        """Return bf16 where the processor multiplies it; without exact sums, integers are last.
+
+        What is between products of integers is computed in the precision that is named with them.
+        """
         native: tuple[Precision, ...] = ("bf16",) if accelerator.precisions()[0] == "bf16" else ()
-        whole: list[tuple[Precision, Quantized]] = [(each, "no") for each in (*native, "fp32")]
-        fast = bool(accelerator.features() & EXACT)
-        return (("fp32", "int8"), *whole) if fast else (*whole, ("fp32", "int8"))
+        order: tuple[Quantized, ...] = ("int8", "no")
+        if not accelerator.features() & EXACT:
+            order = ("no", "int8")
+        return tuple((each, quantized) for quantized in order for each in (*native, "fp32"))
 
     def needs(self, site: Site, level: str | None) -> frozenset[str]:
         del site, level  # a graph holds no instructions

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from regauge.errors import SettingsError
 
@@ -23,6 +24,11 @@ MOST = {"integer": 2**63, "real": 2**1023}
 """Below which a whole number has to be, to be kept as one of these."""
 INT8_MOST = 127
 Columns = dict[str, np.ndarray | pa.Array]
+
+
+def prepare() -> None:
+    """Let pyarrow import what it looks at lists with: a quarter of a second, once."""
+    pa.array([0])
 
 
 def columns(
@@ -65,6 +71,16 @@ def table(found: Columns, kept: Mapping[str, Sequence[Any]], kinds: dict[str, st
     """Return the kept fields of records and their answers beside each other."""
     arrays = {name: _kept(values, kinds[name]) for name, values in kept.items()}
     return pa.table(arrays | {name: _array(values) for name, values in found.items()})
+
+
+def put(found: pa.Table, file: IO[bytes]) -> None:
+    """Write a table as Parquet.
+
+    Numbers of a vector are not looked through for equal ones, nor for the least: in a fifth of the
+    seconds they take less room.
+    """
+    single = [each.name for each in found.schema if not pa.types.is_fixed_size_list(each.type)]
+    pq.write_table(found, file, compression="zstd", use_dictionary=single, write_statistics=single)
 
 
 def check_names(program: Program, dtype: Dtype, kept: Sequence[str]) -> None:

@@ -186,8 +186,6 @@ class Writer:
         }
 
     def _answers(self, taken: Taken, found: np.ndarray) -> list[Path]:
-        import pyarrow.parquet as pq
-
         output, name, written = self.asked.output, taken.shard.name, []
         columns = answers.columns(self.program, output.dtype, found, self.decode)
         if output.format == "npy":
@@ -195,7 +193,7 @@ class Writer:
             written.append(self._put(SHARDS, f"{name}.npy", lambda file: np.save(file, array)))
         if columns or taken.kept:
             table = answers.table(columns, taken.kept, self.asked.kept)
-            write = partial(pq.write_table, table)
+            write = partial(answers.put, table)
             written.append(self._put(SHARDS, f"{name}.parquet", write))
         return written
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import log, processes
 from regauge.errors import RegaugeError, explain
+from regauge.inference import answers
 from regauge.inference.order import Order, worker
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Member:
         self._read.put(END)
 
     def _writing(self) -> None:
+        answers.prepare()
         while (computed := self._computed.get()) is not END:
             line = self._work.writer.write(*computed)
             self.say("shard", line=line)
@@ -110,6 +112,7 @@ def member(pipe: Connection, order: Order, device: int, step: int) -> None:
         one.run()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the other side hears it
         _fail(pipe, error)
+    os._exit(0)  # all is written: half a second of taking libraries down, for nothing
 
 
 def _fail(pipe: Connection, error: BaseException) -> None:

@@ -1,0 +1,111 @@
+"""Latency and rate of the two large encoders that generations of accelerators are compared by.
+
+ELECTRA-large and BERT-large have their published widths and random weights: how fast they are does
+not depend on their values. Each is exported once in every precision asked for, and all are measured
+side by side by `regauge benchmark`: requests of 1 and 10 rows, of 256 and 128 tokens.
+
+    python benchmarks/infer_large.py [--precisions fp32 bf16] [--turns N] [--seconds S]
+                                     [--usd-per-hour USD] [--json OUT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from predict import PACKAGED, packaged
+from recording import RESULTS, keep
+from transformers import BertConfig, BertModel, ElectraConfig, ElectraModel
+
+from regauge.accelerators.cpu import Cpu
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LARGE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
+"""Of both: Devlin et al., 2019, section 3; Clark et al., 2020, table 6."""
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+EXPORT = ("text.tokens=256", "shapes.lengths=[128,256]", "proof.texts=16", "proof.invariant=false")
+
+
+def main() -> None:
+    """Make, export and measure the models, and write what was found."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--precisions", nargs="+", default=Cpu().precisions())
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
+    parser.add_argument("--usd-per-hour", type=float, help="of this machine; by default unknown")
+    parser.add_argument("--json", type=Path, default=RESULTS / "infer_large.json")
+    own = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        artifacts = [
+            _exported(name, model, precision, folder)
+            for name, model in (("ELECTRA-large", electra()), ("BERT-large", bert()))
+            for precision in own.precisions
+        ]
+        out = folder / "benchmark"
+        asked = [f"inference.turns={own.turns}", f"inference.seconds={own.seconds}"]
+        asked += [f"arrivals.seconds={own.seconds}", f"output.folder={out}"]
+        if own.usd_per_hour:
+            asked.append(f"execution.price.usd_per_hour={own.usd_per_hour}")
+        sys.stdout.write(_run("benchmark", *map(str, artifacts), *asked))
+        found = json.loads((out / "benchmark.json").read_text())
+    kept = ("name", "computed_by", "versions", "ready", "memory_bytes", "price")
+    kept += ("peak_flops_per_second", "peak_source")
+    figures = {
+        "tokenizer": PACKAGED,
+        "turns": found["turns"],
+        "artifacts": [{name: each[name] for name in kept} for each in found["artifacts"]],
+        "rows": found["rows"],
+        "beside": found["beside"],
+    }
+    keep(own.json, "large encoders", Cpu().chip(own.precisions[0]), figures, "transformers")
+
+
+def bert() -> PreTrainedModel:
+    """Return BERT-large."""
+    torch.manual_seed(0)
+    return BertModel(BertConfig(**LARGE), add_pooling_layer=False)
+
+
+def electra() -> PreTrainedModel:
+    """Return ELECTRA-large, the discriminator."""
+    torch.manual_seed(0)
+    return ElectraModel(ElectraConfig(**LARGE, embedding_size=1024))
+
+
+def _exported(name: str, model: PreTrainedModel, precision: str, folder: Path) -> Path:
+    """Return the artifact of a model in a precision."""
+    origin, artifact = folder / name, folder / f"{name} {precision}"
+    if not origin.exists():
+        model.save_pretrained(origin)
+        for each in filter(Path.exists, (packaged() / file for file in TOKENIZER)):
+            shutil.copyfile(each, origin / each.name)
+    way = [f'candidates.precisions=["{precision}"]', 'candidates.backends=["inductor"]']
+    _run("export", "--model", str(origin), "--to", str(artifact), *EXPORT, *way)
+    return artifact
+
+
+def _run(*arguments: str) -> str:
+    command = [sys.executable, "-m", "regauge", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

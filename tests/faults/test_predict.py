@@ -169,29 +169,62 @@ def test_a_shard_that_ends_every_process_ends_the_job(
     artifact: Path, source: Path, tmp_path: Path
 ) -> None:
     folder, log = tmp_path / "out", tmp_path / "log"
-    (tmp_path / "own_source.py").write_text(
+    run = _spoilt(tmp_path, artifact, source, "os._exit(3)")
+    assert _started(run, log).wait(PATIENCE_SECONDS) == 66, log.read_text()
+    assert "shard 000000-00004 ended 3 processes" in log.read_text()
+    assert [line["part"] for line in _ledger(folder)] == [0, 1, 2, 3]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("often", "code"), [(2, 0), (3, 75)])
+def test_what_may_work_the_next_time_is_tried_again(
+    artifact: Path, source: Path, undisturbed: Path, tmp_path: Path, often: int, code: int
+) -> None:
+    folder, log, tries = tmp_path / "out", tmp_path / "log", tmp_path / "tries"
+    line = "raise TransientError('the shelf does not answer', 'wait for it')"
+    run = _spoilt(tmp_path, artifact, source, f"tried('{tries}') <= {often} and fail()", line)
+    assert _started(run, log).wait(PATIENCE_SECONDS) == code, log.read_text()
+    assert len(tries.read_text()) == 3
+    assert log.read_text().count("failed: the shelf does not answer") == 2
+    if code:
+        assert log.read_text().endswith("the shelf does not answer; wait for it\n")
+    else:
+        assert bits(folder) == bits(undisturbed)
+
+
+def _spoilt(
+    folder: Path, artifact: Path, source: Path, spoil: str, fail: str = "pass"
+) -> list[str]:
+    """Return a command that answers records of which one runs a statement when it is read."""
+    (folder / "own_source.py").write_text(
         f"SPOILT = {4 * ROWS + 1}\n"
         "import os\n"
+        "from pathlib import Path\n"
         "from regauge.data.sources.jsonl import JsonLines\n"
+        "from regauge.errors import TransientError\n"
+        "def fail():\n"
+        f"    {fail}\n"
+        "def tried(path):\n"
+        "    'Return how often a record was read, this time included.'\n"
+        "    with Path(path).open('a') as file:\n"
+        "        file.write('x')\n"
+        "    return Path(path).stat().st_size\n"
         "class Spoilt(JsonLines):\n"
-        "    'Records of which one ends whoever reads it.'\n"
+        "    'Records of which one is no good.'\n"
         "    def read(self, piece):\n"
         "        for number, found in enumerate(super().read(piece)):\n"
         "            if number == SPOILT:\n"
-        "                os._exit(3)\n"
+        f"                {spoil}\n"
         "            yield found\n"
     )
     run = {
         "artifact": str(artifact),
         "source": {"kind": "own_source:Spoilt", "files": [str(source)]},
-        "output": {"folder": str(folder)},
+        "output": {"folder": str(folder / "out")},
         "predict": {"rows": ROWS},
     }
-    (tmp_path / "run.toml").write_text(_toml(run))
-    process = _started(["predict", str(tmp_path / "run.toml")], log)
-    assert process.wait(PATIENCE_SECONDS) == 66, log.read_text()
-    assert "shard 000000-00004 ended 3 processes" in log.read_text()
-    assert [line["part"] for line in _ledger(folder)] == [0, 1, 2, 3]
+    (folder / "run.toml").write_text(_toml(run))
+    return ["predict", str(folder / "run.toml")]
 
 
 def _toml(tables: dict[str, object]) -> str:

@@ -11,7 +11,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from regauge.accelerators import REFERENCE
-from regauge.errors import NoProgressError, RegaugeError
+from regauge.errors import NoProgressError, RegaugeError, TransientError
 from regauge.inference.executors import Executor
 from regauge.inference.tickets import Shard
 from regauge.log import logger
@@ -84,6 +84,9 @@ class _Crew:
             except (EOFError, ConnectionResetError):
                 yield self._replaced(seat, "ended")
                 continue
+            except TransientError as error:
+                yield self._replaced(seat, f"failed: {error.problem}", error)
+                continue
             if time.monotonic() - seat.heard > self._working.hang_seconds:
                 yield self._replaced(seat, f"said nothing for {self._working.hang_seconds:g} s")
         yield {"event": "look"}  # whoever reads may want to stop
@@ -128,10 +131,13 @@ class _Crew:
             seat.ready = True
             yield {**message, "worker": seat.number}
 
-    def _replaced(self, seat: _Seat, how: str) -> dict[str, Any]:
-        """Start a process in the place of one that is lost; raise NoProgressError for the last.
+    def _replaced(
+        self, seat: _Seat, how: str, error: TransientError | None = None
+    ) -> dict[str, Any]:
+        """Start a process in the place of one that is lost, and give what it was at to others.
 
-        What it was at is given to others. A killed process is a sign that memory did not suffice.
+        A killed process is a sign that memory did not suffice. Where a shard has cost as many as
+        are allowed, it raises what the last one failed with, or NoProgressError.
         """
         seat.process.kill()
         seat.process.join()
@@ -143,6 +149,8 @@ class _Crew:
             self._step += 1
         what = f"shard {blamed.name}" if blamed else "the start"
         if self._lost[blamed] >= self._working.attempts:
+            if error is not None:
+                raise error
             problem = f"{what} ended {self._lost[blamed]} processes, the last one {how} ({code})"
             remedy = "see the lines before, and correct its file or leave it out"
             raise NoProgressError(problem, remedy)

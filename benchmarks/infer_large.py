@@ -1,11 +1,11 @@
 """Latency and rate of the two large encoders that generations of accelerators are compared by.
 
 ELECTRA-large and BERT-large have their published widths and random weights: how fast they are does
-not depend on their values. Each is exported once in every precision asked for, and all are measured
-side by side by `regauge benchmark`: requests of 1 and 10 rows, of 256 and 128 tokens.
+not depend on their values. Each is exported in every precision that is asked for, and all are
+measured by `regauge benchmark`, one request after the other: 1 and 10 rows, of 256 and 128 tokens.
 
-    python benchmarks/infer_large.py [--precisions fp32 bf16] [--turns N] [--seconds S]
-                                     [--usd-per-hour USD] [--json OUT]
+    python benchmarks/infer_large.py [--precisions fp32 bf16] [--backend NAME] [--turns N]
+                                     [--seconds S] [--usd-per-hour USD] [--json OUT]
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def main() -> None:
     """Make, export and measure the models, and write what was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--precisions", nargs="+", default=Cpu().precisions())
+    parser.add_argument("--backend", default="inductor", help="what computes them")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
     parser.add_argument("--usd-per-hour", type=float, help="of this machine; by default unknown")
@@ -52,13 +53,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         artifacts = [
-            _exported(name, model, precision, folder)
+            _exported(name, model, (precision, own.backend), folder)
             for name, model in (("ELECTRA-large", electra()), ("BERT-large", bert()))
             for precision in own.precisions
         ]
         out = folder / "benchmark"
         asked = [f"inference.turns={own.turns}", f"inference.seconds={own.seconds}"]
-        asked += [f"arrivals.seconds={own.seconds}", f"output.folder={out}"]
+        asked += ["arrivals.shares=[]", f"output.folder={out}"]
         if own.usd_per_hour:
             asked.append(f"execution.price.usd_per_hour={own.usd_per_hour}")
         sys.stdout.write(_run("benchmark", *map(str, artifacts), *asked))
@@ -87,15 +88,16 @@ def electra() -> PreTrainedModel:
     return ElectraModel(ElectraConfig(**LARGE, embedding_size=1024))
 
 
-def _exported(name: str, model: PreTrainedModel, precision: str, folder: Path) -> Path:
-    """Return the artifact of a model in a precision."""
+def _exported(name: str, model: PreTrainedModel, way: tuple[str, str], folder: Path) -> Path:
+    """Return the artifact of a model in a precision, by a backend."""
+    precision, backend = way
     origin, artifact = folder / name, folder / f"{name} {precision}"
     if not origin.exists():
         model.save_pretrained(origin)
         for each in filter(Path.exists, (packaged() / file for file in TOKENIZER)):
             shutil.copyfile(each, origin / each.name)
-    way = [f'candidates.precisions=["{precision}"]', 'candidates.backends=["inductor"]']
-    _run("export", "--model", str(origin), "--to", str(artifact), *EXPORT, *way)
+    tried = [f'candidates.precisions=["{precision}"]', f'candidates.backends=["{backend}"]']
+    _run("export", "--model", str(origin), "--to", str(artifact), *EXPORT, *tried)
     return artifact
 
 

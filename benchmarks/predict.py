@@ -6,7 +6,11 @@ All programs have the same model and the same texts, and each answers all of the
 folder that has any. A BERT of base size with random weights can be measured on batches of 32 x 128.
 
     python benchmarks/predict.py [--model FOLDER] [--texts FILE] [--count N] [--turns N] [--int8]
-                                 [--styles default bf16 …] [--base] [--json OUT]
+                                 [--styles default bf16 …] [--base] [--peer-python PATH]
+                                 [--json OUT]
+
+sentence-transformers reads int8 models through optimum, which wants an older transformers than
+Regauge: name the Python of an environment that has them, beside pydantic, cyclopts and fsspec.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=4000, help="sentences of it")
     parser.add_argument("--turns", type=int, default=5, help="of each; one is a warm-up")
     parser.add_argument("--styles", nargs="+", default=["default", "bf16"], choices=STYLES)
+    parser.add_argument("--peer-python", default=sys.executable, help="for int8 models of the peer")
     parser.add_argument("--int8", action="store_true", help="let candidates be int8, too")
     parser.add_argument("--base", action="store_true", help="measure a BERT of base size as well")
     parser.add_argument("--json", type=Path, default=RESULTS / "predict.json")
@@ -59,7 +64,7 @@ def main() -> None:
         folder = Path(scratch)
         source = _sentences(own.texts, own.count, folder / "texts.jsonl")
         exported = _exported(model, folder / "artifact", int8=own.int8)
-        programs = _programs(folder, model, source, own.styles)
+        programs = _programs(folder, model, source, dict.fromkeys(own.styles, own.peer_python))
         alternate(programs, own.turns)
         name = model.name if own.model else PACKAGED
         figures = {"model": name, **exported, **_compared(programs)}
@@ -111,7 +116,8 @@ def _exported(model: Path, folder: Path, *, int8: bool) -> dict[str, Any]:
     }
 
 
-def _programs(folder: Path, model: Path, source: Path, styles: list[str]) -> list[Program]:
+def _programs(folder: Path, model: Path, source: Path, styles: dict[str, str]) -> list[Program]:
+    """Return the programs; `styles` are those of the peer, with the Python for its int8 models."""
     ours = [sys.executable, str(HERE / "turn_predict.py")]
     own = folder / "regauge"
     programs = [
@@ -119,10 +125,10 @@ def _programs(folder: Path, model: Path, source: Path, styles: list[str]) -> lis
             "regauge", [*ours, str(own), str(folder / "artifact"), str(source)], own, unit="texts"
         )
     ]
-    for style in styles:
+    for style, other in styles.items():
         place = folder / style
         command = [
-            sys.executable,
+            other if style.endswith("int8") else sys.executable,
             str(HERE / "peer_encode.py"),
             str(place),
             str(model),

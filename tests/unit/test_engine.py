@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from regauge.accelerators.cpu import Cpu
 from regauge.errors import TransientError
-from regauge.inference.engine import Engine
+from regauge.inference.engine import Engine, warm
 from regauge.inference.manifest import Rung
 from regauge.inference.rows import Rows, Texts
 from regauge.inference.shapes import Ladder, halves
+from regauge.models.inputs import Input
 from unit.runners import Counting, answers, texts
 
 LENGTHS = (4, 8, 20)
@@ -207,3 +210,19 @@ def test_a_batch_is_given_to_the_device_before_the_one_before_is_waited_for() ->
     ids = texts(48, 20, shortest=9)
     assert np.array_equal(made(Device()).answers(Rows.of(ids)), answers(ids))
     assert events == ["given 0", "given 1", "fetched 0", "given 2", "fetched 1", "fetched 2"]
+
+
+@pytest.mark.parametrize("symbolic", [True, False])
+def test_every_graph_is_made_before_the_first_record(*, symbolic: bool) -> None:
+    """One graph for all shapes is made by the smallest of them, which takes no time."""
+    inputs = (
+        Input(name="tokens", shape=("rows", "length"), dtype="int32"),
+        Input(name="lengths", shape=("rows",), dtype="int32"),
+    )
+    program, backend = SimpleNamespace(inputs=inputs), SimpleNamespace(symbolic=symbolic)
+    manifest = SimpleNamespace(program=program, compiled=SimpleNamespace(backend=backend))
+    artifact: Any = SimpleNamespace(manifest=manifest, accelerator=Cpu())
+    runner = Counting()
+    warm(made(runner, most=2), artifact)
+    every = [(rows, length) for length in LENGTHS for rows in (2, 1)]
+    assert runner.shapes == ([(1, LENGTHS[0])] if symbolic else every)

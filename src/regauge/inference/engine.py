@@ -112,10 +112,14 @@ def loaded(
 
 
 def warm(engine: Engine, artifact: Artifact) -> None:
-    """Compute every shape once that has a graph of its own, so that no graph is made later."""
-    inputs, backend = artifact.manifest.program.inputs, artifact.manifest.compiled.backend
-    shapes = engine.ladder.shapes()
-    for each in shapes[:1] if backend.symbolic else shapes:
+    """Compute every shape once that has a graph of its own, so that no graph is made later.
+
+    Of one graph for all shapes the smallest is computed: what is made of weights then is for all.
+    """
+    inputs, shapes = artifact.manifest.program.inputs, engine.ladder.shapes()
+    if artifact.manifest.compiled.backend.symbolic:
+        shapes = [min(shapes, key=lambda each: each.rows * each.length)]
+    for each in shapes:
         engine.runner(*examples(inputs, each.rows, each.length))
     artifact.accelerator.synchronize()
 

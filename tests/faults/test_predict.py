@@ -176,7 +176,7 @@ def test_a_shard_that_ends_every_process_ends_the_job(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("often", "code"), [(2, 0), (3, 75)])
+@pytest.mark.parametrize(("often", "code"), [(2, 0), (99, 75)])
 def test_what_may_work_the_next_time_is_tried_again(
     artifact: Path, source: Path, undisturbed: Path, tmp_path: Path, often: int, code: int
 ) -> None:
@@ -184,11 +184,13 @@ def test_what_may_work_the_next_time_is_tried_again(
     line = "raise TransientError('the shelf does not answer', 'wait for it')"
     run = _spoilt(tmp_path, artifact, source, f"tried('{tries}') <= {often} and fail()", line)
     assert _started(run, log).wait(PATIENCE_SECONDS) == code, log.read_text()
-    assert len(tries.read_text()) == 3
-    assert log.read_text().count("failed: the shelf does not answer") == 2
+    lost = log.read_text().count("failed: the shelf does not answer")
+    assert len(tries.read_text()) == lost + 1
     if code:
+        assert lost >= 2, "a loss may be blamed on a shard that is answered meanwhile"
         assert log.read_text().endswith("the shelf does not answer; wait for it\n")
     else:
+        assert lost == often
         assert bits(folder) == bits(undisturbed)
 
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from predict import PACKAGED, packaged
+from predict import PACKAGED, packaged, run, saved
 from recording import RESULTS, keep
 from transformers import BertConfig, BertModel, ElectraConfig, ElectraModel
 
@@ -36,7 +34,6 @@ LARGE = {
     "intermediate_size": 4096,
 }
 """Of both: Devlin et al., 2019, section 3; Clark et al., 2020, table 6."""
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 EXPORT = ("text.tokens=256", "shapes.lengths=[128,256]", "proof.texts=16", "proof.invariant=false")
 
 
@@ -62,7 +59,7 @@ def main() -> None:
         asked += ["arrivals.shares=[]", f"output.folder={out}"]
         if own.usd_per_hour:
             asked.append(f"execution.price.usd_per_hour={own.usd_per_hour}")
-        sys.stdout.write(_run("benchmark", *map(str, artifacts), *asked))
+        sys.stdout.write(run("benchmark", *map(str, artifacts), *asked))
         found = json.loads((out / "benchmark.json").read_text())
     kept = ("name", "computed_by", "versions", "ready", "memory_bytes", "price")
     kept += ("peak_flops_per_second", "peak_source")
@@ -93,20 +90,10 @@ def _exported(name: str, model: PreTrainedModel, way: tuple[str, str], folder: P
     precision, backend = way
     origin, artifact = folder / name, folder / f"{name} {precision}"
     if not origin.exists():
-        model.save_pretrained(origin)
-        for each in filter(Path.exists, (packaged() / file for file in TOKENIZER)):
-            shutil.copyfile(each, origin / each.name)
+        saved(model, packaged(), origin)
     tried = [f'candidates.precisions=["{precision}"]', f'candidates.backends=["{backend}"]']
-    _run("export", "--model", str(origin), "--to", str(artifact), *EXPORT, *tried)
+    run("export", "--model", str(origin), "--to", str(artifact), *EXPORT, *tried)
     return artifact
-
-
-def _run(*arguments: str) -> str:
-    command = [sys.executable, "-m", "regauge", *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.returncode)
-    return done.stdout
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from peer_encode import STYLES
 from peers import faster
@@ -34,6 +34,9 @@ from text import SENTENCE, texts
 from turns import Program, alternate
 
 from regauge.accelerators.cpu import Cpu
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HERE = Path(__file__).parent
 GOALS = {"default": 6.0, "bf16": 2.0, "openvino-int8": 1.0, "onnx-int8": 1.0}
@@ -64,7 +67,7 @@ def main() -> None:
         folder = Path(scratch)
         source = _sentences(own.texts, own.count, folder / "texts.jsonl")
         exported = _exported(model, folder / "artifact", int8=own.int8)
-        programs = _programs(folder, model, source, dict.fromkeys(own.styles, own.peer_python))
+        programs = _programs(folder, model, source, own.styles, own.peer_python)
         alternate(programs, own.turns)
         name = model.name if own.model else PACKAGED
         figures = {"model": name, **exported, **_compared(programs)}
@@ -100,7 +103,7 @@ def _exported(model: Path, folder: Path, *, int8: bool) -> dict[str, Any]:
     """Export a model; return what was chosen, and of which candidates."""
     wider = ['candidates.quantized=["no","int8"]'] if int8 else []
     began = time.perf_counter()
-    _run("export", "--model", str(model), "--to", str(folder), *EXPORT, *wider)
+    run("export", "--model", str(model), "--to", str(folder), *EXPORT, *wider)
     took = time.perf_counter() - began
     compiled = json.loads((folder / "manifest.json").read_text())["compiled"]
     parity = json.loads((folder / "parity.json").read_text())
@@ -116,8 +119,10 @@ def _exported(model: Path, folder: Path, *, int8: bool) -> dict[str, Any]:
     }
 
 
-def _programs(folder: Path, model: Path, source: Path, styles: dict[str, str]) -> list[Program]:
-    """Return the programs; `styles` are those of the peer, with the Python for its int8 models."""
+def _programs(
+    folder: Path, model: Path, source: Path, styles: list[str], peer_python: str
+) -> list[Program]:
+    """Return the programs; the peer's int8 models run in a Python of their own."""
     ours = [sys.executable, str(HERE / "turn_predict.py")]
     own = folder / "regauge"
     programs = [
@@ -125,10 +130,10 @@ def _programs(folder: Path, model: Path, source: Path, styles: dict[str, str]) -
             "regauge", [*ours, str(own), str(folder / "artifact"), str(source)], own, unit="texts"
         )
     ]
-    for style, other in styles.items():
+    for style in styles:
         place = folder / style
         command = [
-            other if style.endswith("int8") else sys.executable,
+            peer_python if style.endswith("int8") else sys.executable,
             str(HERE / "peer_encode.py"),
             str(place),
             str(model),
@@ -164,7 +169,7 @@ def _started(folder: Path, source: Path) -> dict[str, float]:
     for number in range(3):
         began = time.perf_counter()
         out = str(folder / f"one-{number}")
-        _run("predict", str(folder / "artifact"), "--source", str(one), "--to", out)
+        run("predict", str(folder / "artifact"), "--source", str(one), "--to", out)
         took.append(time.perf_counter() - began)
     return {"command_seconds": round(statistics.median(took), 2)}
 
@@ -176,24 +181,31 @@ def _base(model: Path, folder: Path) -> dict[str, Any]:
 
     place = folder / "base"
     torch.manual_seed(0)
-    BertModel(BertConfig(), add_pooling_layer=False).save_pretrained(place)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(model / name, place / name)
+    saved(BertModel(BertConfig(), add_pooling_layer=False), model, place)
     more = ("text.tokens=128", "shapes.lengths=[128]", "proof.texts=32", "proof.invariant=false")
     artifact = folder / "base-artifact"
-    _run("export", "--model", str(place), "--to", str(artifact), *more)
+    run("export", "--model", str(place), "--to", str(artifact), *more)
     out = folder / "base-benchmark"
     asked = ("inference.rows=[32]", "inference.lengths=[128]", "arrivals.shares=[]")
-    _run("benchmark", str(artifact), *asked, f"output.folder={out}")
+    run("benchmark", str(artifact), *asked, f"output.folder={out}")
     [row] = json.loads((out / "benchmark.json").read_text())["rows"]
     return {**row["closed"], "goal": LEAST_MFU}
 
 
-def _run(*arguments: str) -> None:
+def saved(model: PreTrainedModel, like: Path, folder: Path) -> None:
+    """Write a model with random weights into a folder, with the tokenizer of another folder."""
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(like / name, folder / name)
+
+
+def run(*arguments: str) -> str:
+    """Return what a command of regauge printed; end as it did where it failed."""
     command = [sys.executable, "-m", "regauge", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise SystemExit(done.stderr)
+        raise SystemExit(done.returncode)
+    return done.stdout
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from regauge.errors import SettingsError
 
@@ -27,7 +27,11 @@ Columns = dict[str, np.ndarray | pa.Array]
 
 
 def prepare() -> None:
-    """Let pyarrow import what it looks at lists with: a quarter of a second, once."""
+    """Import what answers are written with, and let pyarrow import what it looks at lists with.
+
+    A quarter of a second, once.
+    """
+    importlib.import_module("pyarrow.parquet")
     pa.array([0])
 
 
@@ -79,6 +83,8 @@ def put(found: pa.Table, file: IO[bytes]) -> None:
     Numbers of a vector are not looked through for equal ones, nor for the least: in a fifth of the
     seconds they take less room.
     """
+    import pyarrow.parquet as pq
+
     single = [each.name for each in found.schema if not pa.types.is_fixed_size_list(each.type)]
     pq.write_table(found, file, compression="zstd", use_dictionary=single, write_statistics=single)
 

@@ -8,6 +8,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -20,6 +21,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from regauge import lines
+from regauge.accelerators.cpu import Cpu
 from regauge.cli import main
 from regauge.config import build
 from regauge.errors import NoProgressError, SettingsError
@@ -28,7 +30,7 @@ from regauge.inference import benchmarking
 from regauge.inference.benchmark_settings import Measuring
 from regauge.inference.engine import loaded
 from regauge.inference.requests import FEWEST, PERCENTILES, percentile
-from regauge.inference.turn import Bench, request_of
+from regauge.inference.turn import Bench, loads, request_of
 from regauge.training.benchmark_settings import Benchmarking
 from regauge.verbs import benchmark, pipeline
 
@@ -172,6 +174,25 @@ def test_a_request_has_real_words_as_long_as_its_length(artifact: Path, tmp_path
     assert len(tokens[:, :13].unique()) > len(WORDS) // 2
     assert int(tokens.max()) < len(WORDS)
     assert request_of(bench, 3, 13).batches[0][0].equal(tokens)
+
+
+def test_joules_are_what_the_device_counts_from_the_first_request_on(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = artifacts.opened(artifact / "first")
+    wanted = asked(tmp_path, first=artifact)
+    bench = Bench(wanted, 1, "first", opened, loaded(opened, invariant=False))
+    answered: list[int] = []
+    monkeypatch.setattr(Bench, "answer", lambda _, request: answered.append(request.rows))
+
+    def meter(_: Cpu) -> Callable[[], float]:
+        before = len(answered)
+        return lambda: 0.5 * (len(answered) - before)
+
+    monkeypatch.setattr(Cpu, "meter", meter)
+    told = next(loads(bench, request_of(bench, 1, 8)))
+    assert told["joules"] == 0.5 * len(told["milliseconds"])
+    assert len(answered) == len(told["milliseconds"]) + wanted.inference.warmup
 
 
 def test_a_table_a_chart_and_a_page_are_written(

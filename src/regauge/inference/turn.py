@@ -113,7 +113,7 @@ def measured(asked: Measuring, name: str, number: int, began: float) -> Iterator
     yield {"ready": {**ready, "seconds": sum(ready.values())}, "machine": machine()}
     for length in asked.inference.lengths:
         for rows in asked.inference.rows:
-            yield from _loads(bench, request_of(bench, rows, length))
+            yield from loads(bench, request_of(bench, rows, length))
     memory = artifact.accelerator.peak_memory_bytes()  # before the peak of the chip is measured
     yield {"memory_bytes": memory, **_peak(artifact)}
 
@@ -139,7 +139,7 @@ def request_of(bench: Bench, rows: int, length: int) -> Request:
     return Request(rows, length, shapes, batches, rows * length * _texts(bench.artifact))
 
 
-def _loads(bench: Bench, request: Request) -> Iterator[dict[str, Any]]:
+def loads(bench: Bench, request: Request) -> Iterator[dict[str, Any]]:
     """Yield how a request is answered when each follows the one before, and at each rate."""
     asked, where = bench.asked, {"rows": request.rows, "length": request.length}
     for _ in range(asked.inference.warmup):

@@ -21,7 +21,8 @@ from regauge import accelerators, config, registry
 from regauge.accelerators import Availability, Precision
 from regauge.accelerators.cpu import Cpu
 from regauge.backends import Backend, Job, Payload, Shape, Site, require, usable_for
-from regauge.backends._integers import Rounded, rounded
+from regauge.backends._integers import Rounded
+from regauge.backends._rounding import rounded
 from regauge.errors import PreflightError, SettingsError
 from regauge.models import build
 from regauge.models.inputs import Input

@@ -159,7 +159,7 @@ def test_an_artifact_has_its_start_its_memory_and_its_price(measured: Path) -> N
 def test_requests_are_computed_in_the_shapes_of_the_ladder(measured: Path) -> None:
     shapes = {(row["rows"], row["length"]): row["shapes"] for row in document(measured)["rows"]}
     assert shapes[3, 32] == [[3, 32]]
-    assert shapes[1, 13] == [[1, 16]]
+    assert shapes[1, 13] == [[1, 14]]
 
 
 def test_a_request_has_real_words_as_long_as_its_length(artifact: Path, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_request_has_real_words_as_long_as_its_length(artifact: Path, tmp_path
     )
     request = request_of(bench, 3, 13)
     ((tokens, lengths),) = request.batches
-    assert (tokens.shape, lengths.tolist(), request.tokens) == ((3, 16), [13] * 3, 39)
+    assert (tokens.shape, lengths.tolist(), request.tokens) == ((3, 14), [13] * 3, 39)
     assert tokens[:, 13:].eq(0).all()
     assert len(tokens[:, :13].unique()) > len(WORDS) // 2
     assert int(tokens.max()) < len(WORDS)

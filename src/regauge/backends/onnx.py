@@ -79,9 +79,9 @@ class Onnx(Backend):
 
         program = job.program
         if job.quantized == "int8":
-            from regauge.backends._integers import rounded
+            from regauge.backends._rounding import rounded
 
-            program = rounded(program, job.samples)
+            program = rounded(program, job.samples, job.bound)
         graph, names = lifted(program, job)
         fused = {torch.ops.aten.scaled_dot_product_attention.default: _attention}
         with torch.no_grad(), _quiet():

@@ -76,9 +76,9 @@ class Openvino(Backend):
         cast(program, torch.float32)  # a graph in fp32 is computed in whatever it is told
         exact = bool(site.accelerator.features() & EXACT)
         if job.quantized == "int8":
-            from regauge.backends._integers import rounded
+            from regauge.backends._rounding import rounded
 
-            program = rounded(program, job.samples, LARGEST[exact])
+            program = rounded(program, job.samples, job.bound, LARGEST[exact])
         graph, names = lifted(program, job)
         openvino = _library()
         with torch.no_grad(), warnings.catch_warnings():

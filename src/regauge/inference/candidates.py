@@ -40,7 +40,7 @@ TURNS = 5
 """Of one text alone, at least."""
 RACES = 3
 """Turns of those that are nearly alike."""
-SAMPLES = 64
+SAMPLES = 128
 """Texts that scales of integers are chosen by."""
 
 
@@ -162,6 +162,7 @@ def built(work: Work, candidate: Candidate, folder: Path) -> Built:
         candidate.quantized,
         level,
         _samples(work.rows, rungs),
+        work.settings.proof.bound,
     )
     if not folder.exists():
         folder.mkdir(parents=True)

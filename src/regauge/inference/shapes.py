@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from regauge.inference.export_settings import Shapes
 
-STEPS = ((64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
+STEPS = ((32, 2), (64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
 """Up to which length the rungs of a symbolic graph are how far apart."""
 BEGINNING = 2
 """Rows in whose time a batch is begun, about."""

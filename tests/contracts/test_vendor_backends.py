@@ -108,7 +108,7 @@ def payload(program: nn.Module, folder: Path, precision: Any = "fp32") -> Payloa
 
 
 def job(program: nn.Module) -> Job:
-    return Job(program, INPUTS, SHAPES, "fp32", "no", None, ())
+    return Job(program, INPUTS, SHAPES, "fp32", "no", None, (), 0.0)
 
 
 def chosen(room: str, kind: str, **table: Any) -> Any:

@@ -19,7 +19,7 @@ import regauge
 from distributed import datasets
 from distributed.jobs import lines
 from distributed.runs import TASKS, settings
-from end_to_end.predicting import EAGER, exported, texts, trained
+from end_to_end.predicting import EAGER, QUICK, exported, texts, trained
 from regauge.accelerators.cpu import Cpu
 from regauge.cli import main
 from regauge.config import choose, merge
@@ -367,6 +367,19 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     assert len(error) == 1
     assert told in error[0]
     assert not list(tmp_path.iterdir())
+
+
+def test_integers_lose_no_more_than_the_bound(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    integers = ['candidates.backends=["openvino"]', 'candidates.quantized=["int8"]', *QUICK]
+    given = [str(encoder), *integers, 'candidates.precisions=["fp32"]']
+    assert main(["export", *given, "--to", str(tmp_path / "loose"), "proof.bound=0.1"]) == 0
+    compiled = json.loads((tmp_path / "loose" / "manifest.json").read_text())["compiled"]
+    assert compiled["quantized"] == "int8"
+    capsys.readouterr()
+    assert main(["export", *given, "--to", str(tmp_path / "strict"), "proof.bound=0"]) != 0
+    assert "no linear layer is near enough to itself" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Job:
     """The instruction set that it is compiled for; None for all that this machine has."""
     samples: Sequence[tuple[Tensor, ...]]
     """Real inputs, to choose scales by."""
-    bound: float = 0.001
+    bound: float
     """Share of the quality of answers that integers may lose."""
 
 

@@ -25,6 +25,11 @@ class Recipe(NamedTuple):
     seen: Range
     """Before all that."""
 
+    @property
+    def copied(self) -> bool:
+        """Whether any feature stands more than once."""
+        return int(self.counts.max()) > 1
+
 
 class Rounded(nn.Module):
     """A linear layer whose input and weights are integers of 8 bits, and whose sums are exact.
@@ -58,7 +63,7 @@ class Rounded(nn.Module):
         peaks = (layer.weight.detach() * smooth).abs().amax(1)
         scales = peaks.clamp(min=TINY) / most
         scales = scales if rows is None else scales[rows]
-        self.copied = len(columns) > len(counts)
+        self.copied = recipe.copied
         self.register_buffer("columns", columns)
         self.register_buffer("rows", rows)
         self.register_buffer("inverse", (1 / divided)[columns])

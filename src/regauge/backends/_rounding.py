@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from regauge.backends._copies import Repeated, fed, put, shared
+from regauge.backends._copies import Repeated, fed, places, put, shared
 from regauge.backends._integers import TINY, Recipe, Rounded
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ ROWS = 512
 
 
 @torch.no_grad()
-def rounded(
-    program: nn.Module, samples: Samples, bound: float = 0.001, most: int = 127
-) -> nn.Module:
+def rounded(program: nn.Module, samples: Samples, bound: float, most: int = 127) -> nn.Module:
     """Return a copy of an fp32 program whose linear layers are `Rounded` where that is near enough.
 
     `bound` is how far from 1 the cosine of its answers to those of the program may be. Names of
@@ -50,7 +48,7 @@ def rounded(
     every = {name: each for name, each in made.named_modules() if type(each) is nn.Linear}
     seen = _seen(made, every, samples)
     layers = {name: every[name] for name in seen}
-    before = fed(made, layers, samples) if len(seen) > 1 else {}
+    before = fed(made, layers, samples)
     tried = _tried(layers, seen, before)
     errors = _errors(made, layers, tried, samples, most)
     chosen: list[tuple[float, dict[str, Recipe]]] = []
@@ -85,15 +83,15 @@ def _modules(
     most: int,
 ) -> dict[str, nn.Module]:
     """Return what stands in the place of each layer: itself where there is no recipe for it."""
-    made: dict[str, nn.Module] = {
-        name: Rounded(layer, recipes[name], most) if name in recipes else layer
-        for name, layer in layers.items()
+    rows = {
+        before[name]: places(recipe.counts) for name, recipe in recipes.items() if recipe.copied
     }
-    for name, maker in before.items():
-        reader = made[name]
-        if isinstance(reader, Rounded) and reader.copied:
-            layer, rows, recipe = layers[maker], reader.columns, recipes.get(maker)
-            made[maker] = Rounded(layer, recipe, most, rows) if recipe else Repeated(layer, rows)
+    made: dict[str, nn.Module] = dict(layers)
+    made |= {name: Repeated(layers[name], own) for name, own in rows.items()}
+    made |= {
+        name: Rounded(layers[name], recipe, most, rows.get(name))
+        for name, recipe in recipes.items()
+    }
     return made
 
 

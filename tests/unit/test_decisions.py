@@ -13,12 +13,15 @@ from distributed import datasets
 from distributed.runs import settings
 from regauge.accelerators.cpu import instructions
 from regauge.errors import SettingsError
+from regauge.models import sentences
+from regauge.models.sentences import Dense, Pooling, Reads, Sentences
 from regauge.processes import World
 from regauge.training import plan
 from regauge.training.decisions import decide
 from regauge.training.settings import Training
 
 NOWHERE = Path("nowhere")
+DENSE = Dense(inputs=8, outputs=4, folder="2_Dense")
 
 
 def run(**changes: Any) -> Training:
@@ -160,6 +163,38 @@ def test_data_that_cannot_be_trained_on_is_refused(
     data = datasets.packed(tmp_path / "data", rows)
     with pytest.raises(SettingsError, match=problem):
         plan.check(settings(tmp_path / "run", data, task))
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (Pooling(modes=("cls",)), ["makes vectors of cls: trained is the mean alone"]),
+        (Pooling(dense=(DENSE,)), ["makes vectors of mean and a layer behind: trained is the"]),
+        (Pooling(normalized=False), []),
+        (None, []),
+    ],
+)
+def test_weights_that_were_pooled_otherwise_are_told_of(
+    told: Pooling | None,
+    said: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
+    start = tmp_path / "start"
+    start.mkdir()
+    (start / "config.json").write_text("{}")
+    if told is not None:
+        sentences.write(start, Sentences(reads=Reads(tokens=16), pooling=told), DENSE.inputs)
+    data = datasets.pairs(tmp_path / "pairs", 43)
+    for weights in ("random", "saved"):
+        model = {"path": str(start), "weights": weights, "architecture": None, "config": {}}
+        plan.check(settings(tmp_path / "run", data, "contrastive", model=model))
+        found = [each for each in caplog.messages if "makes vectors" in each]
+        wanted = said if weights == "saved" else []
+        assert len(found) == len(wanted)
+        assert all(each in message for each, message in zip(wanted, found, strict=True))
 
 
 def test_a_batch_that_does_not_divide_names_those_that_do() -> None:

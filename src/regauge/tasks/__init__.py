@@ -12,6 +12,7 @@ from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import numpy as np
     from torch import Tensor
@@ -53,6 +54,9 @@ class Task(Choice):
     def reads(self) -> str:
         """Return the row layout that the task reads as it is set."""
         return self.layout
+
+    def check_start(self, folder: Path) -> None:
+        """Warn of what is left out of a folder of weights that a run starts from."""
 
     def check_rows(self, rows: int) -> None:
         """Raise SettingsError when the task cannot use a global batch of so many rows."""

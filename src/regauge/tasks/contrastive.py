@@ -9,12 +9,15 @@ from pydantic import Field
 from regauge.data.batches import taken
 from regauge.data.shapes import added
 from regauge.errors import SettingsError
+from regauge.log import logger
+from regauge.models import sentences
 from regauge.models.inputs import Fields
 from regauge.tasks import Sums, _retrieval
 from regauge.tasks._fields import FieldsTask, Texts, check_field, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import numpy as np
     from torch import Tensor
@@ -45,6 +48,14 @@ class Contrastive(FieldsTask):
         super().check(manifest)
         for name in (self.query, self.document):
             check_field(manifest, name)
+
+    def check_start(self, folder: Path) -> None:
+        if not sentences.described(folder):
+            return
+        told, trained = sentences.read(folder).pooling, sentences.Pooling()
+        if (told.modes, told.dense) != (trained.modes, trained.dense):
+            said = " and ".join((*told.modes, *("a layer behind" for _ in told.dense)))
+            logger.warning("%s makes vectors of %s: trained is the mean alone", folder, said)
 
     def check_rows(self, rows: int) -> None:
         if self.negatives is None or rows % self.negatives == 0:

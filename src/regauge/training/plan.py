@@ -136,10 +136,14 @@ def check(settings: Training) -> list[Manifest]:
         if manifest.splits["train"].rows == 0:
             raise SettingsError(f"{aim.data.path} has no training rows", "prepare more text")
     identity = turns.identity(manifests)
-    records.check_same_run(Path(settings.output.folder), settings, identity)
+    output, start = Path(settings.output.folder), settings.model.path
+    records.check_same_run(output, settings, identity)
+    if start and settings.model.weights == "saved" and records.read_run(output) is None:
+        for aim in settings.aims:
+            aim.task.check_start(at(start))
     if not processes.launched() and isinstance(settings.execution.processes, int):
         local = settings.execution.processes
-        found = several(settings.execution.nodes, Path(settings.output.folder))
+        found = several(settings.execution.nodes, output)
         size = local * (found.most if found else 1)
         check_shares(settings, processes.World(rank=1, size=size, local_size=local))
     return manifests

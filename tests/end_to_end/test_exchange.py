@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import normalize
 
 from distributed import datasets
 from distributed.runs import settings
 from regauge import processes
 from regauge.checkpoint import exchange
 from regauge.cli import main
+from regauge.data.shards import read_manifest
 from regauge.errors import SettingsError
-from regauge.models import weights as folders
-from regauge.models.build import build, class_name
+from regauge.inference.export_settings import Text
+from regauge.inference.programs import of_folder
+from regauge.models.inputs import Fields
+from regauge.models.sentences import Mode
 from regauge.models.settings import Model
+from regauge.tasks.contrastive import Contrastive
 from regauge.training.run import attempt
 
 HF = ["--format", "hf"]
@@ -101,17 +107,49 @@ def test_what_does_not_fit_is_refused(
 def test_a_form_that_is_refused_leaves_its_place_alone(tmp_path: Path) -> None:
     (target := tmp_path / "to").mkdir()
     with pytest.raises(SettingsError, match="did not train a text encoder"):
-        exchange.export(tmp_path / "model", target, "sentence-transformers", pooled=False)
+        exchange.export(tmp_path / "model", target, "sentence-transformers")
     assert target.is_dir()
 
 
-def test_an_encoder_whose_width_has_another_name_is_described(tmp_path: Path) -> None:
-    sizes = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
-    model, _ = build(Model(architecture="distilbert", config=sizes), "none", 96, seed=0)
-    model.config.architectures = [class_name(model)]
-    folders.save(tmp_path / "model", model.config, model.named_parameters(), tmp_path)
-    made = exchange.export(
-        tmp_path / "model", tmp_path / "to", "sentence-transformers", pooled=True
-    )
-    described = json.loads((made / "1_Pooling" / "config.json").read_text())
-    assert described["word_embedding_dimension"] == 32
+@pytest.mark.parametrize("modes", [("mean",), ("cls",), ("lasttoken", "max")])
+def test_vectors_are_pooled_as_they_were_trained_wherever_a_run_goes(
+    modes: tuple[Mode, ...], tmp_path: Path
+) -> None:
+    data, sizes = datasets.pairs(tmp_path / "data"), {"dim": 32, "n_layers": 1, "n_heads": 2}
+    model = {"architecture": "distilbert", "config": {**sizes, "hidden_dim": 64}, "path": None}
+    first, second = tmp_path / "first", tmp_path / "second"
+    task = {} if modes == ("mean",) else {"pooling": modes}
+    for folder, start in ((first, model), (second, {"path": str(first)})):
+        run = settings(folder, data, "contrastive", task=task, model=start, stop={"steps": 4})
+        attempt(run, processes.World())
+        task = {}
+    early = exchange.moment(second, 4, tmp_path / "early")
+    tokens, lengths = torch.arange(1, 17, dtype=torch.int32).view(2, 8), torch.tensor([8, 8])
+    for folder in (first / "model", second / "model", early):
+        described = json.loads((folder / "1_Pooling" / "config.json").read_text())
+        assert described["word_embedding_dimension"] == sizes["dim"]
+        for fields, manner in ((None, "transformers"), (Fields(limits=(16,)), "regauge")):
+            found = of_folder(folder, Text(), fields)
+            assert found.texts.manner == manner
+            program: Any = found.program
+            with torch.no_grad():
+                states = program.module.model(tokens).last_hidden_state
+                parts = {"mean": states.mean(1), "cls": states[:, 0]}
+                parts |= {"lasttoken": states[:, -1], "max": states.amax(1)}
+                wanted = normalize(torch.cat([parts[mode] for mode in modes], -1), dim=-1)
+                assert torch.allclose(program(tokens, lengths), wanted, atol=1e-5)
+
+
+def test_another_pooling_than_the_weights_say_is_trained_where_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    data = datasets.pairs(tmp_path / "data")
+    told = {"task": {"pooling": ("cls",)}, "stop": {"steps": 1}}
+    attempt(settings(tmp_path / "run", data, "contrastive", **told), processes.World())
+    found = {
+        asked: Contrastive(pooling=asked)
+        .module(Model(path=str(tmp_path / "run")), read_manifest(data), seed=0)
+        .pooling.modes
+        for asked in ((), ("mean",), ("max", "cls"))
+    }
+    assert found == {(): ("cls",), ("mean",): ("mean",), ("max", "cls"): ("max", "cls")}

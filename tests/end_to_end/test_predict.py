@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,21 @@ def test_what_does_not_fit_is_refused(
     assert predict(artifact, source, tmp_path / "out", *arguments) == 2
     error = capsys.readouterr().err
     assert told in error
+    assert len(error.strip().splitlines()) == 1
+    assert not list((tmp_path / "out").glob("shards/*"))
+
+
+def test_a_damaged_artifact_is_refused_in_one_line(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged, source = tmp_path / "damaged", written(tmp_path / "texts.jsonl", 3)
+    shutil.copytree(artifact, damaged)
+    weights = damaged / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    capsys.readouterr()
+    assert predict(damaged, source, tmp_path / "out") == 64
+    error = capsys.readouterr().err
+    assert "weights.safetensors is not what was exported" in error
     assert len(error.strip().splitlines()) == 1
     assert not list((tmp_path / "out").glob("shards/*"))
 

@@ -47,6 +47,7 @@ def test_what_a_lost_worker_had_answered_is_not_in_the_last_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, logger.name), pace() as made:
+        made.hear({"event": "ready", "worker": 0, "seconds": 0.1})
         made.hear({"event": "sign", "rows": 60})  # and it is lost: another answers them again
         made.hear({"event": "sign", "rows": ROWS})
         made.hear(shard(0))

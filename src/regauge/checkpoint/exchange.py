@@ -19,7 +19,6 @@ from regauge.models import documents, heads, lora, sentences
 from regauge.models import weights as folders
 from regauge.models.finding import at
 from regauge.models.initial import first_weights
-from regauge.models.reading import longest, reading
 from regauge.models.settings import Model
 from regauge.processes import World
 
@@ -32,15 +31,12 @@ WEIGHT = "model."
 """Prefix of a weight's name in a checkpoint; twice, since the trained module holds the model."""
 
 
-def export(model: Path, target: Path, form: Format, *, pooled: bool) -> Path:
-    """Write a transformers folder in another form; return the file or folder that was written.
-
-    `pooled` says that the model's vectors are means of length 1, which only one form can express.
-    """
+def export(model: Path, target: Path, form: Format) -> Path:
+    """Write a transformers folder in another form; return the file or folder that was written."""
     adapter = model.with_name(lora.FOLDER)
     if form == "peft" and not adapter.is_dir():
         raise SettingsError("this run trained no adapters", "set model.lora, or export format hf")
-    if form == "sentence-transformers" and not pooled:
+    if form == "sentence-transformers" and not sentences.described(model):
         raise SettingsError(
             "this run did not train a text encoder",
             "export a run of task 'contrastive', or choose format hf or torch",
@@ -51,8 +47,6 @@ def export(model: Path, target: Path, form: Format, *, pooled: bool) -> Path:
         torch.save(folders.whole(model), target)
         return target
     shutil.copytree(adapter if form == "peft" else model, target)
-    if form == "sentence-transformers":
-        _describe_pooling(target)
     return target
 
 
@@ -161,11 +155,3 @@ def make_way(target: Path) -> None:
         raise SettingsError(f"{target} exists", "name another place with --to")
     if target.is_dir():
         target.rmdir()
-
-
-def _describe_pooling(target: Path) -> None:
-    """Add what sentence-transformers reads: mean pooling, then vectors of length 1."""
-    model = models.template(target)
-    most = longest(model, reading(model)) or sentences.most_tokens(target)
-    reads = sentences.Reads(tokens=most)
-    sentences.write(target, sentences.Sentences(reads=reads), model.config.hidden_size)

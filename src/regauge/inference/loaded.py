@@ -22,7 +22,6 @@ from regauge.inference.rows import Tensors
 from regauge.inference.shapes import Ladder, ladder
 from regauge.inference.texts import NOTHING, Reader
 from regauge.models import finding
-from regauge.models.inputs import Fields
 from regauge.models.program import tensors
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ def _of_folder(folder: Path, backend: Backend, threads: int | None) -> Loaded:
 
     accelerator: Accelerator = accelerators.choose()[0]
     require(backend, accelerator)
-    described = programs.of_folder(folder, Text(), Fields())
+    described = programs.of_folder(folder, Text())
     count = threads or available_cores()
     site = Site(accelerator, accelerators.take(accelerator, 0, count), count)
     rungs = ladder(Shapes(), described.longest, symbolic=backend.symbolic)

@@ -54,7 +54,8 @@ class Pace:
     def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
-        log.logger.info("%s", self._line(self._counts["rows"]))
+        if self._ready:
+            log.logger.info("%s", self._line(self._counts["rows"]))
 
     @property
     def usd(self) -> float | None:

@@ -83,14 +83,17 @@ class Described:
         )
 
 
-def of_folder(folder: Path, wanted: Text, fields: Fields) -> Described:
+def of_folder(folder: Path, wanted: Text, trained: Fields | None = None) -> Described:
     """Return the program of a transformers folder or of one of sentence-transformers.
 
-    `wanted` is asked instead of what the folder says; `fields` are what a run read of a record.
-    Raises SettingsError for weights that are absent, or an architecture that does not fit.
+    `wanted` is asked instead of what the folder says; `trained` is what the run that left it read
+    of a record, and texts are then read as the run did. Raises SettingsError for weights that are
+    absent, or an architecture that does not fit.
     """
     model = models.load(folder)
-    told = sentences.read(folder) if sentences.described(folder) else None
+    found = sentences.read(folder) if sentences.described(folder) else None
+    told = found.reads if found and trained is None else None
+    fields = trained or FIELDS
     if models.class_name(model).endswith("ForSequenceClassification"):
         classifier = Classifier(model, DropoutKeys())
         reads = _reads(folder, told, wanted, _limit(classifier, fields))
@@ -101,9 +104,9 @@ def of_folder(folder: Path, wanted: Text, fields: Fields) -> Described:
         return Described(
             program, answers, width, of_texts(fields), reads, fields=fields, labels=labels
         )
-    if told is None and not wanted.pooling and is_writer(model):
+    if found is None and not wanted.pooling and is_writer(model):
         return _writer(folder, model, wanted, fields)
-    pooling = _pooling(told, wanted)
+    pooling = _pooling(found, wanted)
     encoder = Encoder(body(model), DropoutKeys(), pooling)
     _read_dense(encoder, pooling, folder)
     reads = _reads(folder, told, wanted, _limit(encoder, fields))
@@ -224,11 +227,10 @@ def _pooling(told: sentences.Sentences | None, wanted: Text) -> sentences.Poolin
 
 
 def _reads(
-    folder: Path, told: sentences.Sentences | None, wanted: Text, limit: int | None
+    folder: Path, told: sentences.Reads | None, wanted: Text, limit: int | None
 ) -> sentences.Reads:
     """Return how a model reads texts: as is asked, else as is told, and no longer than it can."""
-    found = told.reads if told else None
-    tokens = wanted.tokens or (found.tokens if found else limit) or sentences.most_tokens(folder)
+    tokens = wanted.tokens or (told.tokens if told else limit) or sentences.most_tokens(folder)
     if limit is not None and tokens > limit:
         if wanted.tokens is not None:
             problem = f"text.tokens = {wanted.tokens}, and the model has {limit} positions"
@@ -236,7 +238,7 @@ def _reads(
         tokens = limit
     given = {"prompts": wanted.prompts} if wanted.prompts else {}
     named = {"prompt": wanted.prompt} if wanted.prompt is not None else {}
-    reads = (found or sentences.Reads(tokens=tokens)).model_copy(
+    reads = (told or sentences.Reads(tokens=tokens)).model_copy(
         update={"tokens": tokens, **given, **named}
     )
     if reads.prompt is not None and reads.prompt not in reads.prompts:

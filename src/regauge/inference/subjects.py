@@ -91,7 +91,7 @@ class OfFolder:
             manifest = read_manifest(trained.dataset)
             self.described = programs.of_ranker(folder, trained.task, manifest)
         else:
-            fields = trained.fields if trained else Fields()
+            fields = trained.fields if trained else None
             self.described = programs.of_folder(folder, settings.text, fields)
 
     @cached_property

@@ -134,6 +134,7 @@ class Encoder(TextModule):
         pooling: sentences.Pooling = sentences.Pooling(),  # noqa: B008 - it is frozen
     ) -> None:
         super().__init__(model, keys)
+        self.pooling = pooling
         self.pool = Pool(pooling)
 
     def forward(self, batch: Batch) -> Batch:

@@ -43,6 +43,8 @@ class Contrastive(FieldsTask):
     """Rows of a group whose texts are each other's negatives; by default the global batch."""
     directions: Literal["documents", "both"] = "both"
     """Whether queries choose among documents only, or documents among queries as well."""
+    pooling: tuple[sentences.Mode, ...] = ()
+    """What is taken of the last hidden states; by default as the weights say, or the mean."""
 
     def check(self, manifest: Manifest) -> None:
         super().check(manifest)
@@ -50,12 +52,8 @@ class Contrastive(FieldsTask):
             check_field(manifest, name)
 
     def check_start(self, folder: Path) -> None:
-        if not sentences.described(folder):
-            return
-        told, trained = sentences.read(folder).pooling, sentences.Pooling()
-        if (told.modes, told.dense) != (trained.modes, trained.dense):
-            said = " and ".join((*told.modes, *("a layer behind" for _ in told.dense)))
-            logger.warning("%s makes vectors of %s: trained is the mean alone", folder, said)
+        if sentences.described(folder) and sentences.read(folder).pooling.dense:
+            logger.warning("%s: no task trains the layers behind its pooling", folder)
 
     def check_rows(self, rows: int) -> None:
         if self.negatives is None or rows % self.negatives == 0:
@@ -82,10 +80,14 @@ class Contrastive(FieldsTask):
 
     def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
         from regauge.models.build import build
+        from regauge.models.finding import at
         from regauge.models.text import Encoder
 
-        facts = manifest.tokenizer
-        return Encoder(*build(model, "none", facts.vocabulary, seed, facts.pad))
+        facts, modes = manifest.tokenizer, self.pooling
+        if not modes and model.path is not None and sentences.described(folder := at(model.path)):
+            modes = sentences.read(folder).pooling.modes
+        pooling = sentences.Pooling(modes=modes) if modes else sentences.Pooling()
+        return Encoder(*build(model, "none", facts.vocabulary, seed, facts.pad), pooling)
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the loss over the whole global batch: vectors are queries, then documents."""

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.models import build as models
-from regauge.models import documents, heads, lora, weights
+from regauge.models import documents, heads, lora, sentences, weights
 from regauge.models.several import parts
+from regauge.models.text import Encoder
 from regauge.training.records import TASKS
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from regauge.training.objectives import Objective
     from regauge.training.session import Session
 
 INNER = "model."
@@ -29,18 +31,18 @@ INNER = "model."
 def write_models(session: Session) -> None:
     """Write the model of each task; every process calls this."""
     first, *others = session.objectives
-    write_model(session, first.name, session.folder / "model")
+    write_model(session, first, session.folder / "model")
     for each in others:
-        write_model(session, each.name, session.folder / TASKS / each.name / "model")
+        write_model(session, each, session.folder / TASKS / each.name / "model")
 
 
-def write_model(session: Session, task: str, folder: Path) -> None:
-    """Write the model of one task.
+def write_model(session: Session, objective: Objective, folder: Path) -> None:
+    """Write the model of one task; one that makes vectors says how.
 
     The first process holds no more of its weights at a time than one file takes. Adapters are
     written beside it, and merged in it.
     """
-    module, adapters = parts(session.prepared.module)[task], session.settings.model.lora
+    module, adapters = parts(session.prepared.module)[objective.name], session.settings.model.lora
     inner: Any = module.model
     named = {id(value): name for name, value in session.prepared.module.named_parameters()}
     names = {name: named[id(value)] for name, value in module.named_parameters()}
@@ -80,6 +82,10 @@ def write_model(session: Session, task: str, folder: Path) -> None:
     weights.save(folder, config, of_model(), tokenizer)
     other.finish(config, tokenizer)
     heads.write_head(folder, head)
+    if isinstance(module, Encoder):
+        reads = sentences.Reads(tokens=module.longest or objective.ladder[-1])
+        told = sentences.Sentences(reads=reads, pooling=module.pooling)
+        sentences.write(folder, told, inner.config.hidden_size)
 
 
 def _with_frozen(

@@ -112,10 +112,7 @@ def _of_run(settings: Exporting, folder: Path) -> dict[str, Any]:
             model = exchange.moment(folder, target.step, Path(scratch) / "model")
         if target.format == "artifact":
             return _artifact(settings, model, tables)
-        task = tables.get("task", {})
-        first = task if isinstance(task, dict) else task[0]
-        pooled = first.get("kind") == "contrastive"
-        written = exchange.export(model, Path(target.path), target.format, pooled=pooled)
+        written = exchange.export(model, Path(target.path), target.format)
     return {"written": str(written), "format": target.format}
 
 

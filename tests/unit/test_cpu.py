@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -32,6 +33,15 @@ def test_a_control_group_limits_what_can_be_had_and_read_files_do_not_count(
     found = cpu.Cpu().memory_bytes(2)
     assert found is not None
     assert found <= 3 * GIB // 4
+
+
+def test_features_are_sets_of_instructions_that_programs_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = {"sse4_2", "avx512_bf16", "amx_int8", "f16c", "asimddp", "sve2", "i8mm"}
+    others = {"sme", "smep", "smap", "syscall", "nx", "aes"}
+    monkeypatch.setattr(cpu, "instructions", lambda: frozenset(flags | others))
+    assert cpu.Cpu().features() == flags | {platform.machine()}
 
 
 def test_a_group_without_a_limit_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
-FOR_NUMBERS = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|movbe|asimd|sve|sme|i8mm|bf16|fphp")
+FOR_NUMBERS = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|movbe|asimd|sve|i8mm|bf16|fphp")
 """How sets of instructions begin that a compiler may use for a loop over numbers."""
 FIRST_SIZE, LARGEST_SIZE, ENOUGH_SECONDS = 192, 3072, 5e-3
 """Of square products. A precision that the processor has no instructions for is a thousand times

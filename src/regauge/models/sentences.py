@@ -30,6 +30,8 @@ FLAGS: dict[str, Mode] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Older folders have a flag for each; vectors of several stand behind each other in this order."""
+MANNER, USUAL = "texts_read_as", "transformers"
+"""Where a folder says that a run here left it, beside what the library reads; and else."""
 ACTIVATIONS = {"Tanh": "tanh", "Identity": "identity", "ReLU": "relu", "GELU": "gelu"}
 Activation = Literal["tanh", "identity", "relu", "gelu"]
 _LONGEST = 10**9
@@ -175,7 +177,8 @@ def write(folder: Path, sentences: Sentences, width: int) -> None:
     _write(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **pooling})
     _write(folder / LIMITS[0], {"max_seq_length": reads.tokens, "do_lower_case": reads.lowercase})
     told = {"prompts": reads.prompts, "default_prompt_name": reads.prompt} if reads.prompts else {}
-    _write(folder / PROMPTS, {"similarity_fn_name": "cosine", **told})
+    manner = {} if reads.manner == USUAL else {MANNER: reads.manner}
+    _write(folder / PROMPTS, {"similarity_fn_name": "cosine", **told, **manner})
 
 
 def _modules(folder: Path) -> Any:
@@ -199,7 +202,7 @@ def _reads(folder: Path) -> Reads:
         prompts=prompts,
         prompt=default if default in prompts else None,
         lowercase=bool(limit.get("do_lower_case")),
-        manner="transformers",
+        manner=told.get(MANNER, USUAL),
     )
 
 

@@ -182,6 +182,7 @@ def test_rungs_reach_the_limit_and_hold_about_the_tokens_that_are_asked_for(
 @given(limit=st.integers(9, 4000))
 def test_rungs_of_one_graph_are_close_and_those_with_graphs_of_their_own_few(limit: int) -> None:
     fine = [rung.length for rung in ladder(Shapes(), limit, symbolic=True)]
+    assert fine[0] == 4
     for before, after in pairwise(fine):
         assert after - before <= next(step for most, step in STEPS if before < most)
     coarse = [rung.length for rung in ladder(Shapes(), limit, symbolic=False)]

@@ -24,7 +24,8 @@ BEGINNING = 2
 """Rows in whose time a batch is begun, about."""
 FEW = 6
 """Rungs where each is a graph of its own: from the longest down, each half of the one before."""
-SHORTEST = 8
+SHORTEST = 4
+"""Length of the first rung of a symbolic graph."""
 EVEN = 8
 """Rows of a batch are a multiple of this where it has as many."""
 
@@ -132,7 +133,7 @@ def _fine(limit: int) -> list[int]:
 
 
 def _coarse(limit: int) -> list[int]:
-    return [max(SHORTEST, -(-(limit >> n) // EVEN) * EVEN) for n in range(FEW)]
+    return [max(EVEN, -(-(limit >> n) // EVEN) * EVEN) for n in range(FEW)]
 
 
 def _rows(settings: Shapes, length: int) -> int:

@@ -55,8 +55,8 @@ class Task(Choice):
         """Return the row layout that the task reads as it is set."""
         return self.layout
 
-    def check_start(self, folder: Path) -> None:
-        """Warn of what is left out of a folder of weights that a run starts from."""
+    def check_weights(self, folder: Path) -> None:
+        """Warn of what the task leaves out of a folder of weights."""
 
     def check_rows(self, rows: int) -> None:
         """Raise SettingsError when the task cannot use a global batch of so many rows."""

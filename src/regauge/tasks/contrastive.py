@@ -51,7 +51,7 @@ class Contrastive(FieldsTask):
         for name in (self.query, self.document):
             check_field(manifest, name)
 
-    def check_start(self, folder: Path) -> None:
+    def check_weights(self, folder: Path) -> None:
         if sentences.described(folder) and sentences.read(folder).pooling.dense:
             logger.warning("%s: no task trains the layers behind its pooling", folder)
 

@@ -105,6 +105,7 @@ def _task_of(settings: Evaluating, folder: Path, dataset: Dataset) -> Task:
         problem = f"{folder.parent} is of task '{found.kind}', and not '{settings.task.kind}'"
         raise SettingsError(problem, "leave it out of subjects.models")
     found.check(dataset.manifest)
+    found.check_weights(folder)
     return found
 
 

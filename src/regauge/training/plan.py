@@ -140,7 +140,7 @@ def check(settings: Training) -> list[Manifest]:
     records.check_same_run(output, settings, identity)
     if start and settings.model.weights == "saved" and records.read_run(output) is None:
         for aim in settings.aims:
-            aim.task.check_start(at(start))
+            aim.task.check_weights(at(start))
     if not processes.launched() and isinstance(settings.execution.processes, int):
         local = settings.execution.processes
         found = several(settings.execution.nodes, output)

@@ -203,9 +203,9 @@ def test_a_limit_of_dollars_stops_it_and_more_of_them_let_it_go_on(
     ("arguments", "told"),
     [
         (["--max-usd", "1"], "the price of this machine is unknown"),
-        (['predict.texts=["titel"]'], "has no text 'titel'; did you mean 'title'"),
+        (['predict.texts=["titel"]'], "have no text 'titel'; did you mean 'title'"),
         (["predict.prompt=query"], "no prompt is called 'query'; the artifact has none"),
-        (['output.keep=["idd"]'], "has no field 'idd'; did you mean 'id'"),
+        (['output.keep=["idd"]'], "have no text or number 'idd'; did you mean 'id'"),
         (["--index", "3", "--count", "2"], "predict.index = 3 is none of 2 jobs"),
         (["source.duplicates=drop"], "every record has an answer"),
     ],

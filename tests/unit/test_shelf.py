@@ -19,9 +19,10 @@ from tokenizers import Tokenizer, processors
 from distributed import datasets
 from regauge.data.sources import Found, Piece, Record, Rejected, Skipped, Source
 from regauge.errors import SettingsError
+from regauge.inference.columns import kind_of
 from regauge.inference.manifest import Program
 from regauge.inference.predict_settings import Written
-from regauge.inference.shard import Asked, Shelf, Taken, Writer, kind_of, read
+from regauge.inference.shard import Asked, Shelf, Taken, Writer, read
 from regauge.inference.texts import Reader
 from regauge.inference.tickets import Shard
 from regauge.models.inputs import Fields

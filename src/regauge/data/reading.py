@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from regauge.data import duplicates, filtering, work
 from regauge.data.progress import Phase
-from regauge.data.sources import Record, Rejected, Skipped
+from regauge.data.sources import Record, Rejected, Skipped, legible
 from regauge.errors import DataError
 
 if TYPE_CHECKING:
@@ -165,22 +165,10 @@ class Output:
 def _checked(source: Source, piece: Piece) -> Iterator[Found]:
     """Yield what a source yields, with texts that are no Unicode rejected."""
     try:
-        for found in source.read(piece):
-            if isinstance(found, Record) and not all(map(_is_unicode, found.fields.values())):
-                yield Rejected(found.file, found.place, "undecodable bytes", "lone surrogate")
-            else:
-                yield found
+        yield from map(legible, source.read(piece))
     except OSError as error:
         remedy = "make it readable and run again: it continues where it was"
         raise DataError(f"{piece.name} cannot be read: {error}", remedy) from None
-
-
-def _is_unicode(value: str | float) -> bool:
-    try:
-        str(value).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _counted(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.RecordBatch:

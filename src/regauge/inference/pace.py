@@ -54,8 +54,13 @@ class Pace:
     def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
-        if self._ready:
+        if self.begun:
             log.logger.info("%s", self._line(self._counts["rows"]))
+
+    @property
+    def begun(self) -> bool:
+        """Whether a worker was ready."""
+        return self._ready > 0
 
     @property
     def usd(self) -> float | None:

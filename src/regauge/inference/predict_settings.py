@@ -31,7 +31,7 @@ class Predict(Settings):
     """What is asked of each record."""
 
     texts: tuple[str, ...] = ()
-    """Fields with its texts; by default those of the artifact, or the first text there is."""
+    """Fields with its texts; by default those of the artifact, `text`, or the only one."""
     prompt: str | None = None
     """Name of the artifact's prompt that stands before each text."""
     invariant: bool = True

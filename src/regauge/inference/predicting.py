@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge import config, lines
-from regauge.data.sources import Record
-from regauge.errors import DataError, LimitReachedError, PreemptedError, SettingsError
+from regauge.errors import LimitReachedError, PreemptedError, SettingsError
 from regauge.inference import artifact as artifacts
+from regauge.inference import columns
 from regauge.inference.answers import check_names
 from regauge.inference.job import Job, facts_of, place_of, sums, write_result
 from regauge.inference.order import ASIDE, Order
@@ -20,21 +20,14 @@ from regauge.inference.pace import Pace
 from regauge.inference.tickets import Tickets
 from regauge.log import logger
 from regauge.planning.catalog import rate
-from regauge.registry import did_you_mean
 from regauge.supervision.meter import ATTEMPTS, Meter, last_seen, paid, say_seen
 from regauge.supervision.owner import Owner
 from regauge.supervision.signals import Caught
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from regauge.data.sources import Piece, Source, Value
     from regauge.inference.artifact import Artifact
     from regauge.inference.predict_settings import Predicting
     from regauge.planning.catalog import Rate
-
-LOOKED_AT = 1000
-"""Records that are looked at for one with a text."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +54,9 @@ def planned(settings: Predicting) -> Planned:
         )
     program.reads.before(settings.predict.prompt)
     pieces = settings.source.pieces()
-    first = _first(settings.source, pieces)
-    texts = _texts(settings, program.fields.texts, first)
-    kept = _kept(settings, texts, first)
+    kinds = columns.look(settings.source, pieces)
+    texts = columns.answered(settings, program.fields.texts, kinds)
+    kept = columns.beside(settings, texts, kinds)
     check_names(program, settings.output.dtype, list(kept))
     job = Job(settings, pieces, place_of(settings, os.environ))
     _check_limit(settings)
@@ -109,6 +102,10 @@ def _work(found: Planned, tickets: Tickets, pace: Pace, stop: _Stop) -> None:
     executor = job.settings.execution.executor
     with pace:
         for event in executor.run(found.order, tickets):
+            if event["event"] == "ready" and not pace.begun:
+                kept = ", ".join(found.order.kept) or "nothing"
+                texts = " and ".join(found.order.texts)
+                logger.info("answers to '%s', and beside them: %s", texts, kept)
             if event["event"] == "shard":
                 job.commit({name: value for name, value in event.items() if name != "event"})
             pace.hear(event)
@@ -165,49 +162,3 @@ def _clear(job: Job) -> None:
     """Remove what a killed command left half written."""
     shutil.rmtree(job.own / ASIDE, ignore_errors=True)
     (job.own / ASIDE).mkdir()
-
-
-def _first(source: Source, pieces: tuple[Piece, ...]) -> dict[str, Value]:
-    """Return the fields of the first record; raises DataError where there is none."""
-    for record in _some(source, pieces):
-        return record.fields
-    raise DataError("the source has no record", "correct the table source")
-
-
-def _some(source: Source, pieces: tuple[Piece, ...]) -> Iterator[Record]:
-    for piece in pieces:
-        yield from (each for each in source.read(piece) if isinstance(each, Record))
-
-
-def _texts(
-    settings: Predicting, of_artifact: tuple[str, ...], first: dict[str, Value]
-) -> tuple[str, ...]:
-    """Return the fields with a record's texts: those asked for, the artifact's, or the first."""
-    names = settings.predict.texts or of_artifact
-    if settings.predict.texts and len(names) != max(1, len(of_artifact)):
-        problem = f"the artifact reads {max(1, len(of_artifact))} texts of a record"
-        raise SettingsError(problem, f"name as many in predict.texts, not {len(names)}")
-    if not names:
-        names = tuple(name for name, value in first.items() if isinstance(value, str))[:1]
-    for name in names:
-        if not isinstance(first.get(name), str):
-            known = tuple(name for name, value in first.items() if isinstance(value, str))
-            remedy = did_you_mean(name, known) if known else "its records hold no text"
-            raise SettingsError(f"the first record has no text '{name}'", remedy)
-    if not names:
-        raise SettingsError("the first record has no text", "name the field in predict.texts")
-    return names
-
-
-def _kept(settings: Predicting, texts: tuple[str, ...], first: dict[str, Value]) -> dict[str, str]:
-    """Return the fields that stand beside an answer, with the kinds that the first record shows."""
-    from regauge.inference.shard import kind_of
-
-    wanted = settings.output.keep
-    if wanted == "others":
-        return {name: kind_of(value) for name, value in first.items() if name not in texts}
-    for name in wanted:
-        if name not in first:
-            remedy = did_you_mean(name, tuple(first))
-            raise SettingsError(f"the first record has no field '{name}'", remedy)
-    return {name: kind_of(first[name]) for name in wanted}

@@ -17,7 +17,7 @@ import numpy as np
 
 from regauge.checkpoint.folder import flush
 from regauge.data.shards import file_sha256
-from regauge.data.sources import Record, Rejected, Skipped
+from regauge.data.sources import Record, Rejected, Skipped, legible
 from regauge.inference import answers
 from regauge.inference.job import QUARANTINE, SHARDS
 
@@ -88,7 +88,8 @@ class Shelf:
         """
         found = self._open
         if found is None or found[0] != shard.piece or found[1] > shard.part:
-            found = (shard.piece, 0, iter(self._source.read(self._pieces[shard.piece])))
+            read = map(legible, self._source.read(self._pieces[shard.piece]))
+            found = (shard.piece, 0, read)
             self._ahead = next(found[2], None)
         piece, part, left = found
         while part < shard.part and self._ahead is not None:
@@ -239,10 +240,3 @@ def _fits(value: Value, kind: str) -> bool:
     if isinstance(value, float):
         return kind == "real"
     return isinstance(value, int) and abs(value) < answers.MOST[kind]
-
-
-def kind_of(value: Value) -> str:
-    """Return the kind of a field that is kept, as a record shows it."""
-    if isinstance(value, str):
-        return "text"
-    return "integer" if isinstance(value, int) else "real"

@@ -67,6 +67,22 @@ Found = Record | Rejected | Skipped
 """What a source or a filter comes to."""
 
 
+def legible(found: Found) -> Found:
+    """Return what was found, rejected where a text of it is no Unicode: half a character."""
+    if isinstance(found, Record) and not all(map(is_unicode, found.fields.values())):
+        return Rejected(found.file, found.place, "undecodable bytes", "lone surrogate")
+    return found
+
+
+def is_unicode(value: Value) -> bool:
+    """Return whether a value is a number, or a text without halves of characters."""
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class Source(Choice):
     """Real input, as a deterministic list of pieces."""
 

@@ -1,0 +1,115 @@
+"""Which fields of records are answered, and which stand beside the answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regauge.config import build
+from regauge.data.sources import Record, Rejected, legible
+from regauge.errors import DataError, SettingsError
+from regauge.inference import columns
+from regauge.inference.predict_settings import Predicting
+
+SEVERAL = {"id": "text", "title": "text", "body": "text"}
+
+
+def asked(**changes: Any) -> Predicting:
+    base = {
+        "artifact": "a",
+        "source": {"kind": "jsonl", "files": ("f.jsonl",)},
+        "output": {"folder": "o"},
+    }
+    return build(Predicting, base | changes)
+
+
+def looked(folder: Path, *lines: str) -> columns.Kinds:
+    path = folder / "texts.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    source = asked(source={"kind": "jsonl", "files": (str(path),)}).source
+    return columns.look(source, source.pieces())
+
+
+def told(*records: dict[str, Any]) -> list[str]:
+    return [json.dumps(record) for record in records]
+
+
+def test_fields_that_the_first_record_lacks_are_seen(tmp_path: Path) -> None:
+    records = ({"text": None, "price": 3}, {"text": "a", "price": 2.5, "id": 7}, {"id": "x"})
+    assert looked(tmp_path, *told(*records)) == {"price": "real", "text": "text", "id": "integer"}
+
+
+def test_no_more_records_are_looked_at_than_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "FIRST", 2)
+    records = ({"text": "a"}, {"id": 1}, {"late": 1})
+    assert looked(tmp_path, *told(*records)) == {"text": "text", "id": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (('{"text":"a"}{"text":"b"}',), r"line 1: malformed JSON .*correct the file"),
+        (("[", '{"text":"a"},', "]"), r"line 1: malformed JSON"),
+        (("",), "the source has no record; name files that hold some"),
+    ],
+)
+def test_what_holds_no_record_is_refused_with_the_reason(
+    lines: tuple[str, ...], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=problem):
+        looked(tmp_path, *lines)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "names", "of_artifact", "found"),
+    [
+        ({"name": "text", "id": "integer"}, (), (), ("name",)),
+        ({"id": "text", "text": "text"}, (), (), ("text",)),
+        (SEVERAL, ("title",), (), ("title",)),
+        (SEVERAL, (), ("title", "body"), ("title", "body")),
+        (SEVERAL, ("body", "title"), ("a", "b"), ("body", "title")),
+    ],
+)
+def test_what_is_answered_is_named_or_clear(
+    kinds: columns.Kinds, names: tuple[str, ...], of_artifact: tuple[str, ...], found: Any
+) -> None:
+    assert columns.answered(asked(predict={"texts": names}), of_artifact, kinds) == found
+
+
+@pytest.mark.parametrize(
+    ("kinds", "names", "of_artifact", "problem"),
+    [
+        (SEVERAL, (), (), r'several texts: id, title, body; name one: predict.texts=\["body"\]'),
+        (SEVERAL, ("titel",), (), "have no text 'titel'; did you mean 'title'"),
+        (SEVERAL, ("title",), ("a", "b"), "reads 2 texts of a record; name as many"),
+        ({"id": "integer"}, (), (), "have no text; name another source"),
+        ({"id": "integer"}, (), ("a",), "have no text 'a'; its records hold no text"),
+    ],
+)
+def test_what_is_not_clear_is_refused(
+    kinds: columns.Kinds, names: tuple[str, ...], of_artifact: tuple[str, ...], problem: str
+) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        columns.answered(asked(predict={"texts": names}), of_artifact, kinds)
+
+
+def test_what_stands_beside_the_answers_is_the_others_or_what_is_named() -> None:
+    kinds = {"id": "integer", "text": "text", "price": "real"}
+    assert columns.beside(asked(), ("text",), kinds) == {"id": "integer", "price": "real"}
+    named = asked(output={"folder": "o", "keep": ("text", "id")})
+    assert columns.beside(named, ("text",), kinds) == {"text": "text", "id": "integer"}
+    strange = asked(output={"folder": "o", "keep": ("tags",)})
+    with pytest.raises(SettingsError, match="have no text or number 'tags'"):
+        columns.beside(strange, ("text",), kinds)
+
+
+@pytest.mark.parametrize(("text", "whole"), [("smile 🙂", True), ("half \ud83d", False)])
+def test_halves_of_characters_are_set_aside(text: str, whole: bool) -> None:  # noqa: FBT001
+    record = Record("f", "line 2", {"id": 1, "text": text})
+    wanted = record if whole else Rejected("f", "line 2", "undecodable bytes", "lone surrogate")
+    assert legible(record) == wanted

@@ -55,6 +55,15 @@ def test_facts_name_the_special_tokens(trained: Path) -> None:
     assert len(facts.sha256) == 64
 
 
+def test_tokens_that_are_letters_are_taken_for_words(trained: Path) -> None:
+    encoder = tokenizer.Encoder(trained)
+    found = encoder.vocabulary()
+    assert {"number", "value", "mask", "the"} <= set(found)
+    assert found == sorted(set(found))
+    assert all(word.isalpha() and len(word) >= 3 for word in found)
+    assert "[MASK]" not in found
+
+
 def test_text_is_wrapped_and_comes_back(trained: Path) -> None:
     encoder = tokenizer.Encoder(trained)
     (ids,) = encoder.encode([TEXTS[7]])

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 CONFIG = "tokenizer_config.json"
 ROLES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+LETTERS = 3
+"""Of a token that is taken for a word, at least."""
 _PARTS = ("*.json", "*.txt", "*.model", "*.jinja")
 _NAMES = ("tokenizer", "special", "added", "vocab", "merges", "chat")
 """What the files of a tokenizer end in, and what they begin with."""
@@ -71,6 +73,12 @@ class Encoder:
         return [
             np.array(next(encoded).ids, dtype=np.int32) if ids is None else ids for ids in found
         ]
+
+    def vocabulary(self) -> list[str]:
+        """Return the tokens that are letters alone, three or more, as texts, sorted."""
+        ids = sorted(set(self._tokenizer.get_vocab().values()))
+        written = (self._tokenizer.decode([each]).strip() for each in ids)
+        return sorted({word for word in written if len(word) >= LETTERS and word.isalpha()})
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without special tokens."""

@@ -40,8 +40,8 @@ TURNS = 5
 """Of one text alone, at least."""
 RACES = 3
 """Turns of those that are nearly alike."""
-SAMPLES = 128
-"""Texts that scales of integers are chosen by."""
+SAMPLES = 256
+"""Texts that scales of integers are chosen by, at most: they are proved on as many others."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def _paces(engine: Engine, rows: Records, seconds: float) -> dict[str, float]:
 
 def _samples(rows: Records, rungs: tuple[Rung, ...]) -> list[tuple[Tensor, ...]]:
     """Return some records as a program takes them."""
-    some = rows.some(np.arange(min(SAMPLES, len(rows))))
+    some = rows.some(np.arange(min(SAMPLES, -(-len(rows) // 2))))
     batches = Ladder(rungs, filled=False).batches(some.lengths)
     return [some.inputs(batch) for batch in batches]
 

@@ -7,6 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from regauge.data.randomness import keyed
 from regauge.data.shards import Dataset
 from regauge.data.sources import Record
 from regauge.data.sources.python_docs import PythonDocs
@@ -14,13 +17,17 @@ from regauge.errors import DataError
 from regauge.models.inputs import Fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from regauge.data.sources import Source
 
 LIBRARY = Path(json.__file__).parent.parent
 DOCUMENTED = ("asyncio", "email", "logging", "unittest")
 """Packages whose documentation is read where nothing else is named."""
+EVERY = 4
+"""Of so many texts one is documentation, and the others are made."""
+SIZES = (1, 2, 3, 5, 8, 13, 21, 34)
+"""Words of texts that are made."""
 
 
 class Samples(NamedTuple):
@@ -33,10 +40,18 @@ class Samples(NamedTuple):
     origin: str
 
 
-def samples(source: Source | None, dataset: Path | None, count: int, fields: Fields) -> Samples:
+def samples(
+    source: Source | None,
+    dataset: Path | None,
+    count: int,
+    fields: Fields,
+    vocabulary: Callable[[], Sequence[str]] = tuple,
+) -> Samples:
     """Return records of a source, else of a dataset's held-out rows, else of documentation.
 
-    Raises DataError where a source has none with these fields.
+    Most texts of the last are some words of a vocabulary instead, where there is one: documentation
+    has few subjects, and a program is asked of all. Raises DataError where a source has none with
+    these fields.
     """
     if source is not None:
         found = _read(_of_source(source), fields, count, f"source '{source.kind}'")
@@ -51,7 +66,19 @@ def samples(source: Source | None, dataset: Path | None, count: int, fields: Fie
     roots = tuple(str(LIBRARY / name) for name in DOCUMENTED)
     told = "documentation of Python's library"
     documented = _read(_of_source(PythonDocs(roots=roots)), Fields(), count, told)
-    return documented._replace(columns=documented.columns * max(1, len(fields.texts)))
+    [texts] = documented.columns
+    if words := vocabulary():
+        told += ", and words of the vocabulary in no order"
+        texts = [_text(words, at) if at % EVERY else text for at, text in enumerate(texts)]
+    return documented._replace(columns=[texts] * max(1, len(fields.texts)), origin=told)
+
+
+def _text(vocabulary: Sequence[str], number: int) -> str:
+    """Return a text of some words, keyed by its number."""
+    drawn = keyed(number, np.arange(1 + max(SIZES), dtype=np.uint64))
+    size = SIZES[int(drawn[0] % np.uint64(len(SIZES)))]
+    places = drawn[1 : 1 + size] % np.uint64(len(vocabulary))
+    return " ".join(vocabulary[int(place)] for place in places)
 
 
 def _read(records: Iterable[dict[str, Any]], fields: Fields, count: int, origin: str) -> Samples:

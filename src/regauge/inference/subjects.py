@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from regauge import registry
+from regauge.data import tokenizer
 from regauge.data.randomness import keyed
 from regauge.data.shards import file_sha256, read_manifest
-from regauge.data.tokenizer import files as tokenizer_files
 from regauge.errors import DataError, SettingsError
 from regauge.inference import programs
 from regauge.inference.manifest import MODEL, TOKENIZER
@@ -25,6 +25,7 @@ from regauge.models.finding import CONFIG
 from regauge.models.inputs import Fields
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -104,7 +105,7 @@ class OfFolder:
         """Write the architecture and the tokenizer; SettingsError where there is no tokenizer."""
         (folder / MODEL).mkdir()
         shutil.copyfile(self._folder / CONFIG, folder / MODEL / CONFIG)
-        found = tokenizer_files(self._folder)
+        found = tokenizer.files(self._folder)
         if not any(path.name == "tokenizer.json" for path in found):
             problem = f"{self._folder} has no tokenizer.json"
             raise SettingsError(problem, "add one, or name its folder")
@@ -122,9 +123,13 @@ class OfFolder:
         count = settings.proof.texts
         if self.described.answers == "text":
             count = min(count, PROMPTS)
-        found = samples(settings.proof.source, dataset, count, fields)
+        words = self._words if self.described.answers == "vectors" else tuple
+        found = samples(settings.proof.source, dataset, count, fields, words)
         reader = Reader(self._folder, self.described.texts, fields)
         return reader.read(found.columns, values=found.values).rows, found.origin
+
+    def _words(self) -> Sequence[str]:
+        return tokenizer.Encoder(self._folder).vocabulary()
 
     def made(self, count: int, shortest: int, longest: int) -> Records:
         """Return texts of every length in turn, of the last words of the vocabulary."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from distributed.jobs import lines
 from distributed.runs import DATA, TASKS, Runs
 from regauge.config import build, choose
 from regauge.errors import SettingsError
+from regauge.models import sentences
+from regauge.models.sentences import Dense, Pooling, Reads, Sentences
 from regauge.processes import World
 from regauge.training.measure import measure
 from regauge.training.measure_settings import Evaluating
@@ -40,6 +43,30 @@ def test_a_model_is_measured_as_in_its_run(runs: Runs, task: str) -> None:
     assert row.keys() - {"name"} == told.keys()
     for name, value in told.items():
         assert row[name] == pytest.approx(value, rel=1e-6), name
+
+
+def test_what_is_left_out_of_a_folder_is_told_of(
+    runs: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
+    run = runs.trained(1, "contrastive", **SHORT)
+    dense = Dense(inputs=32, outputs=4, folder="2_Dense")
+    told = Sentences(reads=Reads(tokens=16), pooling=Pooling(dense=(dense,)))
+    shutil.copytree(run / "model", tmp_path / "other")
+    sentences.write(tmp_path / "other", told, dense.inputs)
+    asked = {
+        "output": {"folder": str(tmp_path / "measured")},
+        "data": {"path": str(runs.data["pairs"])},
+        "task": TASKS["contrastive"]["task"],
+        "subjects": {"tasks": "given", "untrained": "no", "rivals": "no"},
+        "accelerator": "cpu",
+        "execution": {"precision": "fp32", "threads": 1},
+    }
+    for folder, count in ((run / "model", 0), (tmp_path / "other", 1)):
+        subjects = {**asked["subjects"], "models": {"it": str(folder)}}
+        measure(build(Evaluating, {**asked, "subjects": subjects}), World())
+        said = [each for each in caplog.messages if "the layers behind its pooling" in each]
+        assert len(said) == count
 
 
 def test_a_run_is_measured_by_its_own_fields_wherever_it_lies(runs: Runs, tmp_path: Path) -> None:

@@ -143,6 +143,19 @@ def test_bad_records_are_set_aside_with_their_reasons(artifact: Path, tmp_path: 
     assert (result["rows"], result["quarantined"]) == (2, 4)
 
 
+def test_half_a_character_costs_its_record_alone(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "texts.jsonl"
+    records = ({"id": 1, "text": "w5"}, {"id": 2, "text": "w6 \ud83d"}, {"id": 3, "text": "w7"})
+    source.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    assert predict(artifact, source, tmp_path / "out") == 0
+    assert "answers to 'text', and beside them: id" in capsys.readouterr().err
+    assert table(tmp_path / "out")["id"].to_pylist() == [1, 3]
+    (bad,) = lines.whole(tmp_path / "out" / "quarantine" / "000000-00000.jsonl")
+    assert (bad["place"], bad["reason"]) == ("line 2", "undecodable bytes")
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8", "binary"])
 @pytest.mark.parametrize("form", ["parquet", "npy"])
 def test_every_form_holds_the_same_vectors(

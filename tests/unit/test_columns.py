@@ -46,8 +46,8 @@ def test_no_more_records_are_looked_at_than_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(columns, "FIRST", 2)
-    records = ({"text": "a"}, {"id": 1}, {"late": 1})
-    assert looked(tmp_path, *told(*records)) == {"text": "text", "id": "integer"}
+    records = told({"text": "a"}, {"id": 1}, {"late": 1})
+    assert looked(tmp_path, *["bad"] * 3, *records) == {"text": "text", "id": "integer"}
 
 
 @pytest.mark.parametrize(

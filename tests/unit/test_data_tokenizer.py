@@ -57,7 +57,7 @@ def test_facts_name_the_special_tokens(trained: Path) -> None:
 
 def test_tokens_that_are_letters_are_taken_for_words(trained: Path) -> None:
     encoder = tokenizer.Encoder(trained)
-    found = encoder.vocabulary()
+    found = encoder.plain_words()
     assert {"number", "value", "mask", "the"} <= set(found)
     assert found == sorted(set(found))
     assert all(word.isalpha() and len(word) >= 3 for word in found)

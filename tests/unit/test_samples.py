@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from regauge.config import build
+from regauge.data.tokenizer import Encoder
+from regauge.inference import candidates
+from regauge.inference.export_settings import Exporting, Shapes
+from regauge.inference.rows import Rows
 from regauge.inference.samples import EVERY, SIZES, samples
+from regauge.inference.shapes import ladder
+from regauge.inference.subjects import OfFolder
 from regauge.models.inputs import Fields
+from unit.test_sentences import model
 
 COUNT = 64
 WORDS = ("apple", "river", "zoo")
@@ -31,3 +43,25 @@ def test_most_texts_are_words_of_the_vocabulary(fields: Fields) -> None:
         assert {len(words) for words in said} == set(SIZES)
         assert len({tuple(words) for words in said if len(words) > 5}) > COUNT // 8
     assert "words of the vocabulary" in found.origin
+
+
+@pytest.mark.parametrize(("answers", "mixed"), [("vectors", True), ("classes", False)])
+def test_what_makes_vectors_is_proved_on_its_own_words(
+    answers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, mixed: bool
+) -> None:
+    monkeypatch.setattr(Encoder, "plain_words", lambda _: list(WORDS))
+    folder = model(tmp_path / "model")
+    target = {"model": str(folder), "path": str(tmp_path / "to")}
+    settings = build(Exporting, {"proof": {"texts": 16}, "target": target})
+    subject = OfFolder(folder, settings, None)
+    subject.described = replace(subject.described, answers=answers)
+    rows, origin = subject.records(settings)
+    assert len(rows) == 16
+    assert ("words of the vocabulary" in origin) is mixed
+
+
+@pytest.mark.parametrize(("count", "found"), [(9, 5), (400, 200), (3 * candidates.SAMPLES, 256)])
+def test_scales_are_chosen_by_half_of_the_texts_at_most(count: int, found: int) -> None:
+    rows = Rows.of([np.arange(1, 5, dtype=np.int32)] * count)
+    given = candidates._samples(rows, ladder(Shapes(), 16, symbolic=True))
+    assert sum(len(tokens) for tokens, _ in given) == found

@@ -31,7 +31,7 @@ SHARES = (0.4, 0.55, 0.7, 0.85)
 WORST = 0.05
 """Of the length of a layer's output for a token: how far off the median token may be."""
 BUDGET = 0.8
-"""Of what answers may lose: how much those to samples may. The proof is by other texts."""
+"""Of what answers may lose: how much those to samples may. The proof is by others, too."""
 ROWS = 512
 """Tokens of each sample, at most, that a layer is judged by."""
 

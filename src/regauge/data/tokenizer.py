@@ -74,7 +74,7 @@ class Encoder:
             np.array(next(encoded).ids, dtype=np.int32) if ids is None else ids for ids in found
         ]
 
-    def vocabulary(self) -> list[str]:
+    def plain_words(self) -> list[str]:
         """Return the tokens that are letters alone, three or more, as texts, sorted."""
         ids = sorted(set(self._tokenizer.get_vocab().values()))
         written = (self._tokenizer.decode([each]).strip() for each in ids)

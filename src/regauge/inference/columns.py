@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from regauge.data.sources import Record, Rejected
@@ -10,9 +10,7 @@ from regauge.errors import DataError, SettingsError
 from regauge.registry import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from regauge.data.sources import Found, Piece, Source, Value
+    from regauge.data.sources import Piece, Source, Value
     from regauge.inference.predict_settings import Predicting
 
 FIRST = 1000
@@ -32,15 +30,17 @@ def look(source: Source, pieces: tuple[Piece, ...]) -> Kinds:
     kinds: Kinds = {}
     bad: Rejected | None = None
     records = 0
-    for found in islice(_all(source, pieces), FIRST):
+    for found in chain.from_iterable(map(source.read, pieces)):
         if isinstance(found, Rejected):
             bad = bad or found
         elif isinstance(found, Record):
             records += 1
             for name, value in found.fields.items():
-                kind = kind_of(value)
-                if name not in kinds or {kinds[name], kind} == {"integer", "real"}:
-                    kinds[name] = "real" if name in kinds else kind
+                both = {kinds.setdefault(name, kind_of(value)), kind_of(value)}
+                if both == {"integer", "real"}:
+                    kinds[name] = "real"
+            if records == FIRST:
+                break
     if records:
         return kinds
     if bad is not None:
@@ -62,22 +62,21 @@ def answered(settings: Predicting, of_artifact: tuple[str, ...], kinds: Kinds) -
 
     Raises SettingsError where it is not clear which, or one holds no texts.
     """
-    names = settings.predict.texts or of_artifact
-    if settings.predict.texts and len(names) != max(1, len(of_artifact)):
-        problem = f"the artifact reads {max(1, len(of_artifact))} texts of a record"
-        raise SettingsError(problem, f"name as many in predict.texts, not {len(names)}")
+    asked, wanted = settings.predict.texts, max(1, len(of_artifact))
+    if asked and len(asked) != wanted:
+        problem = f"the artifact reads {wanted} texts of a record"
+        raise SettingsError(problem, f"name as many in predict.texts, not {len(asked)}")
     known = tuple(name for name, kind in kinds.items() if kind == "text")
+    names = asked or of_artifact or ((USUAL,) if USUAL in known else known)
     if not names:
-        names = (USUAL,) if USUAL in known else known
-        if len(names) > 1:
-            problem = f"records hold several texts: {', '.join(names)}"
-            raise SettingsError(problem, f'name one: predict.texts=["{names[-1]}"]')
+        raise SettingsError("the first records have no text", "name another source")
+    if len(names) > wanted:
+        problem = f"records hold several texts: {', '.join(names)}"
+        raise SettingsError(problem, f'name one: predict.texts=["{names[-1]}"]')
     for name in names:
         if name not in known:
             remedy = did_you_mean(name, known) if known else "its records hold no text"
             raise SettingsError(f"the first records have no text '{name}'", remedy)
-    if not names:
-        raise SettingsError("the first records have no text", "name another source")
     return names
 
 
@@ -91,8 +90,3 @@ def beside(settings: Predicting, texts: tuple[str, ...], kinds: Kinds) -> Kinds:
             problem = f"the first records have no text or number '{name}'"
             raise SettingsError(problem, did_you_mean(name, tuple(kinds)))
     return {name: kinds[name] for name in wanted}
-
-
-def _all(source: Source, pieces: tuple[Piece, ...]) -> Iterator[Found]:
-    for piece in pieces:
-        yield from source.read(piece)

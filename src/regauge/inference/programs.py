@@ -91,7 +91,7 @@ def of_folder(folder: Path, wanted: Text, trained: Fields | None = None) -> Desc
     absent, or an architecture that does not fit.
     """
     model = models.load(folder)
-    found = sentences.read(folder) if sentences.described(folder) else None
+    found = sentences.told(folder)
     told = found.reads if found and trained is None else None
     fields = trained or FIELDS
     if models.class_name(model).endswith("ForSequenceClassification"):

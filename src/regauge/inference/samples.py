@@ -45,11 +45,11 @@ def samples(
     dataset: Path | None,
     count: int,
     fields: Fields,
-    vocabulary: Callable[[], Sequence[str]] = tuple,
+    words: Callable[[], Sequence[str]] = tuple,
 ) -> Samples:
     """Return records of a source, else of a dataset's held-out rows, else of documentation.
 
-    Most texts of the last are some words of a vocabulary instead, where there is one: documentation
+    Most texts of the last are some of these words instead, where there are any: documentation
     has few subjects, and a program is asked of all. Raises DataError where a source has none with
     these fields.
     """
@@ -67,9 +67,9 @@ def samples(
     told = "documentation of Python's library"
     documented = _read(_of_source(PythonDocs(roots=roots)), Fields(), count, told)
     [texts] = documented.columns
-    if words := vocabulary():
+    if known := words():
         told += ", and words of the vocabulary in no order"
-        texts = [_text(words, at) if at % EVERY else text for at, text in enumerate(texts)]
+        texts = [_text(known, at) if at % EVERY else text for at, text in enumerate(texts)]
     return documented._replace(columns=[texts] * max(1, len(fields.texts)), origin=told)
 
 

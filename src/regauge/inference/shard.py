@@ -88,8 +88,8 @@ class Shelf:
         """
         found = self._open
         if found is None or found[0] != shard.piece or found[1] > shard.part:
-            read = map(legible, self._source.read(self._pieces[shard.piece]))
-            found = (shard.piece, 0, read)
+            records = map(legible, self._source.read(self._pieces[shard.piece]))
+            found = (shard.piece, 0, records)
             self._ahead = next(found[2], None)
         piece, part, left = found
         while part < shard.part and self._ahead is not None:

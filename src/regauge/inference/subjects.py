@@ -129,7 +129,7 @@ class OfFolder:
         return reader.read(found.columns, values=found.values).rows, found.origin
 
     def _words(self) -> Sequence[str]:
-        return tokenizer.Encoder(self._folder).vocabulary()
+        return tokenizer.Encoder(self._folder).plain_words()
 
     def made(self, count: int, shortest: int, longest: int) -> Records:
         """Return texts of every length in turn, of the last words of the vocabulary."""

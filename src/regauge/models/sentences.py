@@ -107,6 +107,14 @@ def described(folder: Path) -> bool:
     return (folder / MODULES).is_file()
 
 
+def told(folder: Path) -> Sentences | None:
+    """Return what a folder says, or None for one that is none of sentence-transformers.
+
+    Raises SettingsError for what is not known here.
+    """
+    return read(folder) if described(folder) else None
+
+
 def read(folder: Path) -> Sentences:
     """Return what a folder of sentence-transformers says; SettingsError for what is not known here.
 

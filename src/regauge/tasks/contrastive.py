@@ -52,7 +52,8 @@ class Contrastive(FieldsTask):
             check_field(manifest, name)
 
     def check_weights(self, folder: Path) -> None:
-        if sentences.described(folder) and sentences.read(folder).pooling.dense:
+        told = sentences.told(folder)
+        if told and told.pooling.dense:
             logger.warning("%s: no task trains the layers behind its pooling", folder)
 
     def check_rows(self, rows: int) -> None:
@@ -83,10 +84,10 @@ class Contrastive(FieldsTask):
         from regauge.models.finding import at
         from regauge.models.text import Encoder
 
-        facts, modes = manifest.tokenizer, self.pooling
-        if not modes and model.path is not None and sentences.described(folder := at(model.path)):
-            modes = sentences.read(folder).pooling.modes
-        pooling = sentences.Pooling(modes=modes) if modes else sentences.Pooling()
+        facts = manifest.tokenizer
+        told = sentences.told(at(model.path)) if model.path else None
+        usual = told.pooling if told else sentences.Pooling()
+        pooling = sentences.Pooling(modes=self.pooling or usual.modes)
         return Encoder(*build(model, "none", facts.vocabulary, seed, facts.pad), pooling)
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,8 @@ SHOW_TRACEBACK = "--traceback"
 PACKAGE = Path(__file__).parent
 INTERRUPTED = 130
 """The exit code after Ctrl-C where nothing was saved, as shells have it."""
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+"""What the system says of a place that nobody should have named."""
 
 
 class RegaugeError(Exception):
@@ -128,6 +130,9 @@ def explain(error: BaseException) -> tuple[str, int]:
         error = TransientError(
             f"no space left on the disk{where}", "free some and run the same command again"
         )
+    if isinstance(error, OSError) and error.errno in UNUSABLE and error.filename:
+        problem = f"{error.filename} cannot be used: {error.strerror}"
+        error = SettingsError(problem, "name another place, or see who may use it")
     if isinstance(error, RegaugeError):
         return _one_line(str(error)), error.exit_code
     what = _one_line(str(error)) or "no message"

@@ -36,11 +36,11 @@ _places: list[str] = []
 
 
 def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
-    """Return the remedy for a misspelt word: the nearest known one, or all of them."""
+    """Return the remedy for a misspelt word: the nearest known one, or all of them, or none."""
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean '{near[0]}'?"
-    return f"known: {', '.join(sorted(known))}"
+    return f"known: {', '.join(sorted(known)) or 'none'}"
 
 
 @cache

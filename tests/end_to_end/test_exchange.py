@@ -128,7 +128,7 @@ def test_vectors_are_pooled_as_they_were_trained_wherever_a_run_goes(
     for folder in (first / "model", second / "model", early):
         described = json.loads((folder / "1_Pooling" / "config.json").read_text())
         assert described["word_embedding_dimension"] == sizes["dim"]
-        for fields, most in ((None, 512), (Fields(limits=(16,)), 16)):
+        for fields, most in ((None, datasets.LENGTH), (Fields(limits=(16,)), 16)):
             found = of_folder(folder, Text(), fields)
             assert (found.texts.manner, found.texts.tokens) == ("regauge", most)
             program: Any = found.program

@@ -23,7 +23,7 @@ from end_to_end.predicting import EAGER, QUICK, exported, texts, trained
 from regauge.accelerators.cpu import Cpu
 from regauge.cli import main
 from regauge.config import choose, merge
-from regauge.errors import SettingsError
+from regauge.errors import DataError, SettingsError
 from regauge.inference.artifact import opened
 from regauge.inference.measured import answering, metrics
 from regauge.processes import World
@@ -214,6 +214,10 @@ def test_classes_of_texts_are_those_of_the_model_itself(case: Case) -> None:
         loaded.encode(queries)
     with pytest.raises(SettingsError, match=f"reads {len(columns)} texts of a record"):
         loaded.answer(*columns, documents)
+    assert loaded.answer(*(column[0] for column in columns))["class"] == found["class"][:1]
+    if len(columns) > 1:
+        with pytest.raises(DataError, match="the columns have 20, 19 texts; give one of each"):
+            loaded.answer(queries, documents[:-1])
 
 
 def vectors_of(model: Path, some: list[str], limit: int = 32) -> np.ndarray:
@@ -241,7 +245,16 @@ def test_a_folder_is_exported_without_a_run(encoder: Path, tmp_path: Path) -> No
     found = loaded.encode(some)
     np.testing.assert_allclose(found, vectors_of(encoder / "model", some), atol=2e-6)
     assert np.array_equal(loaded.encode(some[3]), found[3])
+    assert np.array_equal(loaded.answer(some[3])["vector"], found[3:4])
     assert loaded.encode([]).shape == (0, 32)
+    wrong = {
+        None: "text 1 is of type NoneType; give each as a str",
+        b"w9": "text 1 is of type bytes",
+        "w9 \ud800": "text 1 holds half a character",
+    }
+    for text, told in wrong.items():
+        with pytest.raises(DataError, match=told):
+            loaded.encode(["w9", text])  # type: ignore[list-item]
 
 
 def test_what_is_asked_for_counts_more_than_what_a_folder_says(
@@ -327,6 +340,9 @@ def test_a_dry_run_says_what_would_be_written_and_writes_nothing(
     assert main(["export", *given, "--dry-run", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["model"], told["path"]) == (given[1], given[3])
+    there = ["--model", str(encoder / "model"), "--to", str(encoder)]
+    assert main(["export", *there, "--dry-run"]) == 2
+    assert f"{encoder} exists; name another place with --to" in capsys.readouterr().err
     assert contents(encoder) == before
     assert not list(tmp_path.iterdir())
 
@@ -340,8 +356,14 @@ def test_a_dry_run_says_what_would_be_written_and_writes_nothing(
         (
             ['candidates.backends=["eager"]', 'candidates.quantized=["int8"]'],
             2,
-            "no candidate is left; name other backends, precisions or quantized",
+            "no candidate has the precisions and quantized that are asked for; name some of eager:",
         ),
+        (
+            ['candidates.backends=["eager"]', "--portable", "x86-64-v3"],
+            2,
+            "what is tried cannot compile for an instruction set: eager; name other backends",
+        ),
+        (["candidates.portable=x86-64-v9"], 2, "'x86-64-v3' or 'x86-64-v4', got 'x86-64-v9'"),
         (["text.tokens=64"], 2, "text.tokens = 64, and the model has 32 positions; set at most 32"),
         (["text.prompt=query"], 2, "no prompt is called 'query'"),
         (["target.model=other"], 2, "an export has one origin"),

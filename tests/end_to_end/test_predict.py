@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 import regauge
 from end_to_end.predicting import bits, exported, in_groups, table, texts, trained, vectors, written
@@ -41,6 +43,15 @@ def test_every_record_is_answered_in_its_order(artifact: Path, tmp_path: Path) -
     every = lines.whole(tmp_path / "out" / "jobs" / "0-of-1" / "ledger.jsonl")
     assert [line["rows"] for line in every] == [70, 70, 70, 70, 20]
     assert [line["last"] for line in every] == [False] * 4 + [True]
+
+
+def test_files_may_be_packed_in_several_ways(artifact: Path, tmp_path: Path) -> None:
+    data = written(tmp_path / "whole", 60).read_bytes()
+    half = data.index(b"\n", len(data) // 2) + 1
+    (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(data[:half]))
+    (tmp_path / "2.jsonl.zst").write_bytes(zstandard.compress(data[half:]))
+    assert predict(artifact, tmp_path / "*.jsonl.*", tmp_path / "out") == 0
+    assert table(tmp_path / "out")["id"].to_pylist() == list(range(60))
 
 
 def test_a_text_has_the_same_bits_alone_in_a_file_and_in_python(

@@ -90,6 +90,16 @@ def test_a_whole_artifact_is_opened(artifact: Path) -> None:
     assert not artifacts.is_one(artifact / "model")
 
 
+def test_an_artifact_without_its_weights_is_still_one(artifact: Path) -> None:
+    (artifact / "weights.safetensors").unlink()
+    with pytest.raises(
+        DataError, match=r"weights\.safetensors is missing; copy the artifact again"
+    ):
+        regauge.load(artifact)
+    shutil.rmtree(artifact / "payload")
+    assert not artifacts.is_one(artifact)
+
+
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_a_file_of_which_one_bit_is_another_is_refused(artifact: Path, name: str) -> None:
     path = artifact / name
@@ -113,7 +123,7 @@ def test_a_file_that_is_cut_or_grown_or_gone_is_refused(artifact: Path, name: st
     path.write_bytes(content + b"\n")
     refused(artifact, DataError, f"{path} has {size + 1} bytes")
     path.unlink()
-    refused(artifact, DataError, f"{path} is missing; copy the artifact again")
+    refused(artifact, DataError, f"{path} is missing; copy")
     path.mkdir()
     refused(artifact, DataError, f"{path} is missing")
 

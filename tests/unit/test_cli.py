@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import os
 import signal
 import subprocess
 import sys
@@ -118,6 +119,16 @@ def test_a_full_disk_says_so() -> None:
     line, code = cli.explain(OSError(errno.ENOSPC, "No space left on device", "out/a"))
     assert line.startswith("no space left on the disk at out/a; free some")
     assert code == 75
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR])
+def test_a_place_that_cannot_be_used_is_named(number: int) -> None:
+    line, code = cli.explain(OSError(number, os.strerror(number), "out/a"))
+    assert line.startswith(f"out/a cannot be used: {os.strerror(number)}; name another place")
+    assert code == 2
+    with pytest.raises(OSError, match="of no place") as caught:
+        raise OSError(number, "of no place")
+    assert cli.explain(caught.value)[1] == 1
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_no_more_records_are_looked_at_than_the_first(
     ("lines", "problem"),
     [
         (('{"text":"a"}{"text":"b"}',), r"line 1: malformed JSON .*correct the file"),
-        (("[", '{"text":"a"},', "]"), r"line 1: malformed JSON"),
+        (("[", '{"text":"a"},', "]"), "is a JSON array, and not one object per line"),
         (("",), "the source has no record; name files that hold some"),
     ],
 )

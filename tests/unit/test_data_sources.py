@@ -72,6 +72,27 @@ def test_a_part_may_begin_anywhere(tmp_path: Path, cut: int) -> None:
     assert found == [b"ab", b"cdef", b"", b"ghi"]
 
 
+@pytest.mark.parametrize("text", ['[\n{"text": "a"},\n{"text": "b"}\n]\n', '  [ {"text": "a"}]'])
+def test_an_array_is_not_read_as_lines(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=f"a JSON array, .*: jq -c '.\\[\\]' {path}"):
+        everything(JsonLines(files=(str(path),)))
+
+
+def test_a_list_among_lines_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('[1, 2]\n{"text": "a"}\n[{"text": "b"}]\n[\n')
+    source = JsonLines(files=(str(path),))
+    assert texts(source) == ["a"]
+    found = [
+        ("line 1", "no JSON object"),
+        ("line 3", "no JSON object"),
+        ("line 4", "malformed JSON"),
+    ]
+    assert rejected(source) == found
+
+
 def test_bad_lines_are_named_with_their_place(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     good, bad = (

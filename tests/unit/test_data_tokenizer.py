@@ -55,6 +55,23 @@ def test_facts_name_the_special_tokens(trained: Path) -> None:
     assert len(facts.sha256) == 64
 
 
+def test_how_texts_were_cut_makes_no_other_tokenizer(trained: Path, tmp_path: Path) -> None:
+    dataset, model = tmp_path / "data", tmp_path / "model"
+    shutil.copytree(trained, dataset / "tokenizer")
+    tokenizer.check_same(dataset, model)  # a model without one is anybody's
+    shutil.copytree(trained, model)
+    other = Tokenizer.from_file(str(trained / TOKENIZER))
+    other.enable_truncation(16)
+    other.enable_padding(length=16)
+    other.save(str(model / TOKENIZER))
+    assert (model / TOKENIZER).read_bytes() != (trained / TOKENIZER).read_bytes()
+    tokenizer.check_same(dataset, model)
+    other.add_tokens(["extraordinary"])
+    other.save(str(model / TOKENIZER))
+    with pytest.raises(DataError, match=r"another tokenizer .*; prepare the data with"):
+        tokenizer.check_same(dataset, model)
+
+
 def test_tokens_that_are_letters_are_taken_for_words(trained: Path) -> None:
     encoder = tokenizer.Encoder(trained)
     found = encoder.plain_words()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from distributed import datasets
 from distributed.runs import settings
 from regauge.accelerators.cpu import instructions
-from regauge.errors import SettingsError
+from regauge.errors import DataError, SettingsError
 from regauge.models import sentences
 from regauge.models.sentences import Dense, Pooling, Reads, Sentences
 from regauge.processes import World
@@ -173,7 +175,7 @@ def test_data_that_cannot_be_trained_on_is_refused(
         (None, 0),
     ],
 )
-def test_layers_that_are_left_out_of_weights_are_told_of(
+def test_what_is_left_out_of_weights_is_told_of(
     told: Pooling | None,
     said: int,
     tmp_path: Path,
@@ -185,13 +187,28 @@ def test_layers_that_are_left_out_of_weights_are_told_of(
     start.mkdir()
     (start / "config.json").write_text("{}")
     if told is not None:
-        sentences.write(start, Sentences(reads=Reads(tokens=16), pooling=told), DENSE.inputs)
+        reads = Reads(tokens=16, prompts={"query": "find: "} if said else {})
+        sentences.write(start, Sentences(reads=reads, pooling=told), DENSE.inputs)
     data = datasets.pairs(tmp_path / "pairs", 43)
     for weights in ("random", "saved"):
         model = {"path": str(start), "weights": weights, "architecture": None, "config": {}}
         plan.check(settings(tmp_path / "run", data, "contrastive", model=model))
-        found = [each for each in caplog.messages if "the layers behind its pooling" in each]
-        assert len(found) == (said if weights == "saved" else 0)
+        for left in ("the layers behind its pooling", "its prompts before a text: query"):
+            found = [each for each in caplog.messages if left in each]
+            assert len(found) == (said if weights == "saved" else 0)
+
+
+def test_weights_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    data, start = datasets.pairs(tmp_path / "pairs", 43), tmp_path / "start"
+    shutil.copytree(data / "tokenizer", start)
+    (start / "config.json").write_text("{}")
+    model = {"path": str(start), "architecture": None, "config": {}}
+    plan.check(settings(tmp_path / "run", data, "contrastive", model=model))
+    table = json.loads((start / "tokenizer.json").read_text())
+    table["normalizer"] = {"type": "Lowercase"}
+    (start / "tokenizer.json").write_text(json.dumps(table))
+    with pytest.raises(DataError, match=r"another tokenizer than .*pairs was prepared with"):
+        plan.check(settings(tmp_path / "run", data, "contrastive", model=model))
 
 
 def test_a_batch_that_does_not_divide_names_those_that_do() -> None:

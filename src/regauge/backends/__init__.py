@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from regauge.models.inputs import Input
 
 Quantized = Literal["no", "int8"]
+Level = Literal["x86-64-v3", "x86-64-v4"]
+"""Sets of instructions by the psABI's names for levels of x86-64."""
 
 
 class Shape(NamedTuple):
@@ -55,7 +57,7 @@ class Job:
     """The largest of each length."""
     precision: Precision
     quantized: Quantized
-    level: str | None
+    level: Level | None
     """The instruction set that it is compiled for; None for all that this machine has."""
     samples: Sequence[tuple[Tensor, ...]]
     """Real inputs, to choose scales by."""
@@ -127,10 +129,11 @@ class Backend(Choice):
         """Return what computes a payload."""
         raise NotImplementedError
 
-    def needs(self, site: Site, level: str | None) -> frozenset[str]:
+    def needs(self, site: Site, level: Level | None) -> frozenset[str]:
         """Return what a payload needs of the machine that runs it, of an accelerator's features.
 
-        `level` is the instruction set that it is compiled for; raises SettingsError for none.
+        `level` is the instruction set that it is compiled for; raises SettingsError where it is
+        compiled for none by name.
         """
         if level is not None:
             problem = f"backend '{self.kind}' compiles for no instruction set by name"

@@ -9,9 +9,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from regauge.accelerators import Accelerator, Availability, Precision
-from regauge.backends import Backend, Job, Payload, Quantized, Runner, Site
+from regauge.backends import Backend, Job, Level, Payload, Quantized, Runner, Site
 from regauge.errors import SettingsError
-from regauge.registry import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 PACKAGE = "program.pt2"
 DEVICES = ("cpu", "cuda")
 V3 = frozenset({"x86_64", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
-LEVELS = {
+LEVELS: dict[Level, tuple[frozenset[str], int]] = {
     "x86-64-v3": (V3, 256),
     "x86-64-v4": (V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, 512),
 }
@@ -45,13 +44,8 @@ class Inductor(Backend):
     def forms(self, accelerator: Accelerator) -> tuple[tuple[Precision, Quantized], ...]:
         return tuple((each, "no") for each in accelerator.precisions())
 
-    def needs(self, site: Site, level: str | None) -> frozenset[str]:
-        if level is None:
-            return site.accelerator.features()
-        if level not in LEVELS:
-            remedy = did_you_mean(level, tuple(LEVELS))
-            raise SettingsError(f"no instruction set is called '{level}'", remedy)
-        return LEVELS[level][0]
+    def needs(self, site: Site, level: Level | None) -> frozenset[str]:
+        return site.accelerator.features() if level is None else LEVELS[level][0]
 
     def export(self, job: Job, site: Site, folder: Path) -> None:
         import torch
@@ -134,7 +128,7 @@ def _linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return found if bias is None else found + bias
 
 
-def _options(level: str | None, threads: int) -> dict[str, Any]:
+def _options(level: Level | None, threads: int) -> dict[str, Any]:
     import torch._inductor.config as settings
 
     options: dict[str, Any] = {

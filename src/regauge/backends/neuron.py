@@ -20,7 +20,7 @@ from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
     from regauge.accelerators import Accelerator, Precision
-    from regauge.backends import Quantized
+    from regauge.backends import Level, Quantized
     from regauge.backends._neuron import Plan
 
 DEVICE = Path("/dev/neuron0")
@@ -99,7 +99,7 @@ class Neuron(Backend):
     def forms(self, accelerator: Accelerator) -> tuple[tuple[Precision, Quantized], ...]:
         return (("fp32", "no"),) if _first() else super().forms(accelerator)
 
-    def needs(self, site: Site, level: str | None) -> frozenset[str]:
+    def needs(self, site: Site, level: Level | None) -> frozenset[str]:
         """Return the kind of device and its generation; raises SettingsError where it is unknown.
 
         Of Inf1 nothing tells more than that its package and its driver are there.

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regauge.accelerators import Accelerator, Availability, Precision
-from regauge.backends import Backend, Job, Payload, Quantized, Runner, Site
+from regauge.backends import Backend, Job, Level, Payload, Quantized, Runner, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +65,7 @@ class Onnx(Backend):
             return (("fp32", "int8"), ("fp32", "no"))
         return tuple((each, "no") for each in accelerator.precisions() if each != "bf16")
 
-    def needs(self, site: Site, level: str | None) -> frozenset[str]:
+    def needs(self, site: Site, level: Level | None) -> frozenset[str]:
         del site, level  # a graph holds no instructions
         return frozenset()
 

@@ -13,7 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regauge.accelerators import Accelerator, Availability, Precision
-from regauge.backends import Backend, Job, Payload, Quantized, Runner, Site
+from regauge.backends import Backend, Job, Level, Payload, Quantized, Runner, Site
 from regauge.errors import PreflightError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Openvino(Backend):
             order = ("no", "int8")
         return tuple((each, quantized) for quantized in order for each in (*native, "fp32"))
 
-    def needs(self, site: Site, level: str | None) -> frozenset[str]:
+    def needs(self, site: Site, level: Level | None) -> frozenset[str]:
         del site, level  # a graph holds no instructions
         return frozenset()
 

@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from regauge import config
 from regauge.checkpoint import folder as checkpoints
+from regauge.checkpoint.folder import check_free
 from regauge.checkpoint.loading import damage_of, newest
 from regauge.checkpoint.tensors import read_into
 from regauge.errors import DataError, SettingsError
@@ -151,7 +152,6 @@ def _adapters(model: PreTrainedModel) -> list[str]:
 
 def make_way(target: Path) -> None:
     """Remove an empty folder; raises SettingsError where there is anything else."""
-    if target.exists() and (target.is_file() or any(target.iterdir())):
-        raise SettingsError(f"{target} exists", "name another place with --to")
+    check_free(target)
     if target.is_dir():
         target.rmdir()

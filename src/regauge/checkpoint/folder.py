@@ -19,6 +19,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from regauge.config import FORMAT
+from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -52,6 +53,12 @@ def digest(path: Path) -> dict[str, Any]:
     """Return the hash and size of a file."""
     with path.open("rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
+
+
+def check_free(target: Path) -> None:
+    """Raise SettingsError where something is that is to be written, except an empty folder."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise SettingsError(f"{target} exists", "name another place with --to")
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

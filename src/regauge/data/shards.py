@@ -223,15 +223,6 @@ class Dataset:
             raise DataError(f"{self.folder} has no split '{split}'", f"name one of: {known}")
         return self.manifest.splits[split]
 
-    def check_tokenizer(self, model: Path) -> None:
-        """Raise DataError when a model's folder has a tokenizer that is not the dataset's."""
-        own, other = self.folder / "tokenizer" / TOKENIZER, model / TOKENIZER
-        if own.exists() and other.exists() and file_sha256(own) != file_sha256(other):
-            raise DataError(
-                f"{model} was trained with another tokenizer than {self.folder} was prepared with",
-                f'prepare the data with tokenizer.path = "{model}"',
-            )
-
     def verify(self) -> None:
         """Hash every file of rows and texts; raises DataError that names the first that differs."""
         for split in self.manifest.splits.values():

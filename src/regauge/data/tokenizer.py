@@ -190,6 +190,21 @@ def check(source: Path) -> None:
         raise DataError(f"{source} holds no tokenizer", "name a folder with a tokenizer.json")
 
 
+def check_same(dataset: Path, model: Path) -> None:
+    """Raise DataError where a model's folder has a tokenizer that is not a prepared dataset's.
+
+    How a library cut texts or filled them up last, which it notes in the file, does not count.
+    """
+    own, other = dataset / "tokenizer" / TOKENIZER, model / TOKENIZER
+    if not (own.exists() and other.exists()) or file_sha256(own) == file_sha256(other):
+        return
+    if _open(own.parent).to_str() != _open(model).to_str():
+        raise DataError(
+            f"{model} was trained with another tokenizer than {dataset} was prepared with",
+            f'prepare the data with tokenizer.path = "{model}"',
+        )
+
+
 def fingerprint(source: Path) -> str:
     """Return a hash of what defines a tokenizer's folder; raises DataError for none."""
     check(source)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge import accelerators, config
+from regauge.checkpoint.folder import check_free
 from regauge.config import FORMAT
 from regauge.data.shards import file_sha256
 from regauge.errors import DataError, PreflightError, SettingsError
@@ -94,8 +95,9 @@ def opened(folder: Path | str) -> Artifact:
 
 
 def is_one(folder: Path) -> bool:
-    """Return whether a folder looks like an artifact."""
-    return all((folder / name).is_file() for name in (MANIFEST, WEIGHTS))
+    """Return whether a folder looks like an artifact, be it a damaged one."""
+    parts = ((folder / name).exists() for name in (WEIGHTS, PAYLOAD))
+    return (folder / MANIFEST).is_file() and any(parts)
 
 
 def located(folder: Path | str) -> Artifact:
@@ -130,8 +132,7 @@ def written(folder: Path) -> Iterator[Path]:
 
     Raises SettingsError where something is there.
     """
-    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
-        raise SettingsError(f"{folder} exists", "name another place with --to")
+    check_free(folder)
     aside = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)

@@ -116,9 +116,9 @@ def listed(wanted: Candidates, accelerator: Accelerator, described: Described) -
     usable = (each for each in usable_for(accelerator) if each.kind != "lazy")
     backends = list(wanted.backends or usable)
     if wanted.portable is not None:
-        backends = [each for each in backends if each.ahead]
+        backends = _those(backends, "compile for an instruction set", lambda each: each.ahead)
     if described.answers == "text":
-        backends = [each for each in backends if each.looping]
+        backends = _those(backends, "go on with a text", lambda each: each.looping)
     made = [
         Candidate(backend, precision, quantized, threads)
         for backend in backends
@@ -128,9 +128,30 @@ def listed(wanted: Candidates, accelerator: Accelerator, described: Described) -
         for threads in wanted.threads or (available_cores(),)
     ]
     if not made:
-        remedy = "name other backends, precisions or quantized"
-        raise SettingsError("no candidate is left", remedy)
+        forms = (f"{each.kind}: {_forms(each, accelerator)}" for each in backends)
+        problem = "no candidate has the precisions and quantized that are asked for"
+        raise SettingsError(problem, f"name some of {'; '.join(forms)}")
     return made
+
+
+def _those(
+    backends: Sequence[Backend], able: str, fits: Callable[[Backend], bool]
+) -> list[Backend]:
+    """Return the backends that can do something; raises SettingsError where none can."""
+    found = [each for each in backends if fits(each)]
+    if not found:
+        kinds = ", ".join(each.kind for each in backends)
+        raise SettingsError(f"what is tried cannot {able}: {kinds}", "name other backends")
+    return found
+
+
+def _forms(backend: Backend, accelerator: Accelerator) -> str:
+    """Return what a backend computes in, in words."""
+    forms = backend.forms(accelerator)
+    return ", ".join(
+        precision if quantized == "no" else f"{precision} with {quantized}"
+        for precision, quantized in forms
+    )
 
 
 def reference(described: Described, settings: Exporting) -> Engine:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny, model_validator
 
 from regauge.accelerators import Accelerator, Precision
-from regauge.backends import Backend, Quantized
+from regauge.backends import Backend, Level, Quantized
 from regauge.config import Settings, chosen
 from regauge.data.sources import Source
 from regauge.models.sentences import Mode
@@ -52,8 +52,8 @@ class Candidates(Settings):
     """Whether weights and products may be integers."""
     threads: tuple[int, ...] = ()
     """CPU threads of each process; by default all cores."""
-    portable: str | None = None
-    """Instruction set to compile for, such as `x86-64-v3`; by default all that is here."""
+    portable: Level | None = None
+    """Instruction set to compile for; by default all that is here."""
     goal: Goal = "throughput"
     """What the best one has: most texts a second, least wait for one text, least dollars."""
     seconds: float = Field(default=2.0, gt=0)

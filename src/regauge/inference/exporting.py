@@ -76,7 +76,7 @@ def export(settings: Exporting, subject: Subject, measured: Metrics | None) -> d
     return {
         "written": settings.target.path,
         "candidates": [_shown(row) for row in seen],
-        "kept": " ".join(str(value) for value in asked[place].facts.values()),
+        "kept": _whole_name(row),
         "invariant": "yes" if manifest.identity else "no",
     }
 
@@ -166,19 +166,24 @@ def _chip(best: trying.Built) -> str:
 
 def _shown(row: Row) -> Row:
     """Return what of a candidate's row fits a terminal; all of it is in the artifact."""
-    name = f"{row['backend']} {row['precision']}"
-    name += "" if row["quantized"] == "no" else f" {row['quantized']}"
     if "failed" in row:
-        return {"name": name, "threads": row["threads"], "failed": row["failed"]}
+        return {"name": _name(row), "threads": row["threads"], "failed": row["failed"]}
     kept = ("threads", "texts_per_second", "one_text_ms", "cosine_least", "same_class", "loss")
     shown = {key: row[key] for key in kept if key in row}
-    return {"name": name, **shown, "texts_per_second": round(row["texts_per_second"], 1)}
+    return {"name": _name(row), **shown, "texts_per_second": round(row["texts_per_second"], 1)}
+
+
+def _name(row: Row) -> str:
+    """Return what a candidate is computed by and in."""
+    integers = "" if row["quantized"] == "no" else f" {row['quantized']}"
+    return f"{row['backend']} {row['precision']}{integers}"
+
+
+def _whole_name(row: Row) -> str:
+    return f"{_name(row)} {row['threads']} threads"
 
 
 def _told(row: Row) -> str:
-    name = f"{row['backend']} {row['precision']} {row['threads']} threads"
-    if row["quantized"] != "no":
-        name += f" {row['quantized']}"
     if "failed" in row:
-        return f"{name}: fails: {row['failed']}"
-    return f"{name}: {row['texts_per_second']:.0f} texts/s, loss {row['loss']:.2g}"
+        return f"{_whole_name(row)}: fails: {row['failed']}"
+    return f"{_whole_name(row)}: {row['texts_per_second']:.0f} texts/s, loss {row['loss']:.2g}"

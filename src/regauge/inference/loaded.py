@@ -11,7 +11,8 @@ import torch
 from regauge import accelerators, config, registry
 from regauge.backends import Payload, Shape, Site, require
 from regauge.data.parallel import available_cores
-from regauge.errors import SettingsError
+from regauge.data.sources import is_unicode
+from regauge.errors import DataError, SettingsError
 from regauge.inference import answers
 from regauge.inference import artifact as artifacts
 from regauge.inference import engine as engines
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from regauge.backends import Backend
     from regauge.data.sources import Value
     from regauge.inference.predict_settings import Dtype
+    from regauge.models.inputs import Input
 
 
 class Loaded:
@@ -52,7 +54,7 @@ class Loaded:
         """Return the vectors of texts, [texts, width], or [width] for a single one.
 
         `prompt` is the name of one of the artifact's. Raises SettingsError for an artifact that
-        makes no vectors.
+        makes no vectors, and DataError for what is no text.
         """
         if self.program.answers != "vectors":
             problem = f"this artifact answers with {self.program.answers}, and not with vectors"
@@ -64,16 +66,18 @@ class Loaded:
 
     def answer(
         self,
-        *columns: Sequence[str],
+        *columns: str | Sequence[str],
         prompt: str | None = None,
         values: Mapping[str, Sequence[Value | None]] = NOTHING,
     ) -> dict[str, Any]:
         """Return the answers to records, given as a sequence for each of their texts.
 
-        `values` are the features of candidates, by name. The columns are those that `predict`
-        writes: of classes `class` and `probabilities`.
+        A single record may be given by its texts alone. `values` are the features of candidates, by
+        name. The columns are those that `predict` writes: of classes `class` and `probabilities`.
+        Raises DataError for what is no text, and for columns of different lengths.
         """
-        found = self._answers([list(column) for column in columns], prompt, values)
+        several = [[each] if isinstance(each, str) else list(each) for each in columns]
+        found = self._answers(several, prompt, values)
         decode = self._reader.decoded if self._reader else None
         made = answers.columns(self.program, "float32", found, decode)
         return {
@@ -84,10 +88,12 @@ class Loaded:
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Return what the program gives for its own inputs, [rows, width] fp32 on the CPU.
 
-        `program.inputs` describes them; there may be any number of rows.
+        `program.inputs` describes them; there may be any number of rows. Raises DataError for
+        tensors that are not these.
         """
         if self._reader is not None:
             raise SettingsError("this artifact reads texts", "call encode() or answer()")
+        _check_tensors(self.program.inputs, inputs)
         arrays = [each.detach().cpu().numpy() for each in inputs]
         return torch.from_numpy(self._engine.answers(Tensors(arrays)))
 
@@ -103,6 +109,7 @@ class Loaded:
         if len(columns) != wanted:
             problem = f"the artifact reads {wanted} texts of a record, and {len(columns)} are given"
             raise SettingsError(problem, "give a sequence for each of them")
+        _check_texts(columns)
         read = self._reader.read(columns, prompt, values)
         return self._engine.answers(read.rows)
 
@@ -130,6 +137,38 @@ def load(
         return Loaded(engine, artifact.manifest.program, artifact.tokenizer)
     folder = finding.at(str(path))
     return _of_folder(folder, config.choose("backends", backend or "eager"), threads)
+
+
+def _check_texts(columns: list[list[Any]]) -> None:
+    """Raise DataError for columns of different lengths, and for what is no text."""
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) > 1:
+        problem = f"the columns have {', '.join(map(str, lengths))} texts"
+        raise DataError(problem, "give one of each for every record")
+    for column in columns:
+        for number, text in enumerate(column):
+            if not isinstance(text, str):
+                problem = f"text {number} is of type {type(text).__name__}"
+                raise DataError(problem, "give each as a str")
+            if not is_unicode(text):
+                raise DataError(f"text {number} holds half a character", "decode it again")
+
+
+def _check_tensors(wanted: Sequence[Input], given: Sequence[Tensor]) -> None:
+    """Raise DataError for tensors that are not those that a program takes."""
+    names = ", ".join(each.name for each in wanted)
+    if len(given) != len(wanted):
+        raise DataError(f"{len(given)} tensors are given", f"give {len(wanted)}: {names}")
+    for each, tensor in zip(wanted, given, strict=True):
+        shape = ", ".join(map(str, each.shape))
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if kind != each.dtype or tuple(tensor.shape[1:]) != each.shape[1:]:
+            problem = f"'{each.name}' is {kind} [{', '.join(map(str, tensor.shape))}]"
+            raise DataError(problem, f"give {each.dtype} [{shape}]")
+    rows = {len(tensor) for tensor in given}
+    if len(rows) > 1:
+        problem = f"the tensors have {', '.join(map(str, sorted(rows)))} rows"
+        raise DataError(problem, f"give one row of each for every record: {names}")
 
 
 def _of_folder(folder: Path, backend: Backend, threads: int | None) -> Loaded:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from regauge.data.shards import Manifest as DataManifest
     from regauge.inference.export_settings import Text
     from regauge.models.inputs import Answers
-    from regauge.models.text import TextModule
     from regauge.tasks import Task
 
 
@@ -96,7 +95,7 @@ def of_folder(folder: Path, wanted: Text, trained: Fields | None = None) -> Desc
     fields = trained or FIELDS
     if models.class_name(model).endswith("ForSequenceClassification"):
         classifier = Classifier(model, DropoutKeys())
-        reads = _reads(folder, told, wanted, _limit(classifier, fields))
+        reads = _reads(folder, told, wanted, fields.longest(classifier.longest))
         width: int = model.config.num_labels  # type: ignore[assignment]
         program = TextProgram(classifier, "scores").eval()
         answers: Answers = "classes" if width > 1 else "values"
@@ -109,7 +108,7 @@ def of_folder(folder: Path, wanted: Text, trained: Fields | None = None) -> Desc
     pooling = _pooling(found, wanted)
     encoder = Encoder(body(model), DropoutKeys(), pooling)
     _read_dense(encoder, pooling, folder)
-    reads = _reads(folder, told, wanted, _limit(encoder, fields))
+    reads = _reads(folder, told, wanted, fields.longest(encoder.longest))
     program = TextProgram(encoder, "vectors").eval()
     width = _width(model, pooling)
     return Described(program, "vectors", width, of_texts(fields), reads, fields, pooling)
@@ -132,7 +131,7 @@ def writing(model: PreTrainedModel, folder: Path, most: int) -> WriteProgram:
 def _writer(folder: Path, model: PreTrainedModel, wanted: Text, fields: Fields) -> Described:
     """Return the program of a model that goes on with a text, or answers a request."""
     most = wanted.answer_tokens
-    room = _limit(CausalLanguageModel(model, DropoutKeys()), fields)
+    room = fields.longest(CausalLanguageModel(model, DropoutKeys()).longest)
     reads = _reads(folder, None, wanted, None if room is None else room - most)
     ends: Any = "chat" if chats.has_template(folder) else "open"
     reads = reads.model_copy(update={"ends": ends})
@@ -199,15 +198,6 @@ def body(model: PreTrainedModel) -> PreTrainedModel:
     body: Any = model.base_model
     found: PreTrainedModel = body
     return found
-
-
-def _limit(module: TextModule, fields: Fields) -> int | None:
-    """Return the most tokens of a text: what a run had in its rows, or the model has places for."""
-    found = module.longest
-    if not fields.limits:
-        return found
-    asked = sum(fields.limits) if fields.joined else max(fields.limits)
-    return asked if found is None else min(asked, found)
 
 
 def _labels(model: PreTrainedModel) -> tuple[str, ...]:

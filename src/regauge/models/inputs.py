@@ -60,6 +60,16 @@ class Fields(Settings):
         """How many texts of a record are read apart from each other."""
         return 1 if self.joined else max(1, len(self.texts))
 
+    def longest(self, positions: int | None) -> int | None:
+        """Return the most tokens of a row: what its texts may have, and the model has places for.
+
+        None where nothing says it; `positions` is None for a model that has any number.
+        """
+        if not self.limits:
+            return positions
+        asked = sum(self.limits) if self.joined else max(self.limits)
+        return asked if positions is None else min(asked, positions)
+
 
 def of_texts(fields: Fields) -> tuple[Input, ...]:
     """Return what a program takes that reads such records.

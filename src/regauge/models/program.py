@@ -110,8 +110,12 @@ class OwnProgram(nn.Module):
 
 
 def first_of(output: Any) -> Tensor:
-    """Return a tensor, or the first of several: what transformers returns has others behind it."""
-    found: Tensor = output if isinstance(output, Tensor) else output[0]
+    """Return a tensor, or the first of several, be it one that has a name.
+
+    What transformers returns has others behind it.
+    """
+    several = tuple(output.values()) if isinstance(output, dict) else output
+    found: Tensor = output if isinstance(output, Tensor) else several[0]
     return found
 
 

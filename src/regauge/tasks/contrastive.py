@@ -55,6 +55,9 @@ class Contrastive(FieldsTask):
         told = sentences.told(folder)
         if told and told.pooling.dense:
             logger.warning("%s: no task trains the layers behind its pooling", folder)
+        if told and told.reads.prompts:
+            names = ", ".join(told.reads.prompts)
+            logger.warning("%s: no task puts its prompts before a text: %s", folder, names)
 
     def check_rows(self, rows: int) -> None:
         if self.negatives is None or rows % self.negatives == 0:

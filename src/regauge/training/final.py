@@ -83,8 +83,9 @@ def write_model(session: Session, objective: Objective, folder: Path) -> None:
     other.finish(config, tokenizer)
     heads.write_head(folder, head)
     if isinstance(module, Encoder):
-        reads = sentences.Reads(tokens=module.longest or objective.ladder[-1])
-        told = sentences.Sentences(reads=reads, pooling=module.pooling)
+        fields = objective.task.fields(objective.manifest)
+        tokens = fields.longest(module.longest) or objective.ladder[-1]
+        told = sentences.Sentences(reads=sentences.Reads(tokens=tokens), pooling=module.pooling)
         sentences.write(folder, told, inner.config.hidden_size)
 
 

@@ -12,6 +12,7 @@ from regauge import lines
 from regauge.accelerators import join, take
 from regauge.checkpoint.folder import write_json
 from regauge.config import FORMAT, build, dump, read
+from regauge.data import tokenizer
 from regauge.data.order import sample
 from regauge.data.shards import Dataset
 from regauge.errors import DataError, SettingsError
@@ -123,13 +124,13 @@ def _trained_for(folder: Path) -> Task:
 def _checked(folder: str, dataset: Dataset) -> Path:
     """Return where a model lies; raises SettingsError for none, or one of another tokenizer."""
     if artifacts.is_one(Path(folder)):
-        dataset.check_tokenizer(artifacts.located(folder).tokenizer)
+        tokenizer.check_same(dataset.folder, artifacts.located(folder).tokenizer)
         return Path(folder)
     found = final(folder)
     if not (found / "config.json").is_file():
         remedy = "name a finished run's output folder, a transformers folder or an artifact"
         raise SettingsError(f"{folder} holds no trained model", remedy)
-    dataset.check_tokenizer(found)
+    tokenizer.check_same(dataset.folder, found)
     return found
 
 

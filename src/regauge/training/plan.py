@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import processes
-from regauge.data import mixing
+from regauge.data import mixing, tokenizer
 from regauge.data.shards import MANIFEST
 from regauge.errors import SettingsError
 from regauge.models.finding import at
@@ -139,6 +139,7 @@ def check(settings: Training) -> list[Manifest]:
     output, start = Path(settings.output.folder), settings.model.path
     records.check_same_run(output, settings, identity)
     if start and settings.model.weights == "saved" and records.read_run(output) is None:
+        tokenizer.check_same(Path(settings.aims[0].data.path), at(start))
         for aim in settings.aims:
             aim.task.check_weights(at(start))
     if not processes.launched() and isinstance(settings.execution.processes, int):

@@ -11,11 +11,9 @@ import torch.distributed as dist
 
 from regauge.checkpoint.folder import steps, write_json
 from regauge.config import FORMAT, dump
-from regauge.data import mixing
 from regauge.errors import PreflightError, SettingsError
 from regauge.health.machine import free_bytes
 from regauge.log import logger
-from regauge.models.finding import at
 from regauge.registry import did_you_mean
 from regauge.supervision import orders
 from regauge.supervision.orders import Report
@@ -52,8 +50,6 @@ def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]
     folder = Path(settings.output.folder)
     settings = origin.started(settings, world, report)
     manifests = turns.manifests(settings)
-    if settings.model.path is not None and settings.model.weights == "saved":
-        mixing.opened(settings.aims[0].data).check_tokenizer(at(settings.model.path))
     identity = turns.identity(manifests)
     run_id = records.check_same_run(folder, settings, identity)
     settings = decide(records.inherit(settings, folder), world, report)

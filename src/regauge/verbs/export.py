@@ -8,6 +8,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from regauge import config, registry, verbs
+from regauge.backends import Level
+from regauge.checkpoint.folder import check_free
 from regauge.errors import SettingsError
 from regauge.inference.export_settings import Exporting, Format
 from regauge.log import logger
@@ -27,7 +29,7 @@ def main(
     to: Annotated[Path | None, Parameter(help="folder or file to write")] = None,
     format: Annotated[Format | None, Parameter(help="form to write")] = None,  # noqa: A002 - the flag
     module: Annotated[str | None, Parameter(help="a function of yours, file:name")] = None,
-    portable: Annotated[str | None, Parameter(help="instruction set, such as x86-64-v3")] = None,
+    portable: Annotated[Level | None, Parameter(help="instruction set to compile for")] = None,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
@@ -72,8 +74,9 @@ def _settings(run_file: Path | None, assigned: tuple[str, ...]) -> Exporting:
 
 
 def plan(settings: Exporting) -> dict[str, Any]:
-    """Return what would be written."""
+    """Return what would be written; raises SettingsError where something is there."""
     target = settings.target
+    check_free(Path(target.path))
     origin = {name: getattr(target, name) for name in ORIGINS if getattr(target, name) is not None}
     step = {"step": target.step} if target.run else {}
     return {**origin, **step, "path": target.path, "format": target.format}

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from regauge import config, verbs
+from regauge.checkpoint.folder import check_free
 from regauge.config import Settings
 from regauge.models.settings import Model
 
@@ -63,6 +64,7 @@ def plan(settings: Import) -> dict[str, Any]:
     from regauge.checkpoint import foreign
 
     path = Path(settings.origin.path)
+    check_free(Path(settings.origin.to))
     foreign.find(path, settings.model)
     return {"path": str(path), "to": settings.origin.to}
 

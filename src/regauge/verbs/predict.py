@@ -24,6 +24,8 @@ FORMS = {
 }
 """Which source reads files with such an ending."""
 PACKED = {".gz", ".zst"}
+WILD = set("*?[")
+"""What stands for several endings, as in 'items/*.jsonl.*'."""
 
 
 def main(
@@ -70,7 +72,8 @@ def _settings(run_file: Path | None, source: str | None, assigned: tuple[str, ..
 
 def _source(files: str) -> dict[str, Any]:
     """Return the table of a source of files; which kind it is their ending says."""
-    endings = [each for each in Path(files).suffixes if each not in PACKED]
+    suffixes = Path(files).suffixes
+    endings = [each for each in suffixes if each not in PACKED and not WILD & set(each)]
     kind = FORMS.get(endings[-1]) if endings else None
     if kind is None:
         problem = f"'{files}' does not end in what says how to read it"

@@ -69,12 +69,13 @@ Found = Record | Rejected | Skipped
 
 def legible(found: Found) -> Found:
     """Return what was found, rejected where a text of it is no Unicode: half a character."""
-    if isinstance(found, Record) and not all(map(_is_unicode, found.fields.values())):
+    if isinstance(found, Record) and not all(map(is_unicode, found.fields.values())):
         return Rejected(found.file, found.place, "undecodable bytes", "lone surrogate")
     return found
 
 
-def _is_unicode(value: Value) -> bool:
+def is_unicode(value: Value) -> bool:
+    """Return whether a text holds whole characters alone, as everything but a text does."""
     try:
         str(value).encode()
     except UnicodeEncodeError:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LONGEST_LINE = 64 * 2**20
 LARGEST_GROUP = 1000
 """Files in one piece at most."""
+FIRST_LINE = "line 1"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from regauge.data.sources import Piece, Record, Rejected, _files, _values
+from regauge.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,9 +30,21 @@ class JsonLines(_files.FileSource):
         return _files.group(found, self.piece_mib * 2**20, divisible=True)
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
-        """Yield a record or a rejection for each line that is not blank."""
+        """Yield a record or a rejection for each line that is not blank.
+
+        Raises DataError for a file that is one array: of its lines no more than the last would do.
+        """
         for file, line in _files.lines(piece):
             if isinstance(line, Rejected):
                 yield line
+            elif line.place == _files.FIRST_LINE and _opens_array(line.data):
+                problem = f"{file} is a JSON array, and not one object per line"
+                raise DataError(problem, f"write it with: jq -c '.[]' {file}")
             elif line.data.strip():
                 yield _values.parsed(file, line.place, line.data, self.columns)
+
+
+def _opens_array(line: bytes) -> bool:
+    """Return whether an array of objects begins in a line."""
+    rest = line.strip()
+    return rest.startswith(b"[") and rest[1:].lstrip()[:1] in (b"", b"{")

@@ -20,7 +20,17 @@ from torch._inductor import config as inductor
 from regauge import accelerators, config, registry
 from regauge.accelerators import Availability, Precision
 from regauge.accelerators.cpu import Cpu
-from regauge.backends import Backend, Job, Payload, Shape, Site, require, usable_for
+from regauge.backends import (
+    Backend,
+    Calibration,
+    Job,
+    Payload,
+    Shape,
+    Site,
+    _rounding,
+    require,
+    usable_for,
+)
 from regauge.backends._integers import Rounded
 from regauge.backends._rounding import rounded
 from regauge.errors import PreflightError, SettingsError
@@ -171,8 +181,8 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Export:
             made[key] = tmp_path_factory.mktemp(backend.kind)
             program = example.drawn()
             cast(program, TYPES[form[0]])
-            samples = [example.batch(64, 24)]
-            job = Job(program, example.inputs, SHAPES, *form, None, samples, BOUND)
+            calibration = Calibration(example.drawn(), [example.batch(64, 24)], BOUND)
+            job = Job(program, example.inputs, SHAPES, *form, None, calibration)
             backend.export(job, site, made[key])
         return made[key]
 
@@ -452,7 +462,7 @@ def uneven(rows: int, scale: float) -> Tensor:
 @pytest.mark.parametrize("scale", [1.0, 1000.0])
 def test_integers_are_near_where_features_differ_in_size(scale: float) -> None:
     plain = deep(scale)
-    made = rounded(plain, [(uneven(200, scale),)], BOUND)
+    made = rounded(plain, Calibration(plain, [(uneven(200, scale),)], BOUND))
     assert [type(each) for each in made] == [Rounded, nn.GELU, Rounded]
     assert tensors(plain).keys() <= tensors(made).keys()
     assert type(plain[0]) is nn.Linear
@@ -467,18 +477,32 @@ def test_a_layer_that_would_be_off_stays_as_it_is() -> None:
     plain, given = deep(1.0), uneven(1000, 1.0)
     given[0] *= 1e6
     with pytest.raises(ValueError, match="no linear layer is near enough"):
-        rounded(plain[:1], [(given,)], BOUND)
+        rounded(plain[:1], Calibration(plain[:1], [(given,)], BOUND))
     squashed = nn.Sequential(plain[0], nn.Tanh(), nn.Linear(32, 4))
-    assert [type(each) for each in rounded(squashed, [(given,)], BOUND)] == [
-        nn.Linear,
-        nn.Tanh,
-        Rounded,
-    ]
+    made = rounded(squashed, Calibration(squashed, [(given,)], BOUND))
+    assert [type(each) for each in made] == [nn.Linear, nn.Tanh, Rounded]
 
 
 def test_integers_are_chosen_by_samples() -> None:
     with pytest.raises(ValueError, match="there is none"):
-        rounded(deep(1.0), [], BOUND)
+        rounded(deep(1.0), Calibration(deep(1.0), [], BOUND))
+
+
+def test_what_is_chosen_once_serves_weights_of_fewer_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, given = deep(1000.0), uneven(50, 1000.0)
+    calibration = Calibration(plain, [(uneven(200, 1000.0),)], BOUND)
+    rounded(plain, calibration)
+    monkeypatch.setattr(_rounding, "_chosen", None)
+    program = copy.deepcopy(plain)
+    cast(program, torch.bfloat16)
+    cast(program, torch.float32)
+    made = rounded(program, calibration)
+    assert [type(each) for each in made] == [Rounded, nn.GELU, Rounded]
+    assert torch.equal(made[0].weight, program[0].weight)
+    assert not torch.equal(made[0].weight, plain[0].weight)
+    assert float((made(given) - program(given)).norm() / program(given).norm()) < ROUNDED
+    with pytest.raises(TypeError):
+        rounded(plain, calibration, most=63)
 
 
 class Exact(Cpu):
@@ -515,8 +539,9 @@ def test_integers_of_8_bits_are_refused_where_their_sums_would_be_cut_off(tmp_pa
         ("bf16", "no"),
         ("fp32", "no"),
     )
-    program, samples = PRICED.drawn(), [priced_batch(64, 8)]
-    job = Job(program, PRICED.inputs, SHAPES, "fp32", "int8", None, samples, BOUND)
+    program = PRICED.drawn()
+    calibration = Calibration(program, [priced_batch(64, 8)], BOUND)
+    job = Job(program, PRICED.inputs, SHAPES, "fp32", "int8", None, calibration)
     for name, place in (("exact", exact), ("coarse", coarse)):
         (tmp_path / name).mkdir()
         backend.export(job, place, tmp_path / name)

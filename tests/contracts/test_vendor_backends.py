@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge import accelerators, config, registry
-from regauge.backends import Backend, Job, Payload, Shape, Site, require, usable_for
+from regauge.backends import Backend, Calibration, Job, Payload, Shape, Site, require, usable_for
 from regauge.backends import neuron as neuron_backend
 from regauge.backends._static import Static
 from regauge.errors import DataError, SettingsError
@@ -108,7 +108,7 @@ def payload(program: nn.Module, folder: Path, precision: Any = "fp32") -> Payloa
 
 
 def job(program: nn.Module) -> Job:
-    return Job(program, INPUTS, SHAPES, "fp32", "no", None, (), 0.0)
+    return Job(program, INPUTS, SHAPES, "fp32", "no", None, Calibration(program, (), 0.0))
 
 
 def chosen(room: str, kind: str, **table: Any) -> Any:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from regauge.backends import _rounding
+from regauge.backends import Calibration, _rounding
 from regauge.backends._copies import COPIES, WIDTH, Repeated, fed, places, shared
 from regauge.backends._integers import Rounded
 from regauge.backends._rounding import BUDGET, rounded
@@ -125,7 +125,7 @@ def test_integers_are_nearer_where_a_large_feature_has_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plain = mlp(nn.GELU(), scale=30.0)
-    made = rounded(plain, [(drawn(0),)], bound=1.0)
+    made = rounded(plain, Calibration(plain, [(drawn(0),)], 1.0))
     first, _, second = made
     assert isinstance(first, Rounded)
     assert isinstance(second, Rounded)
@@ -133,14 +133,15 @@ def test_integers_are_nearer_where_a_large_feature_has_copies(
     assert int(torch.bincount(second.columns).argmax()) == WIDTH - 1
     assert made[0](drawn(1)).shape == (400, WIDTH + COPIES)
     monkeypatch.setattr(_rounding, "fed", lambda *_: {})
-    assert far(made, plain) < 0.8 * far(rounded(plain, [(drawn(0),)], bound=1.0), plain)
+    without = rounded(plain, Calibration(plain, [(drawn(0),)], 1.0))
+    assert far(made, plain) < 0.8 * far(without, plain)
 
 
 def test_a_layer_that_stays_as_it_is_makes_copies_too() -> None:
     """Its input has one row a million times as large as all others, which a tanh cuts off."""
     plain, given = mlp(nn.Tanh()), drawn(0, 1000)
     given[0] *= 1e6
-    first, _, second = rounded(plain, [(given,)], bound=1.0)
+    first, _, second = rounded(plain, Calibration(plain, [(given,)], 1.0))
     assert isinstance(first, Repeated)
     assert isinstance(second, Rounded)
     assert second.copied
@@ -153,7 +154,7 @@ def test_the_worst_layers_stay_where_answers_would_lose_too_much() -> None:
     given = drawn(0)
 
     def tried(bound: float) -> tuple[nn.Module, float]:
-        made = rounded(plain, [(given,)], bound=bound)
+        made = rounded(plain, Calibration(plain, [(given,)], bound))
         lost = (made(given) - plain(given)).square().sum(1) / plain(given).square().sum(1)
         return made, float(lost.mean()) / 2
 

@@ -6,7 +6,7 @@ takes, the shapes that there will be, and a folder. Files here import their libr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -47,6 +47,19 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """Real inputs of a program: by them scales of integers are chosen, once for all backends."""
+
+    program: nn.Module
+    """In evaluation mode on the CPU, in fp32."""
+    samples: Sequence[tuple[Tensor, ...]]
+    bound: float
+    """Share of the quality of answers that integers may lose."""
+    chosen: dict[int, Any] = field(default_factory=dict)
+    """What was chosen so far, by the largest integer of a weight."""
+
+
+@dataclass(frozen=True)
 class Job:
     """A program that is to be compiled."""
 
@@ -59,10 +72,7 @@ class Job:
     quantized: Quantized
     level: Level | None
     """The instruction set that it is compiled for; None for all that this machine has."""
-    samples: Sequence[tuple[Tensor, ...]]
-    """Real inputs, to choose scales by."""
-    bound: float
-    """Share of the quality of answers that integers may lose."""
+    calibration: Calibration
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from regauge.backends._integers import TINY, Recipe, Rounded
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from regauge.backends import Calibration
     from regauge.backends._copies import Samples
     from regauge.backends._integers import Range
 
@@ -36,16 +37,38 @@ ROWS = 512
 """Tokens of each sample, at most, that a layer is judged by."""
 
 
+class Choice(NamedTuple):
+    """Which layers of a program multiply integers, and how."""
+
+    recipes: Mapping[str, Recipe]
+    """By the names of the layers."""
+    before: Mapping[str, str]
+    """Which layer makes what another reads, where one does."""
+
+
 @torch.no_grad()
-def rounded(program: nn.Module, samples: Samples, bound: float, most: int = 127) -> nn.Module:
+def rounded(program: nn.Module, calibration: Calibration, most: int = 127) -> nn.Module:
     """Return a copy of an fp32 program whose linear layers are `Rounded` where that is near enough.
 
-    `bound` is how far from 1 the cosine of its answers to those of the program may be. Names of
-    weights stay. `most` is 63 for a processor whose sums of two products of 8 bits can be too
-    large for it. Raises ValueError where there is no sample, or no layer is near enough.
+    It is the program of the calibration, be it with weights of fewer bits; the cosine of its
+    answers to those may be as far from 1 as the bound is. Names of weights stay. `most` is 63 for a
+    processor whose sums of two products of 8 bits can be too large for it. Raises ValueError where
+    there is no sample, or no layer is near enough.
     """
+    if most not in calibration.chosen:
+        calibration.chosen[most] = _chosen(calibration, most)
+    choice: Choice = calibration.chosen[most]
+    if not choice.recipes:
+        raise ValueError("no linear layer is near enough to itself in integers of 8 bits")
     made = copy.deepcopy(program).eval()
-    every = {name: each for name, each in made.named_modules() if type(each) is nn.Linear}
+    put(made, _modules(_linear(made), choice, most))
+    return made
+
+
+def _chosen(calibration: Calibration, most: int) -> Choice:
+    """Return what of a program can be integers; nothing of it where no layer is near enough."""
+    made, samples = copy.deepcopy(calibration.program).eval(), calibration.samples
+    every = _linear(made)
     seen = _seen(made, every, samples)
     layers = {name: every[name] for name in seen}
     before = fed(made, layers, samples)
@@ -60,29 +83,26 @@ def rounded(program: nn.Module, samples: Samples, bound: float, most: int = 127)
     chosen.sort(key=lambda each: each[0])
     expected = [made(*inputs) for inputs in samples]
 
-    def place(count: int) -> None:
-        """Let this many of the best stand in their layers' places."""
+    def best(count: int) -> Choice:
         recipes = {name: found for _, own in chosen[:count] for name, found in own.items()}
-        put(made, _modules(layers, recipes, before, most))
+        return Choice(recipes, before)
 
     def lost(count: int) -> float:
-        place(count)
+        put(made, _modules(layers, best(count), most))
         return _lost([made(*inputs) for inputs in samples], expected)
 
-    count = bisect.bisect_right(range(1, len(chosen) + 1), BUDGET * bound, key=lost)
-    if not count:
-        raise ValueError("no linear layer is near enough to itself in integers of 8 bits")
-    place(count)
-    return made
+    allowed = BUDGET * calibration.bound
+    return best(bisect.bisect_right(range(1, len(chosen) + 1), allowed, key=lost))
 
 
-def _modules(
-    layers: Mapping[str, nn.Linear],
-    recipes: Mapping[str, Recipe],
-    before: Mapping[str, str],
-    most: int,
-) -> dict[str, nn.Module]:
+def _linear(program: nn.Module) -> dict[str, nn.Linear]:
+    """Return the linear layers of a program by their names."""
+    return {name: each for name, each in program.named_modules() if type(each) is nn.Linear}
+
+
+def _modules(layers: Mapping[str, nn.Linear], choice: Choice, most: int) -> dict[str, nn.Module]:
     """Return what stands in the place of each layer: itself where there is no recipe for it."""
+    recipes, before = choice
     rows = {
         before[name]: places(recipe.counts) for name, recipe in recipes.items() if recipe.copied
     }

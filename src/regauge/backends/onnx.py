@@ -81,7 +81,7 @@ class Onnx(Backend):
         if job.quantized == "int8":
             from regauge.backends._rounding import rounded
 
-            program = rounded(program, job.samples, job.bound)
+            program = rounded(program, job.calibration)
         graph, names = lifted(program, job)
         fused = {torch.ops.aten.scaled_dot_product_attention.default: _attention}
         with torch.no_grad(), _quiet():

@@ -78,7 +78,7 @@ class Openvino(Backend):
         if job.quantized == "int8":
             from regauge.backends._rounding import rounded
 
-            program = rounded(program, job.samples, job.bound, LARGEST[exact])
+            program = rounded(program, job.calibration, LARGEST[exact])
         graph, names = lifted(program, job)
         openvino = _library()
         with torch.no_grad(), warnings.catch_warnings():

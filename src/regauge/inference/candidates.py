@@ -6,12 +6,13 @@ import copy
 import statistics
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from regauge.backends import Job, Payload, Shape, Site, require, usable_for
+from regauge.backends import Calibration, Job, Payload, Shape, Site, require, usable_for
 from regauge.data.parallel import available_cores
 from regauge.errors import SettingsError, plain
 from regauge.inference import parity
@@ -82,6 +83,15 @@ class Work:
     """Measures a module on what a run held out."""
     quality: dict[str, float] = field(default_factory=dict)
     """What these metrics of fp32 are."""
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """Some of the records, by which candidates that multiply integers choose their scales."""
+        some = self.rows.some(np.arange(min(SAMPLES, -(-len(self.rows) // 2))))
+        rungs = ladder(self.settings.shapes, self.described.longest, symbolic=True)
+        batches = Ladder(rungs, filled=False).batches(some.lengths)
+        samples = [some.inputs(batch) for batch in batches]
+        return Calibration(self.described.program, samples, self.settings.proof.bound)
 
     def measured(self, engine: Engine) -> dict[str, float]:
         """Return the metrics of a program at work; none where no run says which."""
@@ -182,8 +192,7 @@ def built(work: Work, candidate: Candidate, folder: Path) -> Built:
         candidate.precision,
         candidate.quantized,
         level,
-        _samples(work.rows, rungs),
-        work.settings.proof.bound,
+        work.calibration,
     )
     if not folder.exists():
         folder.mkdir(parents=True)
@@ -253,13 +262,6 @@ def _paces(engine: Engine, rows: Records, seconds: float) -> dict[str, float]:
         "tokens_per_second": rows.tokens / best,
         "one_text_ms": 1e3 * statistics.median(waits),
     }
-
-
-def _samples(rows: Records, rungs: tuple[Rung, ...]) -> list[tuple[Tensor, ...]]:
-    """Return some records as a program takes them."""
-    some = rows.some(np.arange(min(SAMPLES, -(-len(rows) // 2))))
-    batches = Ladder(rungs, filled=False).batches(some.lengths)
-    return [some.inputs(batch) for batch in batches]
 
 
 class _Plain:

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
+from regauge.accelerators.cpu import Cpu
 from regauge.config import build
 from regauge.data.tokenizer import Encoder
 from regauge.inference import candidates
-from regauge.inference.export_settings import Exporting, Shapes
+from regauge.inference.export_settings import Exporting
+from regauge.inference.programs import Described
 from regauge.inference.rows import Rows
 from regauge.inference.samples import EVERY, SIZES, samples
-from regauge.inference.shapes import ladder
 from regauge.inference.subjects import OfFolder
+from regauge.models import sentences
 from regauge.models.inputs import Fields
 from unit.test_sentences import model
 
@@ -35,13 +38,13 @@ def test_most_texts_are_words_of_the_vocabulary(fields: Fields) -> None:
     plain = samples(None, None, COUNT, Fields()).columns[0]
     found = samples(None, None, COUNT, fields, lambda: WORDS)
     assert found.columns == samples(None, None, COUNT, fields, lambda: WORDS).columns
-    assert len(found.columns) == max(1, len(fields.texts))
-    for texts in found.columns:
-        assert texts[::EVERY] == plain[::EVERY]
-        said = [text.split() for at, text in enumerate(texts) if at % EVERY]
-        assert {word for words in said for word in words} == set(WORDS)
-        assert {len(words) for words in said} == set(SIZES)
-        assert len({tuple(words) for words in said if len(words) > 5}) > COUNT // 8
+    texts, *others = found.columns
+    assert texts[::EVERY] == plain[::EVERY]
+    said = [text.split() for at, text in enumerate(texts) if at % EVERY]
+    assert {word for words in said for word in words} == set(WORDS)
+    assert {len(words) for words in said} == set(SIZES)
+    assert len({tuple(words) for words in said if len(words) > 5}) > COUNT // 8
+    assert others == [[*texts[1:], texts[0]]] * (len(fields.texts) - 1)
     assert "words of the vocabulary" in found.origin
 
 
@@ -62,6 +65,12 @@ def test_what_makes_vectors_is_proved_on_its_own_words(
 
 @pytest.mark.parametrize(("count", "found"), [(9, 5), (400, 200), (3 * candidates.SAMPLES, 256)])
 def test_scales_are_chosen_by_half_of_the_texts_at_most(count: int, found: int) -> None:
+    settings = build(Exporting, {"target": {"model": "a", "path": "b"}, "proof": {"bound": 0.01}})
+    program = nn.Identity()
+    described = Described(program, "vectors", 1, (), sentences.Reads(tokens=16))
     rows = Rows.of([np.arange(1, 5, dtype=np.int32)] * count)
-    given = candidates._samples(rows, ladder(Shapes(), 16, symbolic=True))
-    assert sum(len(tokens) for tokens, _ in given) == found
+    work = candidates.Work(settings, described, Cpu(), rows, np.zeros((count, 1)))
+    made = work.calibration
+    assert sum(len(tokens) for tokens, _ in made.samples) == found
+    assert (made.program, made.bound) == (program, 0.01)
+    assert work.calibration is made

@@ -442,6 +442,14 @@ def test_where_a_tokenizer_adds_nothing_nothing_is_added(tmp_path: Path) -> None
     assert same(tmp_path, RAGGED[:-1]).shape == (len(RAGGED) - 1, WIDTH)
 
 
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_plain_folder_is_read_as_the_library_reads_it(tmp_path: Path, *, wrapped: bool) -> None:
+    made = library().SentenceTransformer(str(model(tmp_path, wrapped=wrapped)), device="cpu")
+    theirs = made.encode(list(RAGGED[:-1]), show_progress_bar=False)
+    ours = regauge.load(tmp_path, threads=1).encode(RAGGED[:-1])
+    assert cosines(ours, theirs).min() >= ALIKE
+
+
 def test_what_is_written_small_first_is_so_for_both(tmp_path: Path) -> None:
     library()
     texts = [text.replace("w", "W") for text in RAGGED]

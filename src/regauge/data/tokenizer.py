@@ -12,7 +12,7 @@ import json
 import shutil
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
@@ -37,6 +37,15 @@ _NAMES = ("tokenizer", "special", "added", "vocab", "merges", "chat")
 """What the files of a tokenizer end in, and what they begin with."""
 _UNBOUNDED = int(1e30)
 """What transformers writes for a tokenizer without a longest length."""
+
+
+class Pair(NamedTuple):
+    """Two texts as one."""
+
+    ids: np.ndarray
+    start: int
+    """How many tokens are of the first type: those behind them are the second text's."""
+    cut: bool
 
 
 class Encoder:
@@ -72,6 +81,22 @@ class Encoder:
         encoded = iter(self._tokenizer.encode_batch_fast(rest, add_special_tokens=False))
         return [
             np.array(next(encoded).ids, dtype=np.int32) if ids is None else ids for ids in found
+        ]
+
+    def pairs(self, firsts: Sequence[str], seconds: Sequence[str], limit: int) -> list[Pair]:
+        """Return pairs of texts, each as one, in the tokenizer's own form.
+
+        Of one that is longer than the limit, tokens are cut off the end of the longer text.
+        """
+        self._tokenizer.encode_special_tokens = False
+        self._tokenizer.enable_truncation(limit, strategy="longest_first")
+        try:
+            found = self._tokenizer.encode_batch_fast(list(zip(firsts, seconds, strict=True)))
+        finally:
+            self._tokenizer.no_truncation()
+        return [
+            Pair(np.array(each.ids, np.int32), each.type_ids.count(0), bool(each.overflowing))
+            for each in found
         ]
 
     def plain_words(self) -> list[str]:

@@ -73,6 +73,8 @@ class Text(Settings):
     """Texts to put before a text, by name."""
     prompt: str | None = None
     """Name of the one that is used unless another is named."""
+    pair: tuple[str, str] | None = None
+    """Two fields that a classifier's folder reads as one text; by default a record is one."""
     answer_tokens: int = Field(default=64, ge=1)
     """Most tokens that a model writes, where it goes on with a text."""
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 
 FIELDS = Fields()
+OURS: sentences.Manner = "regauge"
+"""How a run reads texts, and those that it left."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,16 @@ def of_folder(folder: Path, wanted: Text, trained: Fields | None = None) -> Desc
     found = sentences.told(folder)
     told = found.reads if found and trained is None else None
     fields = trained or FIELDS
-    if models.class_name(model).endswith("ForSequenceClassification"):
+    classifying = models.class_name(model).endswith("ForSequenceClassification")
+    if wanted.pair is not None:
+        if trained is not None or not classifying:
+            problem = "text.pair is for the folder of a classifier, without a run"
+            raise SettingsError(problem, "leave it out")
+        fields = Fields(texts=wanted.pair, joined=True)
+    if classifying:
         classifier = Classifier(model, DropoutKeys())
-        reads = _reads(folder, told, wanted, fields.longest(classifier.longest))
+        manner = OURS if wanted.pair is None else sentences.USUAL
+        reads = _reads(folder, told, wanted, fields.longest(classifier.longest), manner)
         width: int = model.config.num_labels  # type: ignore[assignment]
         program = TextProgram(classifier, "scores").eval()
         answers: Answers = "classes" if width > 1 else "values"
@@ -108,7 +117,8 @@ def of_folder(folder: Path, wanted: Text, trained: Fields | None = None) -> Desc
     pooling = _pooling(found, wanted)
     encoder = Encoder(body(model), DropoutKeys(), pooling)
     _read_dense(encoder, pooling, folder)
-    reads = _reads(folder, told, wanted, fields.longest(encoder.longest))
+    manner = OURS if trained else sentences.USUAL  # the folder of an encoder of ours says so
+    reads = _reads(folder, told, wanted, fields.longest(encoder.longest), manner)
     program = TextProgram(encoder, "vectors").eval()
     width = _width(model, pooling)
     return Described(program, "vectors", width, of_texts(fields), reads, fields, pooling)
@@ -132,7 +142,7 @@ def _writer(folder: Path, model: PreTrainedModel, wanted: Text, fields: Fields) 
     """Return the program of a model that goes on with a text, or answers a request."""
     most = wanted.answer_tokens
     room = fields.longest(CausalLanguageModel(model, DropoutKeys()).longest)
-    reads = _reads(folder, None, wanted, None if room is None else room - most)
+    reads = _reads(folder, None, wanted, None if room is None else room - most, OURS)
     ends: Any = "chat" if chats.has_template(folder) else "open"
     reads = reads.model_copy(update={"ends": ends})
     program = writing(model, folder, most).eval()
@@ -217,7 +227,11 @@ def _pooling(told: sentences.Sentences | None, wanted: Text) -> sentences.Poolin
 
 
 def _reads(
-    folder: Path, told: sentences.Reads | None, wanted: Text, limit: int | None
+    folder: Path,
+    told: sentences.Reads | None,
+    wanted: Text,
+    limit: int | None,
+    manner: sentences.Manner,
 ) -> sentences.Reads:
     """Return how a model reads texts: as is asked, else as is told, and no longer than it can."""
     tokens = wanted.tokens or (told.tokens if told else limit) or sentences.most_tokens(folder)
@@ -228,7 +242,7 @@ def _reads(
         tokens = limit
     given = {"prompts": wanted.prompts} if wanted.prompts else {}
     named = {"prompt": wanted.prompt} if wanted.prompt is not None else {}
-    reads = (told or sentences.Reads(tokens=tokens)).model_copy(
+    reads = (told or sentences.Reads(tokens=tokens, manner=manner)).model_copy(
         update={"tokens": tokens, **given, **named}
     )
     if reads.prompt is not None and reads.prompt not in reads.prompts:

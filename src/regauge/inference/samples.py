@@ -70,7 +70,8 @@ def samples(
     if known := words():
         told += ", and words of the vocabulary in no order"
         texts = [_text(known, at) if at % EVERY else text for at, text in enumerate(texts)]
-    return documented._replace(columns=[texts] * max(1, len(fields.texts)), origin=told)
+    columns = [[*texts[at:], *texts[:at]] for at in range(max(1, len(fields.texts)))]
+    return documented._replace(columns=columns, origin=told)
 
 
 def _text(vocabulary: Sequence[str], number: int) -> str:

@@ -60,6 +60,8 @@ class Reader:
         `values` are the fields of candidates that are no text.
         """
         before = self._reads.before(prompt)
+        if self._fields.joined and self._special:
+            return self._pairs(*([before + text for text in column] for column in columns))
         given = self._fields.limits or (self._reads.tokens,) * len(columns)
         limits = [min(limit, self._reads.tokens) for limit in given]
         found = [
@@ -117,6 +119,13 @@ class Reader:
     def decoded(self, ids: np.ndarray) -> list[str]:
         """Return the texts of answers, [records, tokens], in which a number below 0 is nothing."""
         return [self._encoder.decode(row[row >= 0].astype(int).tolist()) for row in ids]
+
+    def _pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> Read:
+        """Return pairs of texts in the tokenizer's own form."""
+        found = self._encoder.pairs(firsts, seconds, self._reads.tokens)
+        starts = np.fromiter((pair.start for pair in found), np.int32, len(found))
+        rows = Rows([Texts.of([pair.ids for pair in found])], [starts])
+        return Read(rows, sum(pair.cut for pair in found))
 
     def _cut(self, ids: np.ndarray) -> np.ndarray:
         """Return a text that is no longer than the model reads, and ends as all do."""

@@ -30,8 +30,11 @@ FLAGS: dict[str, Mode] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Older folders have a flag for each; vectors of several stand behind each other in this order."""
-MANNER, USUAL = "texts_read_as", "transformers"
-"""Where a folder says that a run here left it, beside what the library reads; and else."""
+Manner = Literal["regauge", "transformers"]
+MANNER = "texts_read_as"
+"""Where a folder says that a run here left it, beside what the library reads."""
+USUAL: Manner = "transformers"
+"""What it is where nothing says it."""
 ACTIVATIONS = {"Tanh": "tanh", "Identity": "identity", "ReLU": "relu", "GELU": "gelu"}
 Activation = Literal["tanh", "identity", "relu", "gelu"]
 _LONGEST = 10**9
@@ -77,7 +80,7 @@ class Reads(Settings):
     """Whether a text is written small before the tokenizer sees it."""
     ends: Literal["closed", "open", "chat"] = "closed"
     """Whether a text ends in special tokens, goes on, or stands in a chat template."""
-    manner: Literal["regauge", "transformers"] = "regauge"
+    manner: Manner = "regauge"
     """Whose: here "[SEP]" in a text is letters, and a text ends in a token that says so."""
 
     def before(self, name: str | None = None) -> str:

@@ -1,0 +1,150 @@
+"""A classifier of pairs that others trained: its folder answers as transformers does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+import regauge
+from end_to_end.predicting import EAGER, table, texts, trained
+from regauge.cli import main
+
+VOCABULARY, LONGEST = 200, 24
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+WORDS = {word: at for at, word in enumerate([*SPECIAL, *(f"w{at}" for at in range(4, VOCABULARY))])}
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 1}
+HEADS = {"num_attention_heads": 2, "intermediate_size": 64}
+
+
+def bert() -> PreTrainedModel:
+    config = BertConfig(**SIZES, **HEADS, max_position_embeddings=LONGEST, num_labels=1)
+    return BertForSequenceClassification(config)
+
+
+def roberta() -> PreTrainedModel:
+    more = {"max_position_embeddings": LONGEST + 2, "type_vocab_size": 1}
+    names = {0: "apart", 1: "neutral", 2: "follows"}
+    return RobertaForSequenceClassification(RobertaConfig(**SIZES, **HEADS, **more, id2label=names))
+
+
+def distilbert() -> PreTrainedModel:
+    sizes: dict[str, Any] = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}
+    more = {"vocab_size": VOCABULARY, "max_position_embeddings": LONGEST, "pad_token_id": 1}
+    return DistilBertForSequenceClassification(DistilBertConfig(**sizes, **more))
+
+
+def folder_of(model: PreTrainedModel, form: str, folder: Path) -> Path:
+    """Write a model with random weights and a tokenizer of words, as transformers does."""
+    words = Tokenizer(models.WordLevel(WORDS, unk_token=SPECIAL[-1]))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair=form, special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    roles = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>"}
+    tokens = {f"{role}_token": token for role, token in roles.items()}
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=words, model_max_length=LONGEST, model_input_names=names, **tokens
+    )
+    for value in model.parameters():
+        if value.dim() > 1:
+            torch.nn.init.normal_(value, std=0.2)  # so that answers differ
+    model.save_pretrained(folder)
+    made.save_pretrained(folder)
+    return folder
+
+
+def scores(folder: Path, firsts: list[str], seconds: list[str]) -> np.ndarray:
+    """Return what transformers makes of each pair alone, [pairs, labels]."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    typed = getattr(model.config, "type_vocab_size", 0) > 1
+    found = []
+    for pair in zip(firsts, seconds, strict=True):
+        rows = ([text] for text in pair)  # of one row, an empty second text would be none
+        given = tokenizer(*rows, truncation=True, max_length=LONGEST, return_tensors="pt")
+        if not typed:
+            given.pop("token_type_ids")
+        with torch.no_grad():
+            found.append(model(**given).logits[0].numpy())
+    return np.stack(found)
+
+
+@pytest.mark.parametrize(
+    ("make", "form"),
+    [
+        (bert, "<s> $A </s> $B:1 </s>:1"),
+        (roberta, "<s> $A </s> </s> $B </s>"),
+        (distilbert, "<s> $A </s> $B </s>"),
+    ],
+    ids=["bert", "roberta", "distilbert"],
+)
+def test_pairs_are_read_as_transformers_does(make: Any, form: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = folder_of(make(), form, tmp_path / "model")
+    firsts, seconds = texts(60, seed=1), [*texts(57, seed=2), "", "w9 </s> w8", "w5"]
+    firsts[-1] = ""
+    assert max(len(first.split()) for first in firsts) > LONGEST - 3
+    both = [len(f"{first} {second}".split()) for first, second in zip(firsts, seconds, strict=True)]
+    assert sum(each > LONGEST for each in both) > 10
+    given = ["--model", str(model), "--to", str(tmp_path / "artifact"), *EAGER]
+    more = ['candidates.precisions=["fp32"]', 'text.pair=["query","document"]']
+    assert main(["export", *given, *more]) == 0
+    wanted = scores(model, firsts, seconds)
+    found = regauge.load(tmp_path / "artifact", threads=1).answer(firsts, seconds)
+    if wanted.shape[1] == 1:
+        np.testing.assert_allclose(found["value"], wanted[:, 0], atol=2e-5)
+        assert np.ptp(wanted) > 0.1
+    else:
+        powers = np.exp(wanted) / np.exp(wanted).sum(1, keepdims=True)
+        np.testing.assert_allclose(found["probabilities"], powers, atol=2e-5)
+        assert np.ptp(powers, axis=0).min() > 0.01
+    records = (
+        {"id": at, "document": second, "query": first}
+        for at, (first, second) in enumerate(zip(firsts, seconds, strict=True))
+    )
+    source = tmp_path / "pairs.jsonl"
+    source.write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    arguments = [
+        "--source",
+        str(source),
+        "--to",
+        str(tmp_path / "out"),
+        "execution.executor=inline",
+    ]
+    assert main(["predict", str(tmp_path / "artifact"), *arguments]) == 0
+    written = table(tmp_path / "out")
+    assert written["id"].to_pylist() == list(range(60))
+    for name in ("value", "probabilities", "class"):
+        if name in found:
+            assert np.array_equal(written[name].to_pylist(), found[name])
+
+
+def test_only_the_folder_of_a_classifier_reads_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(tmp_path)
+    for origin in ([str(run)], ["--model", str(run / "model")]):
+        given = [*origin, "--to", str(tmp_path / "artifact"), *EAGER, 'text.pair=["a","b"]']
+        assert main(["export", *given]) == 2
+        assert (
+            "text.pair is for the folder of a classifier, without a run" in capsys.readouterr().err
+        )

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from regauge.config import build
@@ -48,6 +50,38 @@ def test_no_more_records_are_looked_at_than_the_first(
     monkeypatch.setattr(columns, "FIRST", 2)
     records = told({"text": "a"}, {"id": 1}, {"late": 1})
     assert looked(tmp_path, *["bad"] * 3, *records) == {"text": "text", "id": "integer"}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_table_says_what_its_empty_columns_hold(tmp_path: Path, kind: str) -> None:
+    path, types = tmp_path / f"a.{kind}", {"text": pa.string(), "note": pa.string()}
+    types |= {"price": pa.float32(), "new": pa.bool_(), "tags": pa.list_(pa.string())}
+    words = pa.array(["a", None]).dictionary_encode()
+    whole = pa.table({name: pa.nulls(2, each) for name, each in types.items()} | {"word": words})
+    if kind == "parquet":
+        pq.write_table(whole, path)
+    else:
+        with pa.ipc.new_file(path, whole.schema) as file:
+            file.write_table(whole)
+    table = {"kind": kind, "files": (str(path),)}
+    source = asked(source=table).source
+    found = columns.look(source, source.pieces())
+    renamed = {**table, "rename": {"note": "said"}}
+    several = asked(source={"kind": "several", "sources": (renamed,)}).source
+    assert list(columns.look(several, several.pieces())) == ["text", "said", "price", "new", "word"]
+    some = {"text": "text", "note": "text", "price": "real", "new": "integer", "word": "text"}
+    assert found == some
+    assert columns.beside(asked(), ("text",), found) == {
+        name: each for name, each in some.items() if name != "text"
+    }
+
+
+def test_a_table_that_is_damaged_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 and nothing else")
+    source = asked(source={"kind": "parquet", "files": (str(path),)}).source
+    with pytest.raises(DataError, match="damaged Parquet file"):
+        columns.look(source, source.pieces())
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ Kinds = dict[str, str]
 def look(source: Source, pieces: tuple[Piece, ...]) -> Kinds:
     """Return the fields of the first records, in the order in which they are met.
 
-    One with whole and other numbers holds real ones; of texts and numbers the first counts. Raises
-    DataError where there is no record.
+    Those that the first piece names itself come first. One with whole and other numbers holds real
+    ones; of texts and numbers the first counts. Raises DataError where there is no record.
     """
-    kinds: Kinds = {}
+    kinds: Kinds = source.kinds(pieces[0]) if pieces else {}
     bad: Rejected | None = None
     records = 0
     for found in chain.from_iterable(map(source.read, pieces)):

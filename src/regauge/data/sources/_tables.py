@@ -50,10 +50,22 @@ class TableSource(_files.FileSource):
                 for document in _documents(batch):
                     yield self._record(name, f"{self.part} {part} row {row}", document)
                     row += 1
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        except _damage(pa) as error:
             place = f"{self.part} {part} from row {row}"
             why = str(error).partition("\n")[0]
             yield Rejected(name, place, f"damaged {self.form} file", why)
+
+    def kinds(self, piece: Piece) -> dict[str, str]:
+        """Return what the columns of the first batch are said to hold."""
+        import pyarrow as pa
+
+        try:
+            first = next((batch for _, batch in self.batches(piece)), None)
+        except _damage(pa):
+            return {}
+        schema = () if first is None else first.schema
+        found = ((field.name, _kind(field.type)) for field in schema)
+        return {name: kind for name, kind in found if kind is not None}
 
     @abstractmethod
     def cut(self, file: _files.File) -> Iterator[Piece]:
@@ -97,6 +109,22 @@ class TableSource(_files.FileSource):
         if isinstance(document, UnicodeDecodeError):
             return Rejected(name, place, "undecodable bytes", str(document))
         return Record(name, place, _values.usable(document, self.columns))
+
+
+def _damage(arrow: Any) -> tuple[type[Exception], ...]:
+    """Return what Arrow raises for files that are damaged, or of a kind that it does not know."""
+    return arrow.ArrowInvalid, arrow.ArrowNotImplementedError, OSError
+
+
+def _kind(type_: Any) -> str | None:
+    """Return what values of a type of Arrow are, or None where their own tell."""
+    import pyarrow.types as kinds
+
+    if kinds.is_string(type_) or kinds.is_large_string(type_) or kinds.is_string_view(type_):
+        return "text"
+    if kinds.is_integer(type_) or kinds.is_boolean(type_):
+        return "integer"
+    return "real" if kinds.is_floating(type_) else None
 
 
 def _documents(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:

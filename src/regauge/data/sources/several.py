@@ -98,6 +98,12 @@ class Several(Source):
         known = [member.fields() for member in self.sources]
         return tuple(dict.fromkeys(sum(known, ()))) if all(known) else ()
 
+    def kinds(self, piece: Piece) -> dict[str, str]:
+        """Return what the piece's source does, by the names that fields have here."""
+        member = self.sources[piece.source]
+        found = member.source.kinds(piece)
+        return {member.rename.get(name, name): kind for name, kind in found.items()}
+
     def pieces(self) -> tuple[Piece, ...]:
         """Return the pieces of all sources, each with the number of its source."""
         found: list[Piece] = []

@@ -258,6 +258,15 @@ def test_a_dry_run_says_what_would_be_measured_without_torch(
     assert not (tmp_path / "out").exists()
 
 
+def test_lengths_that_nobody_asked_for_are_such_as_the_artifacts_read(
+    tmp_path: Path, artifact: Path
+) -> None:
+    folders = {"first": str(artifact / "first")}
+    inference = {"artifacts": folders, "rows": (2,)}
+    tables = {"inference": inference, "output": {"folder": str(tmp_path / "out")}}
+    assert benchmark.plan(build(Measuring, tables))["batch_x_length"] == ["2 x 48"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

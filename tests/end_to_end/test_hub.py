@@ -141,7 +141,7 @@ def test_a_name_that_is_not_for_everyone_is_one_line_with_the_way_in(
     (line,) = done.stderr.strip().splitlines()
     assert problem in line
     assert remedy in line
-    assert "run: hf auth login (or set HF_TOKEN), or set model.path to a local folder" in line
+    assert "run: hf auth login (or set HF_TOKEN), or name a local folder" in line
     assert not (tmp_path / "out").exists()
 
 
@@ -150,7 +150,7 @@ def test_a_hub_that_does_not_answer_is_one_line(train: Train) -> None:
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert "no folder 'team/open' is here, and no answer from the hub" in line
-    assert line.endswith("set model.path to a folder of weights")
+    assert line.endswith("name a folder of weights")
 
 
 @pytest.mark.full

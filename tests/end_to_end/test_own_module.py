@@ -59,6 +59,10 @@ def more():
     return module, {**examples, "third": examples["kind"]}
 
 
+def broken():
+    raise ValueError("no file of mine")
+
+
 def fewer():
     module, examples = made("tensor")
     return module, {**examples, "kind": examples["kind"].bool()}
@@ -102,6 +106,8 @@ def test_a_module_gives_what_it_gave(
         kind = torch.randint(0, 7, (rows,), generator=generator)
         with torch.no_grad():
             assert torch.allclose(loaded(image, kind), module(image, kind), atol=1e-5)
+    for other in (loaded(kind=kind, image=image), loaded(image, kind=kind)):
+        assert torch.equal(other, loaded(image, kind))
     image, kind = examples.values()
     wrong = {
         (image,): "1 tensors are given; give 2: image, kind",
@@ -112,6 +118,10 @@ def test_a_module_gives_what_it_gave(
     for given, told in wrong.items():
         with pytest.raises(DataError, match=told):
             loaded(*given)
+    with pytest.raises(DataError, match="no input 'kin' left to give; did you mean 'kind'"):
+        loaded(image, kin=kind)
+    with pytest.raises(DataError, match="'image' is of type ndarray; give a tensor"):
+        loaded(image.numpy(), kind)
     with pytest.raises(SettingsError, match="reads no texts; call it with tensors"):
         loaded.answer(["a text"])
 
@@ -122,6 +132,7 @@ def test_a_module_gives_what_it_gave(
         ("alone", "returns Scored; let it return (module, {name: example tensor})"),
         ("more", "Scored fails on its examples: "),
         ("fewer", "kind is torch.bool; give it as one of "),
+        ("broken", "'own_scored:broken' fails: no file of mine; correct it there"),
         ("tensors", "did you mean 'tensor'?"),
     ],
 )

@@ -45,6 +45,24 @@ def test_every_record_is_answered_in_its_order(artifact: Path, tmp_path: Path) -
     assert [line["last"] for line in every] == [False] * 4 + [True]
 
 
+@pytest.mark.parametrize("damage", ["weights", "nothing"])
+def test_a_refused_artifact_leaves_no_folder(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    source, other = written(tmp_path / "texts.jsonl", 5), tmp_path / "other"
+    if damage == "weights":
+        shutil.copytree(artifact, other)
+        weights = bytearray((other / "weights.safetensors").read_bytes())
+        weights[-1] ^= 1
+        (other / "weights.safetensors").write_bytes(weights)
+    assert predict(other, source, tmp_path / "out") == (64 if damage == "weights" else 2)
+    [line] = capsys.readouterr().err.strip().splitlines()
+    absent = f"there is no {other}; name an artifact"
+    told = "its hash is another" if damage == "weights" else absent
+    assert told in line
+    assert not (tmp_path / "out").exists()
+
+
 def test_files_may_be_packed_in_several_ways(artifact: Path, tmp_path: Path) -> None:
     data = written(tmp_path / "whole", 60).read_bytes()
     half = data.index(b"\n", len(data) // 2) + 1

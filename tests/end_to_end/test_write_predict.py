@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import regauge
 from distributed import datasets
 from end_to_end.predicting import EAGER, exported, table, texts, trained, written
 from regauge.cli import main
+from regauge.inference.export_settings import Text
+from regauge.inference.programs import of_folder
 
 MOST = 6
 
@@ -52,6 +55,26 @@ def test_texts_go_on_alone_and_in_batches_as_transformers_lets_them(
     assert found == expected(run / "model", texts(20), limit)
     assert any(found)
     assert regauge.load(artifact).answer(texts(20)[:3])["answer"] == found[:3]
+
+
+def test_answers_leave_room_for_a_text(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(run), "--to", str(tmp_path / "artifact"), *EAGER]
+    assert main(["export", *given, "text.answer_tokens=30"]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert "text.answer_tokens = 30 leaves no room for a text; set at most 29" in line
+
+
+def test_a_folder_is_read_as_those_do_who_left_it(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(run / "model", folder)
+    wanted = Text(answer_tokens=MOST)
+    assert of_folder(folder, wanted).texts.manner == "regauge"
+    table = json.loads((folder / "config.json").read_text())
+    assert table.pop("texts_read_as") == "regauge"
+    (folder / "config.json").write_text(json.dumps(table))
+    assert of_folder(folder, wanted).texts.manner == "transformers"
 
 
 def test_a_request_stands_in_the_template_of_its_run(tmp_path: Path) -> None:

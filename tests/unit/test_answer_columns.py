@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from regauge.errors import SettingsError
-from regauge.inference.answers import check_names, columns, put, table, vectors
+from regauge.inference.answers import check, columns, put, table, vectors
 from regauge.inference.manifest import Program
-from regauge.inference.predict_settings import Dtype
+from regauge.inference.predict_settings import Dtype, Written
 
 VECTORS = arrays(
     np.float32,
@@ -185,7 +185,27 @@ def test_a_kept_field_may_not_have_the_name_of_an_answer(
 ) -> None:
     names = taken | ({"scale"} if "vector" in taken and dtype == "int8" else set())
     every = ["id", "text", "vector", "scale", "class", "probabilities", "value", "answer"]
-    check_names(told, dtype, [name for name in every if name not in names])
+    output = Written(folder="out", dtype=dtype)
+    check(told, output, [name for name in every if name not in names])
     for name in names:
         with pytest.raises(SettingsError, match=f"'{name}' has the name of what is written"):
-            check_names(told, dtype, ["id", name])
+            check(told, output, ["id", name])
+
+
+@pytest.mark.parametrize(
+    ("told", "fits"),
+    [
+        (program(), True),
+        (program("classes", 2), True),
+        (program("values", 1), True),
+        (program("classes", 2, "no", "yes"), False),
+        (program("text", 2), False),
+    ],
+)
+def test_an_array_holds_numbers_alone(told: Program, *, fits: bool) -> None:
+    output = Written(folder="out", format="npy")
+    if fits:
+        check(told, output, [])
+        return
+    with pytest.raises(SettingsError, match="npy holds numbers, and the answers are"):
+        check(told, output, [])

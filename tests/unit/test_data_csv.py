@@ -52,6 +52,17 @@ def test_columns_have_names_from_the_header_or_the_run_file(tmp_path: Path) -> N
     assert fields(named) == [{"y": "b"}, {"y": "2"}]
 
 
+@pytest.mark.parametrize("ending", [".tsv", ".tsv.gz"])
+def test_a_tab_is_between_values_where_the_ending_says_so(tmp_path: Path, ending: str) -> None:
+    path, text = tmp_path / f"a{ending}", b"id\ttext\n1\tone, two\n"
+    path.write_bytes(gzip.compress(text) if ending.endswith(".gz") else text)
+    files = {"files": (str(path),)}
+    assert fields(config.build(Csv, files)) == [{"id": "1", "text": "one, two"}]
+    assert rejected(config.build(Csv, {**files, "delimiter": ","})) == [
+        ("line 2", "another number of values")
+    ]
+
+
 @pytest.mark.parametrize("key", ["columns", "integers", "reals"])
 def test_a_column_that_is_not_there_is_answered_before_reading(tmp_path: Path, key: str) -> None:
     with pytest.raises(DataError, match=r"a.csv has no column 'txt'; did you mean 'text'\?"):

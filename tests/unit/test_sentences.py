@@ -24,6 +24,7 @@ from regauge.errors import SettingsError
 from regauge.inference.samples import samples
 from regauge.models import sentences
 from regauge.models.inputs import Fields
+from regauge.models.manner import Manner
 from regauge.models.sentences import FLAGS, LIMITS, Dense, Mode, Pooling, Reads, Sentences
 
 OLD = "sentence_transformers.models."
@@ -284,6 +285,7 @@ def test_a_part_outside_of_the_folder_is_refused(tmp_path: Path, path: str) -> N
     tokens=st.integers(3, 9000),
     prompts=st.dictionaries(st.text("abcü", min_size=1, max_size=3), st.text()),
     lowercase=st.booleans(),
+    manner=st.sampled_from(["regauge", "transformers"]),
 )
 def test_what_is_written_is_read_again(
     tmp_path_factory: pytest.TempPathFactory,
@@ -292,16 +294,18 @@ def test_what_is_written_is_read_again(
     tokens: int,
     prompts: dict[str, str],
     lowercase: bool,  # noqa: FBT001 - as above
+    manner: Manner,
 ) -> None:
     reads = Reads(
         tokens=tokens,
         prompts=prompts,
         prompt=min(prompts, default=None),
         lowercase=lowercase,
-        manner="transformers",
+        manner=manner,
     )
     told = Sentences(reads=reads, pooling=Pooling(modes=tuple(modes), normalized=normalized))
     folder = tmp_path_factory.mktemp("written")
+    put(folder / "config.json", {"hidden_size": WIDTH})
     sentences.write(folder, told, WIDTH)
     assert sentences.read(folder) == told
     assert ((folder / "2_Normalize").is_dir()) is normalized

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from regauge.inference.manifest import Program
-    from regauge.inference.predict_settings import Dtype
+    from regauge.inference.predict_settings import Dtype, Written
 
     Decode = Callable[[np.ndarray], list[str]]
 
@@ -89,9 +89,12 @@ def put(found: pa.Table, file: IO[bytes]) -> None:
     pq.write_table(found, file, compression="zstd", use_dictionary=single, write_statistics=single)
 
 
-def check_names(program: Program, dtype: Dtype, kept: Sequence[str]) -> None:
-    """Raise SettingsError where a kept field has the name of an answer's column."""
-    made = columns(program, dtype, np.zeros((1, program.width), np.float32))
+def check(program: Program, output: Written, kept: Sequence[str]) -> None:
+    """Raise SettingsError for answers that do not fit their form, or have a kept field's name."""
+    made = columns(program, output.dtype, np.zeros((1, program.width), np.float32))
+    if output.format == "npy" and isinstance(next(iter(made.values())), pa.Array):
+        problem = f"output.format = npy holds numbers, and the answers are {program.answers}"
+        raise SettingsError(problem, "leave it out: a table holds them")
     for name in kept:
         if name in made:
             problem = f"a record's field '{name}' has the name of what is written beside it"

@@ -26,7 +26,7 @@ class Inference(Settings):
     rows: tuple[Positive, ...] = Field(default=(1, 10), min_length=1)
     """Records of a request: its batch."""
     lengths: tuple[Positive, ...] = Field(default=(256, 128), min_length=1)
-    """Real tokens of each text."""
+    """Real tokens of each text; those by default are no more than all artifacts read."""
     seconds: float = Field(default=5.0, gt=0)
     """How long requests follow each other, for each batch and length of a turn."""
     warmup: int = Field(default=2, ge=1)

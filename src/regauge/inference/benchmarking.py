@@ -64,8 +64,9 @@ def named(folders: Sequence[Path]) -> dict[str, str]:
 
 def plan(settings: Measuring) -> dict[str, Any]:
     """Return what would be measured; what cannot be is refused here, before anything is loaded."""
+    settings = _settled(settings)
     asked, arrivals = settings.inference, settings.arrivals
-    found = {name: artifacts.read(Path(path)) for name, path in asked.artifacts.items()}
+    found = _manifests(settings)
     folder = Path(settings.output.folder)
     if (folder / MANIFEST).exists():
         raise SettingsError(f"{folder} is an artifact or a dataset", "set another output.folder")
@@ -97,6 +98,7 @@ def plan(settings: Measuring) -> dict[str, Any]:
 
 def run(settings: Measuring) -> dict[str, Any]:
     """Let every artifact have its turns; return what is written, see `figures.document`."""
+    settings = _settled(settings)
     plan(settings)
     asked, folder = settings.inference, Path(settings.output.folder)
     (folder / TURNS).mkdir(parents=True, exist_ok=True)
@@ -109,8 +111,24 @@ def run(settings: Measuring) -> dict[str, Any]:
     found: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in asked.artifacts}
     for number, name in product(range(1, asked.turns + 1), asked.artifacts):
         found[name].append(_turn(settings, name, number))
-    manifests = {name: artifacts.read(Path(path)) for name, path in asked.artifacts.items()}
-    return figures.document(settings, manifests, found, _earlier(settings))
+    return figures.document(settings, _manifests(settings), found, _earlier(settings))
+
+
+def _manifests(settings: Measuring) -> dict[str, Manifest]:
+    """Return what each artifact says of itself, by its name."""
+    every = settings.inference.artifacts.items()
+    return {name: artifacts.read(Path(path)) for name, path in every}
+
+
+def _settled(settings: Measuring) -> Measuring:
+    """Return settings whose lengths, unless they were asked for, are such as all artifacts read."""
+    asked = settings.inference
+    if "lengths" in asked.model_fields_set:
+        return settings
+    longest = min(each.shapes[-1].length for each in _manifests(settings).values())
+    lengths = tuple(dict.fromkeys(min(length, longest) for length in asked.lengths))
+    inference = asked.model_copy(update={"lengths": lengths})
+    return settings.model_copy(update={"inference": inference})
 
 
 def _turn(settings: Measuring, name: str, number: int) -> list[dict[str, Any]]:

@@ -76,6 +76,8 @@ def answered(settings: Predicting, of_artifact: tuple[str, ...], kinds: Kinds) -
     for name in names:
         if name not in known:
             remedy = did_you_mean(name, known) if known else "its records hold no text"
+            if known and not asked:
+                remedy = f"name others in predict.texts, {remedy}"
             raise SettingsError(f"the first records have no text '{name}'", remedy)
     return names
 

@@ -126,7 +126,7 @@ def warm(engine: Engine, artifact: Artifact) -> None:
 
 def _check_identity(artifact: Artifact) -> None:
     proof, here = artifact.manifest.identity, artifact.accelerator.model()
-    remedy = "export it on such a device, or set predict.invariant = false"
+    remedy = "export it on such a device, or do without: predict.invariant = false"
     if proof is None:
         problem = f"{artifact.folder} has no proof that a text keeps its bits in every batch"
         raise PreflightError(problem, remedy)

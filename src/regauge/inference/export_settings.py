@@ -24,7 +24,7 @@ class Target(Settings):
     model: str | None = None
     """Or a folder of transformers or sentence-transformers, or a hub name."""
     module: str | None = None
-    """Or a function of yours, `file:name`, that returns a module and an example of each input."""
+    """Or a function of yours, `module:name`, that returns a module and an example of each input."""
     path: str
     """Folder to write; for the format torch a file."""
     format: Format = "artifact"

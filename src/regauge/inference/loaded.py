@@ -24,6 +24,7 @@ from regauge.inference.shapes import Ladder, ladder
 from regauge.inference.texts import NOTHING, Reader
 from regauge.models import finding
 from regauge.models.program import tensors
+from regauge.registry import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,14 +86,15 @@ class Loaded:
             for name, column in made.items()
         }
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def __call__(self, *inputs: Tensor, **named: Tensor) -> Tensor:
         """Return what the program gives for its own inputs, [rows, width] fp32 on the CPU.
 
-        `program.inputs` describes them; there may be any number of rows. Raises DataError for
-        tensors that are not these.
+        `program.inputs` describes them: they are given in this order, or by their names, with any
+        number of rows. Raises DataError for tensors that are not these.
         """
         if self._reader is not None:
             raise SettingsError("this artifact reads texts", "call encode() or answer()")
+        inputs = (*inputs, *_ordered(self.program.inputs[len(inputs) :], named))
         _check_tensors(self.program.inputs, inputs)
         arrays = [each.detach().cpu().numpy() for each in inputs]
         return torch.from_numpy(self._engine.answers(Tensors(arrays)))
@@ -154,6 +156,15 @@ def _check_texts(columns: list[list[Any]]) -> None:
                 raise DataError(f"text {number} holds half a character", "decode it again")
 
 
+def _ordered(wanted: Sequence[Input], named: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return tensors that are given by their names, in order; DataError for an unknown name."""
+    names = tuple(each.name for each in wanted)
+    for name in named:
+        if name not in names:
+            raise DataError(f"there is no input '{name}' left to give", did_you_mean(name, names))
+    return [named[name] for name in names if name in named]
+
+
 def _check_tensors(wanted: Sequence[Input], given: Sequence[Tensor]) -> None:
     """Raise DataError for tensors that are not those that a program takes."""
     names = ", ".join(each.name for each in wanted)
@@ -161,6 +172,8 @@ def _check_tensors(wanted: Sequence[Input], given: Sequence[Tensor]) -> None:
         raise DataError(f"{len(given)} tensors are given", f"give {len(wanted)}: {names}")
     for each, tensor in zip(wanted, given, strict=True):
         shape = ", ".join(map(str, each.shape))
+        if not isinstance(tensor, torch.Tensor):
+            raise DataError(f"'{each.name}' is of type {type(tensor).__name__}", "give a tensor")
         kind = str(tensor.dtype).removeprefix("torch.")
         if kind != each.dtype or tuple(tensor.shape[1:]) != each.shape[1:]:
             problem = f"'{each.name}' is {kind} [{', '.join(map(str, tensor.shape))}]"

@@ -13,7 +13,7 @@ from regauge import config, lines
 from regauge.errors import LimitReachedError, PreemptedError, SettingsError
 from regauge.inference import artifact as artifacts
 from regauge.inference import columns
-from regauge.inference.answers import check_names
+from regauge.inference.answers import check
 from regauge.inference.job import Job, facts_of, place_of, sums, write_result
 from regauge.inference.order import ASIDE, Order
 from regauge.inference.pace import Pace
@@ -45,8 +45,7 @@ def planned(settings: Predicting) -> Planned:
     Raises SettingsError for a field that no record has, or for an artifact that reads no texts,
     and what the source and the artifact raise.
     """
-    artifact = artifacts.located(settings.artifact)
-    artifact.check_target()
+    artifact = artifacts.opened(settings.artifact)
     program = artifact.manifest.program
     if program.reads is None:
         raise SettingsError(
@@ -57,7 +56,7 @@ def planned(settings: Predicting) -> Planned:
     kinds = columns.look(settings.source, pieces)
     texts = columns.answered(settings, program.fields.texts, kinds)
     kept = columns.beside(settings, texts, kinds)
-    check_names(program, settings.output.dtype, list(kept))
+    check(program, settings.output, list(kept))
     job = Job(settings, pieces, place_of(settings, os.environ))
     _check_limit(settings)
     order = Order(config.dump(settings), pieces, texts, kept, job.place)

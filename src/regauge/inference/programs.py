@@ -12,6 +12,7 @@ from regauge.data.tokenizer import Encoder as Tokens
 from regauge.errors import DataError, SettingsError, plain
 from regauge.inference.manifest import Program
 from regauge.models import build as models
+from regauge.models import manner as manners
 from regauge.models import sentences
 from regauge.models.dropout import DropoutKeys
 from regauge.models.initial import META, fill, first_weights
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 
 FIELDS = Fields()
-OURS: sentences.Manner = "regauge"
-"""How a run reads texts, and those that it left."""
+FEWEST = 3
+"""Tokens of a text that a program has to have room for."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,10 @@ def of_folder(folder: Path, wanted: Text, trained: Fields | None = None) -> Desc
         fields = Fields(texts=wanted.pair, joined=True)
     if classifying:
         classifier = Classifier(model, DropoutKeys())
-        manner = OURS if wanted.pair is None else sentences.USUAL
-        reads = _reads(folder, told, wanted, fields.longest(classifier.longest), manner)
+        if wanted.pooling or wanted.normalized is not None:
+            problem = f"{folder} is a classifier's, which makes no vectors"
+            raise SettingsError(problem, "leave text.pooling and text.normalized out")
+        reads = _reads(folder, told, wanted, classifier.longest, trained)
         width: int = model.config.num_labels  # type: ignore[assignment]
         program = TextProgram(classifier, "scores").eval()
         answers: Answers = "classes" if width > 1 else "values"
@@ -113,12 +116,11 @@ def of_folder(folder: Path, wanted: Text, trained: Fields | None = None) -> Desc
             program, answers, width, of_texts(fields), reads, fields=fields, labels=labels
         )
     if found is None and not wanted.pooling and is_writer(model):
-        return _writer(folder, model, wanted, fields)
+        return _writer(folder, model, wanted, trained)
     pooling = _pooling(found, wanted)
     encoder = Encoder(body(model), DropoutKeys(), pooling)
     _read_dense(encoder, pooling, folder)
-    manner = OURS if trained else sentences.USUAL  # the folder of an encoder of ours says so
-    reads = _reads(folder, told, wanted, fields.longest(encoder.longest), manner)
+    reads = _reads(folder, told, wanted, encoder.longest, trained)
     program = TextProgram(encoder, "vectors").eval()
     width = _width(model, pooling)
     return Described(program, "vectors", width, of_texts(fields), reads, fields, pooling)
@@ -138,11 +140,19 @@ def writing(model: PreTrainedModel, folder: Path, most: int) -> WriteProgram:
     return WriteProgram(model, most, facts.pad, tuple(sorted(ends)))
 
 
-def _writer(folder: Path, model: PreTrainedModel, wanted: Text, fields: Fields) -> Described:
+def _writer(
+    folder: Path, model: PreTrainedModel, wanted: Text, trained: Fields | None
+) -> Described:
     """Return the program of a model that goes on with a text, or answers a request."""
     most = wanted.answer_tokens
+    fields = trained or FIELDS
     room = fields.longest(CausalLanguageModel(model, DropoutKeys()).longest)
-    reads = _reads(folder, None, wanted, None if room is None else room - most, OURS)
+    if room is not None:
+        room -= most
+        if room < FEWEST:
+            problem = f"text.answer_tokens = {most} leaves no room for a text"
+            raise SettingsError(problem, f"set at most {room + most - FEWEST}")
+    reads = _reads(folder, None, wanted, room, trained)
     ends: Any = "chat" if chats.has_template(folder) else "open"
     reads = reads.model_copy(update={"ends": ends})
     program = writing(model, folder, most).eval()
@@ -230,11 +240,16 @@ def _reads(
     folder: Path,
     told: sentences.Reads | None,
     wanted: Text,
-    limit: int | None,
-    manner: sentences.Manner,
+    places: int | None,
+    trained: Fields | None,
 ) -> sentences.Reads:
-    """Return how a model reads texts: as is asked, else as is told, and no longer than it can."""
-    tokens = wanted.tokens or (told.tokens if told else limit) or sentences.most_tokens(folder)
+    """Return how a model reads texts: as is asked, else as is told, and no longer than it can.
+
+    `places` is how many tokens the model has places for.
+    """
+    limit = trained.longest(places) if trained else places
+    tokens = wanted.tokens or (told.tokens if told else trained and limit)
+    tokens = tokens or manners.most_tokens(folder, limit)
     if limit is not None and tokens > limit:
         if wanted.tokens is not None:
             problem = f"text.tokens = {wanted.tokens}, and the model has {limit} positions"
@@ -242,6 +257,7 @@ def _reads(
         tokens = limit
     given = {"prompts": wanted.prompts} if wanted.prompts else {}
     named = {"prompt": wanted.prompt} if wanted.prompt is not None else {}
+    manner: manners.Manner = "regauge" if trained else manners.of(folder)
     reads = (told or sentences.Reads(tokens=tokens, manner=manner)).model_copy(
         update={"tokens": tokens, **given, **named}
     )

@@ -14,7 +14,7 @@ from regauge import registry
 from regauge.data import tokenizer
 from regauge.data.randomness import keyed
 from regauge.data.shards import file_sha256, read_manifest
-from regauge.errors import DataError, SettingsError
+from regauge.errors import DataError, SettingsError, plain
 from regauge.inference import programs
 from regauge.inference.manifest import MODEL, TOKENIZER
 from regauge.inference.rows import Rows, Tensors, Texts
@@ -155,7 +155,11 @@ class OfModule:
     """
 
     def __init__(self, path: str) -> None:
-        found = registry.function(path)()
+        function = registry.function(path)
+        try:
+            found = function()
+        except Exception as error:
+            raise DataError(f"'{path}' fails: {plain(error)}", "correct it there") from error
         try:
             module, examples = found
             self._examples: dict[str, Tensor] = dict(examples)

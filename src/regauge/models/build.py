@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 
 from regauge import registry
 from regauge.errors import SettingsError, plain
@@ -128,7 +129,7 @@ def load(folder: Path) -> PreTrainedModel:
         model, found = read()
         if any(key.startswith(POOLING) for key in found["missing_keys"]):
             model, found = read(add_pooling_layer=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise SettingsError(
             f"no model at '{folder}': {plain(error)}", "name another folder"
         ) from None

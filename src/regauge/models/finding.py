@@ -12,7 +12,7 @@ from regauge.errors import SettingsError, plain
 CONFIG = "config.json"
 WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 """What is fetched of a name on the hub."""
-WAYS_IN = "run: hf auth login (or set HF_TOKEN), or set model.path to a local folder"
+WAYS_IN = "run: hf auth login (or set HF_TOKEN), or name a local folder"
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -34,7 +34,7 @@ def at(path: str, *, fetch: bool = True) -> Path:
     if not (folder / CONFIG).is_file():
         raise SettingsError(
             f"no model at '{path}': {'it has no' if folder.exists() else 'there is no'} {CONFIG}",
-            f"set model.path to a folder with {CONFIG} and model.safetensors",
+            f"name a folder with {CONFIG} and model.safetensors",
         )
     return folder
 
@@ -54,11 +54,11 @@ def _fetched(name: str, *, fetch: bool) -> Path:
         raise SettingsError(terms, f"accept them, then {WAYS_IN}") from None
     except errors.RepositoryNotFoundError:
         absent = f"the hub has no model '{name}', or none that it shows without a token"
-        raise SettingsError(absent, f"correct model.path; for a private one {WAYS_IN}") from None
+        raise SettingsError(absent, f"correct it; for a private one {WAYS_IN}") from None
     except (errors.HfHubHTTPError, OSError, ValueError) as error:
         answer = (
             f"and no answer from the hub: {plain(error)}" if fetch else "nor a copy of the hub's"
         )
         silent = f"no folder '{name}' is here, {answer}"
-        raise SettingsError(silent, "set model.path to a folder of weights") from None
+        raise SettingsError(silent, "name a folder of weights") from None
     return Path(found)

@@ -5,7 +5,6 @@ Nothing here imports torch: what is described is computed in `pooling.py`.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,9 @@ from pydantic import Field
 
 from regauge.config import Settings
 from regauge.errors import SettingsError
+from regauge.models import manner
 from regauge.models.finding import CONFIG, WANTED
+from regauge.models.manner import Manner, read_json, write_json
 from regauge.registry import did_you_mean
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
@@ -30,15 +31,8 @@ FLAGS: dict[str, Mode] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Older folders have a flag for each; vectors of several stand behind each other in this order."""
-Manner = Literal["regauge", "transformers"]
-MANNER = "texts_read_as"
-"""Where a folder says that a run here left it, beside what the library reads."""
-USUAL: Manner = "transformers"
-"""What it is where nothing says it."""
 ACTIVATIONS = {"Tanh": "tanh", "Identity": "identity", "ReLU": "relu", "GELU": "gelu"}
 Activation = Literal["tanh", "identity", "relu", "gelu"]
-_LONGEST = 10**9
-"""Tokens beyond which a tokenizer's limit says that there is none."""
 
 
 class Dense(Settings):
@@ -178,23 +172,26 @@ def write(folder: Path, sentences: Sentences, width: int) -> None:
     for path, _ in parts[1:]:
         (folder / path).mkdir(exist_ok=True)
     for dense in sentences.pooling.dense:
-        _write(folder / dense.folder / CONFIG, _layer(dense))
+        write_json(folder / dense.folder / CONFIG, _layer(dense))
     reads = sentences.reads
     modes = sentences.pooling.modes
-    _write(folder / MODULES, modules)
+    write_json(folder / MODULES, modules)
     pooling: dict[str, Any] = {flag: mode in modes for flag, mode in FLAGS.items()}
     if _flagged(pooling) != modes:
         pooling = {"pooling_mode": list(modes)}  # flags have an order of their own
-    _write(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **pooling})
-    _write(folder / LIMITS[0], {"max_seq_length": reads.tokens, "do_lower_case": reads.lowercase})
+    write_json(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **pooling})
+    write_json(
+        folder / LIMITS[0], {"max_seq_length": reads.tokens, "do_lower_case": reads.lowercase}
+    )
     told = {"prompts": reads.prompts, "default_prompt_name": reads.prompt} if reads.prompts else {}
-    manner = {} if reads.manner == USUAL else {MANNER: reads.manner}
-    _write(folder / PROMPTS, {"similarity_fn_name": "cosine", **told, **manner})
+    write_json(folder / PROMPTS, {"similarity_fn_name": "cosine", **told})
+    if reads.manner != manner.USUAL:
+        manner.mark(folder)
 
 
 def _modules(folder: Path) -> Any:
     """Return what a folder is made of, in folders of its own."""
-    found = _json(folder / MODULES)
+    found = read_json(folder / MODULES)
     for module in found:
         if Path(module["path"]).is_absolute() or ".." in Path(module["path"]).parts:
             problem = f"{folder / MODULES} names '{module['path']}', outside of its folder"
@@ -203,41 +200,22 @@ def _modules(folder: Path) -> Any:
 
 
 def _reads(folder: Path) -> Reads:
-    found = [_json(folder / name) for name in LIMITS if (folder / name).is_file()]
+    found = [read_json(folder / name) for name in LIMITS if (folder / name).is_file()]
     limit = found[0] if found else {}
-    told = _json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
+    told = read_json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
     prompts = told.get("prompts") or {}
     default = told.get("default_prompt_name")
     return Reads(
-        tokens=limit.get("max_seq_length") or most_tokens(folder),
+        tokens=limit.get("max_seq_length") or manner.most_tokens(folder),
         prompts=prompts,
         prompt=default if default in prompts else None,
         lowercase=bool(limit.get("do_lower_case")),
-        manner=told.get(MANNER, USUAL),
+        manner=manner.of(folder),
     )
 
 
-def most_tokens(folder: Path) -> int:
-    """Return how many tokens a transformers folder's model and tokenizer both can have.
-
-    Raises SettingsError where neither says it.
-    """
-    positions = _json(folder / CONFIG).get("max_position_embeddings")
-    limits = [positions, _tokenizer(folder).get("model_max_length")]
-    known = [int(limit) for limit in limits if limit is not None and limit < _LONGEST]
-    if not known:
-        raise SettingsError(f"{folder} does not say how long a text may be", "set text.tokens")
-    return min(known)
-
-
-def _tokenizer(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    found: dict[str, Any] = _json(path) if path.is_file() else {}
-    return found
-
-
 def _modes(path: Path) -> tuple[Mode, ...]:
-    table = _json(path)
+    table = read_json(path)
     if table.get("include_prompt", True) is not True:
         problem = f"{path} leaves the prompt out of the pooling"
         raise SettingsError(problem, "name a model that pools all tokens")
@@ -257,7 +235,7 @@ def _flagged(table: dict[str, Any]) -> tuple[Mode, ...]:
 
 
 def _dense(folder: Path, path: str) -> Dense:
-    table = _json(folder / CONFIG)
+    table = read_json(folder / CONFIG)
     activation = str(table.get("activation_function", "Tanh")).rpartition(".")[2]
     odd = activation not in ACTIVATIONS or table.get("use_residual")
     if odd or table.get("module_input_name", "sentence_embedding") != "sentence_embedding":
@@ -283,14 +261,3 @@ def _layer(dense: Dense) -> dict[str, Any]:
         "bias": dense.bias,
         "activation_function": f"torch.nn.{activation}",
     }
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}", "copy the folder again") from None
-
-
-def _write(path: Path, document: object) -> None:
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

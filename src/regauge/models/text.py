@@ -144,12 +144,35 @@ class Encoder(TextModule):
 
 
 class Classifier(TextModule):
-    """Scores the classes of a text, or one value, by the architecture's own head."""
+    """Scores the classes of a text, or one value, by the architecture's own head.
+
+    That of a causal architecture sees the last token alone.
+    """
+
+    def __init__(self, model: PreTrainedModel, keys: DropoutKeys) -> None:
+        super().__init__(model, keys)
+        if self.reading.causal and not hasattr(model, "score"):
+            kind = model.config.model_type
+            raise SettingsError(f"the head of '{kind}' is not known here", "choose another")
 
     def forward(self, batch: Batch) -> Batch:
         """Return `scores`, [batch, classes] fp32."""
-        output = self.model(**self.inputs(batch, packed=False))
-        return {"scores": output.logits.float().clone()}
+        if self.reading.causal:
+            head: Any = self.model.score
+            logits = head(_at(self.hidden(batch, packed=False), self._last(batch)))[:, 0]
+        else:
+            logits = self.model(**self.inputs(batch, packed=False)).logits
+        return {"scores": logits.float().clone()}
+
+    def _last(self, batch: Batch) -> Tensor:
+        """Return the place of each text's last token, [batch, 1]; one for padding is none.
+
+        transformers looks for it, whatever padding consists of, and so finds it here.
+        """
+        real, pad = batch["segments"] > 0, self.model.config.pad_token_id
+        if pad is not None:
+            real &= batch["tokens"] != pad
+        return (real * batch["positions"]).amax(1, keepdim=True).long()
 
 
 def _at(hidden: Tensor, places: Tensor) -> Tensor:

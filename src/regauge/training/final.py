@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.models import build as models
-from regauge.models import documents, heads, lora, sentences, weights
+from regauge.models import documents, heads, lora, manner, sentences, weights
 from regauge.models.several import parts
 from regauge.models.text import Encoder
 from regauge.training.records import TASKS
@@ -82,6 +82,7 @@ def write_model(session: Session, objective: Objective, folder: Path) -> None:
     weights.save(folder, config, of_model(), tokenizer)
     other.finish(config, tokenizer)
     heads.write_head(folder, head)
+    manner.mark(folder)
     if isinstance(module, Encoder):
         fields = objective.task.fields(objective.manifest)
         tokens = fields.longest(module.longest) or objective.ladder[-1]

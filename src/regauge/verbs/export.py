@@ -28,7 +28,7 @@ def main(
     model: Annotated[str | None, Parameter(help="a model's folder or its name on the hub")] = None,
     to: Annotated[Path | None, Parameter(help="folder or file to write")] = None,
     format: Annotated[Format | None, Parameter(help="form to write")] = None,  # noqa: A002 - the flag
-    module: Annotated[str | None, Parameter(help="a function of yours, file:name")] = None,
+    module: Annotated[str | None, Parameter(help="a function of yours, module:name")] = None,
     portable: Annotated[Level | None, Parameter(help="instruction set to compile for")] = None,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,

@@ -57,6 +57,8 @@ def _settings(run_file: Path | None, source: str | None, assigned: tuple[str, ..
     """Return the settings of a run file, or of an artifact and what is assigned."""
     if run_file is None:
         raise SettingsError("nothing says what answers", "name a run file, or an artifact's folder")
+    if not run_file.exists():
+        raise SettingsError(f"there is no {run_file}", "name an artifact's folder, or a run file")
     alone = run_file.is_dir()
     tables: config.Tables = {"artifact": str(run_file)} if alone else config.read(run_file)
     if source is not None:

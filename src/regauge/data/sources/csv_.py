@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field, model_validator
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+TABS = ".tsv"
+
+
 class Csv(_files.FileSource):
     """Rows of values; all are texts but those of the columns that are declared as numbers."""
 
-    delimiter: str = Field(default=",", min_length=1, max_length=1)
-    r"""What is between two values, such as "\t"."""
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
+    """What is between two values; by default a tab in .tsv files, and else a comma."""
     quote: str = Field(default='"', max_length=1)
     """What encloses a value; empty where nothing does: then large files are read in parts."""
     names: tuple[str, ...] = ()
@@ -123,7 +127,7 @@ class Csv(_files.FileSource):
         while not feed.ended:
             reader = csv.reader(
                 feed,
-                delimiter=self.delimiter,
+                delimiter=self.delimiter or ("\t" if TABS in Path(name).suffixes else ","),
                 quotechar=self.quote or None,
                 quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
                 strict=True,

@@ -1,4 +1,4 @@
-"""A classifier of pairs that others trained: its folder answers as transformers does."""
+"""Classifiers of texts and pairs that others trained: folders that answer as transformers does."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from transformers import (
     BertForSequenceClassification,
     DistilBertConfig,
     DistilBertForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     RobertaConfig,
@@ -51,12 +53,24 @@ def distilbert() -> PreTrainedModel:
     return DistilBertForSequenceClassification(DistilBertConfig(**sizes, **more))
 
 
-def folder_of(model: PreTrainedModel, form: str, folder: Path) -> Path:
-    """Write a model with random weights and a tokenizer of words, as transformers does."""
+def llama(pad: int | None = 1) -> PreTrainedModel:
+    sizes = {**SIZES, **HEADS, "pad_token_id": pad, "num_labels": 3}
+    return LlamaForSequenceClassification(LlamaConfig(**sizes, max_position_embeddings=LONGEST))
+
+
+def llama_without_padding() -> PreTrainedModel:
+    return llama(None)
+
+
+def folder_of(model: PreTrainedModel, forms: tuple[str, str], folder: Path) -> Path:
+    """Write a model with random weights and a tokenizer of words, as transformers does.
+
+    `forms` are of a text and of a pair.
+    """
     words = Tokenizer(models.WordLevel(WORDS, unk_token=SPECIAL[-1]))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair=form, special_tokens=[("<s>", 0), ("</s>", 2)]
+        *forms, special_tokens=[("<s>", 0), ("</s>", 2)]
     )
     roles = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>"}
     tokens = {f"{role}_token": token for role, token in roles.items()}
@@ -72,14 +86,14 @@ def folder_of(model: PreTrainedModel, form: str, folder: Path) -> Path:
     return folder
 
 
-def scores(folder: Path, firsts: list[str], seconds: list[str]) -> np.ndarray:
-    """Return what transformers makes of each pair alone, [pairs, labels]."""
+def scores(folder: Path, *columns: list[str]) -> np.ndarray:
+    """Return what transformers makes of each text or pair alone, [records, labels]."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     typed = getattr(model.config, "type_vocab_size", 0) > 1
     found = []
-    for pair in zip(firsts, seconds, strict=True):
-        rows = ([text] for text in pair)  # of one row, an empty second text would be none
+    for record in zip(*columns, strict=True):
+        rows = ([text] for text in record)  # of one row, an empty second text would be none
         given = tokenizer(*rows, truncation=True, max_length=LONGEST, return_tensors="pt")
         if not typed:
             given.pop("token_type_ids")
@@ -88,18 +102,46 @@ def scores(folder: Path, firsts: list[str], seconds: list[str]) -> np.ndarray:
     return np.stack(found)
 
 
-@pytest.mark.parametrize(
-    ("make", "form"),
-    [
-        (bert, "<s> $A </s> $B:1 </s>:1"),
-        (roberta, "<s> $A </s> </s> $B </s>"),
-        (distilbert, "<s> $A </s> $B </s>"),
-    ],
-    ids=["bert", "roberta", "distilbert"],
-)
-def test_pairs_are_read_as_transformers_does(make: Any, form: str, tmp_path: Path) -> None:
+CLOSED, OPEN = "<s> $A </s>", "<s> $A"
+KINDS = {
+    "bert": (bert, (CLOSED, "<s> $A </s> $B:1 </s>:1")),
+    "roberta": (roberta, (CLOSED, "<s> $A </s> </s> $B </s>")),
+    "distilbert": (distilbert, (CLOSED, "<s> $A </s> $B </s>")),
+    "llama": (llama, (OPEN, "<s> $A <s> $B")),
+    "llama without padding": (llama_without_padding, (OPEN, "<s> $A <s> $B")),
+}
+
+
+@pytest.fixture(params=KINDS)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    make, forms = KINDS[request.param]
     torch.manual_seed(0)
-    model = folder_of(make(), form, tmp_path / "model")
+    return folder_of(make(), forms, tmp_path / "model")
+
+
+def test_texts_are_read_as_transformers_does(model: Path, tmp_path: Path) -> None:
+    some = [*texts(40, seed=3), "w9 </s> w8", "w4 w5 <s>", "w7 " * 60]
+    if json.loads((model / "config.json").read_text())["model_type"] != "roberta":
+        some.append("w9 <pad> w8 <pad>")  # that one counts positions by what is no padding
+    given = ["--model", str(model), "--to", str(tmp_path / "artifact"), *EAGER]
+    assert main(["export", *given, 'candidates.precisions=["fp32"]']) == 0
+    found = regauge.load(tmp_path / "artifact", threads=1).answer(some)
+    near(found, scores(model, some))
+    alone = regauge.load(model, threads=1).answer(some[-2])
+    near(alone, scores(model, some[-2:-1]))
+
+
+def near(found: dict[str, Any], wanted: np.ndarray) -> None:
+    """Compare answers with what transformers makes of the same texts."""
+    if wanted.shape[1] == 1:
+        np.testing.assert_allclose(found["value"], wanted[:, 0], atol=2e-5)
+        return
+    powers = np.exp(wanted) / np.exp(wanted).sum(1, keepdims=True)
+    np.testing.assert_allclose(found["probabilities"], powers, atol=2e-5)
+    assert len(wanted) == 1 or np.ptp(powers, axis=0).min() > 0.01
+
+
+def test_pairs_are_read_as_transformers_does(model: Path, tmp_path: Path) -> None:
     firsts, seconds = texts(60, seed=1), [*texts(57, seed=2), "", "w9 </s> w8", "w5"]
     firsts[-1] = ""
     assert max(len(first.split()) for first in firsts) > LONGEST - 3
@@ -110,13 +152,7 @@ def test_pairs_are_read_as_transformers_does(make: Any, form: str, tmp_path: Pat
     assert main(["export", *given, *more]) == 0
     wanted = scores(model, firsts, seconds)
     found = regauge.load(tmp_path / "artifact", threads=1).answer(firsts, seconds)
-    if wanted.shape[1] == 1:
-        np.testing.assert_allclose(found["value"], wanted[:, 0], atol=2e-5)
-        assert np.ptp(wanted) > 0.1
-    else:
-        powers = np.exp(wanted) / np.exp(wanted).sum(1, keepdims=True)
-        np.testing.assert_allclose(found["probabilities"], powers, atol=2e-5)
-        assert np.ptp(powers, axis=0).min() > 0.01
+    near(found, wanted)
     records = (
         {"id": at, "document": second, "query": first}
         for at, (first, second) in enumerate(zip(firsts, seconds, strict=True))
@@ -136,6 +172,35 @@ def test_pairs_are_read_as_transformers_does(make: Any, form: str, tmp_path: Pat
     for name in ("value", "probabilities", "class"):
         if name in found:
             assert np.array_equal(written[name].to_pylist(), found[name])
+
+
+@pytest.mark.parametrize("key", ["text.pooling=['cls']", "text.normalized=true"])
+def test_a_classifier_makes_no_vectors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    make, forms = KINDS["bert"]
+    folder = folder_of(make(), forms, tmp_path / "model")
+    given = ["--model", str(folder), "--to", str(tmp_path / "artifact"), *EAGER, key]
+    assert main(["export", *given]) == 2
+    assert "is a classifier's, which makes no vectors; leave text.pool" in capsys.readouterr().err
+
+
+def test_a_text_is_no_longer_than_its_tokenizer_says(tmp_path: Path) -> None:
+    make, forms = KINDS["bert"]
+    folder = folder_of(make(), forms, tmp_path / "model")
+    table = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**table, "model_max_length": 9}))
+    assert regauge.load(folder).program.reads.tokens == 9
+
+
+def test_weights_that_are_cut_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make, forms = KINDS["bert"]
+    folder = folder_of(make(), forms, tmp_path / "model")
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:5000])
+    given = ["--model", str(folder), "--to", str(tmp_path / "artifact"), *EAGER]
+    assert main(["export", *given]) == 2
+    assert f"no model at '{folder}': " in capsys.readouterr().err
 
 
 def test_only_the_folder_of_a_classifier_reads_pairs(

@@ -210,6 +210,7 @@ def test_only_the_folder_of_a_classifier_reads_pairs(
     for origin in ([str(run)], ["--model", str(run / "model")]):
         given = [*origin, "--to", str(tmp_path / "artifact"), *EAGER, 'text.pair=["a","b"]']
         assert main(["export", *given]) == 2
-        assert (
-            "text.pair is for the folder of a classifier, without a run" in capsys.readouterr().err
-        )
+        told = capsys.readouterr().err
+        assert "text.pair is for the folder of a classifier, without a run" in told
+    assert main(["export", *given, 'text.pair=["a","a"]']) == 2
+    assert "pair names 'a' twice" in capsys.readouterr().err

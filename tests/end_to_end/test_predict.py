@@ -148,7 +148,9 @@ def test_a_source_that_changed_is_refused(
     assert "has other answers: pieces" in capsys.readouterr().err
 
 
-def test_bad_records_are_set_aside_with_their_reasons(artifact: Path, tmp_path: Path) -> None:
+def test_bad_records_are_set_aside_with_their_reasons(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = tmp_path / "texts.jsonl"
     records: list[Any] = [
         {"id": 0, "text": "w5 w6", "price": 1.5},
@@ -164,12 +166,24 @@ def test_bad_records_are_set_aside_with_their_reasons(artifact: Path, tmp_path: 
     bad = lines.whole(tmp_path / "out" / "quarantine" / "000000-00000.jsonl")
     assert [(each["place"], each["reason"]) for each in bad] == [
         ("line 2", "'id' is no integer"),
-        ("line 3", "no text field 'text'"),
+        ("line 3", "no text in 'text'"),
         ("line 5", "malformed JSON"),
-        ("line 6", "no text field 'text'"),
+        ("line 6", "no text in 'text'"),
     ]
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (result["rows"], result["quarantined"]) == (2, 4)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "4 records have no answer: they are in " in told
+
+
+def test_jobs_that_have_nothing_to_do_are_told_of(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = written(tmp_path / "texts.jsonl", 5)
+    assert predict(artifact, source, tmp_path / "out", "--index", "1", "--count", "2") == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "2 jobs share 1 pieces, and some have nothing to do: see source.piece_mib" in told
+    assert "records have no answer" not in told
 
 
 def test_half_a_character_costs_its_record_alone(

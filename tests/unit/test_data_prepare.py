@@ -211,7 +211,7 @@ def test_bad_records_are_counted_and_in_quarantine(
         "exact duplicate": 1,
         "malformed JSON": 1,
         "no integer field 'number'": 1,
-        "no text field 'text'": 1,
+        "no text in 'text'": 1,
         "undecodable bytes": 2,
     }
     lines = (data.folder / "rejected.jsonl").read_text().splitlines()
@@ -220,7 +220,7 @@ def test_bad_records_are_counted_and_in_quarantine(
         ("line 1", "malformed JSON"),
         ("line 2", "undecodable bytes"),
         ("line 3", "undecodable bytes"),
-        ("line 4", "no text field 'text'"),
+        ("line 4", "no text in 'text'"),
         ("line 5", "no integer field 'number'"),
     }
     assert all(item["file"] == str(bad / "b.jsonl") for item in map(json.loads, lines))

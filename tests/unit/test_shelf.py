@@ -186,8 +186,8 @@ def test_what_cannot_be_answered_is_set_aside_and_what_was_skipped_is_counted(
     assert (len(found.rows), found.skipped, found.truncated, found.last) == (3, 2, 1, True)
     assert [(each.place, each.reason) for each in found.quarantined] == [
         ("line 2", "malformed JSON"),
-        ("line 5", "no text field 'text'"),
-        ("line 6", "no text field 'text'"),
+        ("line 5", "no text in 'text'"),
+        ("line 6", "no text in 'text'"),
         ("line 7", "'id' is no integer"),
         ("line 9", "'price' is no real"),
     ]
@@ -244,7 +244,7 @@ def test_two_texts_are_read_beside_each_other_or_as_one(tokenizer: Path) -> None
     assert tokens(beside, 0) == [[5, 6, 7, 3], [11, 3]]
     assert tokens(beside, 1) == [[10, 3], [12] * 5 + [3]]
     assert (beside.truncated, beside.rows.features) == (2, ())
-    assert [each.reason for each in beside.quarantined] == ["no text field 'text'"]
+    assert [each.reason for each in beside.quarantined] == ["no text in 'text'"]
     joined = apart(Reader(tokenizer, READS, fields.model_copy(update={"joined": True})))
     assert tokens(joined) == [[5, 6, 7, 3, 10, 3], [11, 3] + [12] * 5 + [3]]
     assert [each.tolist() for each in joined.rows.features] == [[4, 2]]

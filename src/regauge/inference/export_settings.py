@@ -78,6 +78,12 @@ class Text(Settings):
     answer_tokens: int = Field(default=64, ge=1)
     """Most tokens that a model writes, where it goes on with a text."""
 
+    @model_validator(mode="after")
+    def _two_fields(self) -> Text:
+        if self.pair is not None and len(set(self.pair)) < len(self.pair):
+            raise ValueError(f"pair names '{self.pair[0]}' twice")
+        return self
+
 
 class Shapes(Settings):
     """The batches that an artifact is made for."""

@@ -14,7 +14,7 @@ from regauge.errors import LimitReachedError, PreemptedError, SettingsError
 from regauge.inference import artifact as artifacts
 from regauge.inference import columns
 from regauge.inference.answers import check
-from regauge.inference.job import Job, facts_of, place_of, sums, write_result
+from regauge.inference.job import QUARANTINE, Job, facts_of, place_of, sums, write_result
 from regauge.inference.order import ASIDE, Order
 from regauge.inference.pace import Pace
 from regauge.inference.tickets import Tickets
@@ -84,6 +84,9 @@ def predict(settings: Predicting) -> dict[str, Any]:
         stop = stack.enter_context(_Stop())
         if job.place.count > 1:
             logger.info("job %d of %d: %d pieces", job.place.index, job.place.count, len(job.share))
+        if job.place.count > len(job.pieces):
+            few = "%d jobs share %d pieces, and some have nothing to do: see source.piece_mib"
+            logger.warning(few, job.place.count, len(job.pieces))
         if tickets.left:
             _work(found, tickets, pace, stop)
         told = pace.paid()
@@ -91,6 +94,9 @@ def predict(settings: Predicting) -> dict[str, Any]:
         lines.append(job.own / ATTEMPTS, ended)
         answer = {"output": settings.output.folder, **sums(job.finished()), **pace.cost()}
         write_result(job)
+    if answer["quarantined"]:
+        remark = "%d records have no answer: they are in %s, each with its reason"
+        logger.warning(remark, answer["quarantined"], job.folder / QUARANTINE)
     return answer
 
 

@@ -222,7 +222,7 @@ def _problem(record: Record, asked: Asked) -> Rejected | None:
     """Return why a record cannot be answered, or None."""
     for name in asked.texts:
         if not isinstance(record.fields.get(name), str):
-            return Rejected(record.file, record.place, f"no text field '{name}'")
+            return Rejected(record.file, record.place, f"no text in '{name}'")
     for name in asked.numbers:
         if not _fits(record.fields.get(name, 0), "real"):
             return Rejected(record.file, record.place, f"'{name}' is no number")

@@ -142,7 +142,7 @@ class Layout(ABC):
         del encoder
         for name in self.reads():
             if not isinstance(record.get(name), str):
-                raise Unfit(f"no text field '{name}'")
+                raise Unfit(f"no text in '{name}'")
         for name in self.reads():
             if not str(record[name]).strip():
                 raise Unfit(f"empty '{name}'", bad=False)

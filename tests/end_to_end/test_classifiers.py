@@ -28,6 +28,8 @@ from transformers import (
 import regauge
 from end_to_end.predicting import EAGER, table, texts, trained
 from regauge.cli import main
+from regauge.inference.export_settings import Text
+from regauge.inference.programs import of_folder
 
 VOCABULARY, LONGEST = 200, 24
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -183,6 +185,20 @@ def test_a_classifier_makes_no_vectors(
     given = ["--model", str(folder), "--to", str(tmp_path / "artifact"), *EAGER, key]
     assert main(["export", *given]) == 2
     assert "is a classifier's, which makes no vectors; leave text.pool" in capsys.readouterr().err
+
+
+def test_a_folder_of_a_cross_encoder_says_how_long_pairs_are(tmp_path: Path) -> None:
+    make, forms = KINDS["bert"]
+    folder = folder_of(make(), forms, tmp_path / "model")
+    kind = "sentence_transformers.base.modules.transformer.Transformer"
+    modules = [{"idx": 0, "name": "0", "path": "", "type": kind}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    wanted = Text(pair=("query", "document"))
+    found = of_folder(folder, wanted)
+    assert (found.answers, found.texts.tokens, found.texts.manner) == ("values", 12, "transformers")
+    assert main(["import", str(folder), "--to", str(tmp_path / "taken")]) == 0
+    assert of_folder(tmp_path / "taken", wanted).answers == "values"
 
 
 def test_a_text_is_no_longer_than_its_tokenizer_says(tmp_path: Path) -> None:

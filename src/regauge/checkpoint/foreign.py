@@ -67,7 +67,7 @@ def take_in(
     config.architectures = [models.class_name(model)]
     weights = ((name, value.detach()) for name, value in model.named_parameters())
     folders.save(target, config, weights, tokenizer or target)
-    if sentences.described(origin):
+    if sentences.described(origin) and not models.classifies(model):
         sentences.copy(origin, target)
     count = sum(value.numel() for value in model.parameters())
     return {"written": str(target), "class": models.class_name(model), "parameters": count}

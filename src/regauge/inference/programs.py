@@ -93,10 +93,10 @@ def of_folder(folder: Path, wanted: Text, trained: Fields | None = None) -> Desc
     absent, or an architecture that does not fit.
     """
     model = models.load(folder)
-    found = sentences.told(folder)
-    told = found.reads if found and trained is None else None
+    classifying = models.classifies(model)
+    found = None if classifying else sentences.told(folder)
+    told = sentences.reads(folder) if sentences.described(folder) and trained is None else None
     fields = trained or FIELDS
-    classifying = models.class_name(model).endswith("ForSequenceClassification")
     if wanted.pair is not None:
         if trained is not None or not classifying:
             problem = "text.pair is for the folder of a classifier, without a run"

@@ -240,6 +240,11 @@ def _fit_vocabulary(model: PreTrainedModel, vocabulary: int, settings: Model) ->
         )
 
 
+def classifies(model: nn.Module) -> bool:
+    """Return whether a model scores the classes of a text, or one value."""
+    return class_name(model).endswith("ForSequenceClassification")
+
+
 def class_name(model: nn.Module) -> str:
     """Return the name of a model's transformers class, under any wrapper that subclasses it."""
     return next(

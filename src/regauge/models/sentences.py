@@ -131,7 +131,23 @@ def read(folder: Path) -> Sentences:
     )
     modes = _modes(folder / modules[1]["path"] / CONFIG)
     return Sentences(
-        reads=_reads(folder), pooling=Pooling(modes=modes, dense=dense, normalized=normalized)
+        reads=reads(folder), pooling=Pooling(modes=modes, dense=dense, normalized=normalized)
+    )
+
+
+def reads(folder: Path) -> Reads:
+    """Return how texts become tokens in a folder of sentence-transformers, of any kind."""
+    found = [read_json(folder / name) for name in LIMITS if (folder / name).is_file()]
+    limit = found[0] if found else {}
+    told = read_json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
+    prompts = told.get("prompts") or {}
+    default = told.get("default_prompt_name")
+    return Reads(
+        tokens=limit.get("max_seq_length") or manner.most_tokens(folder),
+        prompts=prompts,
+        prompt=default if default in prompts else None,
+        lowercase=bool(limit.get("do_lower_case")),
+        manner=manner.of(folder),
     )
 
 
@@ -197,21 +213,6 @@ def _modules(folder: Path) -> Any:
             problem = f"{folder / MODULES} names '{module['path']}', outside of its folder"
             raise SettingsError(problem, "do not use it")
     return found
-
-
-def _reads(folder: Path) -> Reads:
-    found = [read_json(folder / name) for name in LIMITS if (folder / name).is_file()]
-    limit = found[0] if found else {}
-    told = read_json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
-    prompts = told.get("prompts") or {}
-    default = told.get("default_prompt_name")
-    return Reads(
-        tokens=limit.get("max_seq_length") or manner.most_tokens(folder),
-        prompts=prompts,
-        prompt=default if default in prompts else None,
-        lowercase=bool(limit.get("do_lower_case")),
-        manner=manner.of(folder),
-    )
 
 
 def _modes(path: Path) -> tuple[Mode, ...]:

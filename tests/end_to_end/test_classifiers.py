@@ -197,7 +197,9 @@ def test_a_folder_of_a_cross_encoder_says_how_long_pairs_are(tmp_path: Path) -> 
     wanted = Text(pair=("query", "document"))
     found = of_folder(folder, wanted)
     assert (found.answers, found.texts.tokens, found.texts.manner) == ("values", 12, "transformers")
-    assert main(["import", str(folder), "--to", str(tmp_path / "taken")]) == 0
+    take_in = ["import", str(folder), "--to", str(tmp_path / "taken")]
+    assert main(take_in) == 0
+    assert main([*take_in, "--dry-run"]) == 2  # something is there
     assert of_folder(tmp_path / "taken", wanted).answers == "values"
 
 

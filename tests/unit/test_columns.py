@@ -121,6 +121,12 @@ def test_what_is_answered_is_named_or_clear(
         (SEVERAL, (), (), r'several texts: id, title, body; name one: predict.texts=\["body"\]'),
         (SEVERAL, ("titel",), (), "have no text 'titel'; did you mean 'title'"),
         (SEVERAL, ("title",), ("a", "b"), "reads 2 texts of a record; name as many"),
+        (
+            SEVERAL,
+            (),
+            ("says", "body"),
+            "no text 'says'; name others in predict.texts, known",
+        ),
         ({"id": "integer"}, (), (), "have no text; name another source"),
         ({"id": "integer"}, (), ("a",), "have no text 'a'; its records hold no text"),
     ],

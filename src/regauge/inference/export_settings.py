@@ -10,6 +10,7 @@ from regauge.accelerators import Accelerator, Precision
 from regauge.backends import Backend, Level, Quantized
 from regauge.config import Settings, chosen
 from regauge.data.sources import Source
+from regauge.models.manner import FEWEST
 from regauge.models.sentences import Mode
 
 Format = Literal["artifact", "hf", "peft", "torch", "sentence-transformers"]
@@ -67,7 +68,7 @@ class Text(Settings):
     """What is taken of the last hidden states."""
     normalized: bool | None = None
     """Whether vectors have length 1."""
-    tokens: int | None = Field(default=None, ge=3)
+    tokens: int | None = Field(default=None, ge=FEWEST)
     """Most tokens of a text; what is beyond is cut off, and counted."""
     prompts: dict[str, str] = {}
     """Texts to put before a text, by name."""

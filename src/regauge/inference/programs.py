@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 
 FIELDS = Fields()
-FEWEST = 3
-"""Tokens of a text that a program has to have room for."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +147,9 @@ def _writer(
     room = fields.longest(CausalLanguageModel(model, DropoutKeys()).longest)
     if room is not None:
         room -= most
-        if room < FEWEST:
+        if room < manners.FEWEST:
             problem = f"text.answer_tokens = {most} leaves no room for a text"
-            raise SettingsError(problem, f"set at most {room + most - FEWEST}")
+            raise SettingsError(problem, f"set at most {room + most - manners.FEWEST}")
     reads = _reads(folder, None, wanted, room, trained)
     ends: Any = "chat" if chats.has_template(folder) else "open"
     reads = reads.model_copy(update={"ends": ends})

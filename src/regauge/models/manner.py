@@ -16,6 +16,8 @@ MARK = "texts_read_as"
 """Where a folder's configuration says that a run here left it."""
 USUAL: Manner = "transformers"
 """What it is where nothing says it."""
+FEWEST = 3
+"""Tokens that any program of texts has room for: one of a text, and those around it."""
 _LONGEST = 10**9
 """Tokens beyond which a tokenizer's limit says that there is none."""
 

@@ -15,7 +15,7 @@ from regauge.config import Settings
 from regauge.errors import SettingsError
 from regauge.models import manner
 from regauge.models.finding import CONFIG, WANTED
-from regauge.models.manner import Manner, read_json, write_json
+from regauge.models.manner import FEWEST, Manner, read_json, write_json
 from regauge.registry import did_you_mean
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
@@ -64,7 +64,7 @@ class Pooling(Settings):
 class Reads(Settings):
     """How a text becomes tokens."""
 
-    tokens: int = Field(ge=3)
+    tokens: int = Field(ge=FEWEST)
     """Most tokens of a text, with the special ones around it; what is beyond is cut off."""
     prompts: dict[str, str] = {}
     """Texts that are put before a text, by name."""

@@ -15,8 +15,9 @@ from regauge.registry import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-
+COMMA, TAB = ",", "\t"
 TABS = ".tsv"
+"""What the name of a file ends in that has tabs between its values, packed or not."""
 
 
 class Csv(_files.FileSource):
@@ -123,11 +124,12 @@ class Csv(_files.FileSource):
     ) -> Iterator[_Row | Rejected]:
         """Yield the rows of a file, or of a part; a line that cannot be read ends its row."""
         csv.field_size_limit(_files.LONGEST_LINE)  # of this whole process; by default 128 KiB
+        usual = TAB if TABS in Path(name).suffixes else COMMA
         feed = _Feed(_files.lines_of(name, start, stop))
         while not feed.ended:
             reader = csv.reader(
                 feed,
-                delimiter=self.delimiter or ("\t" if TABS in Path(name).suffixes else ","),
+                delimiter=self.delimiter or usual,
                 quotechar=self.quote or None,
                 quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
                 strict=True,

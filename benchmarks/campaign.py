@@ -39,8 +39,8 @@ from recording import RESULTS, train_command
 from safetensors.numpy import load_file
 from text import corpus
 
-from regauge import lines
-from regauge.checkpoint import folder as checkpoints
+from regauge import jsonl
+from regauge.checkpoint import layout as checkpoints
 from regauge.supervision.goodput import goodput
 
 STEPS, SAVE_EVERY = 100, 20
@@ -125,18 +125,18 @@ def main() -> None:
     out = arguments.out or RESULTS / f"campaign-{arguments.seed}-{arguments.jobs}.jsonl"
     if out.exists():
         raise SystemExit(f"{out} is there: a campaign is never extended or run again over another")
-    lines.append(out, header(arguments.seed, arguments.jobs))
+    jsonl.append(out, header(arguments.seed, arguments.jobs))
     with tempfile.TemporaryDirectory() as scratch:
         campaign = Campaign(Path(scratch), arguments.seed)
         jobs = []
         for number in range(arguments.jobs):
             job = campaign.run(number)
             jobs.append(job)
-            lines.append(out, asdict(job))
+            jsonl.append(out, asdict(job))
             sys.stdout.write(f"{number + 1}/{arguments.jobs} {_told(job)}\n")
             sys.stdout.flush()
     result = summary(jobs)
-    lines.append(out, result)
+    jsonl.append(out, result)
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
 
 
@@ -222,7 +222,7 @@ class Campaign:
         )
 
     def _judge(self, job: Job, folder: Path) -> None:
-        struck = lines.whole(folder / "chaos.jsonl")
+        struck = jsonl.whole(folder / "chaos.jsonl")
         job.struck += len({(line["kind"], line["at"], line["attempt"]) for line in struck})
         result, found = folder / "result.json", goodput(folder)
         job.goodput = found.share if found else 0.0
@@ -278,9 +278,9 @@ def _strike(process: subprocess.Popen[str], metrics: Path, step: int, how: int) 
 
     What an earlier start has told does not count; step 0 is at once.
     """
-    before = lines.last(metrics)
+    before = jsonl.last(metrics)
     while process.poll() is None:
-        last = lines.last(metrics)
+        last = jsonl.last(metrics)
         if step == 0 or (last and last != before and last["step"] >= step):
             process.send_signal(how)
             return True

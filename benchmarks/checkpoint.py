@@ -27,11 +27,11 @@ from regauge import processes
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
 from regauge.training import optimizer as optimizers
-from regauge.training.decisions import decide
-from regauge.training.opening import open_session
+from regauge.training.defaults import decide
+from regauge.training.optimizer_step import optimizer_step
 from regauge.training.session import Session
+from regauge.training.session_setup import open_session
 from regauge.training.settings import Training
-from regauge.training.update import advance
 
 LENGTH, ROWS = 128, 4
 """Steps are short, so that many of them meet the writing."""
@@ -71,7 +71,7 @@ def step(session: Session) -> float:
     arrays = session.arrays(session.step)
     batches = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
     began = time.perf_counter()
-    advance(session, batches)
+    optimizer_step(session, batches)
     session.step += 1
     return time.perf_counter() - began
 

@@ -20,7 +20,7 @@ from overhead import MODEL
 from recording import RESULTS, keep, train_command
 from text import corpus
 
-from regauge import lines
+from regauge import jsonl
 from regauge.accelerators.cpu import Cpu
 from regauge.supervision.goodput import PRODUCTIVE, goodput
 
@@ -56,7 +56,7 @@ def main() -> None:
 
 def measured(folder: Path) -> dict[str, Any]:
     """Return what a run's ledger says of the time before and after the end of its first step."""
-    first = lines.whole(folder / "ledger.jsonl")[0]
+    first = jsonl.whole(folder / "ledger.jsonl")[0]
     found = goodput(folder)
     if found is None or first["step"] != 1:
         raise SystemExit(f"{folder} does not say where its time went")
@@ -73,7 +73,7 @@ def measured(folder: Path) -> dict[str, Any]:
 
 
 def _seconds_of_a_step(folder: Path) -> float:
-    told = lines.whole(folder / "ledger.jsonl")
+    told = jsonl.whole(folder / "ledger.jsonl")
     first, last = told[len(told) // 3], told[-1]
     steps = last["step"] - first["step"]
     return float(last["seconds"]["step"] - first["seconds"]["step"]) / steps

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from regauge.data.shapes import ladder, real_share
+from regauge.data.buckets import ladder, real_share
 
 TEXTS = 100_000
 LONGEST = 512

@@ -16,12 +16,12 @@ from turns import Program
 
 from regauge.accelerators import Accelerator, Chip, Precision
 from regauge.accelerators.cpu import Cpu
+from regauge.benchmark.settings import Benchmarking
 from regauge.config import build
-from regauge.data import mixing
-from regauge.models import several
-from regauge.models.counting import FLOPS, flops_per_token
-from regauge.models.text import TextModule
-from regauge.training.benchmark_settings import Benchmarking
+from regauge.data import mixture
+from regauge.models import multitask
+from regauge.models.flops import FLOPS, flops_per_token
+from regauge.models.modules import TextModule
 from regauge.training.objectives import made
 
 PACKAGES = ("transformers", "accelerate", "datasets")
@@ -115,7 +115,7 @@ def mfu(program: Program, module: TextModule, length: int, peak: float) -> dict[
 def made_of(tables: dict[str, Any]) -> TextModule:
     """Return the module of a run, without weights of its own."""
     settings = build(Benchmarking, tables | {"output": {"folder": "none"}})
-    (found,) = several.parts(made(settings, [mixing.opened(settings.data).manifest])).values()
+    (found,) = multitask.parts(made(settings, [mixture.opened(settings.data).manifest])).values()
     return found
 
 

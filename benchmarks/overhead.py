@@ -24,13 +24,13 @@ from text import corpus
 from regauge import processes
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
-from regauge.models.placing import dtype_of
+from regauge.models.tensors import dtype_of
 from regauge.trackers import RunFacts, Tracker, started
-from regauge.training.decisions import decide
-from regauge.training.loop import train
-from regauge.training.opening import open_session
+from regauge.training.defaults import decide
 from regauge.training.session import Session
+from regauge.training.session_setup import open_session
 from regauge.training.settings import Training
+from regauge.training.trainer import train
 
 LIMIT = 0.03
 CONFIDENCE_Z = 1.96

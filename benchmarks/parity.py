@@ -25,12 +25,12 @@ from recording import RESULTS, keep
 
 from regauge import config, verbs
 from regauge.accelerators.cpu import Cpu
+from regauge.comparison.first_divergence import sentence
+from regauge.comparison.sentences import sentences
+from regauge.comparison.verdict import Parity, compare
 from regauge.config import merge
-from regauge.reporting.parity import Parity, compare
-from regauge.reporting.runs import read
-from regauge.reporting.spots import sentence
-from regauge.reporting.verdicts import sentences
-from regauge.supervision.chaos import MISTAKES
+from regauge.faults import MISTAKES
+from regauge.results.run_folder import read
 from regauge.verbs._localise import localise
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "runs" / "quickstart.toml"

@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from regauge.data.shards import Rows
+from regauge.data.dataset import Rows
 from regauge.models.ranker import Ranker
 from regauge.tasks import _ranking
 

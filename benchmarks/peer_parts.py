@@ -14,16 +14,16 @@ from turns import Turn
 
 from regauge import accelerators, config, processes
 from regauge.accelerators import Accelerator
-from regauge.data import mixing
-from regauge.data.order import PADDING, sample
-from regauge.data.shards import Dataset
-from regauge.models import several
-from regauge.models.initial import fill, first_weights
-from regauge.models.placing import dtype_of
-from regauge.models.text import TextModule
+from regauge.data import mixture
+from regauge.data.dataset import Dataset
+from regauge.data.row_order import PADDING, sample
+from regauge.models import multitask
+from regauge.models.init_weights import fill, first_weights
+from regauge.models.modules import TextModule
+from regauge.models.tensors import dtype_of
+from regauge.training.defaults import offered
+from regauge.training.heldout import Heldout
 from regauge.training.objectives import feed, made
-from regauge.training.precision import offered
-from regauge.training.scoring import Heldout
 from regauge.training.settings import Training
 
 
@@ -66,7 +66,7 @@ def ordered(doc: str | None) -> Order:
     return Order(
         own.folder,
         settings,
-        mixing.opened(settings.data),
+        mixture.opened(settings.data),
         own.style,
         own.turn,
         own.rows or settings.batch.rows,
@@ -79,7 +79,7 @@ def ordered(doc: str | None) -> Order:
 def reading(order: Order) -> TextModule:
     """Return the module of a run with its first weights, whole."""
     settings = order.settings
-    (module,) = several.parts(made(settings, [order.dataset.manifest])).values()
+    (module,) = multitask.parts(made(settings, [order.dataset.manifest])).values()
     fill(module, first_weights(module, settings.model, settings.seed))
     return module
 
@@ -87,7 +87,7 @@ def reading(order: Order) -> TextModule:
 def taken(order: Order) -> list[int]:
     """Return the numbers of the rows of all steps, one step's after the other's."""
     settings, manifest = order.settings, order.dataset.manifest
-    schedule = mixing.order(settings.data, manifest, settings.batch.rows, settings.seed)
+    schedule = mixture.order(settings.data, manifest, settings.batch.rows, settings.seed)
     numbers = np.concatenate([schedule.batch(step) for step in range(settings.stop.steps)])
     return [number for number in numbers.tolist() if number != PADDING]
 

@@ -19,7 +19,7 @@ from datasets import Dataset as Table
 from peer_parts import Order, measuring, ordered, reading
 from turns import Turn
 
-from regauge.data.shards import Dataset
+from regauge.data.dataset import Dataset
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from recording import RESULTS
 from turns import Program, alternate
 
-from regauge.data import mixing
+from regauge.data import mixture
 from regauge.data.settings import Data
 
 HERE = Path(__file__).parent
@@ -79,7 +79,7 @@ def _ours(folder: Path, tables: dict[str, Any], steps: int, unit: str) -> Progra
     folder.mkdir(parents=True)
     tracker: dict[str, Any] = {"kind": "turns:Turns", "folder": str(folder)}
     if unit != TOKENS:
-        manifest = mixing.manifest_of(Data(**tables["data"]))
+        manifest = mixture.manifest_of(Data(**tables["data"]))
         tracker["counted"] = (manifest.splits["train"].rows, tables["batch"]["rows"])
     output = {"folder": str(folder / "run"), "trackers": (tracker,), "every_steps": steps}
     evaluation = tables["evaluation"] | {"every_steps": steps}

@@ -31,8 +31,8 @@ from text import prepared, source
 from train_mlm import model
 
 from regauge.accelerators.cpu import Cpu
+from regauge.benchmark.settings import BENCHMARK
 from regauge.config import merge
-from regauge.training.benchmark_settings import BENCHMARK
 
 WIDTH, LAYERS, VOCABULARY, LENGTH, ROWS, MICROBATCHES = 256, 4, 4096, 128, 16, 2
 """A model whose gradients take a second on 100 Mb/s."""

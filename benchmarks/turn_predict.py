@@ -16,10 +16,10 @@ from turns import Turn
 
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
-from regauge.inference.job import facts_of, sums
-from regauge.inference.predict_settings import Predicting
-from regauge.inference.predicting import planned
-from regauge.inference.tickets import Tickets
+from regauge.predict.job import facts_of, sums
+from regauge.predict.predict import planned
+from regauge.predict.settings import Predicting
+from regauge.predict.shard_queue import Tickets
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
-from regauge import lines, registry
+from regauge import choices, jsonl
 from regauge.accelerators import Accelerator
 from regauge.trackers import RunFacts, Tracker
 
@@ -90,7 +90,7 @@ class Turns(Tracker):
         """Connect."""
         self._ledger = run.folder / "ledger.jsonl"
         kind = run.settings["accelerator"]["kind"]
-        self._turn = Turn(Path(self.folder), registry.load("accelerators", kind)())
+        self._turn = Turn(Path(self.folder), choices.load("accelerators", kind)())
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Stop the clock at a line of training, and end the turn after the evaluation behind it."""
@@ -109,7 +109,7 @@ class Turns(Tracker):
     def _counted(self, step: int) -> int:
         """Return what all steps so far have counted; the last of an epoch may have fewer rows."""
         if self.counted is None:
-            return int((lines.last(self._ledger) or {})["tokens"])
+            return int((jsonl.last(self._ledger) or {})["tokens"])
         rows, batch = self.counted
         epochs, inside = divmod(step, -(-rows // batch))
         return epochs * rows + min(inside * batch, rows)

@@ -26,12 +26,12 @@ from regauge import processes
 from regauge.accelerators import Chip
 from regauge.config import build
 from regauge.trackers import RunFacts, started
-from regauge.training.decisions import decide
-from regauge.training.graphs import settle, warm_up
-from regauge.training.loop import train
-from regauge.training.opening import open_session
+from regauge.training.compile.warmup import settle, warm_up
+from regauge.training.defaults import decide
 from regauge.training.session import Session
+from regauge.training.session_setup import open_session
 from regauge.training.settings import Training
+from regauge.training.trainer import train
 
 ROWS, MICROBATCH_ROWS = 16, 8
 BARE_WARM_UP = 3

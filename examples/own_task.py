@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from regauge.models.own import Own
-from regauge.models.text import token_losses
+from regauge.models.custom import Own
+from regauge.models.modules import token_losses
 from regauge.tasks.mlm import Mlm
 
 

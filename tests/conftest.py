@@ -16,7 +16,7 @@ from hypothesis import settings
 
 import support
 from leaks import Before
-from regauge import accelerators, registry
+from regauge import accelerators, choices
 from regauge.log import logger
 
 PROOFS = pytest.StashKey[support.Proofs]()
@@ -73,7 +73,7 @@ def pytest_sessionstart() -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for kind, found in accelerators.survey().items():
-        accelerator = registry.load("accelerators", kind)()
+        accelerator = choices.load("accelerators", kind)()
         if accelerator.lazy and found.fitness > 0:
             torch.ones(2, device=accelerator.claim(0, 1)).add(1).cpu()
 

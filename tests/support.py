@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from regauge import registry
+from regauge import choices
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "docs" / "support.json"
@@ -22,7 +22,7 @@ Proofs = dict[str, dict[str, str]]
 @cache
 def chip(kind: str) -> str:
     """Return the name of the chip that an accelerator uses here."""
-    accelerator = registry.load("accelerators", kind)()
+    accelerator = choices.load("accelerators", kind)()
     name: str = accelerator.chip(accelerator.precisions()[0]).name
     return name
 
@@ -46,7 +46,7 @@ def table(proofs: Proofs) -> str:
         f"| accelerator | {' | '.join(f'`{name}`' for name in STRATEGIES)} | run on |",
         "| --- " * (len(STRATEGIES) + 2) + "|",
     ]
-    for kind in registry.names("accelerators"):
+    for kind in choices.names("accelerators"):
         own = {key: value for key, value in proofs.items() if key.startswith(f"{kind}/")}
         cells = [_tasks(own, f"{kind}/{strategy}/") for strategy in STRATEGIES]
         lines.append(f"| `{kind}` | {' | '.join(cells)} | {_where(own)} |")

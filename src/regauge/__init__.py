@@ -26,7 +26,7 @@ __all__ = ["__version__", *sorted({"load", *_VERBS})]  # noqa: PLE0604 (a star e
 def __getattr__(name: str) -> Any:
     """Return the `main` of the verb whose file has this name, or what loads artifacts."""
     if name == "load":
-        return importlib.import_module("regauge.inference.loaded").load
+        return importlib.import_module("regauge.artifacts.model").load
     if name not in _VERBS:
         raise AttributeError(f"module 'regauge' has no attribute '{name}'")
     return importlib.import_module(f"regauge.verbs.{name}").main

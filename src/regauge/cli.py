@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from regauge import __doc__ as package_doc
-from regauge import __version__, log, processes, registry
+from regauge import __version__, choices, log, processes
 from regauge.errors import SHOW_TRACEBACK, SettingsError, explain
 
 _EPILOGUE = f"""\
@@ -36,9 +36,9 @@ def app() -> App:
         suppress_keyboard_interrupt=False,
     )
     application.register_install_completion_command(add_to_startup=False)
-    for verb in registry.names("verbs"):
-        target = f"{registry.module_name('verbs', verb)}:main"
-        application.command(target, name=verb, help=registry.summary("verbs", verb))
+    for verb in choices.names("verbs"):
+        target = f"{choices.module_name('verbs', verb)}:main"
+        application.command(target, name=verb, help=choices.summary("verbs", verb))
     return application
 
 
@@ -68,7 +68,7 @@ def _call(tokens: list[str]) -> None:
     if verb and verb not in application:
         what = "option" if verb.startswith("-") else "verb"
         known = [name for name in application if name.startswith("-") == verb.startswith("-")]
-        raise SettingsError(f"no {what} named '{verb}'", registry.did_you_mean(verb, known))
+        raise SettingsError(f"no {what} named '{verb}'", choices.did_you_mean(verb, known))
     try:
         application(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:

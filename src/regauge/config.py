@@ -25,7 +25,7 @@ from pydantic import (
     model_serializer,
 )
 
-from regauge import registry
+from regauge import choices
 from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def choose(folder: str, value: Any) -> Any:
     if not isinstance(kind, str):
         told = f"the kind of '{folder}' is a name, got {kind!r}"
         problem = told if "kind" in value else f"a choice of '{folder}' has no kind"
-        raise SettingsError(problem, f"set kind to one of: {', '.join(registry.names(folder))}")
-    choice = registry.load(folder, kind)
+        raise SettingsError(problem, f"set kind to one of: {', '.join(choices.names(folder))}")
+    choice = choices.load(folder, kind)
     rest = {key: item for key, item in value.items() if key != "kind"}
     try:
         return choice.model_validate(rest)
@@ -164,7 +164,7 @@ def build(root: type[S], tables: Tables, known: tuple[str, ...] = (), where: str
     fields = tuple(root.model_fields)
     for name in tables:
         if name not in fields and name not in known:
-            remedy = registry.did_you_mean(name, tuple({*fields, *known}))
+            remedy = choices.did_you_mean(name, tuple({*fields, *known}))
             raise SettingsError(f"{_prefix(where)}unknown key '{name}'", remedy)
     own = {name: value for name, value in tables.items() if name in fields}
     try:
@@ -227,7 +227,7 @@ def _first_problem(error: ValidationError, root: type[Settings], where: str) -> 
     path = ".".join(_key(root, first["loc"])) or error.title
     if first["type"] == "extra_forbidden":
         word = str(first["loc"][-1])
-        remedy = registry.did_you_mean(word, _siblings(root, first["loc"]))
+        remedy = choices.did_you_mean(word, _siblings(root, first["loc"]))
         return SettingsError(f"{_prefix(where)}unknown key '{path}'", remedy)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from regauge import registry
+from regauge import choices
 from regauge.errors import SettingsError
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -253,7 +253,7 @@ def spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) ->
     with log.open("ab") if log else nullcontext() as file:
         return subprocess.Popen(
             command,
-            env={**os.environ, **registry.places(), **variables},
+            env={**os.environ, **choices.places(), **variables},
             stdout=file,
             stderr=file,
             preexec_fn=die_with_parent,  # noqa: PLW1509

@@ -59,9 +59,9 @@ def test_no_device_word_outside_of_the_rooms_for_them() -> None:
     ],
 )
 def test_a_device_word_is_found(text: str) -> None:
-    assert found(Source("regauge/training/loop.py", text))
+    assert found(Source("regauge/training/trainer.py", text))
 
 
 @pytest.mark.parametrize("text", ['"""As on cuda."""', "x = 1  # tpu", "relax = barracuda"])
 def test_documentation_and_other_words_are_free(text: str) -> None:
-    assert not found(Source("regauge/training/loop.py", text))
+    assert not found(Source("regauge/training/trainer.py", text))

@@ -10,24 +10,32 @@ from architecture.tree import CHOICES, Source, imports, sources
 
 FOUNDATION = (
     "config",
-    "registry",
+    "choices",
     "log",
     "errors",
     "processes",
-    "lines",
-    "stores",
-    "tensorfiles",
+    "jsonl",
+    "object_store",
+    "safetensors_io",
+    "scratch",
     "timing",
 )
 PARTS = ("data", "models")
 MACHINERY = (
-    "training",
-    "supervision",
+    "artifacts",
+    "benchmark",
     "checkpoint",
-    "inference",
+    "comparison",
+    "evaluation",
+    "faults",
     "health",
     "planning",
+    "predict",
+    "prepare",
     "reporting",
+    "results",
+    "supervision",
+    "training",
 )
 TOP = ("cli", "__main__", "__init__")
 LAYERS = ("foundation", "accelerators' interface", "parts", "choices", "machinery", "verbs", "cli")
@@ -75,7 +83,7 @@ def _reason(module: str, target: str) -> str:
     options = {f"regauge.{name}" for name in CHOICES} | {
         "regauge.data.sources",
         "regauge.data.layouts",
-        "regauge.inference.executors",
+        "regauge.predict.executors",
     }
     return "choices never import each other" if folder in options else ""
 
@@ -97,16 +105,16 @@ def test_the_report_says_how_large_each_room_is(report: Callable[[str], None]) -
     ("path", "text"),
     [
         ("regauge/config.py", "from regauge import verbs"),
-        ("regauge/data/order.py", "import regauge.tasks.clm"),
-        ("regauge/strategies/ddp.py", "from regauge.training import loop"),
+        ("regauge/data/row_order.py", "import regauge.tasks.clm"),
+        ("regauge/strategies/ddp.py", "from regauge.training import trainer"),
         ("regauge/strategies/ddp.py", "from regauge.strategies import fsdp"),
         ("regauge/strategies/ddp.py", "from regauge.tasks.clm import Clm"),
         ("regauge/strategies/_sharded.py", "from regauge.strategies import fsdp"),
         ("regauge/data/sources/text.py", "def read():\n    from regauge.data.sources import jsonl"),
         ("regauge/data/layouts/packed.py", "from regauge.data.layouts import fields"),
-        ("regauge/training/loop.py", "from regauge.cli import main"),
+        ("regauge/training/trainer.py", "from regauge.cli import main"),
         ("regauge/verbs/train.py", "import regauge.verbs.pipeline"),
-        ("regauge/models/text.py", "from regauge.accelerators.cpu import Cpu"),
+        ("regauge/models/modules.py", "from regauge.accelerators.cpu import Cpu"),
     ],
 )
 def test_a_wrong_import_is_found(path: str, text: str) -> None:
@@ -117,8 +125,8 @@ def test_a_wrong_import_is_found(path: str, text: str) -> None:
     ("path", "text"),
     [
         ("regauge/strategies/fsdp.py", "from regauge.strategies import _sharded, Strategy"),
-        ("regauge/training/loop.py", "from regauge.strategies import Prepared"),
-        ("regauge/models/text.py", "from regauge.accelerators import Accelerator"),
+        ("regauge/training/trainer.py", "from regauge.strategies import Prepared"),
+        ("regauge/models/modules.py", "from regauge.accelerators import Accelerator"),
         ("regauge/verbs/pipeline.py", "from regauge.verbs import _stages, show"),
         ("regauge/checkpoint/commit.py", "from regauge import __version__, config"),
     ],

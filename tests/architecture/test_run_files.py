@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from architecture.tree import ROOT
-from regauge import config, registry, verbs
+from regauge import choices, config, verbs
 from regauge.errors import SettingsError
 from regauge.verbs import pipeline
 
@@ -24,7 +24,7 @@ def validated(path: Path, folder: Path) -> list[str]:
         pipeline.load(path, (f"output.folder={folder}",))
         return ["pipeline"]
     found = []
-    for verb in registry.names("verbs"):
+    for verb in choices.names("verbs"):
         root = getattr(verbs.module(verb), "ROOT", None)
         fields = root.model_fields if root else {}
         required = {name for name, field in fields.items() if field.is_required()}

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from regauge import registry, verbs
+from regauge import choices, verbs
 from regauge.config import Settings
 
 
@@ -39,7 +39,7 @@ def _has_output(root: type[Settings], path: str | None) -> bool:
     return True
 
 
-@pytest.mark.parametrize("verb", registry.names("verbs"))
+@pytest.mark.parametrize("verb", choices.names("verbs"))
 def test_a_verb_has_what_the_command_line_and_a_pipeline_call(verb: str) -> None:
     assert faults(verbs.module(verb)) == []
 

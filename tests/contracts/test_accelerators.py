@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from regauge import config, registry
+from regauge import choices, config
 from regauge.accelerators import (
     Accelerator,
     Availability,
@@ -18,9 +18,9 @@ from regauge.accelerators import (
     survey,
 )
 from regauge.errors import SettingsError
-from regauge.training.precision import offered
+from regauge.training.defaults import offered
 
-KINDS = registry.names("accelerators")
+KINDS = choices.names("accelerators")
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.half}
 ERRORS = {"fp32": 1e-6, "tf32": 1e-3, "bf16": 5e-3, "fp16": 1e-3}
 """Relative to the largest value; a product of n terms is summed in fp32 at least."""
@@ -36,7 +36,7 @@ def _as_it_was() -> Iterator[None]:
 
 @pytest.fixture(params=KINDS)
 def accelerator(request: pytest.FixtureRequest) -> Accelerator:
-    found: Accelerator = registry.load("accelerators", request.param)()
+    found: Accelerator = choices.load("accelerators", request.param)()
     availability = found.available()
     if availability.fitness == 0:
         pytest.skip(f"not proved here: {request.param}: {availability.reason}")
@@ -45,13 +45,13 @@ def accelerator(request: pytest.FixtureRequest) -> Accelerator:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_availability_is_told_with_its_reason_and_never_raised(kind: str) -> None:
-    found = registry.load("accelerators", kind).available()
+    found = choices.load("accelerators", kind).available()
     assert isinstance(found, Availability)
     assert found.fitness >= 0
     assert found.reason
     if found.fitness == 0:
         with pytest.raises(SettingsError, match=f"'{kind}' is not usable here.*usable here: "):
-            require(registry.load("accelerators", kind)())
+            require(choices.load("accelerators", kind)())
 
 
 def test_the_fittest_is_chosen() -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch._inductor import config as inductor
 
-from regauge import accelerators, config, registry
+from regauge import accelerators, choices, config
 from regauge.accelerators import Availability, Precision
 from regauge.accelerators.cpu import Cpu
 from regauge.backends import (
@@ -34,14 +34,14 @@ from regauge.backends import (
 from regauge.backends._integers import Rounded
 from regauge.backends._rounding import rounded
 from regauge.errors import PreflightError, SettingsError
-from regauge.models import build
-from regauge.models.inputs import Input
-from regauge.models.program import TextProgram, cast, tensors
+from regauge.models import architectures
+from regauge.models.inference_modules import TextProgram, cast, tensors
+from regauge.models.io_spec import Input
+from regauge.models.modules import Encoder
 from regauge.models.settings import Model
-from regauge.models.text import Encoder
-from regauge.tensorfiles import write
+from regauge.safetensors_io import write
 
-KINDS = registry.names("backends")
+KINDS = choices.names("backends")
 LIBRARIES = ("onnxruntime", "onnx", "onnxscript", "openvino")
 VENDORS = ("torch_xla", "torch_neuronx", "torch_neuron", "habana_frameworks")
 OUTSIDE = {"inductor", "onnx", "openvino"}
@@ -80,7 +80,7 @@ def encoder() -> nn.Module:
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 32}
     widths = {"hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.2}
     settings = Model(architecture="bert", config={**sizes, **widths}, attention="sdpa")
-    model, keys = build.build(settings, "none", VOCABULARY, 0)
+    model, keys = architectures.build(settings, "none", VOCABULARY, 0)
     return TextProgram(Encoder(model, keys), "vectors")
 
 
@@ -150,12 +150,12 @@ def _as_it_was() -> Iterator[None]:
 
 def found(kind: str) -> tuple[Backend, Site]:
     """Return a backend, and the fittest device here that it is for; skip where there is none."""
-    backend: Backend = registry.load("backends", kind)()
+    backend: Backend = choices.load("backends", kind)()
     reason: str | None = backend.available().reason
     if backend.available().fitness > 0:
         survey = accelerators.survey()
         for name in sorted(survey, key=lambda each: -survey[each].fitness):
-            accelerator = registry.load("accelerators", name)()
+            accelerator = choices.load("accelerators", name)()
             reason = backend.fits(accelerator)
             if reason is None and survey[name].fitness > 0:
                 return backend, Site(accelerator, accelerator.claim(0, 2), 2)
@@ -222,11 +222,11 @@ def differ(runner: Any, example: Example, plain: nn.Module) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_availability_is_told_with_its_reason_and_never_raised(kind: str) -> None:
-    backend: Backend = registry.load("backends", kind)()
+    backend: Backend = choices.load("backends", kind)()
     availability = backend.available()
     assert isinstance(availability, Availability)
     assert availability.reason
-    cpu = registry.load("accelerators", "cpu")()
+    cpu = choices.load("accelerators", "cpu")()
     obstacle = backend.fits(cpu)
     assert obstacle is None or obstacle.strip()
     usable_here = availability.fitness > 0 and obstacle is None
@@ -240,13 +240,13 @@ BLOCKED = f"""
 import sys
 for name in {(*LIBRARIES, *VENDORS)}:
     sys.modules[name] = None
-from regauge import registry
+from regauge import choices
 from regauge.backends import usable_for
-for kind in registry.names("backends"):
-    backend = registry.load("backends", kind)()
+for kind in choices.names("backends"):
+    backend = choices.load("backends", kind)()
     found = backend.available()
     print(kind, found.fitness, found.reason, sep="|")
-usable = [each.kind for each in usable_for(registry.load("accelerators", "cpu")())]
+usable = [each.kind for each in usable_for(choices.load("accelerators", "cpu")())]
 print("usable", *usable, sep="|")
 """
 
@@ -370,20 +370,20 @@ ALONE = """
 import faulthandler, json, signal, sys
 from pathlib import Path
 from safetensors.torch import load_file, save_file
-from regauge import registry
+from regauge import choices
 from regauge.backends import Payload, Shape, Site
-from regauge.models.inputs import Input
+from regauge.models.io_spec import Input
 
 faulthandler.enable()  # signals have a stack of their own
 told = json.loads(sys.argv[1])
 inputs = [Input.model_validate_json(each) for each in told["inputs"]]
 given, here = load_file(told["given"]), Path(told["given"]).parent
 for kind, device, folder in told["payloads"]:
-    accelerator = registry.load("accelerators", device)()
+    accelerator = choices.load("accelerators", device)()
     site = Site(accelerator, accelerator.claim(0, 2), 2)
     weights = lambda: load_file(told["weights"])
     payload = Payload(Path(folder), inputs, [Shape(6, 8)], "fp32", weights, None)
-    runners = [registry.load("backends", kind)().load(payload, site) for _ in range(2)]
+    runners = [choices.load("backends", kind)().load(payload, site) for _ in range(2)]
     save_file({"answers": runners[0](*given.values()).cpu()}, here / kind)
     while runners:  # the first goes first
         del runners[0]
@@ -398,7 +398,7 @@ def test_a_payload_and_its_weights_are_enough_for_another_process(
 ) -> None:
     """Which needs no library of models, tells nobody of it, and is told of signals after it."""
     plain, payloads = TEXT.drawn(), []
-    for backend in (registry.load("backends", kind)() for kind in KINDS):
+    for backend in (choices.load("backends", kind)() for kind in KINDS):
         cpu = Cpu()
         ready = backend.ahead and backend.available().fitness and backend.fits(cpu) is None
         if ready and backend.forms(cpu):

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regauge import config, registry
-from regauge.models.initial import FirstWeights
-from regauge.models.placing import bits
+from regauge import choices, config
+from regauge.models.init_weights import FirstWeights
+from regauge.models.tensors import bits
 from regauge.processes import World
 from regauge.strategies import Form, Prepared, Site, Strategy
 
@@ -58,9 +58,9 @@ def _no_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-@pytest.fixture(params=registry.names("strategies"))
+@pytest.fixture(params=choices.names("strategies"))
 def strategy(request: pytest.FixtureRequest) -> Strategy:
-    found: Strategy = registry.load("strategies", request.param)()
+    found: Strategy = choices.load("strategies", request.param)()
     obstacle = found.obstacle(ALONE, "adamw")
     if obstacle:
         pytest.skip(f"not proved here: {request.param}: {obstacle}")
@@ -92,8 +92,8 @@ def whole(value: Tensor) -> Tensor:
 
 
 def test_obstacles_are_words_or_nothing() -> None:
-    for kind in registry.names("strategies"):
-        found = registry.load("strategies", kind)()
+    for kind in choices.names("strategies"):
+        found = choices.load("strategies", kind)()
         for size in (1, 2, 3, 4, 8):
             for optimizer in ("adamw", "lamb", "sgd", "adafactor"):
                 obstacle = found.obstacle(World(size=size), optimizer)
@@ -224,5 +224,5 @@ def test_a_small_step_in_bf16_is_not_lost(prepare: Callable[[torch.dtype], Prepa
 
 def test_settings_survive_the_run_file(strategy: Strategy) -> None:
     saved = strategy.model_dump(mode="json")
-    assert saved["kind"] in registry.names("strategies")
+    assert saved["kind"] in choices.names("strategies")
     assert config.choose("strategies", saved) == strategy

@@ -25,15 +25,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regauge import accelerators, config, registry
+from regauge import accelerators, choices, config
 from regauge.backends import Backend, Calibration, Job, Payload, Shape, Site, require, usable_for
 from regauge.backends import neuron as neuron_backend
 from regauge.backends._static import Static
 from regauge.errors import DataError, SettingsError
 from regauge.models.dropout import DropoutKeys
-from regauge.models.inputs import LENGTH, ROWS, Fields, Input, of_texts
-from regauge.models.program import TextProgram, cast, tensors
-from regauge.models.text import Encoder
+from regauge.models.inference_modules import TextProgram, cast, tensors
+from regauge.models.io_spec import LENGTH, ROWS, Fields, Input, of_texts
+from regauge.models.modules import Encoder
 
 KINDS = ("xla", "neuron", "gaudi")
 PACKAGES = {"xla": "torch_xla", "neuron": "torch_neuronx", "gaudi": "habana_frameworks"}
@@ -139,7 +139,7 @@ def differ(ours: Callable[..., Tensor], theirs: nn.Module) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_availability_is_told_with_the_vendor_s_package_and_imports_nothing(kind: str) -> None:
-    choice: type[Backend] = registry.load("backends", kind)
+    choice: type[Backend] = choices.load("backends", kind)
     before = set(sys.modules)
     found = choice.available()
     assert PACKAGES[kind] in found.reason
@@ -212,7 +212,7 @@ def test_inputs_of_an_own_module_are_filled_along_their_rows() -> None:
 
 @pytest.fixture
 def xla() -> Site:
-    found = registry.load("backends", "xla").available()
+    found = choices.load("backends", "xla").available()
     if found.fitness == 0:
         pytest.skip(f"not proved here: xla: {found.reason}")
     accelerator = chosen("accelerators", "xla")
@@ -255,7 +255,7 @@ import sys, torch
 from pathlib import Path
 from regauge import config
 from regauge.backends import Payload, Shape, Site
-from regauge.models.inputs import Input
+from regauge.models.io_spec import Input
 cache = sys.argv[1]
 accelerator = config.choose("accelerators", "xla")
 site = Site(accelerator, accelerator.claim(0, 1), 1)

@@ -20,7 +20,7 @@ import torch
 from regauge import accelerators, config, processes
 from regauge.accelerators import Accelerator, gaudi, neuron, neuron_native
 from regauge.errors import PreflightError, SettingsError
-from regauge.training.decisions import decide
+from regauge.training.defaults import decide
 from regauge.training.settings import Training
 
 Calls = list[tuple[str, dict[str, str]]]

@@ -15,16 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from regauge.config import dump
 from regauge.data.batches import Draw
 from regauge.data.columns import MARKS, TOKENS, VALUES
+from regauge.data.dataset import Dataset, Field, Manifest, Shard, Split, TokenizerFacts, file_sha256
 from regauge.data.loader import Facts
-from regauge.data.shards import (
-    Dataset,
-    Field,
-    Manifest,
-    Shard,
-    Split,
-    TokenizerFacts,
-    file_sha256,
-)
 from regauge.tasks import Task
 
 Row = dict[str, Any]

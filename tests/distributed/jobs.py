@@ -36,19 +36,19 @@ from regauge.config import build, dump, merge
 from regauge.data.loader import Feed
 from regauge.errors import RegaugeError
 from regauge.models.dropout import CounterDropout, DropoutKeys
-from regauge.training import compiling
 from regauge.training import optimizer as optimizers
 from regauge.training import run as running
-from regauge.training.decisions import decide
-from regauge.training.graphs import GraphGuard
-from regauge.training.opening import open_session
-from regauge.training.plan import plan
-from regauge.training.progress import memory
+from regauge.training.batch_finder.memory import sized
+from regauge.training.compile import decision
+from regauge.training.compile.warmup import GraphGuard
+from regauge.training.defaults import decide
+from regauge.training.dry_run import plan
+from regauge.training.gradients import Gradients
+from regauge.training.metrics import memory
 from regauge.training.run import attempt
 from regauge.training.session import Session
+from regauge.training.session_setup import open_session
 from regauge.training.settings import Training
-from regauge.training.sizing import sized
-from regauge.training.step import Gradients
 
 M_MMAP_THRESHOLD = -3
 """Of malloc.h: what is larger is given back when it is freed."""
@@ -292,8 +292,8 @@ def train_undecided(folder: str, data: str, changes: dict[str, Any], trial: str)
 
     with (
         warnings.catch_warnings(action="ignore"),
-        patch.object(compiling, "SHORT_SECONDS", 0.0),
-        patch.object(compiling, "worth", said),
+        patch.object(decision, "SHORT_SECONDS", 0.0),
+        patch.object(decision, "worth", said),
         patch.object(running, "train", seen),
         _quick_graphs(),
     ):

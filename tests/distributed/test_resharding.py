@@ -15,7 +15,7 @@ import pytest
 
 from distributed.jobs import lines, losses
 from distributed.runs import STRATEGIES, Runs, cases, named
-from regauge.checkpoint.folder import name_of
+from regauge.checkpoint.layout import name_of
 
 SAVED = 6
 BASE: dict[str, Any] = {"output": {"checkpoint": {"every_steps": SAVED}}}

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from distributed.jobs import lines, losses, weights
 from distributed.runs import STRATEGIES, Runs, cases, named
 from distributed.test_equality import LONG, STEPS
-from regauge.checkpoint.folder import LATEST, name_of
+from regauge.checkpoint.layout import LATEST, name_of
 
 SAVED = 12
 

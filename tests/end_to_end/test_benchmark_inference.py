@@ -20,18 +20,17 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from regauge import lines
+from regauge import jsonl
 from regauge.accelerators.cpu import Cpu
+from regauge.artifacts import artifact as artifacts
+from regauge.artifacts.engine import loaded
+from regauge.benchmark import inference
+from regauge.benchmark.latency_worker import Bench, loads, request_of
+from regauge.benchmark.load_generator import FEWEST, PERCENTILES, percentile
+from regauge.benchmark.settings import Benchmarking, Measuring
 from regauge.cli import main
 from regauge.config import build
 from regauge.errors import NoProgressError, SettingsError
-from regauge.inference import artifact as artifacts
-from regauge.inference import benchmarking
-from regauge.inference.benchmark_settings import Measuring
-from regauge.inference.engine import loaded
-from regauge.inference.requests import FEWEST, PERCENTILES, percentile
-from regauge.inference.turn import Bench, loads, request_of
-from regauge.training.benchmark_settings import Benchmarking
 from regauge.verbs import benchmark, pipeline
 
 WIDTH, LAYERS, INNER = 32, 2, 64
@@ -107,7 +106,7 @@ def test_figures_follow_from_what_each_turn_wrote_down(measured: Path) -> None:
     ]
     for row in found["rows"]:
         turns = [
-            lines.whole(measured / "turns" / f"{number}-{row['artifact']}.jsonl")
+            jsonl.whole(measured / "turns" / f"{number}-{row['artifact']}.jsonl")
             for number in (1, 2)
         ]
         where = {"rows": row["rows"], "length": row["length"]}
@@ -225,10 +224,10 @@ def test_every_artifact_has_a_turn_before_any_has_the_next(
 ) -> None:
     order: list[tuple[int, str]] = []
     monkeypatch.setattr(
-        benchmarking, "_turn", lambda _, name, number: order.append((number, name)) or []
+        inference, "_turn", lambda _, name, number: order.append((number, name)) or []
     )
-    monkeypatch.setattr(benchmarking.figures, "document", lambda *_: {})
-    benchmarking.run(asked(tmp_path / "out", first=artifact / "first", other=artifact / "second"))
+    monkeypatch.setattr(inference.summary, "document", lambda *_: {})
+    inference.run(asked(tmp_path / "out", first=artifact / "first", other=artifact / "second"))
     assert order == [(number, name) for number in (1, 2, 3) for name in ("first", "other")]
 
 
@@ -329,14 +328,14 @@ class Silent:
 
 def test_an_artifact_that_says_nothing_is_named(tmp_path: Path) -> None:
     with pytest.raises(NoProgressError, match="slow has said nothing for 0 s"):
-        benchmarking._waited(Silent(), tmp_path / "none", 0.0, "slow")  # type: ignore[arg-type]
+        inference._waited(Silent(), tmp_path / "none", 0.0, "slow")  # type: ignore[arg-type]
 
 
 def test_folders_are_named_after_what_tells_them_apart(tmp_path: Path) -> None:
     runs = [tmp_path / "fp32" / "artifact", tmp_path / "bf16" / "artifact", tmp_path / "other"]
-    assert list(benchmarking.named(runs)) == ["fp32", "bf16", "other"]
+    assert list(inference.named(runs)) == ["fp32", "bf16", "other"]
     same = [tmp_path / "a" / "best", tmp_path / "b" / "best"]
-    assert list(benchmarking.named(same)) == ["a-best", "b-best"]
+    assert list(inference.named(same)) == ["a-best", "b-best"]
 
 
 def test_a_stage_measures_artifacts_and_one_with_the_flag_measures_training(

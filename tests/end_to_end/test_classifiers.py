@@ -27,9 +27,9 @@ from transformers import (
 
 import regauge
 from end_to_end.predicting import EAGER, table, texts, trained
+from regauge.artifacts.export_settings import Text
+from regauge.artifacts.programs import of_folder
 from regauge.cli import main
-from regauge.inference.export_settings import Text
-from regauge.inference.programs import of_folder
 
 VOCABULARY, LONGEST = 200, 24
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")

@@ -18,7 +18,7 @@ from regauge import processes
 from regauge.accelerators.cpu import Cpu
 from regauge.config import dump
 from regauge.errors import DataError
-from regauge.training import cache
+from regauge.training.compile import cache
 
 pytestmark = pytest.mark.skipif(
     Cpu().obstacle_to_compiling() is not None,
@@ -27,13 +27,13 @@ pytestmark = pytest.mark.skipif(
 
 PROBE = """
 import json, sys
-from regauge import accelerators, cli, registry
+from regauge import accelerators, cli, choices
 sys.argv = ["regauge", *sys.argv[1:]]
 try:
     cli.main()
 except SystemExit as error:
     assert not error.code, error.code
-print("CACHED", json.dumps(registry.load("accelerators", "cpu")().cached()))
+print("CACHED", json.dumps(choices.load("accelerators", "cpu")().cached()))
 """
 Command = Callable[..., tuple[str, str]]
 

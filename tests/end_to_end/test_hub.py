@@ -18,7 +18,7 @@ from distributed import datasets
 from distributed.runs import BERT
 from loopback import running
 from regauge.models import weights as folders
-from regauge.models.build import build
+from regauge.models.architectures import build
 from regauge.models.settings import Model
 
 RUN = """

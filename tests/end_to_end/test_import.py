@@ -19,7 +19,7 @@ from distributed.conftest import runs, worlds
 from regauge.checkpoint import unpickle
 from regauge.cli import main
 from regauge.errors import SettingsError
-from regauge.models import build
+from regauge.models import architectures
 from regauge.models.settings import Model
 
 if TYPE_CHECKING:
@@ -139,9 +139,9 @@ def test_a_pickle_of_transformers_comes_in_by_import_alone(
     BertConfig(**SIZES, architectures=["BertModel"]).save_pretrained(folder)
     torch.save(weights, folder / "pytorch_model.bin")
     with pytest.raises(SettingsError, match="are a pickle; run: regauge import"):
-        build.load(folder)
+        architectures.load(folder)
     with pytest.raises(SettingsError, match="are a pickle; run: regauge import"):
-        build.build(Model(path=str(folder)), "none", SIZES["vocab_size"], seed=0)
+        architectures.build(Model(path=str(folder)), "none", SIZES["vocab_size"], seed=0)
     assert main(["import", str(folder), "--to", str(target)]) == 0
     found = load_file(target / "model.safetensors")
     assert all(torch.equal(found[name], weights[name]) for name in weights)
@@ -155,7 +155,7 @@ def test_a_pickle_under_another_name_is_not_read(
     listed = {"metadata": {}, "weight_map": dict.fromkeys(weights, "other.bin")}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(listed))
     with pytest.raises(SettingsError, match=r"no file named model\.safetensors"):
-        build.load(tmp_path)
+        architectures.load(tmp_path)
 
 
 # What is refused

@@ -16,7 +16,7 @@ import zstandard
 
 import regauge
 from end_to_end.predicting import bits, exported, in_groups, table, texts, trained, vectors, written
-from regauge import lines
+from regauge import jsonl
 from regauge.cli import main
 
 
@@ -40,7 +40,7 @@ def test_every_record_is_answered_in_its_order(artifact: Path, tmp_path: Path) -
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (result["rows"], result["shards"], result["quarantined"]) == (300, 5, 0)
     assert result["tokens"] == sum(len(text.split()) + 1 for text in texts(300))
-    every = lines.whole(tmp_path / "out" / "jobs" / "0-of-1" / "ledger.jsonl")
+    every = jsonl.whole(tmp_path / "out" / "jobs" / "0-of-1" / "ledger.jsonl")
     assert [line["rows"] for line in every] == [70, 70, 70, 70, 20]
     assert [line["last"] for line in every] == [False] * 4 + [True]
 
@@ -104,11 +104,11 @@ def test_a_second_command_does_nothing_and_a_lost_file_is_made_again(
     assert predict(artifact, source, out, "predict.rows=50") == 0
     before = bits(out)
     assert predict(artifact, source, out, "predict.rows=50") == 0
-    assert len(lines.whole(out / "jobs" / "0-of-1" / "ledger.jsonl")) == 3
+    assert len(jsonl.whole(out / "jobs" / "0-of-1" / "ledger.jsonl")) == 3
     (out / "shards" / "000000-00001.parquet").unlink()
     assert predict(artifact, source, out, "predict.rows=50") == 0
     assert bits(out) == before
-    assert len(lines.whole(out / "jobs" / "0-of-1" / "ledger.jsonl")) == 4
+    assert len(jsonl.whole(out / "jobs" / "0-of-1" / "ledger.jsonl")) == 4
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_bad_records_are_set_aside_with_their_reasons(
     found = table(tmp_path / "out")
     assert found["id"].to_pylist() == [0, 3]
     assert found["price"].to_pylist() == [1.5, None]
-    bad = lines.whole(tmp_path / "out" / "quarantine" / "000000-00000.jsonl")
+    bad = jsonl.whole(tmp_path / "out" / "quarantine" / "000000-00000.jsonl")
     assert [(each["place"], each["reason"]) for each in bad] == [
         ("line 2", "'id' is no integer"),
         ("line 3", "no text in 'text'"),
@@ -195,7 +195,7 @@ def test_half_a_character_costs_its_record_alone(
     assert predict(artifact, source, tmp_path / "out") == 0
     assert "answers to 'text', and beside them: id" in capsys.readouterr().err
     assert table(tmp_path / "out")["id"].to_pylist() == [1, 3]
-    (bad,) = lines.whole(tmp_path / "out" / "quarantine" / "000000-00000.jsonl")
+    (bad,) = jsonl.whole(tmp_path / "out" / "quarantine" / "000000-00000.jsonl")
     assert (bad["place"], bad["reason"]) == ("line 2", "undecodable bytes")
 
 
@@ -231,7 +231,7 @@ def test_several_jobs_share_a_folder(artifact: Path, tmp_path: Path) -> None:
         assert not (out / "result.json").exists()
         more = ("--index", str(index), "--count", "2")
         assert predict(artifact, source, out, *more) == 0
-    shares = [lines.whole(out / "jobs" / f"{index}-of-2" / "ledger.jsonl") for index in (0, 1)]
+    shares = [jsonl.whole(out / "jobs" / f"{index}-of-2" / "ledger.jsonl") for index in (0, 1)]
     assert [[line["piece"] for line in share] for share in shares] == [[0, 2, 4], [1, 3]]
     assert bits(out) == bits(tmp_path / "alone")
     assert table(out)["id"].to_pylist() == list(range(90))
@@ -246,7 +246,7 @@ def test_a_limit_of_dollars_stops_it_and_more_of_them_let_it_go_on(
     out = tmp_path / "out"
     assert predict(artifact, source, out, "--max-usd", "0.01", *price) == 67
     assert "USD are spent of at most 0.01; raise predict.max_usd" in capsys.readouterr().err
-    done = lines.whole(out / "jobs" / "0-of-1" / "ledger.jsonl")
+    done = jsonl.whole(out / "jobs" / "0-of-1" / "ledger.jsonl")
     assert len(done) < 9
     assert predict(artifact, source, out, "--max-usd", "9999", *price) == 0
     assert table(out)["id"].to_pylist() == list(range(90))

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from regauge.reporting.comparison import compared
-from regauge.reporting.html import page
-from regauge.reporting.runs import read
-from regauge.reporting.settings import Comparison
-from regauge.reporting.story import tell
+from regauge.comparison.compare import compared
+from regauge.comparison.settings import Comparison
+from regauge.reporting.page import tell
+from regauge.reporting.render import page
+from regauge.results.run_folder import read
 from regauge.trackers import RunFacts, started
 from regauge.trackers.jsonl import Jsonl
 

@@ -22,8 +22,8 @@ from distributed.jobs import lines, losses
 from distributed.runs import FULL, Runs, settings
 from distributed.test_resume import assert_same
 from regauge.config import dump, merge
-from regauge.supervision.owner import LOCK
-from regauge.supervision.scratch import PREFIX, SHARED
+from regauge.scratch import PREFIX, SHARED
+from regauge.supervision.folder_lock import LOCK
 
 __all__ = ["FULL", "runs", "worlds"]
 BASE: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regauge.supervision.orders import text
+from regauge.supervision.channel import text
 
 
 def descendants(pid: int) -> list[int]:

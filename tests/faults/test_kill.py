@@ -25,7 +25,7 @@ from distributed.runs import Runs, settings
 from distributed.test_resume import assert_same
 from faults.conftest import FULL
 from faults.families import descendants
-from regauge.checkpoint.folder import LATEST
+from regauge.checkpoint.layout import LATEST
 from regauge.config import dump
 
 STEPS, SAVED = 48, 6

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from faults.conftest import FULL, Jobs
-from regauge.lines import whole
-from regauge.reporting.runs import read
-from regauge.reporting.story import tell
-from regauge.reporting.text import markdown
+from regauge.jsonl import whole
+from regauge.reporting.page import tell
+from regauge.reporting.render import markdown
+from regauge.results.run_folder import read
 
 DEATHS = [("segfault", "SIGSEGV"), ("abort", "SIGABRT"), ("leave", "left before")]
 
@@ -46,7 +46,7 @@ def test_an_exception_is_tried_once_more_and_then_is_the_user_s(jobs: Jobs) -> N
     job.options = ("--traceback",)
     job.start().wait()
     assert job.code == 64
-    assert "RuntimeError in regauge/supervision/chaos.py" in job.said.splitlines()[-1]
+    assert "RuntimeError in regauge/faults.py" in job.said.splitlines()[-1]
     assert "In process 1:\nTraceback (most recent call last):" in job.said
     assert 'raise RuntimeError("injected by the fault plan")' in job.said
     first, second = job.failures
@@ -78,7 +78,7 @@ def test_a_process_that_hangs_is_named_and_the_run_goes_on(
     assert "no sign for" in failure["problem"]
     figure(f"seconds to notice {kind}", job.attempts[0]["ended"] - job.struck[0]["time"])
     stack = failure["evidence"]["stacks"][str(1 - rank)]
-    assert any("regauge/training/step.py" in line for line in stack)
+    assert any("regauge/training/gradients.py" in line for line in stack)
 
 
 @FULL
@@ -101,7 +101,7 @@ def test_a_process_that_waits_for_something_else_is_behind_in_its_collectives(jo
     told: dict[str, Any] = failure["evidence"]["collectives"]
     assert told["0"][-1]["profiling_name"] == "gloo:all_reduce"
     assert told["0"][-1]["collective_seq_id"] > told["1"][-1]["collective_seq_id"]
-    assert any("chaos.py" in line for line in failure["evidence"]["stacks"]["1"])
+    assert any("faults.py" in line for line in failure["evidence"]["stacks"]["1"])
 
 
 @FULL

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from regauge import registry, verbs
+from regauge import choices, verbs
 from regauge.verbs import pipeline
 from unit.stage_verbs import join, write
 
@@ -16,10 +16,10 @@ VERBS: dict[str, ModuleType] = {"join": join, "pipeline": pipeline, "write": wri
 @pytest.fixture
 def two_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the verbs be these ones, for one test."""
-    names = registry.names
+    names = choices.names
     monkeypatch.setattr(verbs, "module", VERBS.__getitem__)
     monkeypatch.setattr(
-        registry,
+        choices,
         "names",
         lambda folder: tuple(VERBS) if folder == "verbs" else names(folder),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regauge import config
-from regauge.data import shards
+from regauge.data import dataset
 from regauge.verbs import prepare as verb
 
 WORDS = [f"word{number}" for number in range(3000)]
@@ -46,9 +46,9 @@ def settings(folder: Path, out: str = "out", **changes: Any) -> verb.Prepare:
     return config.build(verb.Prepare, tables(folder, out, **changes))
 
 
-def prepared(folder: Path, out: str = "out", **changes: Any) -> shards.Dataset:
+def prepared(folder: Path, out: str = "out", **changes: Any) -> dataset.Dataset:
     verb.run(settings(folder, out, **changes))
-    return shards.Dataset(folder / out)
+    return dataset.Dataset(folder / out)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

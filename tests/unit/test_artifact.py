@@ -13,12 +13,12 @@ import pytest
 import regauge
 from end_to_end.predicting import EAGER, exported, texts, trained, written
 from regauge import accelerators
+from regauge.artifacts import artifact as artifacts
 from regauge.backends import Payload, Runner, Site
 from regauge.backends.eager import Eager
 from regauge.cli import main
 from regauge.config import FORMAT
 from regauge.errors import DataError, PreflightError, RegaugeError, SettingsError
-from regauge.inference import artifact as artifacts
 
 FILES = {
     "weights.safetensors",

@@ -12,7 +12,7 @@ import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from regauge.models import attention
-from regauge.models.build import build
+from regauge.models.architectures import build
 from regauge.models.settings import Model
 
 BERT: dict[str, Any] = {

@@ -14,13 +14,13 @@ from distributed import datasets
 from distributed.datasets import first_batch
 from distributed.runs import BERT
 from regauge.config import merge
+from regauge.data.dataset import Dataset
 from regauge.data.loader import Facts
-from regauge.data.shards import Dataset
 from regauge.errors import DataError, RegaugeError
 from regauge.models.settings import Model
 from regauge.tasks import _quality
 from regauge.tasks.classify import Classify
-from regauge.training.step import means
+from regauge.training.heldout import means
 
 FACTS = Facts(datasets.VOCABULARY, 0, 4, (0, 1, 2, 3, 4))
 MODEL = Model(**merge(BERT, {"config": {"max_position_embeddings": 48}, "dropout": 0.0}))

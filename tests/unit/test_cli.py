@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import regauge
-from regauge import cli, errors, registry
+from regauge import choices, cli, errors
 from regauge.verbs import init
 
 
 def test_every_verb_is_a_function_and_beside_them_only_what_loads_artifacts_is_public() -> None:
-    modules = [registry.module_name("verbs", verb) for verb in registry.names("verbs")]
+    modules = [choices.module_name("verbs", verb) for verb in choices.names("verbs")]
     stems = {module.rpartition(".")[2] for module in modules}
     assert set(regauge.__all__) == stems | {"__version__", "load"}
     assert all(callable(getattr(regauge, name)) for name in (*stems, "load"))
@@ -33,9 +33,9 @@ def test_an_unknown_name_is_no_function() -> None:
 def test_help_lists_every_verb_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for verb in registry.names("verbs"):
+    for verb in choices.names("verbs"):
         line = next(line for line in lines if line.startswith(f"│ {verb} "))
-        assert registry.summary("verbs", verb)[:20] in line
+        assert choices.summary("verbs", verb)[:20] in line
 
 
 def test_a_verbs_help_explains_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +170,7 @@ def test_a_traceback_is_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_completion_knows_the_verbs() -> None:
     script = cli.app().generate_completion(shell="bash")  # noqa: S604 (the name of a shell)
-    assert all(verb in script for verb in registry.names("verbs"))
+    assert all(verb in script for verb in choices.names("verbs"))
 
 
 def test_the_module_runs_like_the_command(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from regauge.comparison.cost import between, common_target, ranked, saving, to_target
 from regauge.planning.catalog import chips, instance
 from regauge.planning.settings import Price
-from regauge.reporting.cost import between, common_target, ranked, saving, to_target
-from regauge.reporting.runs import Run, read
-from regauge.reporting.series import Series
+from regauge.results.run_folder import Run, read
+from regauge.results.series import Series
 from regauge.training.settings import Target
 
 LOSS: Series = ((10, 5.0), (20, 4.0), (30, 3.0))

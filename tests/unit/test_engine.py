@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from regauge.accelerators.cpu import Cpu
+from regauge.artifacts.buckets import Ladder, halves
+from regauge.artifacts.engine import Engine, warm
+from regauge.artifacts.manifest import Rung
+from regauge.artifacts.rows import Rows, Texts
 from regauge.errors import TransientError
-from regauge.inference.engine import Engine, warm
-from regauge.inference.manifest import Rung
-from regauge.inference.rows import Rows, Texts
-from regauge.inference.shapes import Ladder, halves
-from regauge.models.inputs import Input
+from regauge.models.io_spec import Input
 from unit.runners import Counting, answers, texts
 
 LENGTHS = (4, 8, 20)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, SerializeAsAny
 
-from regauge import registry
+from regauge import choices
 from regauge.config import Settings, chosen
 from regauge.errors import SettingsError
 from regauge.trackers import Tracker
@@ -94,18 +94,18 @@ def test_a_table_shows_its_keys() -> None:
 
 def test_a_verb_shows_its_tables() -> None:
     document = found("pipeline")[0]
-    assert document["what"] == registry.summary("verbs", "pipeline")
+    assert document["what"] == choices.summary("verbs", "pipeline")
     assert {row["table"] for row in document["tables"]} == {"output", "stage"}
 
 
 def test_a_folder_lists_its_choices() -> None:
     assert "trackers" in _settings.folders()
     names = [row["choice"] for row in found("trackers")[0]["choices"]]
-    assert tuple(names) == registry.names("trackers")
+    assert tuple(names) == choices.names("trackers")
 
 
 def test_a_choice_is_explained() -> None:
-    assert found("trackers/jsonl")[0]["what"] == registry.summary("trackers", "jsonl")
+    assert found("trackers/jsonl")[0]["what"] == choices.summary("trackers", "jsonl")
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 64, 65, 66, 67, 68, 69, 75, 76, 130, 143])
@@ -148,5 +148,5 @@ def test_the_reference_page_has_every_key() -> None:
             if not key.table:
                 assert f"`{key.path}`" in page, key.path
     for folder in _settings.folders():
-        for name in registry.names(folder):
+        for name in choices.names(folder):
             assert f"### {folder}/{name}\n" in page

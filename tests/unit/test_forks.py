@@ -17,7 +17,7 @@ import pytest
 from regauge import accelerators
 from regauge.accelerators import Availability
 from regauge.accelerators.cpu import Cpu
-from regauge.registry import PLACES
+from regauge.choices import PLACES
 from regauge.supervision import forks as forking
 from regauge.supervision.forks import MODULES, Forked, Forks, forks
 
@@ -32,8 +32,8 @@ if sys.argv[1] == "look":
     print(signal.getsignal(signal.SIGINT) == signal.default_int_handler)
     print(random.random(), numpy.random.random())
 elif sys.argv[1] == "places":
-    from regauge import registry
-    print(registry.places())
+    from regauge import choices
+    print(choices.places())
 elif sys.argv[1] == "exit":
     sys.exit(3)
 elif sys.argv[1] == "fail":
@@ -49,7 +49,7 @@ def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lay a module where a new process finds it, and let the server import next to nothing."""
     (tmp_path / "a_program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(forking, "MODULES", ("not.there", "numpy.random", "regauge.registry"))
+    monkeypatch.setattr(forking, "MODULES", ("not.there", "numpy.random", "regauge.choices"))
 
 
 @pytest.fixture

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from regauge import lines
+from regauge import jsonl
 from regauge.supervision.goodput import goodput
 
 
 def run(folder: Path) -> None:
     for number, began, ended, end in ((1, 100.0, 110.0, "process"), (2, 112.0, 130.0, "finished")):
-        lines.append(folder / "attempts.jsonl", {"attempt": number, "began": began})
+        jsonl.append(folder / "attempts.jsonl", {"attempt": number, "began": began})
         told = {"attempt": number, "began": began, "ended": ended, "end": end}
-        lines.append(folder / "attempts.jsonl", told)
+        jsonl.append(folder / "attempts.jsonl", told)
     seconds = {"init": 6.0, "step": 15.0, "evaluate": 3.0, "lost": 1.5}
-    lines.append(folder / "ledger.jsonl", {"attempt": 2, "step": 9, "seconds": seconds})
+    jsonl.append(folder / "ledger.jsonl", {"attempt": 2, "step": 9, "seconds": seconds})
 
 
 def test_seconds_that_nobody_booked_are_idle(tmp_path: Path) -> None:
@@ -31,12 +31,12 @@ def test_seconds_that_nobody_booked_are_idle(tmp_path: Path) -> None:
 
 def test_an_attempt_that_goes_on_has_no_end(tmp_path: Path) -> None:
     run(tmp_path)
-    lines.append(tmp_path / "attempts.jsonl", {"attempt": 3, "began": 140.0})
+    jsonl.append(tmp_path / "attempts.jsonl", {"attempt": 3, "began": 140.0})
     found = goodput(tmp_path)
     assert found
     assert 3 not in found.ends
 
 
 def test_a_run_without_a_supervisor_has_none(tmp_path: Path) -> None:
-    lines.append(tmp_path / "ledger.jsonl", {"attempt": 1, "step": 1, "seconds": {"step": 1.0}})
+    jsonl.append(tmp_path / "ledger.jsonl", {"attempt": 1, "step": 1, "seconds": {"step": 1.0}})
     assert goodput(tmp_path) is None

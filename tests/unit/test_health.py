@@ -15,13 +15,13 @@ import torch
 from regauge import accelerators
 from regauge.accelerators.cpu import Cpu
 from regauge.errors import PreflightError
+from regauge.faults import Chaos
 from regauge.health import device, machine, vendors
 from regauge.health.examination import blamed
 from regauge.health.findings import Finding, require
 from regauge.health.machine import check_machine
 from regauge.health.probe import partners
 from regauge.health.vendors import check_vendors
-from regauge.supervision.chaos import Chaos
 
 MADE: dict[str, Any] = {}
 """What the lazy device was given, and whether it was still there."""

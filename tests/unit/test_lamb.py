@@ -19,8 +19,8 @@ from regauge import processes
 from regauge.accelerators.cpu import Cpu
 from regauge.training import optimizer as optimizers
 from regauge.training.lamb import Lamb
-from regauge.training.optimizer_settings import Optimizer
 from regauge.training.run import attempt
+from regauge.training.settings import Optimizer
 
 BETAS = (0.9, 0.99)
 EPSILON, RATE, DECAY = 0.5, 0.01, 0.1

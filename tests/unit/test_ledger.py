@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from regauge import lines
+from regauge import jsonl
 from regauge.accelerators import Chip
 from regauge.processes import World
-from regauge.supervision.meter import Meter, Reading
+from regauge.supervision.cost_meter import Meter, Reading
 from regauge.training.ledger import ACCOUNTS, Ledger
-from regauge.training.progress import Interval
+from regauge.training.metrics import Interval
 
 FREE = Meter(Reading(), 0.0, 1, 1, None)
 
@@ -138,22 +138,22 @@ def test_nothing_is_lost_where_nothing_was_told_after_the_checkpoint(clock: Cloc
 def test_a_line_after_a_torn_one_is_whole(torn: str, tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text(torn)
-    lines.append(path, {"step": 3})
-    lines.append(path, {"step": 4, "path": path})
+    jsonl.append(path, {"step": 3})
+    jsonl.append(path, {"step": 4, "path": path})
     found = path.read_text().splitlines()
     assert found[-2:] == ['{"step": 3}', json.dumps({"step": 4, "path": str(path)})]
     assert path.read_text().startswith(torn)
-    assert lines.last(path) == {"step": 4, "path": str(path)}
+    assert jsonl.last(path) == {"step": 4, "path": str(path)}
 
 
 def test_the_last_whole_line_is_found(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    assert lines.last(path) is None
+    assert jsonl.last(path) is None
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert lines.last(path) == {"step": 2}
+    assert jsonl.last(path) == {"step": 2}
 
 
 def test_a_number_that_json_cannot_write_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        lines.append(tmp_path / "a.jsonl", {"loss": float("nan")})
+        jsonl.append(tmp_path / "a.jsonl", {"loss": float("nan")})
     assert (tmp_path / "a.jsonl").read_text() == ""

@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from distributed.runs import BERT, GPT, LLAMA
 from regauge.errors import SettingsError
-from regauge.models.build import Head, blocks, build
-from regauge.models.counting import counts, flops_per_token
+from regauge.models.architectures import Head, blocks, build
 from regauge.models.dropout import CounterDropout
-from regauge.models.initial import META, first_weights
+from regauge.models.flops import counts, flops_per_token
+from regauge.models.init_weights import META, first_weights
 from regauge.models.lora import merged
 from regauge.models.settings import Lora, Model
 from regauge.models.weights import adapting, plain_name

@@ -17,16 +17,11 @@ from distributed import datasets, jobs
 from distributed.runs import BERT, GPT, LLAMA
 from regauge.data.batches import positions
 from regauge.errors import SettingsError
-from regauge.models import finding
-from regauge.models.build import blocks, build
-from regauge.models.reading import Reading
+from regauge.models import hub
+from regauge.models.architectures import blocks, build
+from regauge.models.attention_masks import Reading
+from regauge.models.modules import CausalLanguageModel, Encoder, MaskedLanguageModel, TextModule
 from regauge.models.settings import Model
-from regauge.models.text import (
-    CausalLanguageModel,
-    Encoder,
-    MaskedLanguageModel,
-    TextModule,
-)
 
 VOCABULARY = 300
 WINDOW = 4
@@ -281,5 +276,5 @@ def test_a_hub_is_asked_once_for_a_name(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", answered)
     monkeypatch.chdir(tmp_path)
-    assert finding.at("team/once") == finding.at("team/once") == tmp_path
+    assert hub.at("team/once") == hub.at("team/once") == tmp_path
     assert asked == ["team/once"]

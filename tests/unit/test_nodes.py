@@ -15,12 +15,12 @@ from torch.distributed import TCPStore
 from regauge.errors import SettingsError
 from regauge.processes import Seats
 from regauge.supervision.failures import Failure
-from regauge.supervision.nodes import register as registers
-from regauge.supervision.nodes.council import Council, Node
-from regauge.supervision.nodes.hearing import Ear, beat
-from regauge.supervision.nodes.register import OverError, Register
-from regauge.supervision.nodes.several import several, starts
-from regauge.supervision.peers import Shared
+from regauge.supervision.nodes import attempt_registry as registers
+from regauge.supervision.nodes.attempt_registry import OverError, Register
+from regauge.supervision.nodes.coordinator import Council, Node
+from regauge.supervision.nodes.heartbeats import Ear, beat
+from regauge.supervision.nodes.interface import Shared
+from regauge.supervision.nodes.topology import several, starts
 from regauge.supervision.settings import Nodes, limits
 
 FOLDER = Path("out/run")

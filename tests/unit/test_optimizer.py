@@ -12,7 +12,7 @@ from regauge.config import build
 from regauge.errors import SettingsError
 from regauge.training import optimizer as optimizers
 from regauge.training.optimizer import learning_rate
-from regauge.training.optimizer_settings import Optimizer, Schedule
+from regauge.training.settings import Optimizer, Schedule
 
 TOTAL = 100
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from regauge.models.pooling import MODES, Pool, mean_pool
-from regauge.models.sentences import ACTIVATIONS, Dense, Mode, Pooling
+from regauge.models.sentence_transformers import ACTIVATIONS, Dense, Mode, Pooling
 
 Array = NDArray[np.float64]
 WIDTH = 6

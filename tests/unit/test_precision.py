@@ -12,9 +12,8 @@ from regauge.accelerators import cpu
 from regauge.accelerators.cpu import Cpu
 from regauge.errors import SettingsError, TransientError
 from regauge.processes import World
-from regauge.training.decisions import decide
-from regauge.training.opening import UNHEARD
-from regauge.training.precision import settled
+from regauge.training.defaults import decide, settled
+from regauge.training.session_setup import UNHEARD
 from regauge.training.settings import Training
 
 Made = Callable[..., Cpu]

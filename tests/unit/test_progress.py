@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regauge.accelerators import Chip
-from regauge.training import progress
+from regauge.training import metrics
 
 FLOPS = 10.0
 """Of a token."""
@@ -46,9 +46,9 @@ def session(device: Device, *, measured: bool = True) -> Any:
 def test_a_peak_that_a_run_comes_too_near_to_is_timed_again() -> None:
     device = Device(100.0, 250.0)
     run = session(device)
-    assert progress._mfu(run, 10.0) == 0.5
+    assert metrics._mfu(run, 10.0) == 0.5
     assert device.times == 0
-    assert progress._mfu(run, 30.0) == pytest.approx(0.6)  # 150 of what were 100, and are 250
+    assert metrics._mfu(run, 30.0) == pytest.approx(0.6)  # 150 of what were 100, and are 250
     assert device.times == 1
     assert run.chip.flops_per_second == {"fp32": 250.0}
 
@@ -56,11 +56,11 @@ def test_a_peak_that_a_run_comes_too_near_to_is_timed_again() -> None:
 def test_one_that_is_no_higher_is_believed() -> None:
     device = Device(100.0, 90.0)
     run = session(device)
-    assert [progress._mfu(run, 16.0) for _ in range(3)] == [0.8] * 3
+    assert [metrics._mfu(run, 16.0) for _ in range(3)] == [0.8] * 3
     assert device.times == 1
 
 
 def test_a_data_sheets_is_not_timed() -> None:
     device = Device(100.0)
-    assert progress._mfu(session(device, measured=False), 30.0) == 1.5
+    assert metrics._mfu(session(device, measured=False), 30.0) == 1.5
     assert device.times == 0

@@ -17,16 +17,16 @@ from distributed.datasets import first_batch
 from distributed.runs import BERT
 from regauge.config import choose
 from regauge.data.columns import buckets
+from regauge.data.dataset import Dataset, Field
 from regauge.data.loader import Facts
-from regauge.data.shards import Dataset, Field
 from regauge.errors import RegaugeError, SettingsError
-from regauge.models.build import blocks as layers_of
+from regauge.models.architectures import blocks as layers_of
 from regauge.models.heads import freeze
 from regauge.models.ranker import Cross, Form, Head, LowRankCross
 from regauge.models.settings import Interactions, Model
 from regauge.tasks import _objectives, _quality, _ranking
 from regauge.tasks.rank import Rank
-from regauge.training.step import means
+from regauge.training.heldout import means
 
 FACTS = Facts(datasets.VOCABULARY, 0, 4, (0, 1, 2, 3, 4), datasets.MEMBERS)
 TASK = Rank(numbers=("price",), categories=("brand",), interactions=Interactions(buckets=50))

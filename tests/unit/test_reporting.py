@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from regauge.errors import DataError, SettingsError
-from regauge.reporting import words
-from regauge.reporting.curves import charts
 from regauge.reporting.drawing import POINTS, Line, Place, curves
-from regauge.reporting.evaluation import table
-from regauge.reporting.html import page
-from regauge.reporting.runs import Run, discover, read
-from regauge.reporting.series import attempts, merged, smoothed, thinned
-from regauge.reporting.story import tell
-from regauge.reporting.text import document, markdown
+from regauge.reporting.page import tell
+from regauge.reporting.render import document, markdown, page
+from regauge.reporting.run_charts import charts
+from regauge.results import formatting
+from regauge.results.evaluation_table import table
+from regauge.results.run_folder import Run, discover, read
+from regauge.results.series import attempts, merged, smoothed, thinned
 from regauge.verbs import report
 
 EVALUATION = {
@@ -236,14 +235,14 @@ def test_dollars_of_all_runs_are_unknown_when_those_of_one_are(tmp_path: Path) -
     ],
 )
 def test_durations_read_well(seconds: float | None, text: str) -> None:
-    assert words.duration(seconds) == text
+    assert formatting.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(812, "812"), (12_345, "12.3k"), (999_960, "1.00M"), (4_560_000, "4.56M")]
 )
 def test_counts_read_well(value: float, text: str) -> None:
-    assert words.count(value) == text
+    assert formatting.count(value) == text
 
 
 # Showing

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regauge.inference.rows import Rows, Tensors, Texts
-from regauge.inference.shapes import Batch
+from regauge.artifacts.buckets import BucketBatch
+from regauge.artifacts.rows import Rows, Tensors, Texts
 
 Ids = list[int]
 IDS = st.lists(st.integers(1, 2**31 - 1), max_size=7)
@@ -46,7 +46,7 @@ def test_a_batch_is_what_a_loop_makes_of_its_records(
     members = data.draw(st.permutations(range(len(records))))
     members = members[: data.draw(st.integers(0, len(members)))]
     length = max([1, *longest(records)]) + data.draw(st.integers(0, 3))
-    batch = Batch(
+    batch = BucketBatch(
         length, len(members) + data.draw(st.integers(0, 3)), np.array(members, dtype=np.int64)
     )
     tokens = np.zeros((batch.rows, count, length), np.int32)
@@ -97,7 +97,7 @@ def test_features_stand_behind_the_texts_in_the_order_of_the_batch() -> None:
     starts = np.array([1, 2, 3], np.int32)
     numbers = np.array([[0.5, np.nan], [1.5, 2.5], [3.5, 4.5]], np.float32)
     made = rows([[[1]], [[2, 2]], [[3, 3, 3]]], 1, (starts, numbers))
-    tokens, lengths, first, second = made.inputs(Batch(4, 3, np.array([2, 0])))
+    tokens, lengths, first, second = made.inputs(BucketBatch(4, 3, np.array([2, 0])))
     assert tokens.tolist() == [[3, 3, 3, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
     assert lengths.tolist() == [3, 1, 0]
     assert (first.tolist(), first.dtype) == ([3, 1, 0], torch.int32)
@@ -110,10 +110,10 @@ def test_features_stand_behind_the_texts_in_the_order_of_the_batch() -> None:
 
 def test_a_batch_does_not_change_the_records_that_it_is_made_of() -> None:
     made = Rows.of(arrays([[1, 2], [3]]))
-    tokens, lengths = made.inputs(Batch(2, 2, np.array([0, 1])))
+    tokens, lengths = made.inputs(BucketBatch(2, 2, np.array([0, 1])))
     tokens.zero_()
     lengths.zero_()
-    again = made.inputs(Batch(2, 2, np.array([0, 1])))
+    again = made.inputs(BucketBatch(2, 2, np.array([0, 1])))
     assert again[0].tolist() == [[1, 2], [3, 0]]
     assert again[1].tolist() == [2, 1]
 
@@ -129,7 +129,7 @@ def test_ids_of_any_integer_type_become_int32(dtype: Any) -> None:
 def test_there_may_be_no_record() -> None:
     nothing = Rows.of([])
     assert (len(nothing), nothing.tokens, nothing.lengths.tolist()) == (0, 0, [])
-    tokens, lengths = nothing.inputs(Batch(3, 2, np.empty(0, np.int64)))
+    tokens, lengths = nothing.inputs(BucketBatch(3, 2, np.empty(0, np.int64)))
     assert tokens.tolist() == [[0, 0, 0], [0, 0, 0]]
     assert lengths.tolist() == [0, 0]
 
@@ -138,10 +138,10 @@ def test_records_of_tensors_are_their_rows_filled_up_with_zeros() -> None:
     images = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
     made = Tensors([images, np.array([5, 6, 7, 8], np.int64)])
     assert (len(made), made.tokens, made.apart, made.lengths.tolist()) == (4, 4, 1, [1, 1, 1, 1])
-    first, second = made.inputs(Batch(1, 3, np.array([3, 0])))
+    first, second = made.inputs(BucketBatch(1, 3, np.array([3, 0])))
     assert first.tolist() == [images[3].tolist(), images[0].tolist(), [[0, 0], [0, 0], [0, 0]]]
     assert second.tolist() == [8, 5, 0]
     assert second.dtype == torch.int64
-    (some, numbers) = made.some(np.array([2, 2, 1])).inputs(Batch(1, 3, np.arange(3)))
+    (some, numbers) = made.some(np.array([2, 2, 1])).inputs(BucketBatch(1, 3, np.arange(3)))
     assert some.tolist() == images[[2, 2, 1]].tolist()
     assert numbers.tolist() == [7, 7, 6]

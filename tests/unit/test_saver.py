@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regauge.checkpoint import folder, tensors
+from regauge.checkpoint import layout, tensors
 from regauge.checkpoint import saver as saving
 from regauge.checkpoint.loading import load, newest
 from regauge.checkpoint.saver import Saver
+from regauge.checkpoint.settings import Checkpoint
 from regauge.errors import NoCheckpointError, TransientError
 from regauge.processes import World
-from regauge.training.settings import Checkpoint
 
 ALONE = World()
 
@@ -41,7 +41,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path, writing: str) -> None:
         value.zero_()  # training goes on
     own.wait()
     path = newest(tmp_path, ALONE)
-    assert path == tmp_path / folder.name_of(4)
+    assert path == tmp_path / layout.name_of(4)
     filled = values(0.0)
     assert load(path, filled) == {"step": 4}
     for name, value in values(1.5).items():
@@ -72,7 +72,7 @@ def test_tensors_may_change_when_all_are_copied_and_not_before(
         value.zero_()
     own.wait()
     filled = values(0.0)
-    load(tmp_path / folder.name_of(4), filled)
+    load(tmp_path / layout.name_of(4), filled)
     assert filled["model.a"].equal(values(1.5)["model.a"])
 
 
@@ -89,7 +89,7 @@ def test_a_copy_that_fails_is_a_save_that_failed(
     own.settle()
     with pytest.raises(RuntimeError, match="not enough memory"):
         own.look(wait=True)
-    assert folder.steps(tmp_path) == []
+    assert layout.steps(tmp_path) == []
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_told(
@@ -100,11 +100,11 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(
     for step in (2, 4, 6):
         own.save(step, values(step), {"step": step}, {})
     own.wait()
-    next((tmp_path / folder.name_of(6)).glob("*.safetensors")).write_bytes(b"torn")
-    (tmp_path / folder.name_of(4) / folder.MANIFEST).unlink()
-    assert newest(tmp_path, ALONE) == tmp_path / folder.name_of(2)
+    next((tmp_path / layout.name_of(6)).glob("*.safetensors")).write_bytes(b"torn")
+    (tmp_path / layout.name_of(4) / layout.MANIFEST).unlink()
+    assert newest(tmp_path, ALONE) == tmp_path / layout.name_of(2)
     told = [record.getMessage() for record in caplog.records]
-    assert [folder.name_of(6) in told[0], folder.name_of(4) in told[1]] == [True, True]
+    assert [layout.name_of(6) in told[0], layout.name_of(4) in told[1]] == [True, True]
 
 
 def test_when_all_are_damaged_the_run_does_not_start_again_from_nothing(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_when_all_are_damaged_the_run_does_not_start_again_from_nothing(tmp_path
         own.save(step, values(step), {"step": step}, {})
     own.wait()
     for step in (2, 4):
-        (tmp_path / folder.name_of(step) / folder.MANIFEST).unlink()
+        (tmp_path / layout.name_of(step) / layout.MANIFEST).unlink()
     with pytest.raises(NoCheckpointError, match="restore one from a copy") as caught:
         newest(tmp_path, ALONE)
     assert caught.value.exit_code == 65
@@ -125,7 +125,7 @@ def test_a_failed_save_is_said_and_the_last_one_is_raised(
 ) -> None:
     own = saver(tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr(folder, "commit", no_room)
+        broken.setattr(layout, "commit", no_room)
         own.save(2, values(2), {}, {})
         with pytest.raises(OSError, match="No space left"):
             own.wait()
@@ -133,14 +133,14 @@ def test_a_failed_save_is_said_and_the_last_one_is_raised(
     assert newest(tmp_path, ALONE) is None
     own.save(6, values(6), {"step": 6}, {})
     own.wait()
-    assert newest(tmp_path, ALONE) == tmp_path / folder.name_of(6)
+    assert newest(tmp_path, ALONE) == tmp_path / layout.name_of(6)
 
 
 def test_the_third_lost_save_in_a_row_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = saver(tmp_path, writing="blocking")
-    monkeypatch.setattr(folder, "commit", no_room)
+    monkeypatch.setattr(layout, "commit", no_room)
     for step in (2, 4):
         own.save(step, values(step), {}, {})
     with pytest.raises(OSError, match="No space left"):
@@ -174,7 +174,7 @@ def test_a_metric_keeps_its_best_checkpoint(tmp_path: Path) -> None:
         own.save(step, values(step), {}, {"heldout/loss": loss})
     own.save(5, values(5), {}, {})
     own.wait()
-    assert folder.steps(tmp_path) == [5, 2]
-    best = json.loads((tmp_path / folder.BEST).read_text())
-    assert (best["name"], best["value"]) == (folder.name_of(2), 2.0)
+    assert layout.steps(tmp_path) == [5, 2]
+    best = json.loads((tmp_path / layout.BEST).read_text())
+    assert (best["name"], best["value"]) == (layout.name_of(2), 2.0)
     assert load_file(next((tmp_path / best["name"]).glob("*.safetensors")))["model.a"][0, 0] == 2

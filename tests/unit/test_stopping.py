@@ -13,7 +13,7 @@ import pytest
 
 from distributed import datasets, jobs
 from regauge.errors import NoProgressError, SettingsError
-from regauge.training.step import Gradients
+from regauge.training.gradients import Gradients
 
 WHOLE: dict[str, Any] = {"stop": {"steps": 12}, "output": {"checkpoint": {"every_steps": 100}}}
 

@@ -11,9 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regauge.supervision import supervisor
-from regauge.supervision.failures import POLICIES, Failure, evidence_of
-from regauge.supervision.memory import largest
-from regauge.supervision.orders import Answers
+from regauge.supervision.channel import Answers
+from regauge.supervision.failures import POLICIES, Failure, evidence_of, largest
 from regauge.training.settings import Training
 
 SETTINGS = Training.model_validate(

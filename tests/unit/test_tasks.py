@@ -13,8 +13,8 @@ import torch
 from distributed import datasets
 from distributed.runs import BERT, GPT, LLAMA
 from regauge.data.batches import Arrays, Draw, Piece
+from regauge.data.dataset import Dataset
 from regauge.data.loader import Facts
-from regauge.data.shards import Dataset
 from regauge.errors import SettingsError
 from regauge.models.settings import Model
 from regauge.tasks import Task, _retrieval

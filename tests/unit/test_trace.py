@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from regauge.training.times import times
-from regauge.training.trace import LOSS, MODULE, OPTIMIZER, PART, STEP, SUMS, product, read
+from regauge.training.profile.breakdown import times
+from regauge.training.profile.trace import LOSS, MODULE, OPTIMIZER, PART, STEP, SUMS, product, read
 
 MICROSECOND = 1e-6
 BACKWARD = "autograd::engine::evaluate_function: "

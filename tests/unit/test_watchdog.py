@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from regauge.supervision import pulse, watchdog
-from regauge.supervision.pulse import Pulse, Pulses
+from regauge.supervision import heartbeat, watchdog
+from regauge.supervision.heartbeat import Pulse, Pulses
 from regauge.supervision.watchdog import Watchdog
 
 FLOOR, CEILING = 5.0, 600.0
@@ -44,7 +44,7 @@ class Two:
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Two:
     """They have each done steps of a tenth of a second."""
     clock = Clock()
-    for module in (pulse, watchdog):
+    for module in (heartbeat, watchdog):
         monkeypatch.setattr(module, "time", clock)
     place = tmp_path / "pulse"
     dog = Watchdog(Pulses(place, 2), FLOOR, CEILING)

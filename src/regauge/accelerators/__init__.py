@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from regauge import registry
+from regauge import choices
 from regauge.config import Choice
 from regauge.errors import PreflightError, SettingsError, plain
 
@@ -242,15 +242,15 @@ class Accelerator(Choice):
 
 def survey() -> dict[str, Availability]:
     """Return every accelerator's availability on this machine."""
-    kinds = registry.names("accelerators")
-    return {kind: registry.load("accelerators", kind).available() for kind in kinds}
+    kinds = choices.names("accelerators")
+    return {kind: choices.load("accelerators", kind).available() for kind in kinds}
 
 
 def choose() -> tuple[Accelerator, str]:
     """Return the fittest accelerator of this machine and the reason for it."""
     found = survey()
     kind = max(found, key=lambda name: found[name].fitness)
-    return registry.load("accelerators", kind)(), f"{kind}: {found[kind].reason}"
+    return choices.load("accelerators", kind)(), f"{kind}: {found[kind].reason}"
 
 
 def foreseen() -> Accelerator | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
-from regauge import registry
+from regauge import choices
 from regauge.config import Choice
 from regauge.errors import SettingsError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regauge.accelerators import Accelerator, Availability, Precision
-    from regauge.models.inputs import Input
+    from regauge.models.io_spec import Input
 
 Quantized = Literal["no", "int8"]
 Level = Literal["x86-64-v3", "x86-64-v4"]
@@ -169,7 +169,7 @@ def require(backend: Backend, accelerator: Accelerator) -> None:
 
 def usable_for(accelerator: Accelerator) -> list[Backend]:
     """Return the backends that can be used with an accelerator on this machine."""
-    every: list[Any] = [registry.load("backends", kind)() for kind in registry.names("backends")]
+    every: list[Any] = [choices.load("backends", kind)() for kind in choices.names("backends")]
     return [
         each for each in every if each.available().fitness > 0 and each.fits(accelerator) is None
     ]

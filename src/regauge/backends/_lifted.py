@@ -9,7 +9,7 @@ import importlib.util
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from regauge.models.inputs import LENGTH, ROWS
+from regauge.models.io_spec import LENGTH, ROWS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,7 +34,7 @@ def lifted(program: nn.Module, job: Job) -> Lifted:
     """
     import torch
 
-    from regauge.models.program import FEWEST_ROWS, examples, tensors
+    from regauge.models.inference_modules import FEWEST_ROWS, examples, tensors
 
     class Called(torch.nn.Module):
         """The program, with weights that are handed to it."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regauge.models.placing import move
+from regauge.models.tensors import move
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -16,7 +16,7 @@ import torch
 
 from regauge.backends._divided import divide
 from regauge.errors import SettingsError
-from regauge.models.program import examples
+from regauge.models.inference_modules import examples
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regauge import accelerators, processes, registry
+from regauge import accelerators, choices, processes
 from regauge.backends import _group, _shares
 from regauge.backends._group import Group, LostError
 from regauge.errors import RegaugeError, SettingsError, TransientError, explain, plain
@@ -124,7 +124,7 @@ def started(number: int, sharing: Sharing) -> Follower:
         handle = theirs.fileno()
         process = subprocess.Popen(
             [sys.executable, "-c", FOLLOW, str(handle), *sys.path],
-            env={**os.environ, **registry.places()},
+            env={**os.environ, **choices.places()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # the answer that this process prints is not theirs
             pass_fds=(handle,),

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from regauge.backends._divided import divide
 from regauge.errors import SettingsError
-from regauge.models.initial import META
-from regauge.models.placing import put
+from regauge.models.init_weights import META
+from regauge.models.tensors import put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -156,7 +156,7 @@ def _spread(program: nn.Module, group: Group) -> None:
 
 def _owners(program: nn.Module, parts: int) -> Iterator[tuple[str, int, bool]]:
     """Yield the name of each layer with the part that has it, and whether others wait for it."""
-    from regauge.models.build import blocks
+    from regauge.models.architectures import blocks
 
     layers = {id(each) for each in blocks(program)}
     names = [name for name, each in program.named_modules() if id(each) in layers]

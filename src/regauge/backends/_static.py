@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from regauge.errors import DataError
-from regauge.models.inputs import LENGTH, ROWS
-from regauge.models.program import examples
+from regauge.models.inference_modules import examples
+from regauge.models.io_spec import LENGTH, ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.backends import Shape
-    from regauge.models.inputs import Input
+    from regauge.models.io_spec import Input
 
     Compute = Callable[[Shape, tuple[Tensor, ...]], Tensor]
     """Computes inputs of a declared shape, from the CPU to the CPU."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from regauge import registry
+from regauge import choices
 from regauge.backends import Backend, Payload, Runner, Shape, Site
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Gaudi(Backend):
 
     @classmethod
     def available(cls) -> Availability:
-        found: Availability = registry.load("accelerators", "gaudi").available()
+        found: Availability = choices.load("accelerators", "gaudi").available()
         return found
 
     def fits(self, accelerator: Accelerator) -> str | None:
@@ -46,7 +46,7 @@ class Gaudi(Backend):
         from habana_frameworks.torch import hpu
 
         from regauge.backends._static import Static
-        from regauge.models.placing import move
+        from regauge.models.tensors import move
 
         site.accelerator.use(payload.precision)
         program = payload.program().eval()

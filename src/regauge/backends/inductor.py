@@ -96,7 +96,7 @@ class _Library:
 
 
 def _inputs(job: Job, rows: int, length: int) -> tuple[Tensor, ...]:
-    from regauge.models.program import FEWEST_ROWS, examples
+    from regauge.models.inference_modules import FEWEST_ROWS, examples
 
     return examples(job.inputs, max(rows, FEWEST_ROWS), length)
 

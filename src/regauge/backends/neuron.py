@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from regauge import registry
+from regauge import choices
 from regauge.accelerators import Availability
 from regauge.backends import Backend, Job, Payload, Runner, Site
 from regauge.errors import SettingsError
@@ -70,7 +70,7 @@ class Neuron(Backend):
     @classmethod
     def available(cls) -> Availability:
         if not _first():
-            found: Availability = registry.load("accelerators", "neuron").available()
+            found: Availability = choices.load("accelerators", "neuron").available()
             return found
         try:
             ours, theirs = version("torch"), version("torch_neuron")

@@ -70,7 +70,7 @@ class Openvino(Backend):
         import torch
 
         from regauge.backends._lifted import lifted
-        from regauge.models.program import cast
+        from regauge.models.inference_modules import cast
 
         program = copy.deepcopy(job.program)
         cast(program, torch.float32)  # a graph in fp32 is computed in whatever it is told
@@ -147,7 +147,7 @@ def _name(model: Any, weights: Sequence[str], job: Job) -> None:
     """Give a graph's inputs their names and sizes; what it does not use of weights is left out."""
     from openvino import PartialShape
 
-    from regauge.models.program import tensors
+    from regauge.models.inference_modules import tensors
 
     found = tensors(job.program)
     shapes = {name: list(found[name].shape) for name in weights}

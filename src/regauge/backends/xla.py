@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from regauge import registry
+from regauge import choices
 from regauge.backends import Backend, Payload, Runner, Shape, Site
 from regauge.errors import SettingsError
 
@@ -34,7 +34,7 @@ class Xla(Backend):
 
     @classmethod
     def available(cls) -> Availability:
-        found: Availability = registry.load("accelerators", "xla").available()
+        found: Availability = choices.load("accelerators", "xla").available()
         return found
 
     def fits(self, accelerator: Accelerator) -> str | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from regauge.checkpoint import folder, tensors
+from regauge.checkpoint import layout, tensors
 from regauge.errors import NoCheckpointError, RegaugeError, TransientError
 from regauge.log import logger
 
@@ -26,12 +26,12 @@ def newest(root: Path, world: World, remote: Remote | None = None) -> Path | Non
     some and all are damaged: a run never starts again from nothing in silence.
     """
     if world.first:
-        folder.recover(root)
+        layout.recover(root)
     if world.size > 1:
         dist.barrier()
     damages = []
     for step in _candidates(root, world, remote):
-        path = root / folder.name_of(step)
+        path = root / layout.name_of(step)
         damage = _first_damage(damage_of(path, world), world)
         if damage is not None and remote is not None:
             _fetch(remote, step, root, world)
@@ -52,7 +52,7 @@ def newest(root: Path, world: World, remote: Remote | None = None) -> Path | Non
 
 def _candidates(root: Path, world: World, remote: Remote | None) -> list[int]:
     """Return the steps to look at, newest first, the same on every process."""
-    found = set(folder.steps(root)) | set(remote.steps() if remote and world.first else ())
+    found = set(layout.steps(root)) | set(remote.steps() if remote and world.first else ())
     shared = [sorted(found, reverse=True)]
     if world.size > 1:
         dist.broadcast_object_list(shared)
@@ -79,8 +79,8 @@ def damage_of(path: Path, world: World) -> str | None:
 
     Headers come first: what nobody can load is not read as a whole.
     """
-    cheap = folder.gap(path) or tensors.damage(path)
-    return cheap or folder.damage(path, rank=world.rank, size=world.size)
+    cheap = layout.gap(path) or tensors.damage(path)
+    return cheap or layout.damage(path, rank=world.rank, size=world.size)
 
 
 def _first_damage(damage: str | None, world: World) -> str | None:
@@ -106,4 +106,4 @@ def load(path: Path, values: dict[str, Tensor]) -> dict[str, Any]:
             f"{path} does not fit this run: {said[-1] if said else repr(error)}",
             "move it away, or name the run that it is of",
         ) from error
-    return folder.read_state(path)
+    return layout.read_state(path)

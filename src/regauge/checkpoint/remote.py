@@ -19,8 +19,8 @@ from uuid import uuid4
 
 import fsspec
 
-from regauge import stores
-from regauge.checkpoint.folder import LATEST, MANIFEST, name_of, number_of, part_of
+from regauge import object_store
+from regauge.checkpoint.layout import LATEST, MANIFEST, name_of, number_of, part_of
 from regauge.errors import SettingsError, TransientError, plain
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Remote:
         self.root = root.rstrip("/")
         self._until = -math.inf
         try:
-            self._files, path = stores.opened(self.root)
+            self._files, path = object_store.opened(self.root)
         except SettingsError as error:
             raise error.within(f"output.checkpoint.root = '{root}'") from None
         self._path = path.rstrip("/")
@@ -178,7 +178,7 @@ class Remote:
     def _tried(self, work: Callable[[], T]) -> T:
         """Do something until it works, and be `asking` meanwhile; raises TransientError."""
         try:
-            return stores.again(work, self._heard)
+            return object_store.again(work, self._heard)
         except Exception as error:
             raise self._lost(error) from error
         finally:

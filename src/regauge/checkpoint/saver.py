@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from regauge.checkpoint import folder, tensors
+from regauge.checkpoint import layout, tensors
 from regauge.checkpoint.loading import newest
 from regauge.checkpoint.remote import Remote
 from regauge.errors import TransientError
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from regauge.checkpoint.settings import Checkpoint
     from regauge.processes import World
-    from regauge.training.settings import Checkpoint
 
 T = TypeVar("T")
 Failure = BaseException | None
@@ -47,7 +47,7 @@ class Saver:
         root: Path,
         settings: Checkpoint,
         world: World,
-        moment: Callable[..., None] = folder.nothing,
+        moment: Callable[..., None] = layout.nothing,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._root = root
@@ -134,7 +134,7 @@ class Saver:
         state: dict[str, Any],
         metrics: dict[str, float],
     ) -> None:
-        part = folder.part_of(self._root, step)
+        part = layout.part_of(self._root, step)
         moment = partial(self._moment, step=step)
         with self._together():
             try:
@@ -157,14 +157,14 @@ class Saver:
         everything = self._gathered(files)
         with self._together():
             if self._world.first:
-                final = folder.commit(self._root, step, everything, moment)
+                final = layout.commit(self._root, step, everything, moment)
                 if self._remote:
-                    self._remote.commit(final / folder.MANIFEST, step)
+                    self._remote.commit(final / layout.MANIFEST, step)
                 self._keep_best(step, metrics)
                 moment("retention")
-                folder.retain(self._root, self._settings.keep, step)
+                layout.retain(self._root, self._settings.keep, step)
                 if self._remote:
-                    self._remote.retain(folder.steps(self._root), step)
+                    self._remote.retain(layout.steps(self._root), step)
 
     def _upload(self, remote: Remote, part: Path, step: int, names: Iterable[str]) -> None:
         """Copy this process's files to the object store, once what it has of that step is none."""
@@ -190,7 +190,7 @@ class Saver:
     def _own_files(self, part: Path, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Check, flush and hash a share of the files; the first process adds the state."""
         if self._world.first:
-            folder.write_json(part / folder.STATE, state)
+            layout.write_json(part / layout.STATE, state)
             if problem := tensors.damage(part):
                 raise TransientError(problem, "start the run again")
         names = sorted(path.name for path in part.glob("*.safetensors"))
@@ -198,8 +198,8 @@ class Saver:
         if self._world.first:
             others = (path.name for path in part.iterdir() if path.name not in names)
             mine += sorted(name for name in others if not name.startswith("."))
-        folder.flush(part / name for name in mine)
-        return {name: folder.digest(part / name) for name in mine}
+        layout.flush(part / name for name in mine)
+        return {name: layout.digest(part / name) for name in mine}
 
     def _gathered(self, files: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         if self._group is None:
@@ -223,11 +223,11 @@ class Saver:
         metric = self._settings.best
         if metric is None or metric not in metrics:
             return
-        value, old = metrics[metric], folder.best(self._root)
+        value, old = metrics[metric], layout.best(self._root)
         sign = 1 if self._settings.best_is == "highest" else -1
         if old is None or sign * value > sign * old["value"]:
-            document = {"name": folder.name_of(step), "metric": metric, "value": value}
-            folder.write_json(self._root / folder.BEST, document)
+            document = {"name": layout.name_of(step), "metric": metric, "value": value}
+            layout.write_json(self._root / layout.BEST, document)
 
 
 def _begun(work: Callable[..., T], *arguments: Any) -> Future[T]:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import _hf_utils as names
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from regauge import tensorfiles
+from regauge import safetensors_io
 from regauge.errors import TransientError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Writer(dcp.HuggingFaceStorageWriter):
                 names.DCP_VERSION_KEY: str(names.HF_DCP_VERSION),
                 names.FORMAT_KEY: names.FORMAT_VALUE,
             }
-            tensorfiles.write(Path(self.path) / own, tensors, facts)
+            safetensors_io.write(Path(self.path) / own, tensors, facts)
         done: Future[list[Any]] = Future()
         done.set_result([])
         return done

@@ -22,7 +22,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import metadata as facts
 
-from regauge import tensorfiles
+from regauge import safetensors_io
 from regauge.models.weights import weight_files
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def main(origin: Path, target: Path, names: list[str] | None, prefix: str | None
         name.removeprefix(before): value.clone(memory_format=torch.contiguous_format)
         for name, value in read(there).items()
     }
-    tensorfiles.write(target, tensors)
+    safetensors_io.write(target, tensors)
 
 
 def prefix_of(there: Iterable[str], names: Iterable[str]) -> str:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regauge.data.order import PADDING
 from regauge.data.randomness import keyed
+from regauge.data.row_order import PADDING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from regauge.data.shards import Rows
+    from regauge.data.dataset import Rows
 
 Arrays = dict[str, np.ndarray]
 Found = list[dict[str, Any] | None]

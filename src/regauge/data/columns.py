@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from regauge.data.dataset import Field
 from regauge.data.randomness import mix
-from regauge.data.shards import Field
 
 TOKENS = pa.list_(pa.int32())
 MARKS = pa.list_(pa.uint8())

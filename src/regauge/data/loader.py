@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from regauge.data.batches import Arrays, Draw, Piece
-from regauge.data.order import PADDING
+from regauge.data.row_order import PADDING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from regauge.data.shards import Rows
+    from regauge.data.dataset import Rows
 
 
 EVALUATION = -1

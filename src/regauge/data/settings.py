@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, WrapSerializer, model_validator
 
-from regauge import registry
+from regauge import choices
 from regauge.config import Settings
 
 LAYOUTS = "data/layouts"
@@ -121,12 +121,12 @@ class RowLayout(Settings):
     @classmethod
     def _with_defaults(cls, table: Any) -> Any:
         if isinstance(table, dict) and isinstance(name := table.get("layout", "packed"), str):
-            return {**registry.load(LAYOUTS, name).defaults, **table}
+            return {**choices.load(LAYOUTS, name).defaults, **table}
         return table
 
     @model_validator(mode="after")
     def _consistent(self) -> RowLayout:
-        layout = registry.load(LAYOUTS, self.layout)
+        layout = choices.load(LAYOUTS, self.layout)
         for name, field in type(self).model_fields.items():
             default = layout.defaults.get(name, field.default)
             if name not in ("layout", *layout.keys) and getattr(self, name) != default:

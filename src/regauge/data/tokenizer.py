@@ -18,15 +18,15 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
 from tokenizers import pre_tokenizers as cutting
 
-from regauge.data.shards import TOKENIZER, TokenizerFacts, file_sha256
-from regauge.data.words import words_of
+from regauge.data.bpe_cache import words_of
+from regauge.data.dataset import TOKENIZER, TokenizerFacts, file_sha256
 from regauge.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from regauge.data import settings
-    from regauge.data.words import Words
+    from regauge.data.bpe_cache import Words
 
 CONFIG = "tokenizer_config.json"
 ROLES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}

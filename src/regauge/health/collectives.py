@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from regauge.faults import Chaos
     from regauge.processes import World
-    from regauge.supervision.chaos import Chaos
 
 ELEMENTS = 1 << 10
 QUICK_BYTES = (1 << 10, 1 << 16, 1 << 20)

@@ -9,7 +9,7 @@ import torch
 
 from regauge import timing
 from regauge.health.findings import Finding
-from regauge.models.placing import dtype_of
+from regauge.models.tensors import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.accelerators import Accelerator, Precision
-    from regauge.supervision.chaos import Chaos
+    from regauge.faults import Chaos
 
 TOLERANCES = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2, "fp16": 2e-3}
 """Of the largest value; the operands are rounded first, and a product is summed in fp32."""

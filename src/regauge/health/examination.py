@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import lines, processes
+from regauge import jsonl, processes
 from regauge.config import dump
 from regauge.health.findings import PAIRS, Bandwidth, Finding
 
@@ -63,7 +63,7 @@ class Told:
     def read(cls, scratch: Path, rank: int) -> Told:
         """Read what a process has written; where it came to no end, that is a finding."""
         told = cls(rank)
-        for line in lines.whole(found_by(scratch, rank)):
+        for line in jsonl.whole(found_by(scratch, rank)):
             if "begins" in line:
                 told.doing, told.together = line["begins"], line["together"]
             elif "finding" in line:
@@ -180,7 +180,7 @@ def _pairs(scratch: Path, size: int) -> tuple[Pairs, list[int]]:
     found: Pairs = {}
     silent = []
     for rank in range(size):
-        told = [line for line in lines.whole(pairs_of(scratch, rank)) if "partner" in line]
+        told = [line for line in jsonl.whole(pairs_of(scratch, rank)) if "partner" in line]
         for line in told:
             one, other = sorted((rank, line["partner"]))
             found[one, other] = found.get((one, other)) or line.get("problem", "")

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from regauge.checkpoint.remote import Remote
 from regauge.health.findings import Finding
-from regauge.supervision.scratch import ROOM_BYTES, SHARED
+from regauge.scratch import ROOM_BYTES, SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
     from regauge.accelerators import Accelerator, Precision
+    from regauge.faults import Chaos
     from regauge.processes import World
-    from regauge.supervision.chaos import Chaos
 
 
 def preflight(

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 
-from regauge import lines, processes, registry
+from regauge import choices, jsonl, processes
 from regauge.accelerators import join, take
+from regauge.faults import Chaos
 from regauge.health import collectives
 from regauge.health.collectives import Place, check_collectives
 from regauge.health.device import bandwidth, check_device
 from regauge.health.examination import REQUEST, found_by, pairs_of
 from regauge.health.findings import Finding
 from regauge.health.hosts import check_hosts
-from regauge.supervision.chaos import Chaos
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -73,7 +73,7 @@ class Probe:
         self._request = request
         self._world = world
         own = dict(request.accelerator)
-        self._accelerator: Accelerator = registry.load("accelerators", own.pop("kind"))(**own)
+        self._accelerator: Accelerator = choices.load("accelerators", own.pop("kind"))(**own)
         self._chaos = Chaos.of(request.chaos, Path(request.record or os.devnull), world.rank, 1)
         device = take(self._accelerator, world.device, processes.share_of_cores(world))
         self._place = Place.of(world, device)
@@ -93,7 +93,7 @@ class Probe:
             dist.destroy_process_group()
         if not well:
             sys.exit(1)
-        lines.append(file, {"done": True})
+        jsonl.append(file, {"done": True})
 
     def _together(self) -> Generator[Finding | str]:
         place = self._place
@@ -110,7 +110,7 @@ class Probe:
         sizes = collectives.QUICK_BYTES if quick else collectives.FULL_BYTES
         for row in collectives.measure(self._place, sizes):
             if self._world.first:
-                lines.append(file, {"bandwidth": asdict(row)})
+                jsonl.append(file, {"bandwidth": asdict(row)})
 
     def meet_each_alone(self) -> None:
         """Meet every other process alone, in rounds in which each has one partner at most."""
@@ -119,11 +119,11 @@ class Probe:
         wait = dt.timedelta(seconds=MEETING_SECONDS)
         store = TCPStore(address, port, size, is_master=rank == 0, timeout=wait)
         file = pairs_of(self._scratch, rank)
-        lines.append(file, {"started": True})
+        jsonl.append(file, {"started": True})
         for number, partner in enumerate(partners(rank, size)):
             if partner is not None:
-                lines.append(file, {"partner": partner})
-                lines.append(file, {"partner": partner, "problem": self._with(partner, store)})
+                jsonl.append(file, {"partner": partner})
+                jsonl.append(file, {"partner": partner, "problem": self._with(partner, store)})
             store.set(f"round-{number}-{rank}", "")
             store.wait([f"round-{number}-{one}" for one in range(size)], wait)
 
@@ -151,9 +151,9 @@ def _written(file: Path, checks: Iterable[Finding | str], *, together: bool) -> 
     """Write each check down as it begins, and what it has found; return whether all is well."""
     for found in checks:
         if isinstance(found, str):
-            lines.append(file, {"begins": found, "together": together})
+            jsonl.append(file, {"begins": found, "together": together})
             continue
-        lines.append(file, {"finding": asdict(found)})
+        jsonl.append(file, {"finding": asdict(found)})
         if not found.ok:
             return False
     return True

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regauge import tensorfiles
+from regauge import safetensors_io
 from regauge.errors import SettingsError
 from regauge.models.weights import Stored, listed
 
@@ -41,7 +41,7 @@ def of_head(name: str) -> bool:
 def write_head(folder: Path, weights: dict[str, Tensor]) -> None:
     """Write what a module has beside its model, if it has anything."""
     if weights:
-        tensorfiles.write(folder / HEAD, weights)
+        safetensors_io.write(folder / HEAD, weights)
 
 
 def places(module: nn.Module, folder: Path) -> dict[str, Stored]:

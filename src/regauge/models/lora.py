@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from regauge import tensorfiles
+from regauge import safetensors_io
+from regauge.choices import did_you_mean
 from regauge.errors import SettingsError
 from regauge.models.weights import adapting, plain_name
-from regauge.registry import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from regauge.models.initial import FirstWeights
+    from regauge.models.init_weights import FirstWeights
     from regauge.models.settings import Lora
 
 ADAPTER = "default"
@@ -79,7 +79,7 @@ def save(
     found.save_pretrained(folder)
     names = {name: name.replace(f".{ADAPTER}.", ".") for name in trained}
     own = {f"base_model.model.{names[name]}": value for name, value in trained.items()}
-    tensorfiles.write(folder / WEIGHTS, own)
+    safetensors_io.write(folder / WEIGHTS, own)
 
 
 def _configuration(model: PreTrainedModel, blocks: Sequence[nn.Module], settings: Lora) -> Any:

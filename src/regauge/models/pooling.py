@@ -11,7 +11,7 @@ from torch.nn.functional import gelu, normalize, relu
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from regauge.models import sentences
+    from regauge.models import sentence_transformers
 
 HIDDEN_MOST = torch.finfo(torch.float32).max
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Pool(nn.Module):
     """Hidden states in, vectors out."""
 
-    def __init__(self, settings: sentences.Pooling) -> None:
+    def __init__(self, settings: sentence_transformers.Pooling) -> None:
         super().__init__()
         self._modes = [MODES[mode] for mode in settings.modes]
         self._normalized = settings.normalized
@@ -79,7 +79,7 @@ def _last(states: Tensor, real: Tensor) -> Tensor:
     return states.gather(1, place.expand(-1, 1, states.shape[2]))[:, 0]
 
 
-MODES: dict[sentences.Mode, Callable[[Tensor, Tensor], Tensor]] = {
+MODES: dict[sentence_transformers.Mode, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": _mean,
     "cls": _first,
     "max": _most,

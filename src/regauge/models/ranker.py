@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, layer_norm
 
 from regauge.models.losses import Batch
+from regauge.models.modules import TextModule
 from regauge.models.pooling import mean_pool
-from regauge.models.text import TextModule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

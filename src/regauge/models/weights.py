@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from regauge import tensorfiles
+from regauge import safetensors_io
 from regauge.data.tokenizer import files as tokenizer_files
 from regauge.errors import SettingsError
-from regauge.models.finding import CONFIG
+from regauge.models.hub import CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -248,5 +248,5 @@ class Files:
 
     def _write(self) -> None:
         self._written.append(list(self._open))
-        tensorfiles.write(self._part(len(self._written)), self._open)
+        safetensors_io.write(self._part(len(self._written)), self._open)
         self._open, self._held = {}, 0

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regauge.choices import did_you_mean
 from regauge.errors import SettingsError
-from regauge.registry import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

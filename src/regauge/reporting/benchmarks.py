@@ -7,13 +7,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import SettingsError
-from regauge.reporting import inferences, scaling, words
+from regauge.reporting import inference_section, scaling_section
+from regauge.results import formatting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from regauge.reporting.inferences import Document, Inferences
+    from regauge.reporting.inference_section import Document, Inferences
 
 TABLE, CHART = "benchmark.csv", "benchmark.svg"
 FACTS = ("model", "backend", "precision", "quantized", "chip", "memory_bytes", "date")
@@ -49,13 +50,13 @@ def read(path: Path) -> Document:
 
 def written(folder: Path, document: Document) -> dict[str, Any]:
     """Write what belongs beside a benchmark's document; return its tables for a terminal."""
-    scaled = scaling.told(document)
+    scaled = scaling_section.told(document)
     if scaled is not None:
         rows = [
             {name: cell for name, cell in row.items() if name not in WIDE} for row in scaled.rows
         ]
         return {scaled.title: rows, "how": scaled.sentence}
-    found = inferences.told(document)
+    found = inference_section.told(document)
     if found is None:
         return {}
     write_table(folder / TABLE, document)
@@ -96,13 +97,14 @@ def _lines(document: Document) -> Iterator[dict[str, Any]]:
             line = {**about, "load": load, **{name: figures.get(name, "") for name in FIGURES}}
             if load == "closed" or figures["share"] is None:
                 line["share"] = ""
-            yield {key: words.UNKNOWN if value is None else value for key, value in line.items()}
+            yield {
+                key: formatting.UNKNOWN if value is None else value for key, value in line.items()
+            }
 
 
 def _write_chart(path: Path, found: Inferences) -> None:
-    from regauge.reporting.drawing import Place
+    from regauge.reporting.drawing import Place, standing_alone
     from regauge.reporting.inference_charts import answered
-    from regauge.reporting.svg import standing_alone
 
     (chart,) = answered(found, Place("benchmark", found.title))
     path.write_text(standing_alone(chart.svg), encoding="utf-8")

@@ -10,16 +10,17 @@ import io
 import re
 from dataclasses import dataclass
 from itertools import cycle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from regauge.reporting import words
-from regauge.reporting.series import Points, thinned
-from regauge.reporting.svg import COLOURS, embeddable
+from regauge.results import formatting
+from regauge.results.series import Points, thinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,6 +31,21 @@ POINTS = 400
 """More points than this cannot be told apart at the size of a chart."""
 WIDTH, HEIGHT = 5.0, 2.9
 """Of a chart, in inches; one of many bars is taller."""
+
+COLOURS = {
+    "#010101": "var(--ink)",
+    "#020202": "var(--muted)",
+    "#030303": "var(--rule)",
+    "#040404": "var(--series-1)",
+    "#050505": "var(--series-2)",
+    "#060606": "var(--series-3)",
+    "#070707": "var(--series-4)",
+    "#080808": "var(--series-5)",
+}
+"""Colours nobody draws with, and what the page puts in their place."""
+
+_SVG = "http://www.w3.org/2000/svg"
+_HREF = "{http://www.w3.org/1999/xlink}href"
 
 _INK, _MUTED, _RULE, *_SERIES = COLOURS
 _HATCHES = ("", "////", "....", "xxxx", "----")
@@ -162,7 +178,7 @@ def bars(title: str, found: list[Bar], place: Place, *, unit: str) -> list[Chart
         return []
     text = " ".join(
         f"{bar.label}: "
-        + ", ".join(f"{name} {words.number(float(size))}{unit}" for name, size in bar.pieces)
+        + ", ".join(f"{name} {formatting.number(float(size))}{unit}" for name, size in bar.pieces)
         + "."
         for bar in found
     )
@@ -175,10 +191,12 @@ def _told(line: Line, scale: Scale) -> str:
     (first, start), (last, end) = line.series[0], line.series[-1]
     between = f"{COUNTED.get(scale.x)} {first:,} and {last:,}"
     if scale.x not in COUNTED:
-        between = f"{words.number(float(first))} and {words.number(float(last))} {scale.x}"
+        between = (
+            f"{formatting.number(float(first))} and {formatting.number(float(last))} {scale.x}"
+        )
     return (
-        f"{line.label}: {words.change(start, end)} between {between}, "
-        f"smallest {words.number(min(values))}, largest {words.number(max(values))}."
+        f"{line.label}: {formatting.change(start, end)} between {between}, "
+        f"smallest {formatting.number(min(values))}, largest {formatting.number(max(values))}."
     )
 
 
@@ -279,7 +297,7 @@ def _bars(axes: Axes, found: list[Bar], unit: str) -> None:
 def _tick(value: float, _place: int | None) -> str:
     """Return a tick's label: 12k, 2.5, 5e-04."""
     if abs(value) >= 1000:  # noqa: PLR2004  (k, M, B)
-        return re.sub(r"\.0+(?=\D)", "", words.count(value))
+        return re.sub(r"\.0+(?=\D)", "", formatting.count(value))
     if 0 < abs(value) < 0.001:  # noqa: PLR2004  (more zeros than can be counted at a glance)
         return f"{value:.1e}".replace(".0e", "e")
     return f"{value:g}"
@@ -293,3 +311,48 @@ def _draw(axes: Axes, line: Line, look: tuple[str, Any] | None) -> None:
     colour, (dashes, marker) = look
     marks = {"marker": marker, "markerfacecolor": "none"} if line.look == "points" else {}
     axes.plot(steps, values, color=colour, linestyle=dashes, label=line.label, **marks)
+
+
+def embeddable(svg: str, name: str, title: str, text: str) -> str:
+    """Return an SVG with its own ids, the page's colours, and words for a screen reader."""
+    ET.register_namespace("", _SVG)
+    root = ET.fromstring(svg)  # noqa: S314  (drawn just above, not input)
+    for metadata in root.findall(f"{{{_SVG}}}metadata"):
+        root.remove(metadata)
+    _own_ids(root, name)
+    for tag, words_ in (("desc", text), ("title", title)):
+        element = ET.Element(f"{{{_SVG}}}{tag}", {"id": f"{name}-{tag}"})
+        element.text = words_
+        root.insert(0, element)
+    for size in ("width", "height"):
+        del root.attrib[size]
+    root.attrib |= {"role": "img", "aria-labelledby": f"{name}-title {name}-desc"}
+    result = re.sub(r"font: ([\d.]+)px [^;\"]+", r"font-size: \1px", ET.tostring(root, "unicode"))
+    return re.sub("|".join(COLOURS), lambda found: COLOURS[found[0]], result)
+
+
+def standing_alone(svg: str) -> str:
+    """Return an SVG of `embeddable` as a file of its own, in the light colours of a page."""
+    css = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
+    light = css.partition("@media")[0]
+    colours = re.findall(r"--(?:paper|ink|muted|rule|series-\d): [^;]+;", light)
+    style = f":root {{ {' '.join(colours)} font-family: system-ui, sans-serif; }}"
+    ground = '<rect width="100%" height="100%" fill="var(--paper)" />'
+    head, close, rest = svg.partition(">")
+    return f"{head}{close}<style>{style}</style>{ground}{rest}"
+
+
+def _own_ids(root: ET.Element, name: str) -> None:
+    """Keep the ids that something refers to, and make them the chart's own."""
+    text = ET.tostring(root, "unicode")
+    used = set(re.findall(r"url\(#([^)]+)\)", text)) | set(re.findall(r'href="#([^"]+)"', text))
+    new = {old: f"{name}-{place}" for place, old in enumerate(sorted(used))}
+    for element in root.iter():
+        if (old := element.attrib.pop("id", None)) in new:
+            element.attrib["id"] = new[old]
+        if reference := element.attrib.pop(_HREF, None):
+            element.attrib["href"] = "#" + new[reference[1:]]
+        for key, value in element.attrib.items():
+            element.attrib[key] = re.sub(
+                r"url\(#([^)]+)\)", lambda at: f"url(#{new[at[1]]})", value
+            )

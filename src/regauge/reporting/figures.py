@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regauge.reporting import words
+from regauge.results import formatting
 
 if TYPE_CHECKING:
-    from regauge.reporting.runs import Run
+    from regauge.results.run_folder import Run
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,12 @@ def reliability(run: Run) -> tuple[Figure, ...]:
         return ()
     count = len(run.goodput.ends)
     ends = "1 attempt" if count == 1 else f"{count} attempts"
-    share = Figure("goodput", words.share(run.goodput.share), f"steps and measurements; {ends}")
+    share = Figure(
+        "goodput", formatting.share(run.goodput.share), f"steps and measurements; {ends}"
+    )
     if not run.slowest:
         return (share,)
-    late = words.duration(run.slowest["seconds"])
+    late = formatting.duration(run.slowest["seconds"])
     note = f"it comes {late} later than the others in each step"
     return share, Figure("held up by", f"process {run.slowest['rank']}", note)
 
@@ -41,32 +43,36 @@ def throughput(ledger: dict[str, Any]) -> tuple[Figure, ...]:
     training = sum(seconds.get(name, 0.0) for name in ("step", "data_wait"))
     usd = ledger.get("usd")
     per_million = usd / tokens * 1e6 if usd is not None and tokens else None
-    peak = ledger.get("peak_source") or words.UNKNOWN
+    peak = ledger.get("peak_source") or formatting.UNKNOWN
     formula = ledger.get("mfu_formula") or "formula unknown"
     return (
         Figure("real tokens", _tokens(tokens), "padding not counted"),
         Figure(
             "real tokens/s in training",
-            words.count(tokens / training if tokens and training else None),
+            formatting.count(tokens / training if tokens and training else None),
             "real tokens / (step + data wait seconds)",
         ),
         Figure(
             "real tokens/s over all",
-            words.count(
+            formatting.count(
                 tokens / sum(seconds.values()) if tokens and any(seconds.values()) else None
             ),
             "real tokens / all seconds of all attempts",
         ),
-        Figure("padding", words.share(ledger.get("padding_share")), "slots without a real token"),
-        Figure("MFU", words.share(ledger.get("mfu")), f"{formula}; peak: {peak}"),
+        Figure(
+            "padding", formatting.share(ledger.get("padding_share")), "slots without a real token"
+        ),
+        Figure("MFU", formatting.share(ledger.get("mfu")), f"{formula}; peak: {peak}"),
         Figure(
             "dollars",
-            words.dollars(usd),
+            formatting.dollars(usd),
             "over all attempts" if usd is not None else "no price was given",
         ),
-        Figure("dollars per million tokens", words.dollars(per_million), "dollars / real tokens"),
+        Figure(
+            "dollars per million tokens", formatting.dollars(per_million), "dollars / real tokens"
+        ),
     )
 
 
 def _tokens(tokens: int | None) -> str:
-    return words.UNKNOWN if tokens is None else f"{tokens:,}"
+    return formatting.UNKNOWN if tokens is None else f"{tokens:,}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from regauge.reporting import inferences
+from regauge.reporting import inference_section
 from regauge.reporting.drawing import Bar, Chart, Line, Place, Scale, bars, curves
 
 if TYPE_CHECKING:
-    from regauge.reporting.inferences import Document, Inferences
+    from regauge.reporting.inference_section import Document, Inferences
 
 SHOWN = (50, 99)
 """Percentiles of waiting that are drawn."""
@@ -24,10 +24,10 @@ def charts(found: Inferences, place: Place) -> list[Chart]:
 def answered(found: Inferences, place: Place) -> list[Chart]:
     """Draw inferences a second of every artifact, batch and length."""
     document = found.document
-    rows = inferences.in_order(document)
+    rows = inference_section.in_order(document)
     drawn = [
         Bar(
-            inferences.place(document, row),
+            inference_section.place(document, row),
             ((row["artifact"], row["closed"]["inferences_per_second"]),),
         )
         for row in rows

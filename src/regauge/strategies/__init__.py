@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from regauge.models.initial import FirstWeights
+    from regauge.models.init_weights import FirstWeights
     from regauge.processes import World
 
     BuildOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]

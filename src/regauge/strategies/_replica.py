@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regauge.models.initial import fill
-from regauge.models.placing import move
+from regauge.models.init_weights import fill
+from regauge.models.tensors import move
 from regauge.strategies import Load
 from regauge.strategies._buckets import Bucket, Flat, Loose
 

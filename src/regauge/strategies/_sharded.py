@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from regauge.models.placing import bits, local, move, put
+from regauge.models.tensors import bits, local, move, put
 from regauge.strategies import Load
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from regauge.models.initial import FirstWeights
+    from regauge.models.init_weights import FirstWeights
     from regauge.strategies import Form, Site
 
 MASTER_BYTES = 4

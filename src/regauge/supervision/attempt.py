@@ -14,19 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import lines, processes
-from regauge.checkpoint.folder import write_json
+from regauge import jsonl, processes
+from regauge.checkpoint.layout import write_json
 from regauge.config import FORMAT, dump
 from regauge.log import logger
+from regauge.supervision.channel import PULSE, Answers, Orders, text
+from regauge.supervision.cost_meter import ATTEMPTS, Meter, say_seen
 from regauge.supervision.failures import TOGETHER, Failure
-from regauge.supervision.meter import ATTEMPTS, Meter, say_seen
-from regauge.supervision.orders import PULSE, Answers, Orders, text
-from regauge.supervision.pulse import Pulses
+from regauge.supervision.heartbeat import Pulses
 from regauge.supervision.signals import LOOK_SECONDS, Signals
 from regauge.supervision.watchdog import PREFLIGHT, Watchdog, culprit, witnesses
 
 if TYPE_CHECKING:
-    from regauge.supervision.peers import Alone
+    from regauge.supervision.nodes.interface import Alone
     from regauge.training.settings import Training
 
 FAILURES = "failures"
@@ -140,7 +140,7 @@ class Attempt:
             "rank": failure.rank if failure else None,
             "step": failure.step if failure else None,
         }
-        lines.append(self._folder / ATTEMPTS, document)
+        jsonl.append(self._folder / ATTEMPTS, document)
         if failure is not None and not failure.together:
             path = self._folder / FAILURES
             path.mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ import time
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from regauge import processes, registry
+from regauge import choices, processes
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Forks:
         if self._server and self._server.environment != dict(os.environ) and not self._running():
             self.close()  # what is imported reads the environment
         self._server = self._server or _Server()
-        self._server.ask({"command": command, "variables": {**registry.places(), **variables}}, log)
+        self._server.ask({"command": command, "variables": {**choices.places(), **variables}}, log)
         until = time.monotonic() + limit
         while (pid := self.listen(max(0.0, until - time.monotonic()))) is None:
             if self._server is None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regauge import lines
-from regauge.supervision.meter import ATTEMPTS
+from regauge import jsonl
+from regauge.supervision.cost_meter import ATTEMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,8 +44,8 @@ class Goodput:
 
 def goodput(folder: Path) -> Goodput | None:
     """Return where the time of an output folder's run went; None where no supervisor wrote it."""
-    told = lines.whole(folder / ATTEMPTS)
-    ledger = lines.last(folder / "ledger.jsonl")
+    told = jsonl.whole(folder / ATTEMPTS)
+    ledger = jsonl.last(folder / "ledger.jsonl")
     ended = [line["ended"] for line in told if "ended" in line]
     if not ended or ledger is None:
         return None

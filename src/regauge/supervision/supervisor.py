@@ -22,30 +22,30 @@ from typing import TYPE_CHECKING
 from regauge import accelerators
 from regauge.config import read
 from regauge.errors import ChildError, PreflightError
+from regauge.faults import RECORD
 from regauge.health.examination import examine
 from regauge.health.findings import require
 from regauge.health.machine import check_machine
 from regauge.log import logger
 from regauge.planning.catalog import rate
 from regauge.processes import Start, spawn
+from regauge.scratch import scratch
 from regauge.supervision.attempt import FAILURES, Attempt
-from regauge.supervision.chaos import RECORD
+from regauge.supervision.cost_meter import Meter, last_seen, paid
 from regauge.supervision.failures import POLICIES, Failure
 from regauge.supervision.forks import forks
-from regauge.supervision.meter import Meter, last_seen, paid
-from regauge.supervision.nodes.register import OverError
-from regauge.supervision.nodes.several import several
-from regauge.supervision.notices import heard
-from regauge.supervision.peers import ThisMachine
-from regauge.supervision.scratch import scratch
+from regauge.supervision.nodes.attempt_registry import OverError
+from regauge.supervision.nodes.interface import ThisMachine
+from regauge.supervision.nodes.topology import several
 from regauge.supervision.signals import Signals
+from regauge.supervision.spot_notices import heard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from regauge.supervision.forks import Forks
+    from regauge.supervision.nodes.interface import Alone
     from regauge.supervision.nodes.rendezvous import Rendezvous
-    from regauge.supervision.peers import Alone
     from regauge.training.settings import Training
 
     Place = ThisMachine | Rendezvous

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.supervision.orders import text
-from regauge.supervision.pulse import PHASES
+from regauge.supervision.channel import text
+from regauge.supervision.heartbeat import PHASES
 
 if TYPE_CHECKING:
-    from regauge.supervision.orders import Answers
-    from regauge.supervision.pulse import Pulses, Sign
+    from regauge.supervision.channel import Answers
+    from regauge.supervision.heartbeat import Pulses, Sign
 
 PATIENCE = 10.0
 """A phase may last so many times the longest that was seen."""

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, Draw, Piece
+    from regauge.data.dataset import Manifest, Rows
     from regauge.data.loader import Facts
-    from regauge.data.shards import Manifest, Rows
-    from regauge.models.inputs import Answers, Fields
+    from regauge.models.io_spec import Answers, Fields
+    from regauge.models.modules import TextModule
     from regauge.models.settings import Model
-    from regauge.models.text import TextModule
 
 Sums = dict[str, tuple[Any, Any]]
 """Metric name to (weighted sum, weight); a mean is taken once, over everything."""
@@ -118,7 +118,7 @@ class Task(Choice):
 
     def fields(self, manifest: Manifest) -> Fields:
         """Return what its model reads of a record, as it did in a dataset."""
-        from regauge.models.inputs import Fields
+        from regauge.models.io_spec import Fields
 
         return Fields(limits=(manifest.fields["tokens"].limit,))
 

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
+from regauge.choices import did_you_mean
 from regauge.data.batches import Piece, dropout_keys, padded
+from regauge.data.buckets import added, fit, ladder, real_share
 from regauge.data.columns import reach
-from regauge.data.shapes import added, fit, ladder, real_share
 from regauge.errors import DataError, SettingsError
-from regauge.registry import did_you_mean
 from regauge.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from regauge.data.batches import Arrays, Draw
+    from regauge.data.dataset import Manifest, Rows
     from regauge.data.loader import Facts
-    from regauge.data.shards import Manifest, Rows
 
 Texts = list[np.ndarray | None]
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from regauge.data.batches import taken
-from regauge.data.order import PADDING
 from regauge.data.randomness import keyed
+from regauge.data.row_order import PADDING
 from regauge.tasks._fields import histogram, second, text_arrays
 
 if TYPE_CHECKING:
     from regauge.data.batches import Arrays, Draw, Piece
+    from regauge.data.dataset import Manifest, Rows
     from regauge.data.loader import Facts
-    from regauge.data.shards import Manifest, Rows
 
 HALVES = ("first", "second")
 APART, OTHER = -1, -2

@@ -8,7 +8,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from regauge.data.batches import Found
-    from regauge.data.shards import Field
+    from regauge.data.dataset import Field
 
 
 def table(found: Found, members: int, names: tuple[str, ...], missing: np.generic) -> np.ndarray:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, Draw, Piece
+    from regauge.data.dataset import Manifest, Rows
     from regauge.data.loader import Facts
-    from regauge.data.shards import Manifest, Rows
-    from regauge.models.inputs import Answers
+    from regauge.models.io_spec import Answers
+    from regauge.models.modules import TextModule
     from regauge.models.settings import Model
-    from regauge.models.text import TextModule
 
 
 class TokenTask(Task):
@@ -65,8 +65,8 @@ class NextTokenTask(TokenTask):
         return "text"
 
     def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
-        from regauge.models.build import build
-        from regauge.models.text import CausalLanguageModel
+        from regauge.models.architectures import build
+        from regauge.models.modules import CausalLanguageModel
 
         facts = manifest.tokenizer
         return CausalLanguageModel(*build(model, "causal", facts.vocabulary, seed, facts.pad))

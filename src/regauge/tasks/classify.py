@@ -9,7 +9,7 @@ from pydantic import Field
 
 from regauge.data.batches import taken
 from regauge.errors import DataError
-from regauge.models.inputs import Fields
+from regauge.models.io_spec import Fields
 from regauge.tasks import Sums, _quality
 from regauge.tasks._fields import (
     FieldsTask,
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, Draw, Found, Piece
+    from regauge.data.dataset import Manifest, Rows
     from regauge.data.loader import Facts
-    from regauge.data.shards import Manifest, Rows
-    from regauge.models.inputs import Answers
+    from regauge.models.io_spec import Answers
+    from regauge.models.modules import TextModule
     from regauge.models.settings import Model
-    from regauge.models.text import TextModule
 
 
 class Classify(FieldsTask):
@@ -88,8 +88,8 @@ class Classify(FieldsTask):
         return Fields(texts=self.texts_of, limits=limits, joined=len(self.texts_of) > 1)
 
     def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
-        from regauge.models.build import build
-        from regauge.models.text import Classifier
+        from regauge.models.architectures import build
+        from regauge.models.modules import Classifier
 
         facts, count = manifest.tokenizer, 1 if self._of_value else self.classes
         made = build(model, "classes", facts.vocabulary, seed, facts.pad, outputs=count)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from regauge.data.batches import taken
-from regauge.data.shapes import added
+from regauge.data.buckets import added
 from regauge.errors import SettingsError
 from regauge.log import logger
-from regauge.models import sentences
-from regauge.models.inputs import Fields
+from regauge.models import sentence_transformers
+from regauge.models.io_spec import Fields
 from regauge.tasks import Sums, _retrieval
 from regauge.tasks._fields import FieldsTask, Texts, check_field, histogram
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from regauge.data.shards import Manifest, Rows
+    from regauge.data.dataset import Manifest, Rows
+    from regauge.models.modules import TextModule
     from regauge.models.settings import Model
-    from regauge.models.text import TextModule
 
 
 class Contrastive(FieldsTask):
@@ -43,7 +43,7 @@ class Contrastive(FieldsTask):
     """Rows of a group whose texts are each other's negatives; by default the global batch."""
     directions: Literal["documents", "both"] = "both"
     """Whether queries choose among documents only, or documents among queries as well."""
-    pooling: tuple[sentences.Mode, ...] = ()
+    pooling: tuple[sentence_transformers.Mode, ...] = ()
     """What is taken of the last hidden states; by default as the weights say, or the mean."""
 
     def check(self, manifest: Manifest) -> None:
@@ -52,7 +52,7 @@ class Contrastive(FieldsTask):
             check_field(manifest, name)
 
     def check_weights(self, folder: Path) -> None:
-        told = sentences.told(folder)
+        told = sentence_transformers.told(folder)
         if told and told.pooling.dense:
             logger.warning("%s: no task trains the layers behind its pooling", folder)
         if told and told.reads.prompts:
@@ -83,14 +83,14 @@ class Contrastive(FieldsTask):
         return Fields(limits=(max(limits),))
 
     def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
-        from regauge.models.build import build
-        from regauge.models.finding import at
-        from regauge.models.text import Encoder
+        from regauge.models.architectures import build
+        from regauge.models.hub import at
+        from regauge.models.modules import Encoder
 
         facts = manifest.tokenizer
-        told = sentences.told(at(model.path)) if model.path else None
-        usual = told.pooling if told else sentences.Pooling()
-        pooling = sentences.Pooling(modes=self.pooling or usual.modes)
+        told = sentence_transformers.told(at(model.path)) if model.path else None
+        usual = told.pooling if told else sentence_transformers.Pooling()
+        pooling = sentence_transformers.Pooling(modes=self.pooling or usual.modes)
         return Encoder(*build(model, "none", facts.vocabulary, seed, facts.pad), pooling)
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

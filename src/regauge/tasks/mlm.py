@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, Draw, Piece
+    from regauge.data.dataset import Manifest, Rows
     from regauge.data.loader import Facts
-    from regauge.data.shards import Manifest, Rows
+    from regauge.models.modules import TextModule
     from regauge.models.settings import Model
-    from regauge.models.text import TextModule
 
 
 class Mlm(TokenTask):
@@ -45,8 +45,8 @@ class Mlm(TokenTask):
             raise SettingsError("the tokenizer has no mask token", "prepare with one that has")
 
     def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
-        from regauge.models.build import build
-        from regauge.models.text import MaskedLanguageModel, PairedLanguageModel
+        from regauge.models.architectures import build
+        from regauge.models.modules import MaskedLanguageModel, PairedLanguageModel
 
         facts = manifest.tokenizer
         if self._paired:

@@ -9,11 +9,11 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from regauge.data.batches import Piece, taken
+from regauge.data.buckets import fit
 from regauge.data.columns import buckets
-from regauge.data.shapes import fit
 from regauge.errors import DataError
 from regauge.log import logger
-from regauge.models.inputs import Fields, Ranking
+from regauge.models.io_spec import Fields, Ranking
 from regauge.models.settings import Interactions
 from regauge.tasks import Sums, _quality, _ranking, _retrieval
 from regauge.tasks._fields import (
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, Draw, Found
+    from regauge.data.dataset import Manifest, Rows
     from regauge.data.loader import Facts
-    from regauge.data.shards import Manifest, Rows
-    from regauge.models.inputs import Answers
+    from regauge.models.io_spec import Answers
+    from regauge.models.modules import TextModule
     from regauge.models.settings import Model
-    from regauge.models.text import TextModule
 
 
 class Rank(FieldsTask):
@@ -155,9 +155,9 @@ class Rank(FieldsTask):
         )
 
     def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
-        from regauge.models.build import blocks, build
-        from regauge.models.finding import at
+        from regauge.models.architectures import blocks, build
         from regauge.models.heads import freeze, read_buffers
+        from regauge.models.hub import at
         from regauge.models.ranker import Form, Ranker
 
         facts = manifest.tokenizer

@@ -10,8 +10,8 @@ from regauge.tasks._tokens import NextTokenTask
 
 if TYPE_CHECKING:
     from regauge.data.batches import Arrays, Draw, Piece
+    from regauge.data.dataset import Rows
     from regauge.data.loader import Facts
-    from regauge.data.shards import Rows
 
 
 class Sft(NextTokenTask):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
-from regauge import lines
+from regauge import jsonl
 from regauge.trackers import RunFacts, Tracker
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Jsonl(Tracker):
         """Open the file at its end."""
         self.close()
         run.folder.mkdir(parents=True, exist_ok=True)
-        self._lines = _Lines(lines.opened(run.folder / FILE), run.attempt, run.resumed_step)
+        self._lines = _Lines(jsonl.opened(run.folder / FILE), run.attempt, run.resumed_step)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one line, complete when this returns."""
@@ -69,7 +69,7 @@ class _Lines:
         self.step = step
         seconds = round(time.monotonic() - self.began, 3)
         line = {"attempt": self.attempt, "step": step, "seconds": seconds, **_strict(values)}
-        lines.write(self.file, line)
+        jsonl.write(self.file, line)
 
     def close(self) -> None:
         os.fsync(self.file.fileno())

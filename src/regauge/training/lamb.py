@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from regauge.models.placing import local
+from regauge.models.tensors import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

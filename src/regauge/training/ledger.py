@@ -6,12 +6,12 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from regauge.supervision.meter import reading
+from regauge.supervision.cost_meter import reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from regauge.supervision.meter import Meter, Reading
+    from regauge.supervision.cost_meter import Meter, Reading
 
 ACCOUNTS = ("init", "compile", "data_wait", "step", "evaluate", "checkpoint", "lost")
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from regauge.data import mixing
+from regauge.config import first_difference
+from regauge.data import mixture
 from regauge.data.loader import Facts, Feed, Share
-from regauge.data.order import sample
-from regauge.models import several
-from regauge.models.counting import flops_per_token
-from regauge.models.initial import META
-from regauge.training.scoring import Heldout
-from regauge.training.step import Gradients
+from regauge.data.row_order import sample
+from regauge.errors import DataError
+from regauge.models import multitask
+from regauge.models.flops import flops_per_token
+from regauge.models.init_weights import META
+from regauge.training.gradients import Gradients
+from regauge.training.heldout import Heldout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,9 +24,9 @@ if TYPE_CHECKING:
     import torch
 
     from regauge.accelerators import Accelerator
-    from regauge.data.order import Order
-    from regauge.data.shards import Dataset, Manifest
-    from regauge.models.text import TextModule
+    from regauge.data.dataset import Dataset, Manifest
+    from regauge.data.row_order import Order
+    from regauge.models.modules import TextModule
     from regauge.processes import World
     from regauge.strategies import Prepared
     from regauge.tasks import Task
@@ -60,14 +64,14 @@ class Place:
     """Comes before this process may wait for others."""
 
 
-def made(settings: Training, manifests: Sequence[Manifest]) -> TextModule | several.Several:
+def made(settings: Training, manifests: Sequence[Manifest]) -> TextModule | multitask.Several:
     """Return the module of a run's tasks on the meta device; `manifests` are those of each."""
     with META:
         found = {
             aim.name: aim.task.module(settings.model, manifest, settings.seed)
             for aim, manifest in zip(settings.aims, manifests, strict=True)
         }
-        return several.together(found)
+        return multitask.together(found)
 
 
 def objective(
@@ -84,11 +88,13 @@ def objective(
         batch=batch,
         manifest=manifest,
         ladder=ladder,
-        order=mixing.order(aim.data, manifest, batch.rows, settings.seed),
+        order=mixture.order(aim.data, manifest, batch.rows, settings.seed),
         feed=feed(task, dataset, "train", rows=batch.microbatch, **given),
         gradients=Gradients(task, prepared, place.mark, slots, place.arrive, name=aim.name),
         heldout=_heldout(settings, aim, dataset, place),
-        flops_per_token=flops_per_token(several.parts(prepared.module)[aim.name].model, ladder[-1]),
+        flops_per_token=flops_per_token(
+            multitask.parts(prepared.module)[aim.name].model, ladder[-1]
+        ),
     )
 
 
@@ -131,3 +137,71 @@ def feed(
         share=Share(world.rank, world.size),
         seed=seed,
     )
+
+
+class Turn(NamedTuple):
+    """Whose step it is."""
+
+    task: int
+    """The number of the task, from 0."""
+    step: int
+    """How many steps that task has had before."""
+
+
+class Turns:
+    """Tasks that take turns by their weights.
+
+    Of every `sum(weights)` steps a task has as many as its weight, spread evenly: at each step the
+    one that is furthest behind, of equals the first.
+    """
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        self.weights = tuple(weights)
+        cycle = sum(weights)
+        given = [0] * len(weights)
+        self._round: list[Turn] = []
+        for place in range(1, cycle + 1):
+            behind = [
+                weight * place - cycle * count for weight, count in zip(weights, given, strict=True)
+            ]
+            task = behind.index(max(behind))
+            self._round.append(Turn(task, given[task]))
+            given[task] += 1
+
+    def at(self, step: int) -> Turn:
+        """Return whose step it is, counted from 0."""
+        rounds, place = divmod(step, len(self._round))
+        task, before = self._round[place]
+        return Turn(task, rounds * self.weights[task] + before)
+
+    def steps_per_epoch(self, first: int) -> int:
+        """Return how many steps give the first task so many of its own, which are its epoch."""
+        return math.ceil(first * len(self._round) / self.weights[0])
+
+
+def manifests(settings: Training) -> list[Manifest]:
+    """Return what each task of a run trains on; raises where it cannot, or not with the others."""
+    found = []
+    for aim in settings.aims:
+        manifest = mixture.manifest_of(aim.data)
+        aim.task.check(manifest)
+        found.append(manifest)
+    ours = found[0].tokenizer.model_dump()
+    for aim, manifest in zip(settings.aims, found, strict=True):
+        theirs = manifest.tokenizer.model_dump()
+        if theirs != ours:
+            difference = first_difference("tokenizer", ours, theirs)
+            raise DataError(
+                f"{aim.data.path} has another tokenizer than {settings.aims[0].data.path}:"
+                f" {difference}",
+                "prepare it with tokenizer.path = that of the other",
+            )
+    return found
+
+
+def identity(found: Sequence[Manifest]) -> str:
+    """Return the hash of all rows and their order that a run trains on."""
+    if len(found) == 1:
+        return found[0].identity
+    names = " ".join(manifest.identity for manifest in found)
+    return hashlib.sha256(names.encode()).hexdigest()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from regauge.training.optimizer_settings import Optimizer, Schedule
+    from regauge.training.settings import Optimizer, Schedule
 
 MATRIX_DIMENSIONS = 2
 PRIMING_RATE = 1e-3

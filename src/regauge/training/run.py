@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from regauge.checkpoint.folder import steps, write_json
+from regauge.checkpoint.layout import steps, write_json
+from regauge.choices import did_you_mean
 from regauge.config import FORMAT, dump
 from regauge.errors import PreflightError, SettingsError
 from regauge.health.machine import free_bytes
 from regauge.log import logger
-from regauge.registry import did_you_mean
-from regauge.supervision import orders
-from regauge.supervision.orders import Report
+from regauge.supervision import channel
+from regauge.supervision.channel import Report
 from regauge.trackers import RunFacts, started
-from regauge.training import compiling, microbatch, origin, records, turns
-from regauge.training.decisions import decide
-from regauge.training.final import write_models
-from regauge.training.graphs import settle, warm_up
-from regauge.training.loop import Outcome, train
-from regauge.training.opening import open_session
-from regauge.training.scoring import evaluate
+from regauge.training import objectives, run_record, warm_start
+from regauge.training.batch_finder import finder
+from regauge.training.compile import decision
+from regauge.training.compile.warmup import settle, warm_up
+from regauge.training.defaults import decide
+from regauge.training.export_models import write_models
 from regauge.training.session import Session
+from regauge.training.session_setup import open_session
+from regauge.training.trainer import Outcome, evaluate, train
 
 if TYPE_CHECKING:
     from regauge.processes import World
@@ -40,7 +41,7 @@ def attempt(settings: Training, world: World) -> dict[str, Any]:
 
     Where a supervisor started the process, it hears signs of life and how the attempt ends.
     """
-    report = Report(orders.received(), world.rank)
+    report = Report(channel.received(), world.rank)
     with report.kept():
         return _attempt(settings, world, report)
 
@@ -48,20 +49,20 @@ def attempt(settings: Training, world: World) -> dict[str, Any]:
 def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]:
     report.pulse.beat("init")
     folder = Path(settings.output.folder)
-    settings = origin.started(settings, world, report)
-    manifests = turns.manifests(settings)
-    identity = turns.identity(manifests)
-    run_id = records.check_same_run(folder, settings, identity)
-    settings = decide(records.inherit(settings, folder), world, report)
-    settings = microbatch.settled(settings, world, report)
+    settings = warm_start.started(settings, world, report)
+    manifests = objectives.manifests(settings)
+    identity = objectives.identity(manifests)
+    run_id = run_record.check_same_run(folder, settings, identity)
+    settings = decide(run_record.inherit(settings, folder), world, report)
+    settings = finder.settled(settings, world, report)
     joined = dist.is_initialized()
     session = open_session(settings, world, report)
     session.ledger.book("init", time.monotonic() - report.began)
     try:
         _check_room(session)
-        compiling.settle(session)
+        decision.settle(session)
         if world.first:
-            records.write(folder, session.settings, identity, run_id, session.weights)
+            run_record.write(folder, session.settings, identity, run_id, session.weights)
             report.begin(folder)
         return _finish(session, _tracked(session, run_id))
     finally:
@@ -156,5 +157,5 @@ def _finish(session: Session, outcome: Outcome) -> dict[str, Any]:
         **session.ledger.paid.document,
     }
     if session.world.first:
-        write_json(session.folder / records.RESULT, result)
+        write_json(session.folder / run_record.RESULT, result)
     return result

@@ -9,34 +9,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from regauge import lines
+from regauge import jsonl
 from regauge.accelerators import Accelerator, Chip
 from regauge.checkpoint.loading import load
 from regauge.checkpoint.saver import Saver
 from regauge.errors import DataError
+from regauge.faults import Chaos, shift
 from regauge.strategies import Prepared
-from regauge.supervision.chaos import Chaos
-from regauge.supervision.meter import say_seen
-from regauge.supervision.orders import Report
+from regauge.supervision.channel import Report
+from regauge.supervision.cost_meter import say_seen
 from regauge.training import optimizer as optimizers
-from regauge.training.cache import Entry
-from regauge.training.guard import Guard
+from regauge.training.compile.cache import Entry
+from regauge.training.gradients import LossScale
+from regauge.training.guards import Guard, check_replicas
+from regauge.training.heldout import Heldout
 from regauge.training.ledger import Ledger
-from regauge.training.mistakes import shift
-from regauge.training.objectives import Objective
-from regauge.training.origin import checkpoint, steps_before
-from regauge.training.pace import Pace
-from regauge.training.progress import Interval
-from regauge.training.replicas import check_replicas
-from regauge.training.scaling import LossScale
-from regauge.training.scoring import Heldout
-from regauge.training.turns import Turns, identity
+from regauge.training.metrics import Interval, Pace
+from regauge.training.objectives import Objective, Turns, identity
+from regauge.training.warm_start import checkpoint, steps_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from regauge.data.batches import Arrays
-    from regauge.models.initial import FirstWeights
+    from regauge.models.init_weights import FirstWeights
     from regauge.models.settings import Origin
     from regauge.processes import World
     from regauge.training.settings import Training
@@ -204,7 +200,7 @@ class Session:
             return False
         state = self.restore(path)
         self.attempt = state["attempt"] + 1
-        self.ledger.restore(state["ledger"], lines.last(self.folder / "ledger.jsonl"))
+        self.ledger.restore(state["ledger"], jsonl.last(self.folder / "ledger.jsonl"))
         return True
 
     def go_on(self, origin: Origin) -> None:

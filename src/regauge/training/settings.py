@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from regauge.accelerators import Accelerator
-from regauge.config import Settings, build, chosen, dump
-from regauge.data.settings import Data
+from regauge.checkpoint.settings import Checkpoint
+from regauge.config import Settings, build, choose, chosen, dump
+from regauge.data.settings import Data, Part
 from regauge.errors import SettingsError
 from regauge.models.settings import Model
 from regauge.planning.catalog import rate
@@ -17,29 +25,155 @@ from regauge.strategies import Strategy
 from regauge.supervision.settings import Nodes, Supervision
 from regauge.tasks import Task
 from regauge.trackers import Tracker
-from regauge.training.evaluation_settings import Evaluation
-from regauge.training.optimizer_settings import Optimizer
-from regauge.training.task_settings import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Checkpoint(Settings):
-    """When the run saves, and what it keeps."""
+Share = Annotated[float, Field(ge=0, lt=1)]
 
-    every_steps: int = Field(default=500, ge=1)
-    """Steps between two saves; the last step is always saved."""
-    root: str | None = None
-    """Object store that holds the checkpoints as well, such as `s3://bucket/run`."""
-    keep: int = Field(default=2, ge=1)
-    """Newest checkpoints that are kept."""
-    best: str | None = None
-    """Held-out metric whose best checkpoint is kept as well, such as `heldout/recall@10`."""
-    best_is: Literal["highest", "lowest"] = "highest"
-    """Which end of the metric is the best."""
-    writing: Literal["background", "blocking"] = "background"
-    """Whether training goes on while a checkpoint is written."""
+
+class Schedule(Settings):
+    """The learning rate over the steps."""
+
+    kind: Literal["constant", "linear", "cosine", "polynomial", "wsd"] = "linear"
+    """Shape of the decay after the warm-up; wsd stays at the peak until its last steps."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from 0."""
+    final_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the peak that is left at the last step."""
+    power: float = Field(default=2.0, gt=0)
+    """Exponent of the polynomial decay."""
+    decay_share: float = Field(default=0.1, gt=0, le=1)
+    """Share of all steps, the last ones, in which wsd decays, linearly."""
+
+
+class Guarding(Settings):
+    """What is kept out of the weights."""
+
+    not_finite: Literal["skip", "roll-back", "stop"] = "skip"
+    """What follows a step whose gradients are not finite; it never changes a weight."""
+    spike: Literal["say", "skip", "roll-back", "stop"] = "say"
+    """What follows a step whose loss or gradient norm is far above the usual."""
+    deviations: float = Field(default=8.0, gt=0)
+    """Standard deviations above its running mean at which a value is far above the usual."""
+    skipped_in_a_row: int = Field(default=3, ge=1)
+    """Steps in a row that may be skipped; then the run goes back to its last checkpoint, once."""
+    check_every_steps: int = Field(default=500, ge=1)
+    """Steps between two comparisons of the replicas' weights; each save compares them, too."""
+
+
+class Optimizer(Settings):
+    """How gradients change the weights."""
+
+    kind: Literal["adamw", "lamb", "sgd", "adafactor"] = "adamw"
+    """The rule: torch's own, or LAMB (You et al., 2020), for large batches."""
+    learning_rate: float = Field(default=5e-4, gt=0)
+    """Peak learning rate."""
+    betas: tuple[Share, Share] = (0.9, 0.98)
+    """Decay of the first and second moment (adamw, lamb); the first is the momentum of sgd."""
+    epsilon: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment (adamw, lamb)."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled decay of matrices; vectors (biases, norms) are not decayed."""
+    shares: dict[str, Annotated[float, Field(ge=0)]] = {}
+    """Shares of the learning rate by how a weight's name begins, such as `{"model." = 0.1}`."""
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    """Largest global gradient norm."""
+    schedule: Schedule = Schedule()
+    """The learning rate over the steps."""
+    guard: Guarding = Guarding()
+    """What is kept out of the weights."""
+
+
+class OwnData(Settings):
+    """The dataset of one of several tasks."""
+
+    path: str
+    """Folder of the dataset; its tokenizer is that of the others."""
+    mix: tuple[Part, ...] = ()
+    """Datasets that are mixed in."""
+
+
+class OwnBatch(Settings):
+    """The unit of training of one of several tasks; by default that of the run."""
+
+    rows: int | None = Field(default=None, ge=1)
+    """Rows of a global batch."""
+    microbatch_rows: int | None = Field(default=None, ge=1)
+    """Rows that a process computes at a time."""
+
+
+class Entry(Settings):
+    """One of several tasks of a run, `[[task]]`: its keys, and these beside them."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$")
+    """Word for it in the names of metrics and folders."""
+    weight: int = Field(default=1, ge=1, le=1000)
+    """How many of the steps it gets for each one that a task of weight 1 gets."""
+    data: OwnData | None = None
+    """Its dataset, where that is another than the run's."""
+    batch: OwnBatch = OwnBatch()
+    """What its steps see, where that is not the run's batch."""
+    task: Annotated[SerializeAsAny[Task], chosen("tasks")]
+    """The objective; its keys stand in the table itself."""
+
+    @model_serializer(mode="wrap")
+    def _in_one_table(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        own = handler(self)
+        return {**own.pop("task"), **own}
+
+
+def _one_or_several(value: Any) -> Any:
+    if not isinstance(value, tuple | list):
+        return choose("tasks", value)
+    return tuple(_entry(each, number) for number, each in enumerate(value, start=1))
+
+
+def _entry(value: Any, number: int) -> Any:
+    """Return one of several tasks; its keys stand beside those of the objective."""
+    if not isinstance(value, dict):
+        return value
+    own = {key: item for key, item in value.items() if key in Entry.model_fields}
+    rest = {key: item for key, item in value.items() if key not in own}
+    return build(Entry, {"task": rest, **own}, where=f"task {value.get('name', number)}")
+
+
+One = Annotated[SerializeAsAny[Task], chosen("tasks")]
+Tasks = Annotated[One | tuple[Entry, ...], BeforeValidator(_one_or_several)]
+"""One task, or several that take turns."""
+
+
+class Samples(Settings):
+    """Texts that the model goes on with at each evaluation, greedily: `samples.jsonl`."""
+
+    prompts: int = Field(default=0, ge=0)
+    """Held-out prompts; each token of the answers costs the computation of a whole microbatch."""
+    most_tokens: int = Field(default=64, ge=1)
+    """Tokens of the longest answer."""
+    prompt_tokens: int = Field(default=16, ge=1)
+    """Tokens of a document that are a prompt; a conversation says itself what is asked."""
+
+
+class Evaluation(Settings):
+    """The measurement on held-out rows, in the loop and after it."""
+
+    every_steps: int = Field(default=0, ge=0)
+    """Steps between two evaluations; 0 evaluates at the end alone."""
+    rows: int | None = Field(default=None, ge=1)
+    """Held-out rows that are used, a keyed sample of the split; all by default."""
+    microbatch_rows: int | None = Field(default=None, ge=1)
+    """Rows at a time; by default those of training."""
+    samples: Samples = Samples()
+    """Texts that the model goes on with."""
+
+    def check(self, *tasks: Task) -> None:
+        """Raise SettingsError for tasks that cannot be evaluated so."""
+        if self.samples.prompts and not any(task.writes for task in tasks):
+            kinds = "', '".join(task.kind for task in tasks)
+            raise SettingsError(
+                f"a model of task '{kinds}' writes no text", "leave evaluation.samples out"
+            )
 
 
 class Output(Settings):

@@ -19,9 +19,9 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from regauge import config, log, processes, registry
+from regauge import choices, config, log, processes
 from regauge.errors import ChildError
-from regauge.reporting.words import UNKNOWN
+from regauge.results.formatting import UNKNOWN
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -37,13 +37,13 @@ AsJson = Annotated[bool, Parameter(help="print one JSON document on standard out
 
 def module(verb: str) -> ModuleType:
     """Return the file of a verb, which may have a flag behind it, imported."""
-    return importlib.import_module(registry.module_name("verbs", verb.partition(" ")[0]))
+    return importlib.import_module(choices.module_name("verbs", verb.partition(" ")[0]))
 
 
 def roots() -> dict[str, type[config.Settings]]:
     """Return every settings root by its verb, or by `verb --flag` where a flag asks for another."""
     found: dict[str, type[config.Settings]] = {}
-    for verb in registry.names("verbs"):
+    for verb in choices.names("verbs"):
         file = module(verb)
         if hasattr(file, "ROOT"):
             found[verb] = file.ROOT
@@ -67,7 +67,7 @@ def own(run_file: Path, tables: config.Tables) -> config.Tables:
 
     A `run.json` may lie anywhere: modules are looked for beside a run file alone.
     """
-    registry.allow(tables, run_file.parent if run_file.suffix != ".json" else None)
+    choices.allow(tables, run_file.parent if run_file.suffix != ".json" else None)
     return tables
 
 

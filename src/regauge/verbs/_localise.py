@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import accelerators, config, lines, verbs
-from regauge.checkpoint.folder import name_of, steps
+from regauge import accelerators, config, jsonl, verbs
+from regauge.checkpoint.layout import name_of, steps
+from regauge.comparison.gaps import relative
+from regauge.comparison.verdict import EXACT
 from regauge.errors import NotShownError
-from regauge.reporting.gaps import relative
-from regauge.reporting.parity import EXACT
-from regauge.supervision.chaos import MISTAKES, RECORD
-from regauge.training.replay_settings import Replay
+from regauge.faults import MISTAKES, RECORD
+from regauge.training.divergence.settings import Replay
 
 if TYPE_CHECKING:
-    from regauge.reporting.parity import Parity
-    from regauge.training.localise import Four, Localised
+    from regauge.comparison.verdict import Parity
+    from regauge.training.divergence.localize import Four, Localised
 
 DONE = "done.json"
 REFERENCE: config.Tables = {
@@ -55,7 +55,7 @@ def localise(runs: tuple[Path, Path], parity: Parity, folder: Path, *, float64: 
     `parity` says between which steps. Raises NotShownError for runs that do not part, and what
     `replay` raises where a device or the data is not here.
     """
-    from regauge.training import localise as found
+    from regauge.training.divergence import localize as found
 
     if parity.parted is None:
         raise NotShownError(f"{parity.theirs} does not part from {parity.ours}", "nothing to find")
@@ -83,7 +83,7 @@ def _computed(
     sides: dict[str, Side], folder: Path, step: int, state: str | None, *, float64: bool
 ) -> Four:
     """Compute one step in every way."""
-    from regauge.training import localise as found
+    from regauge.training.divergence import localize as found
 
     ours, theirs = sides["ours"], sides["theirs"]
     until = {"until": step + 1, "watch": [step]}
@@ -116,7 +116,7 @@ def _sides(runs: tuple[Path, Path], folder: Path) -> dict[str, Side]:
 
 def _faults(run: Path, plan: Path) -> str | None:
     """Write a plan of the mistakes that struck a run; return its file, None where none did."""
-    struck = [line for line in lines.whole(run / RECORD) if line["kind"] in MISTAKES]
+    struck = [line for line in jsonl.whole(run / RECORD) if line["kind"] in MISTAKES]
     if not struck:
         return None
     names = ("kind", "at", "rank", "layer")
@@ -146,7 +146,7 @@ def _compute(side: Side, folder: Path, asked: dict[str, Any]) -> None:
 
 def _parted(folder: Path, exact: float) -> int | None:
     """Return the steps done before the first one that both computed differently, if any."""
-    ours, theirs = (lines.whole(folder / name / "replay.jsonl") for name in ("ours", "theirs"))
+    ours, theirs = (jsonl.whole(folder / name / "replay.jsonl") for name in ("ours", "theirs"))
     for one, other in zip(ours, theirs, strict=False):
         if any(relative(one[name], other[name]) > exact for name in ("loss", "norm")):
             return int(one["step"]) - 1

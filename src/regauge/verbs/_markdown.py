@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from regauge import config, registry
+from regauge import choices, config
 from regauge.verbs import _settings
 
 _HEAD = """\
@@ -25,8 +25,8 @@ def _verbs() -> Iterator[str]:
     yield from _rows(
         ("verb", "what it does", "tables it reads"),
         (
-            (f"`{name}`", registry.summary("verbs", name.split()[0]), _listed(_tables_of(name)))
-            for name in sorted({*registry.names("verbs"), *_settings.roots()})
+            (f"`{name}`", choices.summary("verbs", name.split()[0]), _listed(_tables_of(name)))
+            for name in sorted({*choices.names("verbs"), *_settings.roots()})
         ),
     )
 
@@ -62,10 +62,10 @@ def _tables() -> Iterator[str]:
 def _choices() -> Iterator[str]:
     yield "\n## Choices"
     for folder in _settings.folders():
-        for name in registry.names(folder):
+        for name in choices.names(folder):
             yield f"\n### {folder}/{name}\n"
-            choice = registry.load(folder, name)
-            yield f"{registry.summary(folder, name)}"
+            choice = choices.load(folder, name)
+            yield f"{choices.summary(folder, name)}"
             keys = list(_settings.keys(choice))
             if keys:
                 yield ""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from regauge import config, errors, registry, verbs
+from regauge import choices, config, errors, verbs
 
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", dict: "table"}
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -76,7 +76,7 @@ def folders() -> list[str]:
         for key in keys(waiting.pop()):
             if key.folder and key.folder not in found:
                 found.add(key.folder)
-                waiting += [registry.load(key.folder, name) for name in registry.names(key.folder)]
+                waiting += [choices.load(key.folder, name) for name in choices.names(key.folder)]
             elif key.table:
                 waiting.append(key.table)
     return sorted(found)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from regauge import config, registry, verbs
+from regauge import choices, config, verbs
 from regauge.errors import SettingsError
 
 DONE = "done.json"
@@ -139,7 +139,7 @@ class _References:
         name, slash, rest = reference[1:].partition("/")
         if name not in self.folders:
             remedy = (
-                registry.did_you_mean(name, tuple(self.folders))
+                choices.did_you_mean(name, tuple(self.folders))
                 if self.folders
                 else "the first stage has no earlier one; write @@ for a plain @"
             )
@@ -168,7 +168,7 @@ def _root(verb: str, name: str) -> type[config.Settings]:
         if other != "pipeline" and hasattr(verbs.module(other), "run")
     }
     if verb not in known:
-        remedy = registry.did_you_mean(verb, tuple(known))
+        remedy = choices.did_you_mean(verb, tuple(known))
         raise SettingsError(f"stage '{name}': no verb '{verb}' that a stage can run", remedy)
     return known[verb]
 
@@ -179,7 +179,7 @@ def _tables(
     own = dict(stage.model_extra or {})
     for key in own:
         if key not in root.model_fields:
-            remedy = registry.did_you_mean(key, tuple(root.model_fields))
+            remedy = choices.did_you_mean(key, tuple(root.model_fields))
             raise SettingsError(f"stage '{name}': {stage.verb} has no '{key}'", remedy)
     for key in ("output.folder", getattr(verbs.module(stage.verb), "OUTPUT", None) or ""):
         if key in _flat(own):

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from regauge import config, verbs
+from regauge.benchmark.settings import BENCHMARK, Benchmarking, Measuring
 from regauge.errors import SettingsError
-from regauge.inference.benchmark_settings import Measuring
-from regauge.training.benchmark_settings import BENCHMARK, Benchmarking
 from regauge.verbs import AsJson, DryRun
 
 ROOT = Measuring
@@ -47,16 +46,16 @@ def main(
 
 def load(what: tuple[str, ...]) -> Measuring:
     """Return the settings of a command line: artifacts, or a run file, and what goes over it."""
-    from regauge.inference import benchmarking
+    from regauge.benchmark import inference
 
     paths = [Path(word) for word in what if "=" not in word or Path(word).exists()]
     assigned = tuple(word for word in what if "=" in word and not Path(word).exists())
     file = paths.pop(0) if paths and paths[0].suffix in RUN_FILES else None
-    tables: config.Tables = {"output": {"folder": str(benchmarking.DEFAULT)}}
+    tables: config.Tables = {"output": {"folder": str(inference.DEFAULT)}}
     if file is not None:
         tables = verbs.own(file, config.read(file))
     if paths:
-        named = {"inference": {"artifacts": benchmarking.named(paths)}}
+        named = {"inference": {"artifacts": inference.named(paths)}}
         tables = config.merge(tables, named)
     tables = config.override(tables, assigned)
     if not tables.get("inference", {}).get("artifacts"):
@@ -69,35 +68,35 @@ def plan(settings: Measuring | Benchmarking) -> Answer:
     """Return what would be measured; what cannot be is refused here."""
     if isinstance(settings, Benchmarking):
         return _plan_of_training(settings)
-    from regauge.inference import benchmarking
+    from regauge.benchmark import inference
 
-    return benchmarking.plan(settings)
+    return inference.plan(settings)
 
 
 def run(settings: Measuring | Benchmarking) -> Answer:
     """Let everything that is measured have its turns; write what was found, return it in words."""
-    from regauge.checkpoint.folder import write_json
+    from regauge.checkpoint.layout import write_json
     from regauge.reporting import benchmarks
 
     folder = Path(settings.output.folder)
     if isinstance(settings, Benchmarking):
         document = _training(settings)
     else:
-        from regauge.inference import benchmarking
+        from regauge.benchmark import inference
 
-        document = benchmarking.run(settings)
+        document = inference.run(settings)
     write_json(folder / BENCHMARK, document)
     return {"output": str(folder), **benchmarks.written(folder, document)}
 
 
 def _plan_of_training(settings: Benchmarking) -> Answer:
     """Return the short runs that there would be."""
-    from regauge.training import benchmarking
-    from regauge.training.plan import check
+    from regauge.benchmark import training
+    from regauge.training.dry_run import check
 
-    nodes, rows = benchmarking.machines(settings), []
-    for size in benchmarking.sizes(settings):
-        short = benchmarking.turn_of(settings, size, 1)
+    nodes, rows = training.machines(settings), []
+    for size in training.sizes(settings):
+        short = training.turn_of(settings, size, 1)
         check(short)
         told = {"global_batch": short.batch.rows, "steps": short.stop.steps}
         rate = short.optimizer.learning_rate
@@ -109,23 +108,23 @@ def _plan_of_training(settings: Benchmarking) -> Answer:
 
 def _training(settings: Benchmarking) -> Answer:
     """Run all turns of a benchmark of training; return what was measured."""
+    from regauge.benchmark import training
     from regauge.reporting import benchmarks
-    from regauge.training import benchmarking
 
-    settings = settings.model_copy(update={"accelerator": benchmarking.device(settings)})
+    settings = settings.model_copy(update={"accelerator": training.device(settings)})
     plan(settings)
-    nodes, train = benchmarking.machines(settings), verbs.module("train")
-    sizes = benchmarking.sizes(settings)
+    nodes, train = training.machines(settings), verbs.module("train")
+    sizes = training.sizes(settings)
     found: dict[int, list[Any]] = {size: [] for size in sizes}
     for number in range(1, settings.benchmark.turns + 1):
         for size in sizes:
-            short = benchmarking.turn_of(settings, size, number)
+            short = training.turn_of(settings, size, number)
             train.run(short)
-            found[size].append(benchmarking.read(Path(short.output.folder), settings.benchmark))
+            found[size].append(training.read(Path(short.output.folder), settings.benchmark))
     rows = [
-        benchmarking.row(benchmarking.turn_of(settings, size, 1), turns, nodes)
+        training.row(training.turn_of(settings, size, 1), turns, nodes)
         for size, turns in found.items()
     ]
     path = Path(settings.output.folder) / BENCHMARK
     earlier = benchmarks.read(path) if path.exists() else {}
-    return benchmarking.document(settings, rows, earlier)
+    return training.document(settings, rows, earlier)

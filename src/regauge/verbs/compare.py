@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from regauge import config, verbs
+from regauge.comparison.settings import PAIR, Comparison
 from regauge.config import Settings
 from regauge.errors import DifferenceError, NotShownError, SettingsError
-from regauge.reporting.settings import PAIR, Comparison, ReportSettings
+from regauge.reporting.settings import ReportSettings
 from regauge.training.settings import Batch, Output, Training
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.reporting.comparison import Compared, Place
+    from regauge.comparison.compare import Compared, Place
 
 OUTPUT = "output.folder"
 RUN_FILES = (".toml", ".json")
@@ -150,14 +151,14 @@ def _train(settings: Training) -> None:
 
 
 def _compared(settings: Compare) -> Compared:
-    from regauge.reporting.comparison import compared
+    from regauge.comparison.compare import compared
 
     return compared(settings.comparison)
 
 
 def _answer(found: Compared, settings: Compare) -> dict[str, Any]:
     """Return the verdicts and the costs; the report is written where a folder is named."""
-    from regauge.reporting.verdicts import cost_sentences, cost_table, sentences
+    from regauge.comparison.sentences import cost_sentences, cost_table, sentences
 
     answer: dict[str, Any] = {
         each.theirs: {"verdict": each.verdict, "told": sentences(each)} for each in found.parities
@@ -169,8 +170,8 @@ def _answer(found: Compared, settings: Compare) -> dict[str, Any]:
         answer["cost"] = cost_sentences(found)
         answer["to_target"] = cost_table(found)
     if settings.output is not None:
-        from regauge.reporting.story import tell
-        from regauge.reporting.write import path_of, write
+        from regauge.reporting.page import tell
+        from regauge.reporting.render import path_of, write
 
         path = path_of(settings.output.folder, settings.report)
         write(path, tell(found.runs, settings.report.title, found))
@@ -180,8 +181,8 @@ def _answer(found: Compared, settings: Compare) -> dict[str, Any]:
 
 def _places(found: Compared, settings: Compare) -> Iterator[Place]:
     """Yield for each run that parts from the first where it does."""
-    from regauge.reporting import spots
-    from regauge.reporting.comparison import Place
+    from regauge.comparison import first_divergence
+    from regauge.comparison.compare import Place
     from regauge.verbs._localise import localise
 
     first, *others = found.runs
@@ -192,13 +193,13 @@ def _places(found: Compared, settings: Compare) -> Iterator[Place]:
             continue
         place = folder / f"beside-{other.folder.name}"
         where = localise((first.folder, other.folder), parity, place, float64=float64)
-        named = spots.sentence(where)
-        yield Place(other.name, named, spots.table(where))
+        named = first_divergence.sentence(where)
+        yield Place(other.name, named, first_divergence.table(where))
 
 
 def _judge(found: Compared, comparison: Comparison) -> None:
     """Raise DifferenceError or NotShownError for the first run that does not pass."""
-    from regauge.reporting.verdicts import sentences, unreached, way_out
+    from regauge.comparison.sentences import sentences, unreached, way_out
 
     for each in found.parities:
         line = sentences(each)[0].rstrip(".")

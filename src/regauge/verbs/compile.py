@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from regauge import accelerators, processes, verbs
-from regauge.training.decisions import local_processes
+from regauge.training.defaults import local_processes
 from regauge.training.settings import Training
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
@@ -38,26 +38,26 @@ def main(
 
 def plan(settings: Training) -> dict[str, Any]:
     """Return what would be compiled, without torch where the device is named."""
-    from regauge.training.plan import plan as planned
+    from regauge.training.dry_run import plan as planned
 
     return {**planned(settings), "cache": settings.execution.compile_cache}
 
 
 def run(settings: Training, jobs: int = 1, part: str | None = None) -> dict[str, Any]:
     """Compile on as many processes as the run has; return what was found and what was made."""
-    from regauge.training import parts
-    from regauge.training import plan as planning
+    from regauge.training import dry_run as planning
+    from regauge.training.compile import parallel
 
     planning.check_cache(settings)
     planning.check(settings)
-    share = parts.Part.parsed(part) if part else parts.Part()
+    share = parallel.Part.parsed(part) if part else parallel.Part()
     if part is None and not processes.launched():
         accelerator = settings.accelerator or accelerators.choose()[0]
         if jobs > 1 or accelerator.collecting():
-            parts.compile_apart(settings, accelerator, jobs)
+            parallel.compile_apart(settings, accelerator, jobs)
     size = local_processes(settings.execution.processes, settings.accelerator)
     if size == 1 or processes.launched():
-        from regauge.training.ahead import compile_ahead
+        from regauge.training.compile.ahead import compile_ahead
 
         return compile_ahead(settings, processes.world(), share)
     arguments = ("--part", part) if part else ()
@@ -66,8 +66,8 @@ def run(settings: Training, jobs: int = 1, part: str | None = None) -> dict[str,
 
 
 def _keep(settings: Training, push: str | None, pull: str | None) -> dict[str, Any]:
-    from regauge.training import cache
-    from regauge.training.plan import check_cache
+    from regauge.training.compile import cache
+    from regauge.training.dry_run import check_cache
 
     check_cache(settings)
     root = str(settings.execution.compile_cache)

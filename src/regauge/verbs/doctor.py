@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from regauge import accelerators, registry, verbs
+from regauge import accelerators, choices, verbs
 from regauge.health.findings import require
-from regauge.training.decisions import local_processes
+from regauge.training.defaults import local_processes
 from regauge.training.settings import Training
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _survey() -> dict[str, Any]:
         "torch": version("torch"),
         "accelerators": rows,
         "chosen": chosen,
-        "compiling": registry.load("accelerators", chosen)().obstacle_to_compiling() or "possible",
+        "compiling": choices.load("accelerators", chosen)().obstacle_to_compiling() or "possible",
     }
 
 
@@ -86,10 +86,10 @@ def _checked(
     quick: bool,
     chaos: Path | None,
 ) -> tuple[list[Finding], list[Bandwidth]]:
+    from regauge import faults as plans
     from regauge.health.examination import examine
     from regauge.health.machine import check_machine
     from regauge.health.vendors import check_vendors
-    from regauge.supervision import chaos as plans
 
     if chaos is not None:
         plans.read(chaos)
@@ -103,4 +103,4 @@ def _checked(
 
 
 def _precisions(kind: str) -> str:
-    return ", ".join(registry.load("accelerators", kind)().precisions())
+    return ", ".join(choices.load("accelerators", kind)().precisions())

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from regauge import config, processes, verbs
-from regauge.training.decisions import local_processes
-from regauge.training.measure_settings import EVALUATION, Evaluating
+from regauge.evaluation.settings import EVALUATION, Evaluating
+from regauge.training.defaults import local_processes
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
 ROOT = Evaluating
@@ -24,7 +24,7 @@ def main(
 
 def plan(settings: Evaluating) -> dict[str, Any]:
     """Return what would be measured, without torch."""
-    from regauge.data.shards import read_manifest
+    from regauge.data.dataset import read_manifest
 
     manifest = read_manifest(Path(settings.data.path))
     if settings.subjects.tasks == "given":
@@ -43,7 +43,7 @@ def run(settings: Evaluating) -> dict[str, Any]:
     plan(settings)
     size = local_processes(settings.execution.processes, settings.accelerator)
     if size == 1 or processes.launched():
-        from regauge.training.measure import measure
+        from regauge.evaluation.offline import measure
 
         return measure(settings, processes.world())
     folder = Path(settings.output.folder)

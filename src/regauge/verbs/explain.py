@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from regauge import config, log, registry, verbs
+from regauge import choices, config, log, verbs
 from regauge.errors import SettingsError
 from regauge.verbs import _markdown, _settings
 
@@ -64,18 +64,18 @@ def _lookup(word: str) -> list[Document]:
     if word.isdigit():
         return [_exit_code(int(word))]
     if "/" in word or word in _settings.folders():
-        registry.allow(word.rpartition("/")[2], Path())
+        choices.allow(word.rpartition("/")[2], Path())
         return [_choice(word)]
     first, _, rest = word.partition(".")
     by_verb = _settings.roots()
     found = _find(by_verb, word)
-    if not found and first in registry.names("verbs"):
+    if not found and first in choices.names("verbs"):
         if not rest:
             return [_verb(first)]
         own = {name: root for name, root in by_verb.items() if name.split()[0] == first}
         found = _find(own, rest)
     if not found:
-        raise SettingsError(f"nothing is named '{word}'", registry.did_you_mean(word, _words()))
+        raise SettingsError(f"nothing is named '{word}'", choices.did_you_mean(word, _words()))
     return found
 
 
@@ -94,19 +94,19 @@ def _choice(word: str) -> Document:
         return {"folder": word, "choices": _choices(word)}
     folder, _, name = word.rpartition("/")
     if folder not in folders:
-        raise SettingsError(f"no folder '{folder}'", registry.did_you_mean(folder, folders))
-    return {"choice": word, "what": registry.summary(folder, name)} | _keys_of(
-        registry.load(folder, name)
+        raise SettingsError(f"no folder '{folder}'", choices.did_you_mean(folder, folders))
+    return {"choice": word, "what": choices.summary(folder, name)} | _keys_of(
+        choices.load(folder, name)
     )
 
 
 def _choices(folder: str) -> list[Document]:
-    names = registry.names(folder)
-    return [{"choice": name, "what": registry.summary(folder, name)} for name in names]
+    names = choices.names(folder)
+    return [{"choice": name, "what": choices.summary(folder, name)} for name in names]
 
 
 def _verb(name: str) -> Document:
-    document: Document = {"verb": name, "what": registry.summary("verbs", name)}
+    document: Document = {"verb": name, "what": choices.summary("verbs", name)}
     root = _settings.roots().get(name)
     if root is None:
         return document
@@ -136,9 +136,9 @@ def _walk(model: type[config.Settings], parts: list[str], inside: str) -> Iterat
     if not rest:
         yield _key(key)
     elif key.folder:
-        for choice in registry.names(key.folder):
+        for choice in choices.names(key.folder):
             where = f"{key.path} ({choice})."
-            yield from _walk(registry.load(key.folder, choice), rest, where)
+            yield from _walk(choices.load(key.folder, choice), rest, where)
     elif key.table:
         yield from _walk(key.table, rest, f"{key.path}.")
 
@@ -159,9 +159,9 @@ def _keys_of(model: type[config.Settings]) -> Document:
 
 def _words() -> tuple[str, ...]:
     """Return every word that can be explained, for did-you-mean."""
-    words = {*registry.names("verbs"), *_settings.folders()}
+    words = {*choices.names("verbs"), *_settings.folders()}
     for root in _settings.roots().values():
         words |= {*root.model_fields, *(key.path for key in _settings.keys(root))}
     for folder in _settings.folders():
-        words |= {f"{folder}/{name}" for name in registry.names(folder)}
+        words |= {f"{folder}/{name}" for name in choices.names(folder)}
     return tuple(sorted(words))

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from regauge import config, registry, verbs
+from regauge import choices, config, verbs
+from regauge.artifacts.export_settings import Exporting, Format
 from regauge.backends import Level
-from regauge.checkpoint.folder import check_free
+from regauge.checkpoint.layout import check_free
 from regauge.errors import SettingsError
-from regauge.inference.export_settings import Exporting, Format
 from regauge.log import logger
 
 OUTPUT = "target.path"
@@ -58,7 +58,7 @@ def _settings(run_file: Path | None, assigned: tuple[str, ...]) -> Exporting:
     if file:
         tables = verbs.own(file, tables)
     else:
-        registry.allow(tables)
+        choices.allow(tables)
     target = dict(tables.get("target", {}))
     tables["target"] = target
     if not target.keys() & set(ORIGINS):
@@ -84,38 +84,38 @@ def plan(settings: Exporting) -> dict[str, Any]:
 
 def run(settings: Exporting) -> dict[str, Any]:
     """Write the model; return where it lies, and of an artifact what was found."""
-    from regauge.checkpoint import exchange
+    from regauge.checkpoint import export_weights
 
     target = settings.target
-    exchange.make_way(Path(target.path))
+    export_weights.make_way(Path(target.path))
     if target.run is not None:
         return _of_run(settings, Path(target.run))
-    from regauge.inference import subjects
-    from regauge.inference.exporting import export
-    from regauge.models import finding
+    from regauge.artifacts import sources
+    from regauge.artifacts.export import export
+    from regauge.models import hub
 
     if target.module is not None:
-        return export(settings, subjects.OfModule(target.module), None)
-    return export(settings, subjects.OfFolder(finding.at(str(target.model)), settings, None), None)
+        return export(settings, sources.OfModule(target.module), None)
+    return export(settings, sources.OfFolder(hub.at(str(target.model)), settings, None), None)
 
 
 def _of_run(settings: Exporting, folder: Path) -> dict[str, Any]:
     """Write the model of a run."""
     import tempfile
 
-    from regauge.checkpoint import exchange
-    from regauge.models import finding
+    from regauge.checkpoint import export_weights
+    from regauge.models import hub
 
     target, tables = settings.target, config.read(folder / "run.json")
-    if not (folder / "model" / finding.CONFIG).is_file():
+    if not (folder / "model" / hub.CONFIG).is_file():
         raise SettingsError(f"{folder} has no final model", "let the run finish first")
     with tempfile.TemporaryDirectory() as scratch:
         model = folder / "model"
         if target.step != "final":
-            model = exchange.moment(folder, target.step, Path(scratch) / "model")
+            model = export_weights.moment(folder, target.step, Path(scratch) / "model")
         if target.format == "artifact":
             return _artifact(settings, model, tables)
-        written = exchange.export(model, Path(target.path), target.format)
+        written = export_weights.export(model, Path(target.path), target.format)
     return {"written": str(written), "format": target.format}
 
 
@@ -123,9 +123,9 @@ def _artifact(settings: Exporting, model: Path, tables: config.Tables) -> dict[s
     """Compile a model that a run trained for its task, the first where it has several."""
     from functools import partial
 
-    from regauge.inference import subjects
-    from regauge.inference.exporting import export
-    from regauge.inference.measured import metrics
+    from regauge.artifacts import sources
+    from regauge.artifacts.export import export
+    from regauge.evaluation.artifact_metrics import metrics
     from regauge.training.settings import Training
 
     aim = config.build(Training, tables, verbs.tables()).aims[0]
@@ -133,8 +133,8 @@ def _artifact(settings: Exporting, model: Path, tables: config.Tables) -> dict[s
     if not dataset.is_dir():
         told = "%s is gone: how the run cut its texts is not known, its metrics are not measured"
         logger.warning(told, dataset)
-        return export(settings, subjects.OfFolder(model, settings, None), None)
-    subject = subjects.OfFolder(model, settings, subjects.Trained(aim.task, dataset))
+        return export(settings, sources.OfFolder(model, settings, None), None)
+    subject = sources.OfFolder(model, settings, sources.Trained(aim.task, dataset))
     if settings.proof.metrics == "no" or aim.task.writes:
         return export(settings, subject, None)
     rows = settings.proof.texts

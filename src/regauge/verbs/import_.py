@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from regauge import config, verbs
-from regauge.checkpoint.folder import check_free
+from regauge.checkpoint.layout import check_free
 from regauge.config import Settings
 from regauge.models.settings import Model
 
@@ -61,20 +61,20 @@ def main(
 
 def plan(settings: Import) -> dict[str, Any]:
     """Return what would be read and written; raises SettingsError for what cannot be."""
-    from regauge.checkpoint import foreign
+    from regauge.checkpoint import import_weights
 
     path = Path(settings.origin.path)
     check_free(Path(settings.origin.to))
-    foreign.find(path, settings.model)
+    import_weights.find(path, settings.model)
     return {"path": str(path), "to": settings.origin.to}
 
 
 def run(settings: Import) -> dict[str, Any]:
     """Read the weights, check them against the model, and write the folder."""
-    from regauge.checkpoint import foreign
+    from regauge.checkpoint import import_weights
 
     origin = settings.origin
-    return foreign.take_in(
+    return import_weights.take_in(
         Path(origin.path),
         Path(origin.to),
         settings.model,

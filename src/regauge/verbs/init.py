@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from regauge import registry, verbs
+from regauge import choices, verbs
 from regauge.errors import SettingsError
 
 
@@ -25,7 +25,7 @@ def main(
         listed = [{"name": stem, "what": _summary(path)} for stem, path in known.items()]
         return verbs.show({"run_files": listed}, as_json=json)
     if name not in known:
-        raise SettingsError(f"no golden run file '{name}'", registry.did_you_mean(name, [*known]))
+        raise SettingsError(f"no golden run file '{name}'", choices.did_you_mean(name, [*known]))
     target = Path(f"{name}.toml") if file is None else Path(file)
     try:
         with target.open("x", encoding="utf-8") as new:
@@ -41,8 +41,8 @@ def main(
 
 def folder() -> Path:
     """Return the folder of the golden run files: in the wheel, else in the checkout."""
-    installed = registry.PACKAGE / "runs"
-    return installed if installed.is_dir() else registry.PACKAGE.parent.parent / "runs"
+    installed = choices.PACKAGE / "runs"
+    return installed if installed.is_dir() else choices.PACKAGE.parent.parent / "runs"
 
 
 def _summary(path: Path) -> str:

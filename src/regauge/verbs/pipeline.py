@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from regauge import config, log, processes, registry, verbs
+from regauge import choices, config, log, processes, verbs
 from regauge.errors import RegaugeError, SettingsError
 from regauge.supervision.forks import forks
 from regauge.verbs import _stages
@@ -233,7 +233,7 @@ def _assign(
     names = tuple(stage.name or stage.verb for stage in stages)
     for name in by_stage:
         if name not in names:
-            raise SettingsError(f"no stage '{name}'", registry.did_you_mean(name, names))
+            raise SettingsError(f"no stage '{name}'", choices.did_you_mean(name, names))
     result = []
     for name, stage in zip(names, stages, strict=True):
         own = dict(stage.model_extra or {})

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from regauge import config, verbs
 from regauge.errors import SettingsError
-from regauge.inference.predict_settings import Predicting
+from regauge.predict.settings import Predicting
 
 OUTPUT = "output.folder"
 ROOT = Predicting
@@ -86,7 +86,7 @@ def _source(files: str) -> dict[str, Any]:
 
 def plan(settings: Predicting) -> dict[str, Any]:
     """Return what would be read, answered and written."""
-    from regauge.inference.predicting import planned
+    from regauge.predict.predict import planned
 
     found = planned(settings)
     manifest, job = found.artifact.manifest, found.job
@@ -105,6 +105,6 @@ def plan(settings: Predicting) -> dict[str, Any]:
 
 def run(settings: Predicting) -> dict[str, Any]:
     """Answer what is not answered yet; return what was counted, and what it cost."""
-    from regauge.inference.predicting import predict
+    from regauge.predict.predict import predict
 
     return predict(settings)

@@ -22,9 +22,9 @@ from regauge.data.settings import (
 from regauge.data.sources import Source
 
 if TYPE_CHECKING:
+    from regauge.data.dataset import Manifest
     from regauge.data.layouts import Layout
-    from regauge.data.prepare import Job
-    from regauge.data.shards import Manifest
+    from regauge.prepare.prepare import Job
 
 OUTPUT = "data.path"
 SHOWN = ("tokens", "number")
@@ -85,7 +85,7 @@ def main(
 
 def run(settings: Prepare) -> dict[str, Any]:
     """Make the dataset and return what it holds."""
-    from regauge.data import prepare
+    from regauge.prepare import prepare
 
     job = _job(settings)
     manifests = prepare.prepare(job)
@@ -95,7 +95,7 @@ def run(settings: Prepare) -> dict[str, Any]:
 
 def plan(settings: Prepare) -> dict[str, Any]:
     """Return what `run` would do; raises what it would raise before it starts."""
-    from regauge.data import prepare
+    from regauge.prepare import prepare
 
     job = _job(settings)
     prepare.check(job)
@@ -112,12 +112,12 @@ def plan(settings: Prepare) -> dict[str, Any]:
 
 def _survey(job: Job) -> dict[str, Any]:
     """Return what there is to do, and how much of it; nobody outside of this machine is asked."""
-    from regauge.data import prepare, work
+    from regauge.prepare import prepare, workdir
 
     if address := job.source.elsewhere():
         return {"would_do": f"ask for {address}, and prepare it"}
     inputs = job.inputs()
-    done = work.finished(job.folder, inputs)
+    done = workdir.finished(job.folder, inputs)
     if not done:
         prepare.check_disk(job, inputs.pieces)
     return {
@@ -128,8 +128,8 @@ def _survey(job: Job) -> dict[str, Any]:
 
 
 def _job(settings: Prepare) -> Job:
-    from regauge.data.parallel import available_cores
-    from regauge.data.prepare import Job
+    from regauge.prepare.prepare import Job
+    from regauge.prepare.process_pool import available_cores
 
     return Job(
         folder=Path(settings.data.path).resolve(),

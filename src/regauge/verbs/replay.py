@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from regauge import processes, verbs
-from regauge.training.decisions import local_processes
-from regauge.training.replay_settings import Replay
+from regauge.training.defaults import local_processes
+from regauge.training.divergence.settings import Replay
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
 ROOT = Replay
@@ -42,7 +42,7 @@ def run(settings: Replay) -> dict[str, Any]:
     """Compute on as many processes as the run has; return where the record is."""
     size = local_processes(settings.execution.processes, settings.accelerator)
     if size == 1 or processes.launched():
-        from regauge.training.replay import replay
+        from regauge.training.divergence.replay import replay
 
         return replay(settings, processes.world())
     folder = Path(settings.output.folder)

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from regauge import config, verbs
-from regauge.reporting.settings import Comparison, ReportSettings
+from regauge.comparison.settings import Comparison
+from regauge.reporting.settings import ReportSettings
 from regauge.training.settings import Output
 
 
@@ -60,7 +61,7 @@ def plan(settings: Report) -> dict[str, Any]:
     """Return what would be read and written; runs that do not exist yet are named."""
     runs = settings.report.runs or (settings.output.folder,)
     missing = [folder for folder in runs if not Path(folder).is_dir()]
-    from regauge.reporting.write import path_of
+    from regauge.reporting.render import path_of
 
     path = path_of(settings.output.folder, settings.report)
     answer = {"report": str(path), "runs": list(runs)}
@@ -69,14 +70,17 @@ def plan(settings: Report) -> dict[str, Any]:
 
 def run(settings: Report) -> dict[str, Any]:
     """Read the runs and write the report."""
-    from regauge.reporting import runs, story
-    from regauge.reporting.comparison import compared
-    from regauge.reporting.write import path_of, write
+    from regauge.comparison.compare import compared
+    from regauge.reporting import page
+    from regauge.reporting.render import path_of, write
+    from regauge.results import run_folder
 
-    folders = [folder for name in settings.report.runs for folder in runs.discover(Path(name))]
+    folders = [
+        folder for name in settings.report.runs for folder in run_folder.discover(Path(name))
+    ]
     folders = folders or list(_default(settings))
-    told = story.tell(
-        tuple(runs.read(folder) for folder in folders),
+    told = page.tell(
+        tuple(run_folder.read(folder) for folder in folders),
         settings.report.title,
         compared(settings.comparison) if settings.comparison else None,
     )
@@ -87,10 +91,10 @@ def run(settings: Report) -> dict[str, Any]:
 
 def _default(settings: Report) -> tuple[Path, ...]:
     """Return the runs in the output folder, or those beside it where a pipeline made it."""
-    from regauge.reporting import runs
+    from regauge.results import run_folder
 
     folder = Path(settings.output.folder)
     beside = folder.absolute().parent
-    found = runs.stages(beside) if beside.is_dir() else ()
-    in_pipeline = found and not (folder.is_dir() and runs.holds_run(folder))
-    return found if in_pipeline else runs.discover(folder)
+    found = run_folder.stages(beside) if beside.is_dir() else ()
+    in_pipeline = found and not (folder.is_dir() and run_folder.holds_run(folder))
+    return found if in_pipeline else run_folder.discover(folder)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from regauge import config, processes, verbs
-from regauge.supervision.nodes.several import starts
-from regauge.training.decisions import local_processes
+from regauge.supervision.nodes.topology import starts
+from regauge.training.defaults import local_processes
 from regauge.training.settings import Training
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
@@ -39,16 +39,16 @@ def plan(settings: Training) -> dict[str, Any]:
 
     torch is imported last, to count the model, once all else is known to be right.
     """
-    from regauge.training import plan as planning
+    from regauge.training import dry_run as planning
 
     answer = planning.plan(settings)
     if reason := planning.uncountable(settings):
         return {**answer, "parameters": f"unknown: {reason}"}
-    from regauge.training.sizing import sized
+    from regauge.training.batch_finder.memory import sized
 
     answer |= sized(settings)
     if settings.batch.microbatch_rows == "auto":
-        from regauge.training.microbatch import foretold
+        from regauge.training.batch_finder.finder import foretold
 
         answer["microbatch_rows"] = foretold(settings)
     return answer
@@ -60,22 +60,22 @@ def run(settings: Training, chaos: Path | None = None) -> dict[str, Any]:
     Where no launcher started this process, it starts those of the run and supervises them; so does
     the one that a launcher starts on each node.
     """
-    from regauge.models import finding
-    from regauge.training import origin
-    from regauge.training import plan as planning
+    from regauge.models import hub
+    from regauge.training import dry_run as planning
+    from regauge.training import warm_start
 
     if not processes.supervised():  # then it has been checked, and what is wrong now is told
         planning.check(settings)
-        if (path := origin.begun(settings).model.path) is not None:
-            finding.at(path)
+        if (path := warm_start.begun(settings).model.path) is not None:
+            hub.at(path)
     if processes.launched() and not starts(settings.execution.nodes):
         from regauge.training.run import attempt
 
         return attempt(settings, processes.world())
+    from regauge.faults import read
     from regauge.supervision import supervisor
-    from regauge.supervision.chaos import read
     from regauge.supervision.goodput import goodput
-    from regauge.training.records import RESULT
+    from regauge.training.run_record import RESULT
 
     if chaos is not None:
         read(chaos)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from regauge import config, registry
-from regauge.data import shards
+from regauge import choices, config
+from regauge.choices import did_you_mean
+from regauge.data import dataset
 from regauge.data.columns import TOKENS, VALUES, Found, Kind, described, value
 from regauge.data.settings import LAYOUTS, RowLayout, Split
 from regauge.errors import SettingsError
-from regauge.registry import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -188,10 +188,10 @@ class Layout(ABC):
         del rows
         return sum(int(found.sum()) for found in lengths.values())
 
-    def fields(self, found: dict[str, Found]) -> dict[str, shards.Field]:
+    def fields(self, found: dict[str, Found]) -> dict[str, dataset.Field]:
         """Return the columns of a row for the manifest, of what was found in each split."""
         texts = {
-            name: shards.Field(
+            name: dataset.Field(
                 limit=limit,
                 lengths={
                     split: tuple(each.lengths[name].tolist()) for split, each in found.items()
@@ -207,5 +207,5 @@ class Layout(ABC):
 
 def layout_of(settings: RowLayout) -> Layout:
     """Return the layout that a table of a run file describes."""
-    found: Layout = registry.load(LAYOUTS, settings.layout)(settings)
+    found: Layout = choices.load(LAYOUTS, settings.layout)(settings)
     return found

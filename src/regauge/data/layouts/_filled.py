@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from regauge.data import packing, shards
+from regauge.data import dataset, packing
 from regauge.data.columns import TOKENS, Found, even_lists
 from regauge.data.layouts import Layout
 
@@ -48,8 +48,8 @@ class Filled(Layout, ABC):
         real = (segments.reshape(rows.num_rows, self.settings.length) > 0).sum(axis=1)
         return {"tokens": real}
 
-    def fields(self, found: dict[str, Found]) -> dict[str, shards.Field]:
-        segments = shards.Field(limit=self.settings.length, kind="segments")
+    def fields(self, found: dict[str, Found]) -> dict[str, dataset.Field]:
+        segments = dataset.Field(limit=self.settings.length, kind="segments")
         return {**super().fields(found), SEGMENTS: segments}
 
 

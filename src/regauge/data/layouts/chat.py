@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from regauge.data import chats, shards
+from regauge.data import chat_templates, dataset
 from regauge.data.columns import MARKS, Found
+from regauge.data.dataset import TOKENIZER
 from regauge.data.layouts import Unfit
 from regauge.data.layouts._filled import Filled
-from regauge.data.shards import TOKENIZER
 from regauge.data.tokenizer import Encoder
 from regauge.errors import SettingsError
 
@@ -53,7 +53,7 @@ class Chat(Filled):
 
     def check_inputs(self, tokenizer: Tokenizer) -> None:
         given = Path(tokenizer.path) if tokenizer.path else None
-        if self.settings.template is None and not (given and chats.has_template(given)):
+        if self.settings.template is None and not (given and chat_templates.has_template(given)):
             owner = f"the tokenizer '{given}'" if given else "a trained tokenizer"
             raise SettingsError(f"{owner} has no chat template", f"set rows.template to {WAYS}")
         if given and (given / TOKENIZER).is_file():
@@ -63,8 +63,8 @@ class Chat(Filled):
         """Raise SettingsError for a template that loses answers, or writes them without an end."""
         name = self.settings.template or "of the tokenizer"
         try:
-            written = self._template(encoder).written(chats.PROBE)
-        except chats.TemplateError as error:
+            written = self._template(encoder).written(chat_templates.PROBE)
+        except chat_templates.TemplateError as error:
             problem = f"the chat template {name} cannot be used: {error}"
             raise SettingsError(problem, f"set rows.template to {WAYS}") from None
         ids = self.encode(_parts(written), encoder)
@@ -78,24 +78,24 @@ class Chat(Filled):
     def document(self) -> dict[str, Any]:
         if self.settings.template is None:
             return super().document()
-        content = chats.template_file(self.settings.template).read_bytes()
+        content = chat_templates.template_file(self.settings.template).read_bytes()
         return {**super().document(), "template_sha256": hashlib.sha256(content).hexdigest()}
 
     def finish(self, tokenizer: Path) -> None:
         """Make the template that of the dataset's tokenizer, and so of every model's."""
         if self.settings.template is not None:
-            chats.adopt(tokenizer, chats.template_file(self.settings.template))
+            chat_templates.adopt(tokenizer, chat_templates.template_file(self.settings.template))
 
     def columns(self) -> list[pa.Field]:
         return [*super().columns(), pa.field(ANSWERS, MARKS)]
 
-    def fields(self, found: dict[str, Found]) -> dict[str, shards.Field]:
-        answers = shards.Field(limit=self.settings.length, kind="answers")
+    def fields(self, found: dict[str, Found]) -> dict[str, dataset.Field]:
+        answers = dataset.Field(limit=self.settings.length, kind="answers")
         return {**super().fields(found), ANSWERS: answers}
 
     def texts(self, record: dict[str, Value], encoder: Encoder) -> list[str]:
         """Return a conversation, and its beginnings up to where each answer begins and ends."""
-        messages = chats.conversation(record)
+        messages = chat_templates.conversation(record)
         if messages is None:
             wanted = "'messages' of role and content, or texts 'instruction' and 'output'"
             raise Unfit("no conversation", f"needs {wanted}")
@@ -105,7 +105,7 @@ class Chat(Filled):
                     raise Unfit("a special token in a message", token)
         try:
             written = self._template(encoder).written(messages)
-        except chats.TemplateError as error:
+        except chat_templates.TemplateError as error:
             raise Unfit("the chat template cannot write it", str(error)) from None
         if not written.answers:
             raise Unfit("no answer", bad=False)
@@ -125,11 +125,11 @@ class Chat(Filled):
             encoded.truncated["messages"] += 1
         yield [tokens[:length], marks[:length]]
 
-    def _template(self, encoder: Encoder) -> chats.Template:
-        return chats.template(encoder.folder, self.settings.template)
+    def _template(self, encoder: Encoder) -> chat_templates.Template:
+        return chat_templates.template(encoder.folder, self.settings.template)
 
 
-def _parts(written: chats.Written) -> list[str]:
+def _parts(written: chat_templates.Written) -> list[str]:
     """Return the text, and its beginnings up to both ends of each answer."""
     return [written.text, *(written.text[:at] for pair in written.answers for at in pair)]
 

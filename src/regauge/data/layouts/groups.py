@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from regauge.data import shards
+from regauge.data import dataset
 from regauge.data.columns import WHOLE, Found, category
 from regauge.data.layouts import Unfit
 from regauge.data.layouts._of_records import KEYS, OfRecords
@@ -96,7 +96,7 @@ class Groups(OfRecords):
         columns = (rows.column(name).combine_chunks() for name in self.limits())
         return sum(len(pc.list_flatten(cells, recursive=True)) for cells in columns)
 
-    def fields(self, found: dict[str, Found]) -> dict[str, shards.Field]:
+    def fields(self, found: dict[str, Found]) -> dict[str, dataset.Field]:
         listed = {"members": self.settings.members}
         return {
             name: field if name in self.settings.shared else field.model_copy(update=listed)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from regauge import stores
+from regauge import object_store
 from regauge.errors import DataError, RegaugeError, SettingsError, TransientError, plain
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ GONE = (404, 410)
 
 def is_address(name: str) -> bool:
     """Return whether a name is an address, and no path of this machine."""
-    return stores.protocol(name) != "file"
+    return object_store.protocol(name) != "file"
 
 
 def listed(pattern: str) -> Iterator[tuple[str, int, str]]:
@@ -79,7 +79,7 @@ def explained(address: str, error: Exception) -> RegaugeError:
     status, said = _status(first), plain(first)
     denied = isinstance(error, PermissionError) or status in DENIED
     if denied or "Credential" in type(first).__name__:
-        remedy = CREDENTIALS.get(stores.protocol(address), "give credentials that may")
+        remedy = CREDENTIALS.get(object_store.protocol(address), "give credentials that may")
         return DataError(f"{address} may not be read: {said}", remedy)
     if isinstance(error, FileNotFoundError) or status in GONE:
         why = "" if said in address else f": {said}"
@@ -144,7 +144,7 @@ class Remote(io.RawIOBase):
 
     def _tried(self, work: Callable[[], T]) -> T:
         try:
-            return stores.again(work)
+            return object_store.again(work)
         except Exception as error:  # noqa: BLE001 - every store has errors of its own
             raise explained(self._name, error) from None
 
@@ -209,7 +209,7 @@ class _IndivisibleError(DataError):
 
 def _opened(name: str) -> tuple[Any, str]:
     try:
-        return stores.opened(name)
+        return object_store.opened(name)
     except SettingsError as error:
         raise error.within(f"'{name}'") from None
 

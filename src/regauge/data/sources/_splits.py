@@ -12,9 +12,9 @@ from typing import Any
 
 from fsspec.utils import glob_translate
 
+from regauge.choices import did_you_mean
 from regauge.data.sources import _compressed
 from regauge.errors import DataError
-from regauge.registry import did_you_mean
 
 FORMS = {
     ".parquet": "parquet",

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from regauge.choices import did_you_mean
 from regauge.data.sources import Piece, Record, Rejected, _files, _values
 from regauge.errors import DataError
-from regauge.registry import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

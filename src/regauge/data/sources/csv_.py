@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field, model_validator
 
+from regauge.choices import did_you_mean
 from regauge.data.sources import Piece, Record, Rejected, Value, _files, _values
 from regauge.errors import DataError
-from regauge.registry import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

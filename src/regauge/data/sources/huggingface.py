@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from regauge.choices import did_you_mean
 from regauge.config import choose
 from regauge.data.sources import Piece, Source, _files, _splits
 from regauge.errors import DataError, RegaugeError, TransientError
-from regauge.registry import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from regauge import registry
+from regauge import choices
 from regauge.config import Settings, chosen
 from regauge.data import duplicates
 from regauge.data.sources import Piece, Record, Rejected, Skipped, Source
@@ -45,10 +45,10 @@ class Member(Settings):
             return {"source": value}
         if not isinstance(value, dict) or "kind" not in value:
             return value
-        known = (*registry.load(FOLDER, value["kind"]).model_fields, "kind", *OWN)
+        known = (*choices.load(FOLDER, value["kind"]).model_fields, "kind", *OWN)
         for name in value:
             if name not in known:
-                remedy = registry.did_you_mean(name, known)
+                remedy = choices.did_you_mean(name, known)
                 raise SettingsError(f"a source '{value['kind']}': unknown key '{name}'", remedy)
         own = {name: value[name] for name in OWN if name in value}
         return {**own, "source": {name: value[name] for name in value if name not in OWN}}
@@ -67,7 +67,7 @@ class Member(Settings):
         for name in self.rename:
             if known and name not in known:
                 problem = f"rename: the source has no field '{name}'"
-                raise SettingsError(problem, registry.did_you_mean(name, known))
+                raise SettingsError(problem, choices.did_you_mean(name, known))
         if len({self.rename.get(name, name) for name in known}) < len(known):
             raise ValueError("rename gives two fields one name")
         return self

@@ -33,13 +33,12 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from regauge.config import dump
 from regauge.errors import ChildError, RegaugeError, SettingsError, TransientError, plain
 from regauge.log import logger
-from regauge.supervision import owner
-from regauge.supervision.nodes import council
-from regauge.supervision.nodes.council import Council, Node
-from regauge.supervision.nodes.hearing import STORE_ERRORS, Ear
-from regauge.supervision.nodes.lookout import BEAT_SECONDS, Lookout
-from regauge.supervision.nodes.register import Register
-from regauge.supervision.owner import Owner
+from regauge.supervision import folder_lock
+from regauge.supervision.folder_lock import Owner
+from regauge.supervision.nodes import coordinator
+from regauge.supervision.nodes.attempt_registry import BEAT_SECONDS, Lookout, Register
+from regauge.supervision.nodes.coordinator import Council, Node
+from regauge.supervision.nodes.heartbeats import STORE_ERRORS, Ear
 from regauge.supervision.signals import LOOK_SECONDS, Signals
 
 if TYPE_CHECKING:
@@ -48,8 +47,8 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
-    from regauge.supervision.nodes.several import Several
-    from regauge.supervision.peers import Alone
+    from regauge.supervision.nodes.interface import Alone
+    from regauge.supervision.nodes.topology import Several
     from regauge.training.settings import Training
 
 PLACES = {"c10d": "c10d_rendezvous_backend", "etcd": "etcd_rendezvous_backend"}
@@ -232,15 +231,15 @@ class Rendezvous:
         """Return the nodes of an attempt once all of them know of each other."""
         store, second = self._stores(found)
         own = Node(socket.gethostname(), self._address, size, _alike(self._settings))
-        members = council.gather(store, found.node, found.nodes, own)
+        members = coordinator.gather(store, found.node, found.nodes, own)
         ear = Ear(second, found.node, found.nodes, lambda: found.lookout.waiting)
         ear.start()
         stack.callback(ear.stop)
         if found.node == 0:
             token = self._owned(stack, store)
-            council.lead(store, members, found.attempt, token, preflight=preflight)
-        shared = council.follow(store, found.node, members)
-        council.agree(store, found.node, members, self._seen(shared.token))
+            coordinator.lead(store, members, found.attempt, token, preflight=preflight)
+        shared = coordinator.follow(store, found.node, members)
+        coordinator.agree(store, found.node, members, self._seen(shared.token))
         hosts = ", ".join(f"{member.host} ({member.size})" for member in members)
         logger.info("attempt %d on %d nodes: %s", found.attempt, found.nodes, hosts)
         lost = self._several.nodes.lost_seconds
@@ -265,14 +264,14 @@ class Rendezvous:
         try:
             return stack.enter_context(own).admit()
         except RegaugeError as error:
-            council.refuse(store, str(error))
+            coordinator.refuse(store, str(error))
             raise
 
     def _seen(self, token: str) -> str:
         """Return why this node does not see what the first one wrote; nothing where it does."""
         until = time.monotonic() + FOLDER_SECONDS
         while time.monotonic() < until:
-            if owner.holds(self._folder, token):
+            if folder_lock.holds(self._folder, token):
                 return ""
             time.sleep(LOOK_SECONDS)
         return f"{self._folder} is not the folder that node 0 writes: let all nodes share it"

@@ -1,1 +1,0 @@
-"""Answers of trained models: artifacts, what is proved of them, and batches in their shapes."""

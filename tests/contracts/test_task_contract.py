@@ -1,0 +1,248 @@
+"""What every task must do: static shapes, weights that say what is real, and draws keyed by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from distributed import datasets
+from distributed.runs import TASKS
+from regauge import choices, config
+from regauge.accelerators.cpu import Cpu
+from regauge.config import build
+from regauge.data.batches import Arrays, Draw, Piece
+from regauge.data.dataset import Dataset, Rows
+from regauge.data.loader import Facts, Feed, Share
+from regauge.data.row_order import PADDING
+from regauge.models.init_weights import META, fill, first_weights
+from regauge.models.modules import TextModule
+from regauge.models.settings import Model
+from regauge.processes import World
+from regauge.strategies import Prepared, Site
+from regauge.strategies.single import Single
+from regauge.tasks import Task
+from regauge.training.gradients import Gradients
+from regauge.training.heldout import means
+
+SEED, ROWS, BATCH = 5, 20, 4
+WHERE_IT_LIES = {"slots"}
+"""What of a batch follows the place of a text, and not its row."""
+OF_TOKENS = {"tokens", "segments", "positions", "types"}
+
+
+@dataclass
+class Case:
+    """A task over a small dataset of its layout, and a tiny model."""
+
+    task: Task
+    data: Dataset
+    model: Model
+
+    @property
+    def rows(self) -> Rows:
+        return self.data.split("train")
+
+    @property
+    def ladder(self) -> tuple[int, ...]:
+        return self.task.ladder(self.data.manifest)
+
+    @property
+    def facts(self) -> Facts:
+        facts = self.data.manifest.tokenizer
+        members = max(field.members for field in self.data.manifest.fields.values())
+        return Facts(facts.vocabulary, facts.pad, facts.mask, facts.special, members)
+
+    def feed(self) -> Feed:
+        return Feed(
+            self.task,
+            self.rows,
+            facts=self.facts,
+            microbatch_rows=BATCH,
+            ladder=self.ladder,
+            share=Share(0, 1),
+            seed=SEED,
+        )
+
+    def pieces(self, numbers: np.ndarray) -> list[Piece]:
+        return self.task.cut(self.rows, numbers, BATCH, self.ladder)
+
+    def batch(self, piece: Piece, epoch: int = 0, step: int = 0) -> Arrays:
+        return self.task.batch(self.rows, piece, Draw(SEED, epoch, step), self.facts)
+
+    def module(self) -> TextModule:
+        with META:
+            module = self.task.module(self.model, self.data.manifest, 0)
+        fill(module, first_weights(module, self.model, 0))
+        return module
+
+    def prepared(self) -> Prepared:
+        module = self.module()
+        site = Site(World(), torch.device("cpu"), torch.float32, ())
+        return Single().prepare(module, site)
+
+
+@pytest.fixture(params=[*choices.names("tasks"), "next-sentence"], scope="module")
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    run = TASKS[request.param]
+    task: Task = config.choose("tasks", run["task"])
+    folder: Path = tmp_path_factory.mktemp(request.param) / "data"
+    write = datasets.WRITERS[task.reads()]
+    return Case(task, Dataset(write(folder, ROWS)), build(Model, run["model"]))
+
+
+def tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(value) for name, value in arrays.items()}
+
+
+def shapes(arrays: Arrays) -> dict[str, Any]:
+    return {name: (value.shape, value.dtype) for name, value in arrays.items()}
+
+
+def every_batch(case: Case) -> Iterator[tuple[Piece, Arrays]]:
+    order = np.random.default_rng(0).permutation(ROWS)
+    for numbers in order.reshape(-1, BATCH):
+        for piece in case.pieces(numbers):
+            yield piece, case.batch(piece)
+
+
+def test_every_batch_has_a_declared_shape(case: Case) -> None:
+    texts = BATCH * case.task.texts_per_row(case.data.manifest)
+    slots = BATCH * case.task.slots_per_row()
+    declared = {length: shapes(case.feed().empty(slots, length)) for length in case.ladder}
+    seen = 0
+    for piece, arrays in every_batch(case):
+        assert arrays["tokens"].shape == (texts, piece.length)
+        assert shapes(arrays) == declared[piece.length]
+        assert arrays["segments"].shape == arrays["positions"].shape == arrays["tokens"].shape
+        assert arrays["keys"].dtype == np.int32
+        seen += 1
+    assert seen == ROWS // BATCH
+
+
+def test_pieces_hold_every_text_once_and_fill_every_slot(case: Case) -> None:
+    numbers = np.arange(2 * BATCH)
+    numbers[-1] = PADDING
+    pieces = case.pieces(numbers)
+    texts = [
+        pair
+        for piece in pieces
+        for pair in zip(piece.rows, piece.parts, strict=True)
+        if pair[0] >= 0
+    ]
+    parts = case.task.slots_per_row()
+    assert sorted(texts) == [(row, part) for row in range(2 * BATCH - 1) for part in range(parts)]
+    slots = np.concatenate([piece.slots for piece in pieces])
+    assert sorted(slots) == list(range(2 * BATCH * parts))
+
+
+def test_an_empty_batch_weighs_nothing_and_has_no_gradient(case: Case) -> None:
+    slots = BATCH * case.task.slots_per_row()
+    prepared = case.prepared()
+    mark = Cpu().end_microbatch
+    gradients = Gradients(case.task, prepared, mark, slots, mark)
+    for length in case.ladder:
+        batch = tensors(case.feed().empty(slots, length))
+        loss, weight = gradients.of([batch], torch.ones(())).tolist()
+        assert (loss, weight) == (0.0, 0.0)
+        for name, master in prepared.masters().items():
+            assert master.grad is not None
+            assert not master.grad.any(), name
+
+
+def test_padding_rows_change_neither_loss_nor_gradient(case: Case) -> None:
+    """The rest of an epoch's last batch: its rows are not there."""
+    numbers = np.array([3, 7, 11])
+    padded = np.concatenate([numbers, np.full(5, PADDING)])
+    found = []
+    for rows, pieces in (
+        (3, case.task.cut(case.rows, numbers, 3, case.ladder)),
+        (8, case.task.cut(case.rows, padded, 4, case.ladder)),
+    ):
+        prepared = case.prepared()
+        slots = rows * case.task.slots_per_row()
+        mark = Cpu().end_microbatch
+        gradients = Gradients(case.task, prepared, mark, slots, mark)
+        batches = [tensors(case.batch(piece)) for piece in pieces]
+        totals = gradients.of(batches, torch.ones(()))
+        found.append((totals, prepared.gradient_norm()))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-5, atol=1e-6)
+    assert float(found[0][0][1]) > 0
+
+
+def test_the_loss_is_a_sum_with_a_weight_and_so_is_every_metric(case: Case) -> None:
+    module = case.module().eval()
+    numbers = np.arange(BATCH)
+    batch = tensors(case.batch(case.pieces(numbers)[0]))
+    with torch.no_grad():
+        output = module(batch)
+        order = batch["slots"].argsort() if case.task.whole else None
+        given, of = output, batch
+        if order is not None:
+            given = {"vectors": case.task.kept(output, batch)[order]}
+            of = {"real": batch["real"][order]}
+        loss, weight = case.task.loss(*((given, of) if case.task.coupled else (output, batch)))
+        sums = case.task.tally(given, of)
+    assert loss.shape == weight.shape == ()
+    assert float(weight) > 0
+    assert means(sums)["loss"] == pytest.approx(float(loss / weight), rel=1e-6)
+    assert all(torch.as_tensor(value).ndim == 0 for pair in sums.values() for value in pair)
+    assert len(sums) > 1
+
+
+def part_of(values: np.ndarray, place: int, piece: Piece) -> np.ndarray:
+    """Return what an array holds of one text, or of all texts of one row."""
+    each = len(values) // len(piece.rows)
+    return values[place * each : (place + 1) * each]
+
+
+def by_text(case: Case, pieces: list[Piece], **draw: int) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return what a batch holds of each text, without padding at its end and its place."""
+    found = {}
+    for piece in pieces:
+        arrays = case.batch(piece, **draw)
+        for place, text in enumerate(zip(piece.rows.tolist(), piece.parts.tolist(), strict=True)):
+            kept = {name: part_of(value, place, piece) for name, value in arrays.items()}
+            longest = int(kept["segments"].astype(bool).sum(-1).max())
+            found[text] = {
+                name: np.nan_to_num(value[..., :longest] if name in OF_TOKENS else value).tolist()
+                for name, value in kept.items()
+                if name not in WHERE_IT_LIES
+            }
+    return found
+
+
+def test_a_row_is_the_same_in_any_batch_place_and_microbatch(case: Case) -> None:
+    numbers = np.arange(2 * BATCH)
+    whole = by_text(case, case.pieces(numbers))
+    others = [
+        case.task.cut(case.rows, numbers[::-1].copy(), BATCH, case.ladder),
+        case.task.cut(case.rows, numbers, 1, case.ladder),
+        case.task.cut(case.rows, np.roll(numbers, 3), 2 * BATCH, case.ladder),
+    ]
+    for pieces in others:
+        assert by_text(case, pieces) == whole
+
+
+def test_dropout_is_drawn_anew_in_each_step_and_masks_in_each_epoch(case: Case) -> None:
+    pieces = case.pieces(np.arange(BATCH))
+    first, later, again = (
+        by_text(case, pieces, epoch=epoch, step=step) for epoch, step in ((0, 0), (0, 1), (1, 0))
+    )
+    for text, values in first.items():
+        assert values["keys"] != later[text]["keys"]
+        assert values["keys"] == again[text]["keys"]
+        del values["keys"], later[text]["keys"]
+    assert first == later, "what is shown of a row changed with the step"
+
+
+def test_settings_survive_the_run_file(case: Case) -> None:
+    saved = config.override({"task": case.task.model_dump(mode="json")}, ())["task"]
+    assert saved["kind"] in choices.names("tasks")
+    assert config.choose("tasks", saved) == case.task

@@ -1,0 +1,257 @@
+"""Several tasks on one encoder: what each step trains, what is measured, what is left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from distributed.jobs import lines
+from distributed.runs import TASKS, Runs, settings
+from regauge import config
+from regauge.comparison.compare import compared
+from regauge.comparison.settings import Comparison
+from regauge.config import build
+from regauge.data.dataset import Dataset
+from regauge.errors import DataError, SettingsError
+from regauge.evaluation.offline import measure
+from regauge.evaluation.settings import Evaluating
+from regauge.models.multitask import parts
+from regauge.processes import World
+from regauge.reporting.page import tell
+from regauge.results.run_folder import read
+from regauge.training import dry_run
+from regauge.training.batch_finder.memory import sized
+from regauge.training.defaults import decide
+from regauge.training.export_models import write_models
+from regauge.training.objectives import manifests
+from regauge.training.session import Session
+from regauge.training.session_setup import open_session
+from regauge.training.settings import Training
+from regauge.verbs import compare
+
+STEPS: dict[str, Any] = {"stop": {"steps": 12}, "evaluation": {"every_steps": 4}}
+NAMES = ("search", "words", "topics")
+
+
+@pytest.fixture(scope="module")
+def run(runs: Runs) -> Path:
+    return runs.trained(1, "several", **STEPS)
+
+
+@pytest.fixture(scope="module")
+def session(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Session:
+    folder = tmp_path_factory.mktemp("session") / "run"
+    asked = settings(folder, runs.data["pairs"], "several")
+    return open_session(decide(asked, World()), World())
+
+
+def test_every_task_is_measured_and_learns(run: Path) -> None:
+    found = lines(run)
+    held = [line for line in found if "heldout.search/loss" in line]
+    assert [line["step"] for line in held] == [0, 4, 8, 12]
+    for name in ("search", "words"):
+        assert held[-1][f"heldout.{name}/loss"] < held[0][f"heldout.{name}/loss"]
+    assert {"heldout.topics/accuracy", "heldout.words/accuracy"} <= held[-1].keys()
+    trained = [line for line in found if "train/loss" in line]
+    turns = [[name for name in NAMES if f"train.{name}/loss" in line] for line in trained]
+    assert turns == [["search"], ["words"], ["topics"], ["search"]] * 3
+    for line, (name,) in zip(trained, turns, strict=True):
+        assert line["train/loss"] == line[f"train.{name}/loss"]
+
+
+def test_the_encoder_is_one_and_a_step_of_one_task_moves_it_for_all(session: Session) -> None:
+    search, words, topics = parts(session.prepared.module).values()
+    layers = [part.model.base_model.encoder for part in (search, words, topics)]
+    assert layers[0] is layers[1] is layers[2]
+    assert topics.model.base_model.pooler is not None
+    decoder = words.model.get_output_embeddings()
+    assert decoder.weight is search.model.base_model.embeddings.word_embeddings.weight
+    assert search.dropout_keys is words.dropout_keys is topics.dropout_keys
+    names = [name for name, _ in session.prepared.module.named_parameters()]
+    assert len(names) == len(set(names))
+    assert sum("encoder.layer.0.intermediate.dense.weight" in name for name in names) == 1
+
+
+def test_a_step_gives_gradients_to_the_encoder_and_to_its_own_head(session: Session) -> None:
+    named = dict(session.prepared.module.named_parameters())
+    heads = {
+        "words": "tasks.words.model.cls.predictions.transform.dense.weight",
+        "topics": "tasks.topics.model.classifier.weight",
+    }
+    for step, objective in enumerate(session.objectives[:3]):
+        arrays = session.arrays({"search": 0, "words": 1, "topics": 2}[objective.name])
+        batches = [{name: torch.from_numpy(value) for name, value in a.items()} for a in arrays]
+        assert session.turns.at(step).task == session.objectives.index(objective)
+        objective.gradients.of(batches, torch.ones(()))
+        moved = {name for name, value in named.items() if value.grad.abs().sum() > 0}
+        shared = "tasks.search.model.encoder.layer.0.intermediate.dense.weight"
+        assert shared in moved
+        assert {name for name in heads if heads[name] in moved} == {objective.name} & set(heads)
+        session.prepared.clear_gradients()
+
+
+def test_the_order_of_a_task_is_the_one_that_it_has_alone(session: Session, runs: Runs) -> None:
+    """The second task's rows at its own steps are those of a run of that task alone."""
+    asked = settings(session.folder / "alone", runs.data["packed"], "mlm", batch={"rows": 4})
+    alone = open_session(decide(asked, World()), World()).objective
+    words = session.objectives[1]
+    assert [turn.step for turn in map(session.turns.at, range(12)) if turn.task == 1] == [0, 1, 2]
+    for step in range(25):
+        assert words.order.batch(step).tolist() == alone.order.batch(step).tolist()
+
+
+def test_every_task_leaves_a_model_that_transformers_loads(run: Path) -> None:
+    words = AutoModelForMaskedLM.from_pretrained(run / "tasks" / "words" / "model")
+    topics = AutoModelForSequenceClassification.from_pretrained(run / "tasks" / "topics" / "model")
+    search = load_file(run / "model" / "model.safetensors")
+    for name, value in search.items():
+        for other in (words, topics):
+            assert torch.equal(other.base_model.get_parameter(name), value), name
+    assert topics.config.num_labels == 3
+    assert (run / "tasks" / "topics" / "model" / "tokenizer.json").is_file()
+
+
+def test_a_task_of_many_is_measured_after_the_run_as_in_it(run: Path, runs: Runs) -> None:
+    table = {"output": {"folder": str(run.parent / f"{run.name}-measured")}, "seed": 7}
+    asked = {
+        **table,
+        "data": {"path": str(runs.data["pairs"])},
+        "task": {"kind": "classify", "texts_of": ("query",), "classes": 3},
+        "subjects": {
+            "models": {"topics": str(run / "tasks" / "topics")},
+            "tasks": "own",
+            "untrained": "no",
+        },
+        "accelerator": "cpu",
+        "execution": {"precision": "fp32", "threads": 1},
+    }
+    (row,) = measure(build(Evaluating, asked), World())["rows"]
+    last = [line for line in lines(run) if "heldout.topics/loss" in line][-1]
+    assert row["loss"] == pytest.approx(last["heldout.topics/loss"], rel=1e-6)
+    assert row["accuracy"] == last["heldout.topics/accuracy"]
+
+
+def test_a_run_goes_on_in_its_folder_only_with_the_same_tasks(run: Path, runs: Runs) -> None:
+    def begun(**changes: Any) -> None:
+        tasks = [dict(each) for each in TASKS["several"]["task"]]
+        tasks[1] |= changes
+        asked = settings(run, runs.data["pairs"], "several", task=tuple(tasks), **STEPS)
+        dry_run.check(asked)
+
+    begun()
+    begun(batch={"rows": 4, "microbatch_rows": 2})  # how it is computed, and not what
+    with pytest.raises(SettingsError, match=r"task\.words\.weight is 1 there and 2 here"):
+        begun(weight=2)
+    with pytest.raises(SettingsError, match=r"task\.words\.batch\.rows"):
+        begun(batch={"rows": 8})
+
+
+def test_a_dry_run_tells_of_every_task(runs: Runs, tmp_path: Path) -> None:
+    found = dry_run.plan(settings(tmp_path / "run", runs.data["pairs"], "several", **STEPS))
+    assert (found["search_task"], found["search_turns"], found["words_task"]) == (
+        "contrastive",
+        2,
+        "mlm",
+    )
+    assert found["steps"] == 12
+    assert found["steps_per_epoch"] == 10, "5 batches of the first task, which has every second"
+    assert found["words_global_batch_rows"] == 4
+
+
+def test_one_table_of_tasks_is_a_run_of_that_task(runs: Runs, tmp_path: Path) -> None:
+    one = {**TASKS["several"]["task"][2], "batch": {"rows": 4}}
+    asked = settings(tmp_path / "run", runs.data["pairs"], "classify", task=(one,), **STEPS)
+    (aim,) = asked.aims
+    assert (aim.name, aim.batch.rows) == ("", 4)
+    assert dry_run.plan(asked)["task"] == "classify"
+    assert sized(asked)["parameters"] > 0
+    session = open_session(decide(asked, World()), World())
+    assert list(session.heldout) == ["heldout"]
+    write_models(session)
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+    assert not (tmp_path / "run" / "tasks").exists()
+
+
+def test_no_task_reads_the_run_s_own_dataset(runs: Runs, tmp_path: Path) -> None:
+    """The tokenizer is that of the first task's dataset."""
+    tasks = [dict(each) for each in TASKS["several"]["task"]]
+    for each in (tasks[0], tasks[2]):
+        each["data"] = {"path": str(runs.data["pairs"])}
+    nowhere = runs.data["pairs"].parent / "nowhere"
+    asked = settings(tmp_path / "run", nowhere, "several", task=tuple(tasks), **STEPS)
+    assert dry_run.uncountable(asked) is None
+    session = open_session(decide(asked, World()), World())
+    write_models(session)
+    for folder in ("model", "tasks/words/model"):
+        assert (tmp_path / "run" / folder / "tokenizer.json").is_file()
+
+
+def test_a_task_s_own_mixture_is_checked(runs: Runs, tmp_path: Path) -> None:
+    tasks = [dict(each) for each in TASKS["several"]["task"]]
+    mix = [{"path": "a", "share": 0.6}, {"path": "b", "share": 0.6}]
+    tasks[1]["data"] = {"path": "packed", "mix": mix}
+    with pytest.raises(SettingsError, match="words"):
+        settings(tmp_path / "run", runs.data["pairs"], "several", task=tuple(tasks))
+
+
+def test_datasets_of_other_tokenizers_do_not_go_together(runs: Runs, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    manifest = json.loads((runs.data["packed"] / "manifest.json").read_text())
+    manifest["tokenizer"]["vocabulary"] += 1
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    tasks = [dict(each) for each in TASKS["several"]["task"]]
+    tasks[1]["data"] = {"path": str(other)}
+    asked = settings(tmp_path / "run", runs.data["pairs"], "several", task=tuple(tasks))
+    with pytest.raises(DataError, match="another tokenizer"):
+        manifests(asked)
+
+
+def test_tasks_that_train_other_parts_of_the_encoder_do_not_go_together(
+    runs: Runs, tmp_path: Path
+) -> None:
+    frozen = {**TASKS["frozen"]["task"], "name": "rank", "data": {"path": "groups"}}
+    tasks = (TASKS["several"]["task"][0], frozen)
+    asked = settings(tmp_path / "run", runs.data["pairs"], "several", task=tasks)
+    with pytest.raises(SettingsError, match="tasks 'search' and 'rank' train other parts"):
+        open_session(decide(asked, World()), World())
+
+
+def test_a_run_of_several_tasks_begins_with_a_model_that_one_has_left(
+    runs: Runs, tmp_path: Path
+) -> None:
+    first = runs.trained(1, "classify", stop={"steps": 4})
+    model = {"path": str(first), "dropout": 0.1}
+    asked = settings(tmp_path / "run", runs.data["pairs"], "several", model=model)
+    session = open_session(decide(asked, World()), World())
+    saved = load_file(first / "model" / "model.safetensors")
+    search, _, topics = parts(session.prepared.module).values()
+    for name, value in search.model.named_parameters():
+        assert torch.equal(value, saved[f"bert.{name}"]), name
+    assert torch.equal(topics.model.classifier.weight, saved["classifier.weight"])
+    assert len(Dataset(runs.data["pairs"]).split("train")) == 40
+
+
+def test_a_repetition_sums_the_rows_of_every_task_in_another_order(run: Path) -> None:
+    own = build(Training, config.read(run / "run.json"))
+    for before, after in zip(own.aims, compare.repeated(run).aims, strict=True):
+        assert after.batch.rows == before.batch.rows
+        assert after.batch.microbatch != before.batch.microbatch
+
+
+def test_a_report_and_a_comparison_tell_of_every_task(run: Path, runs: Runs) -> None:
+    spread = runs.trained(2, "several", strategy="zero1", **STEPS)
+    chapter = tell(tuple(map(read, (run, spread)))).trained[0]
+    assert chapter.what == "train contrastive and mlm and classify"
+    assert 'task.words.kind="mlm"' in chapter.settings
+    found = compared(Comparison(runs=(str(run), str(spread))))
+    (parity,) = found.parities
+    assert not parity.prevented
+    assert {"heldout.search/loss", "heldout.topics/accuracy"} <= {m.name for m in parity.metrics}
+    assert parity.verdict == "pass"

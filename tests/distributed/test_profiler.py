@@ -1,0 +1,147 @@
+"""Steps that are looked at closely: nothing of the run changes, and all of their time is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distributed.jobs import lines, losses
+from distributed.runs import FULL, Runs, settings
+from regauge import processes
+from regauge.reporting.profile_section import closer
+from regauge.results import run_folder as folders
+from regauge.training.defaults import decide
+from regauge.training.profile import profiler
+from regauge.training.profile.trace import LOSS, OPTIMIZER, STEP, SUMS
+from regauge.training.session import Session
+from regauge.training.session_setup import open_session
+
+STEPS = profiler.STEPS
+BLOCKS = "model.bert.encoder.layer.*"
+LAYERS, LENGTH, WIDTH, WIDE = 2, 32, 32, 64
+SLOTS = 8 * LENGTH
+SLOW_SECONDS = 1.0
+AT_ONCE = {"data": {"workers": 0, "prefetch_steps": 1}}
+
+
+def profile(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / profiler.FILE).read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "strategy"), [(1, "single"), (2, "ddp"), pytest.param(2, "fsdp", marks=FULL)]
+)
+def test_a_profile_changes_nothing_and_tells_all_of_a_step(
+    runs: Runs, size: int, strategy: str, figure: Callable[[str, float], None]
+) -> None:
+    plain = runs.trained(size, "mlm", strategy=strategy)
+    folder = runs.trained(size, "mlm", strategy=strategy, profile=True)
+    assert losses(lines(folder)) == losses(lines(plain))
+    told = profile(folder)
+    assert told["steps"] == [profiler.BEFORE + 1, profiler.BEFORE + STEPS]
+    kinds = told["kinds"]
+    assert sum(kinds.values()) == pytest.approx(told["seconds_per_step"], rel=1e-6)
+    assert all(seconds >= 0 for seconds in kinds.values())
+    assert kinds["products"] > 0
+    assert kinds["optimizer"] > 0
+    parts = {part["name"]: part for part in told["parts"]}
+    computed = sum(kinds[name] for name in ("products", "other", "optimizer"))
+    assert sum(part["seconds"] for part in parts.values()) == pytest.approx(computed, rel=1e-6)
+    assert {OPTIMIZER, LOSS, "gradient norm"} <= parts.keys()
+    blocks = [part for name, part in parts.items() if name.startswith(BLOCKS)]
+    assert all(part["forward"] > 0 for part in blocks)
+    assert all(part["backward"] > 0 for part in blocks)
+    communication = kinds["communication"] + told["hidden_communication"]
+    assert (communication > 0) == (size > 1)
+    figure("share of profiled steps that is Python", kinds["host"] / told["seconds_per_step"])
+
+
+def test_the_products_of_a_layer_are_those_of_its_shapes(runs: Runs) -> None:
+    """Per slot forward 2 h w in each wide layer; backward twice of it, for inputs and weights."""
+    folder = runs.trained(1, "mlm", strategy="single", profile=True)
+    parts = {part["name"]: part for part in folders.read(folder).profile["parts"]}
+    trace = json.loads(gzip.decompress((folder / profiler.TRACE).read_bytes()))
+    assert sum(event["name"] == STEP for event in trace["traceEvents"]) == STEPS
+    assert parts[f"{BLOCKS}.intermediate"]["flops"] == LAYERS * 3 * 2 * SLOTS * WIDTH * WIDE
+    attention = 3 * (4 * 2 * SLOTS * WIDTH**2 + 2 * 2 * SLOTS * LENGTH * WIDTH)
+    assert parts[f"{BLOCKS}.attention"]["flops"] == LAYERS * attention
+
+
+def test_a_profile_is_told_in_words(runs: Runs) -> None:
+    folder = runs.trained(1, "mlm", strategy="single", profile=True)
+    told = closer(profile(folder))
+    assert told is not None
+    assert sum(row.share for row in told.kinds) == pytest.approx(1.0)
+    assert sum(row.seconds for row in told.parts) == pytest.approx(
+        sum(part["seconds"] for part in profile(folder)["parts"])
+    )
+    watched = f"Steps {profiler.BEFORE + 1} to {profiler.BEFORE + STEPS} of the first process"
+    assert watched in told.sentence
+    assert told.advice, "a tiny model computes less than Python does"
+    assert 'execution.compile = "blocks"' in " ".join(told.advice)
+
+
+def test_a_run_too_short_for_a_warm_up_is_looked_at_as_far_as_it_goes(runs: Runs) -> None:
+    folder = runs.trained(1, "mlm", strategy="single", profile=True, stop={"steps": 2})
+    assert profile(folder)["steps"] == [2, 2]
+    one = runs.trained(1, "mlm", strategy="single", profile=True, stop={"steps": 1})
+    assert profile(one)["steps"] == [1, 1]
+    assert SUMS in {part["name"] for part in profile(one)["parts"]}
+
+
+def test_the_wait_for_the_rows_of_the_first_step_is_counted(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = Session.arrays
+
+    def slow(self: Session, step: int) -> Any:
+        time.sleep(SLOW_SECONDS if step == profiler.BEFORE else 0.0)
+        return computed(self, step)
+
+    monkeypatch.setattr(Session, "arrays", slow)
+    folder = runs.folder("slow")
+    runs.job("train", 1, folder, "mlm", {"strategy": "single", "profile": True, **AT_ONCE})
+    told = profile(folder)
+    # They are made beside the step before.
+    assert told["kinds"]["data"] * STEPS >= SLOW_SECONDS / 2
+
+
+def test_a_run_that_ends_on_the_way_leaves_nothing_behind(runs: Runs) -> None:
+    """It reaches its target while it is watched."""
+    reached = {"target": {"metric": "heldout/loss", "at_most": 100.0}}
+    changes = {"stop": reached, "evaluation": {"every_steps": profiler.BEFORE + 1}}
+    folder = runs.trained(1, "mlm", strategy="single", profile=True, **changes)
+    assert not (folder / profiler.FILE).exists()
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_nothing_within_a_compiled_block_is_marked(runs: Runs) -> None:
+    world = processes.World()
+    where = runs.folder("marked"), runs.data["packed"]
+    session = open_session(decide(settings(*where, strategy="single"), world), world)
+    module = session.prepared.module
+    layers = {name: part for name, part in module.named_modules() if "layer." in name}
+    first, second = (layers[f"model.bert.encoder.layer.{number}"] for number in (0, 1))
+    first.compile(backend="eager")
+    called = first._compiled_call_impl
+    with profiler.marked(session):
+        assert first._compiled_call_impl is not called
+        assert not [part for part in first.modules() if part._forward_pre_hooks]
+        assert [part for part in second.children() if part._forward_pre_hooks]
+    assert first._compiled_call_impl is called
+    assert not [part for part in module.modules() if part._forward_pre_hooks]
+
+
+def test_without_it_nothing_is_written(runs: Runs) -> None:
+    folder = runs.trained(1, "mlm", strategy="single")
+    assert not (folder / profiler.FILE).exists()
+    assert not (folder / profiler.TRACE).exists()
+    assert closer(folders.read(folder).profile) is None

@@ -1,0 +1,155 @@
+"""Weights out and in again: every form carries the same tensors, and nothing in one runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import normalize
+
+from distributed import datasets
+from distributed.runs import settings
+from regauge import processes
+from regauge.artifacts.export_settings import Text
+from regauge.artifacts.programs import of_folder
+from regauge.checkpoint import export_weights
+from regauge.cli import main
+from regauge.data.dataset import read_manifest
+from regauge.errors import SettingsError
+from regauge.models.io_spec import Fields
+from regauge.models.sentence_transformers import Mode
+from regauge.models.settings import Model
+from regauge.tasks.contrastive import Contrastive
+from regauge.training.run import attempt
+
+HF = ["--format", "hf"]
+DIMENSIONS = [
+    "model.architecture=bert",
+    f"model.config.vocab_size={datasets.VOCABULARY}",
+    "model.config.hidden_size=32",
+    "model.config.num_hidden_layers=2",
+    "model.config.num_attention_heads=2",
+    "model.config.intermediate_size=64",
+    "model.config.max_position_embeddings=32",
+]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    data = datasets.pairs(folder / "data")
+    attempt(settings(folder / "out", data, "contrastive", stop={"steps": 8}), processes.World())
+    return folder / "out"
+
+
+def test_every_form_holds_the_same_weights(encoder: Path, tmp_path: Path) -> None:
+    final = load_file(encoder / "model" / "model.safetensors")
+    assert main(["export", str(encoder), *HF, "--to", str(tmp_path / "hf")]) == 0
+    assert main(["export", str(encoder), "--format", "torch", "--to", str(tmp_path / "w.pt")]) == 0
+    form = ["--format", "sentence-transformers", "--to", str(tmp_path / "st")]
+    assert main(["export", str(encoder), *form]) == 0
+    plain = torch.load(tmp_path / "w.pt", weights_only=True)
+    for weights in (
+        load_file(tmp_path / "hf" / "model.safetensors"),
+        load_file(tmp_path / "st" / "model.safetensors"),
+        plain,
+    ):
+        assert weights.keys() == final.keys()
+        assert all(torch.equal(weights[name], final[name]) for name in final)
+    modules = json.loads((tmp_path / "st" / "modules.json").read_text())
+    assert [module["type"].rpartition(".")[2] for module in modules] == [
+        "Transformer",
+        "Pooling",
+        "Normalize",
+    ]
+
+
+def test_a_kept_checkpoint_is_exported(encoder: Path, tmp_path: Path) -> None:
+    export = ["export", str(encoder), *HF, "--to"]
+    assert main([*export, str(tmp_path / "at"), "target.step=4"]) == 0
+    assert main([*export, str(tmp_path / "end"), "target.step=latest"]) == 0
+    final = load_file(encoder / "model" / "model.safetensors")
+    early = load_file(tmp_path / "at" / "model.safetensors")
+    late = load_file(tmp_path / "end" / "model.safetensors")
+    assert all(torch.equal(late[name], final[name]) for name in final)
+    assert any(not torch.equal(early[name], final[name]) for name in final)
+
+
+def test_a_state_dict_and_a_folder_come_in_alike(encoder: Path, tmp_path: Path) -> None:
+    main(["export", str(encoder), "--format", "torch", "--to", str(tmp_path / "w.pt")])
+    assert main(["import", str(tmp_path / "w.pt"), "--to", str(tmp_path / "a"), *DIMENSIONS]) == 0
+    assert main(["import", str(encoder / "model"), "--to", str(tmp_path / "b")]) == 0
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in "ab")
+    assert first == second
+
+
+def test_what_does_not_fit_is_refused(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["export", str(encoder), "--format", "torch", "--to", str(tmp_path / "w.pt")])
+    capsys.readouterr()
+    weights, target = str(tmp_path / "w.pt"), str(tmp_path / "a")
+    assert main(["import", weights, "--to", target]) == 2
+    assert "does not say its architecture" in capsys.readouterr().err
+    assert (
+        main(["import", weights, "--to", target, *DIMENSIONS, "model.config.hidden_size=64"]) == 64
+    )
+    assert "set model.config to its dimensions" in capsys.readouterr().err
+    assert main(["export", str(encoder), "--to", weights]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert not Path(target).exists()
+
+
+def test_a_form_that_is_refused_leaves_its_place_alone(tmp_path: Path) -> None:
+    (target := tmp_path / "to").mkdir()
+    with pytest.raises(SettingsError, match="did not train a text encoder"):
+        export_weights.export(tmp_path / "model", target, "sentence-transformers")
+    assert target.is_dir()
+
+
+@pytest.mark.parametrize("modes", [("mean",), ("cls",), ("lasttoken", "max")])
+def test_vectors_are_pooled_as_they_were_trained_wherever_a_run_goes(
+    modes: tuple[Mode, ...], tmp_path: Path
+) -> None:
+    data, sizes = datasets.pairs(tmp_path / "data"), {"dim": 32, "n_layers": 1, "n_heads": 2}
+    model = {"architecture": "distilbert", "config": {**sizes, "hidden_dim": 64}, "path": None}
+    first, second = tmp_path / "first", tmp_path / "second"
+    task = {} if modes == ("mean",) else {"pooling": modes}
+    for folder, start in ((first, model), (second, {"path": str(first)})):
+        run = settings(folder, data, "contrastive", task=task, model=start, stop={"steps": 4})
+        attempt(run, processes.World())
+        task = {}
+    early = export_weights.moment(second, 4, tmp_path / "early")
+    tokens, lengths = torch.arange(1, 17, dtype=torch.int32).view(2, 8), torch.tensor([8, 8])
+    for folder in (first / "model", second / "model", early):
+        described = json.loads((folder / "1_Pooling" / "config.json").read_text())
+        assert described["word_embedding_dimension"] == sizes["dim"]
+        for fields, most in ((None, datasets.LENGTH), (Fields(limits=(16,)), 16)):
+            found = of_folder(folder, Text(), fields)
+            assert (found.texts.manner, found.texts.tokens) == ("regauge", most)
+            program: Any = found.program
+            with torch.no_grad():
+                states = program.module.model(tokens).last_hidden_state
+                parts = {"mean": states.mean(1), "cls": states[:, 0]}
+                parts |= {"lasttoken": states[:, -1], "max": states.amax(1)}
+                wanted = normalize(torch.cat([parts[mode] for mode in modes], -1), dim=-1)
+                assert torch.allclose(program(tokens, lengths), wanted, atol=1e-5)
+
+
+def test_another_pooling_than_the_weights_say_is_trained_where_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    data = datasets.pairs(tmp_path / "data")
+    told = {"task": {"pooling": ("cls",)}, "stop": {"steps": 1}}
+    attempt(settings(tmp_path / "run", data, "contrastive", **told), processes.World())
+    found = {
+        asked: Contrastive(pooling=asked)
+        .module(Model(path=str(tmp_path / "run")), read_manifest(data), seed=0)
+        .pooling.modes
+        for asked in ((), ("mean",), ("max", "cls"))
+    }
+    assert found == {(): ("cls",), ("mean",): ("mean",), ("max", "cls"): ("max", "cls")}

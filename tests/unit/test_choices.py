@@ -1,0 +1,51 @@
+"""The folder is the registry: a file is a choice, and its name is the choice's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from regauge import choices
+from regauge.errors import SettingsError
+
+FOLDERS = ("accelerators", "strategies", "tasks", "trackers", "data/sources", "verbs")
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_names_are_the_files(folder: str) -> None:
+    stems = {path.stem for path in (choices.PACKAGE / folder).glob("*.py")}
+    expected = {stem.rstrip("_").replace("_", "-") for stem in stems if not stem.startswith("_")}
+    assert set(choices.names(folder)) == expected
+    assert list(choices.names(folder)) == sorted(expected)
+    assert expected
+
+
+def test_a_name_and_its_file_lead_to_each_other() -> None:
+    assert choices.module_name("data/sources", "python-docs") == "regauge.data.sources.python_docs"
+    assert choices.module_name("tasks", "clm") == "regauge.tasks.clm"
+
+
+def test_a_choice_is_the_class_of_its_file() -> None:
+    choice = choices.load("trackers", "jsonl")
+    assert choice.__module__ == "regauge.trackers.jsonl"
+    assert choice.kind == "jsonl"
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(SettingsError) as caught:
+        choices.load("trackers", "jsonlines")
+    assert str(caught.value) == "no trackers named 'jsonlines'; did you mean 'jsonl'?"
+
+
+def test_a_summary_is_read_without_importing() -> None:
+    assert choices.summary("verbs", "pipeline").startswith("Run several verbs")
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("lern", "did you mean 'learn'?"),
+        ("zzz", "known: learn, teach"),
+    ],
+)
+def test_did_you_mean(word: str, remedy: str) -> None:
+    assert choices.did_you_mean(word, ("teach", "learn")) == remedy

@@ -1,0 +1,216 @@
+"""What a run file leaves open is decided; what cannot run is refused with a way out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributed import datasets
+from distributed.runs import settings
+from regauge.accelerators.cpu import instructions
+from regauge.errors import DataError, SettingsError
+from regauge.models import sentence_transformers
+from regauge.models.sentence_transformers import Dense, Pooling, Reads, Sentences
+from regauge.processes import World
+from regauge.training import dry_run
+from regauge.training.defaults import decide
+from regauge.training.settings import Training
+
+NOWHERE = Path("nowhere")
+DENSE = Dense(inputs=8, outputs=4, folder="2_Dense")
+
+
+def run(**changes: Any) -> Training:
+    return settings(NOWHERE, NOWHERE, "mlm", **changes)
+
+
+def world(size: int) -> World:
+    return World(rank=0, size=size, local_rank=0, local_size=size)
+
+
+REFUSED: dict[str, tuple[int, dict[str, Any], str, str]] = {
+    "more processes than microbatches": (
+        8,
+        {},
+        "8 processes for 4 microbatches a step",
+        "use at most 4 processes, or batch.microbatch_rows = 1",
+    ),
+    "more processes than rows": (
+        16,
+        {},
+        "16 processes for 4 microbatches a step",
+        "use at most 4 processes",
+    ),
+    "hsdp on two": (
+        2,
+        {"strategy": "hsdp"},
+        "2 processes do not form two or more groups of 2",
+        "choose another strategy (ddp, fsdp, zero1) or number of processes",
+    ),
+    "hsdp on three": (
+        3,
+        {"strategy": "hsdp"},
+        "3 processes do not form",
+        "(ddp, fsdp, zero1)",
+    ),
+    "fsdp with adafactor": (
+        2,
+        {"strategy": "fsdp", "optimizer": {"kind": "adafactor"}},
+        "torch's Adafactor refuses sharded tensors",
+        "(ddp, zero1)",
+    ),
+    "hsdp with adafactor": (
+        4,
+        {"strategy": "hsdp", "optimizer": {"kind": "adafactor"}},
+        "torch's Adafactor refuses sharded tensors",
+        "(ddp, zero1)",
+    ),
+    "single on two": (
+        2,
+        {"strategy": "single"},
+        "it is for 1 process, this run has 2",
+        "(ddp, fsdp, zero1)",
+    ),
+    "fp16 on a CPU": (
+        1,
+        {"execution": {"precision": "fp16"}},
+        "'cpu' does not train in fp16",
+        "set execution.precision to one of: ",
+    ),
+    "tf32 on a CPU": (
+        1,
+        {"execution": {"precision": "tf32"}},
+        "'cpu' does not train in tf32",
+        "fp32",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_run_is_refused_with_the_nearest_that_can(name: str) -> None:
+    size, changes, problem, remedy = REFUSED[name]
+    with pytest.raises(SettingsError) as caught:
+        decide(run(**changes), world(size))
+    assert problem in caught.value.problem
+    assert remedy in caught.value.remedy
+    assert caught.value.exit_code == 2
+
+
+def test_what_is_left_open_is_decided() -> None:
+    open_run = run(accelerator=None, execution={"precision": "auto", "threads": None})
+    for size, strategy in ((1, "single"), (2, "ddp")):
+        decided = decide(open_run.model_copy(update={"accelerator": None}), world(size))
+        assert decided.accelerator is not None
+        assert decided.strategy is not None
+        assert decided.strategy.kind == strategy
+        execution = decided.execution
+        assert execution.processes == size
+        assert execution.threads == max(1, len(os.sched_getaffinity(0)) // size)
+        assert execution.precision in decided.accelerator.precisions()
+
+
+def test_the_precision_follows_the_instructions_of_the_processor() -> None:
+    decided = decide(run(execution={"precision": "auto"}), world(1))
+    native = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"} & instructions()
+    assert decided.execution.precision == ("bf16" if native else "fp32")
+
+
+def test_an_uneven_share_is_said_with_what_it_costs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
+    caplog.set_level(logging.INFO, "regauge")
+    decide(run(), world(4))
+    assert not caplog.records
+    decide(run(), world(3))
+    assert caplog.messages == [
+        "4 microbatches on 3 processes: shares of 2 and 1, 33 % of the time is idle"
+    ]
+
+
+def test_without_a_compiler_the_run_is_eager_and_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
+    monkeypatch.setenv("PATH", "")
+    assert decide(run(execution={"compile": "blocks"}), world(1)).execution.compile == "no"
+    assert "the run is not compiled: no C++ compiler is installed" in caplog.text
+
+
+def test_the_shapes_and_steps_are_known_before_anything_is_allocated(tmp_path: Path) -> None:
+    data = datasets.pairs(tmp_path / "pairs", 43)
+    table = settings(tmp_path / "run", data, "contrastive", stop={"steps": None, "epochs": 2.0})
+    answer = dry_run.plan(table)
+    assert answer["steps"] == 12
+    assert answer["shapes"] == ["4 x 16", "4 x 32"]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "task", "problem"),
+    [
+        (0, "mlm", "has no training rows; prepare more text"),
+        (8, "contrastive", "task 'contrastive' reads rows of layout 'fields'"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_refused(
+    rows: int, task: str, problem: str, tmp_path: Path
+) -> None:
+    data = datasets.packed(tmp_path / "data", rows)
+    with pytest.raises(SettingsError, match=problem):
+        dry_run.check(settings(tmp_path / "run", data, task))
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (Pooling(dense=(DENSE,)), 1),
+        (Pooling(modes=("cls",), normalized=False), 0),
+        (None, 0),
+    ],
+)
+def test_what_is_left_out_of_weights_is_told_of(
+    told: Pooling | None,
+    said: int,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
+    start = tmp_path / "start"
+    start.mkdir()
+    (start / "config.json").write_text("{}")
+    if told is not None:
+        reads = Reads(tokens=16, prompts={"query": "find: "} if said else {})
+        sentence_transformers.write(start, Sentences(reads=reads, pooling=told), DENSE.inputs)
+    data = datasets.pairs(tmp_path / "pairs", 43)
+    for weights in ("random", "saved"):
+        model = {"path": str(start), "weights": weights, "architecture": None, "config": {}}
+        dry_run.check(settings(tmp_path / "run", data, "contrastive", model=model))
+        for left in ("the layers behind its pooling", "its prompts before a text: query"):
+            found = [each for each in caplog.messages if left in each]
+            assert len(found) == (said if weights == "saved" else 0)
+
+
+def test_weights_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    data, start = datasets.pairs(tmp_path / "pairs", 43), tmp_path / "start"
+    shutil.copytree(data / "tokenizer", start)
+    (start / "config.json").write_text("{}")
+    model = {"path": str(start), "architecture": None, "config": {}}
+    dry_run.check(settings(tmp_path / "run", data, "contrastive", model=model))
+    table = json.loads((start / "tokenizer.json").read_text())
+    table["normalizer"] = {"type": "Lowercase"}
+    (start / "tokenizer.json").write_text(json.dumps(table))
+    with pytest.raises(DataError, match=r"another tokenizer than .*pairs was prepared with"):
+        dry_run.check(settings(tmp_path / "run", data, "contrastive", model=model))
+
+
+def test_a_batch_that_does_not_divide_names_those_that_do() -> None:
+    with pytest.raises(SettingsError, match="nearest that divide: 2, 4"):
+        run(batch={"rows": 8, "microbatch_rows": 3})

@@ -1,0 +1,283 @@
+"""Datasets as the Hugging Face hub has them: a folder, or a name that a hub on loopback knows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from huggingface_hub import HfFileSystem, constants
+
+from regauge import config, object_store
+from regauge.data.sources import _splits
+from regauge.data.sources.huggingface import HuggingFace
+from regauge.data.sources.parquet import Parquet
+from regauge.errors import DataError, RegaugeError, SettingsError, TransientError
+from regauge.verbs import prepare as verb
+from unit.hub import CONVERTED_SHA, SHA, TOKEN, hub
+from unit.preparing import corpus, prepared, settings, tables
+from unit.reads import fields
+from unit.web import Web
+
+ROWS = [{"text": f"row {number}", "label": number % 2} for number in range(50)]
+
+
+def save(folder: Path, rows: list[dict[str, Any]], split: str | None = None) -> None:
+    """Write what `datasets.Dataset.save_to_disk` does (5.2): streams, and a file about them."""
+    folder.mkdir(parents=True)
+    names = [f"data-{number:05d}-of-00002.arrow" for number in range(2)]
+    for number, name in enumerate(names):
+        half = len(rows) // 2
+        table = pa.Table.from_pylist(rows[number * half : (number + 1) * half])
+        with (
+            pa.OSFile(str(folder / name), "wb") as sink,
+            pa.ipc.new_stream(sink, table.schema) as writer,
+        ):
+            writer.write_table(table, max_chunksize=10)
+    state = {"_data_files": [{"filename": name} for name in names], "_split": split}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "cache-0123.arrow").write_bytes(b"what the library keeps for itself")
+
+
+def parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def refused(**settings: Any) -> RegaugeError:
+    with pytest.raises(RegaugeError) as caught:
+        HuggingFace(**settings).pieces()
+    return caught.value
+
+
+def test_a_saved_dataset_is_read_without_its_library(tmp_path: Path) -> None:
+    save(tmp_path / "saved", ROWS)
+    read = HuggingFace(name=str(tmp_path / "saved"))
+    assert fields(read) == ROWS
+    assert not read.elsewhere()
+    assert fields(HuggingFace(name=str(tmp_path / "saved"), columns=("label",)))[3] == {"label": 1}
+    (tmp_path / "saved" / "data-00001-of-00002.arrow").unlink()
+    assert "is gone; save it again" in str(refused(name=str(tmp_path / "saved")))
+
+
+def test_a_saved_dataset_has_its_splits(tmp_path: Path) -> None:
+    for split, rows in (("train", ROWS[:30]), ("test", ROWS[30:])):
+        save(tmp_path / "saved" / split, rows, split)
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    name = str(tmp_path / "saved")
+    assert fields(HuggingFace(name=name, split="test")) == ROWS[30:]
+    assert fields(HuggingFace(name=name)) == ROWS[:30]
+    assert "no split 'tst'; did you mean 'test'?" in str(refused(name=name, split="tst"))
+    alone = refused(name=str(tmp_path / "saved" / "test"))
+    assert "it is the split 'test'; set source.split = 'test'" in str(alone)
+
+
+def test_a_folder_says_its_splits_by_names(tmp_path: Path) -> None:
+    parquet(tmp_path / "data" / "train-00000-of-00002.parquet", ROWS[:10])
+    parquet(tmp_path / "data" / "train-00001-of-00002.parquet", ROWS[10:20])
+    parquet(tmp_path / "data" / "test_long-00000-of-00001.parquet", ROWS[20:])
+    (tmp_path / "README.md").write_text("# About")
+    assert fields(HuggingFace(name=str(tmp_path))) == ROWS[:20]
+    assert fields(HuggingFace(name=str(tmp_path), split="test_long")) == ROWS[20:]
+    error = refused(name=str(tmp_path), split="test")
+    assert "no split 'test'; did you mean 'test_long'?" in str(error)
+
+
+def test_a_folder_says_its_subsets_in_its_readme(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n- config_name: long\n  data_files: long/*.jsonl\n"
+        "- config_name: deep\n  data_dir: long/deep\n"
+        "- config_name: short\n  data_files:\n  - split: train\n    path: [./short/a*.jsonl]\n"
+        "  - split: test\n    path: short/b.jsonl\n---\n# About\n"
+    )
+    for name in ("long/a", "long/deep/a", "short/a1", "short/b"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
+
+    def texts(**more: str) -> list[Any]:
+        return [row["text"] for row in fields(HuggingFace(name=str(tmp_path), **more))]
+
+    assert texts(subset="long") == ["long/a"]
+    assert texts(subset="deep") == ["long/deep/a"]
+    assert texts(subset="short") == ["short/a1"]
+    assert texts(subset="short", split="test") == ["short/b"]
+    assert "3 subsets: deep, long, short; set source.subset" in str(refused(name=str(tmp_path)))
+    assert "did you mean 'short'?" in str(refused(name=str(tmp_path), subset="shrt"))
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train.csv", "train"),
+        ("my-dev-set.jsonl.gz", "validation"),
+        ("eval/part1.parquet", "test"),
+        ("data/train_sft-00001-of-00003.parquet", "train_sft"),
+        ("contest.txt", ""),
+        ("latest/trainers.jsonl", ""),
+    ],
+)
+def test_a_name_tells_its_split_by_whole_words(name: str, split: str) -> None:
+    assert _splits._told(name) == split
+
+
+def test_what_no_name_tells_is_to_train_on(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    (tmp_path / ".hidden.txt").write_text("three")
+    assert fields(HuggingFace(name=str(tmp_path))) == [{"text": "one"}, {"text": "two"}]
+    (tmp_path / "b.csv").write_text("text\nfour\n")
+    assert "files of csv and text; choose one of them" in str(refused(name=str(tmp_path)))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "no file of data that can be read" in str(refused(name=str(empty)))
+
+
+def test_what_a_folder_does_not_have_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    save(tmp_path / "saved", ROWS)
+    name = str(tmp_path / "saved")
+    assert "leave source.revision out" in str(refused(name=name, revision="v1"))
+    assert "leave source.subset out" in str(refused(name=name, subset="en"))
+    (tmp_path / "saved" / "state.json").write_text('{"_split": null}')
+    assert "has no '_data_files'; save the dataset again" in str(refused(name=name))
+    (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
+    assert "is no YAML" in str(refused(name=str(tmp_path)))
+
+
+def test_an_unknown_key_is_answered() -> None:
+    with pytest.raises(SettingsError, match="did you mean 'subset'"):
+        config.choose("data/sources", {"kind": "huggingface", "name": "a", "subst": "b"})
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
+    with hub(tmp_path / "hub") as found:
+        template = found.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", found.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setenv("HF_TOKEN_PATH", "/none")
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setattr(object_store, "FIRST_WAIT_SECONDS", 0.01)
+        HfFileSystem.clear_instance_cache()
+        yield found
+
+
+def test_a_dataset_of_the_hub_is_read_where_it_is(served: Web) -> None:
+    folder = served.folder / "org" / "rows"
+    parquet(folder / "data" / "train-00000-of-00001.parquet", ROWS)
+    (folder / "notes.txt").write_text("no data of any split")
+    read = HuggingFace(name="org/rows")
+    assert fields(read) == ROWS
+    (piece,) = read.pieces()
+    assert piece.files[0].startswith(f"hf://datasets/org/rows@{SHA}/data/train")
+    before = piece.stamp
+    parquet(folder / "data" / "train-00000-of-00001.parquet", ROWS[:-1])
+    assert read.pieces()[0].stamp != before
+
+
+def test_a_file_of_the_hub_has_an_address(served: Web) -> None:
+    folder = served.folder / "org" / "rows"
+    parquet(folder / "data" / "a.parquet", ROWS[:30])
+    parquet(folder / "data" / "b.parquet", ROWS[30:])
+    assert fields(Parquet(files=("hf://datasets/org/rows/data/*.parquet",))) == ROWS
+    assert fields(Parquet(files=("hf://datasets/org/rows/data/b.parquet",))) == ROWS[30:]
+    for name in ("data/*.parquet", "a.parquet"):  # to the hub, what is private is not there
+        with pytest.raises(DataError, match=r"none/.* may not be read: .*; run 'hf auth login'"):
+            Parquet(files=(f"hf://datasets/org/none/{name}",)).pieces()
+    with pytest.raises(DataError, match=r"there is no hf://datasets/org/rows/none.parquet"):
+        Parquet(files=("hf://datasets/org/rows/none.parquet",)).pieces()
+    with pytest.raises(DataError, match="no file matches"):
+        Parquet(files=("hf://datasets/org/rows/data/*.csv",)).pieces()
+
+
+def test_what_the_hub_converted_is_read_where_nothing_else_can_be(served: Web) -> None:
+    folder = served.folder / "org" / "odd"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "train.tar").write_bytes(b"no rows")
+    assert "no file of it can be read" in str(refused(name="org/odd"))
+    parquet(folder / ".converted" / "default" / "partial-train" / "0000.parquet", ROWS)
+    parquet(folder / ".converted" / "default" / "test" / "0000.parquet", ROWS[:5])
+    read = HuggingFace(name="org/odd")
+    assert fields(read) == ROWS
+    (piece,) = read.pieces()
+    root = f"hf://datasets/org/odd@{CONVERTED_SHA}"
+    assert piece.files == (f"{root}/default/partial-train/0000.parquet",)
+
+
+def test_a_gated_dataset_wants_a_token(served: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    (served.folder / "org" / "gated").mkdir(parents=True)
+    (served.folder / "org" / "gated" / "train.jsonl").write_text('{"text": "secret"}\n')
+    error = refused(name="org/gated")
+    assert error.problem == "the dataset 'org/gated': it is gated"
+    assert error.remedy == (
+        f"accept its conditions at {served.url}/datasets/org/gated, then run 'hf auth login', or "
+        "set HF_TOKEN"
+    )
+    assert error.exit_code == 64
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert fields(HuggingFace(name="org/gated")) == [{"text": "secret"}]
+
+
+def test_what_the_hub_does_not_have_is_named(served: Web) -> None:
+    folder = served.folder / "org" / "rows"
+    folder.mkdir(parents=True)
+    (folder / "train.jsonl").write_text('{"text": "one"}\n')
+    missing = refused(name="org/none")
+    assert f"neither a folder nor a dataset that {served.url} shows you" in missing.problem
+    assert "hf auth login" in missing.remedy
+    assert "neither a folder nor a name on the hub" in str(refused(name="./no/folder"))
+    assert "there is no revision 'v9'" in str(refused(name="org/rows", revision="v9"))
+    assert "did you mean 'train'?" in str(refused(name="org/rows", split="trian"))
+    configs = [{"config_name": name, "data_files": "*.jsonl"} for name in ("de", "fr")]
+    (folder / ".card.json").write_text(json.dumps({"configs": configs}))
+    assert "2 subsets: de, fr" in str(refused(name="org/rows"))
+    assert fields(HuggingFace(name="org/rows", subset="fr")) == [{"text": "one"}]
+
+
+def test_a_hub_that_is_not_there_is_named(served: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.status = 400
+    assert isinstance(refused(name="org/rows"), TransientError)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    error = refused(name="org/rows")
+    assert error.exit_code == 75
+    assert "the hub http://127.0.0.1:9 does not answer" in error.problem
+    assert "HF_ENDPOINT" in error.remedy
+
+
+def test_a_dry_run_does_not_ask_the_hub(tmp_path: Path) -> None:
+    answer = verb.plan(settings(tmp_path, source={"kind": "huggingface", "name": "org/rows"}))
+    assert answer["would_do"] == "ask for the dataset 'org/rows' of the hub, and prepare it"
+
+
+def test_the_command_prepares_a_dataset_of_the_hub(tmp_path: Path) -> None:
+    folder = tmp_path / "hub" / "org" / "texts"
+    (folder / "data").mkdir(parents=True)
+    for number in range(2):
+        corpus(folder / "data" / f"train-{number:05d}-of-00002.jsonl", 300 + number)
+    here = {"kind": "huggingface", "name": str(folder)}
+    there = {"kind": "huggingface", "name": "org/texts"}
+    local = prepared(tmp_path, "local", source=here)
+    run = tables(tmp_path, "remote", source=there, prepare={"processes": 2})
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    with hub(tmp_path / "hub") as found:
+        done = subprocess.run(
+            [sys.executable, "-m", "regauge", "prepare", str(tmp_path / "run.json"), "--json"],
+            env={**os.environ, "HF_ENDPOINT": found.url, "HF_HOME": str(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    splits = json.loads((tmp_path / "remote" / "manifest.json").read_text())["splits"]
+    assert splits == json.loads(local.manifest.model_dump_json())["splits"]
+    assert json.loads(done.stdout)["train_rows"] == local.manifest.splits["train"].rows
+
+
+def test_a_field_that_the_split_does_not_have_is_answered(tmp_path: Path) -> None:
+    save(tmp_path / "saved", ROWS)
+    with pytest.raises(DataError, match=r"has no column 'txt'; did you mean 'text'\?"):
+        HuggingFace(name=str(tmp_path / "saved"), columns=("txt",)).pieces()

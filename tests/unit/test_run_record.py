@@ -1,0 +1,142 @@
+"""A folder belongs to one run: it goes on there, and no other run can."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributed.runs import settings
+from regauge import processes
+from regauge.config import build
+from regauge.errors import SettingsError
+from regauge.training import run_record
+from regauge.training.settings import Training
+
+DATA = Path("data")
+
+
+def run(folder: Path, **changes: Any) -> Training:
+    return settings(folder, DATA, "mlm", **changes)
+
+
+@pytest.fixture
+def owned(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    run_record.write(folder, run(folder), "f00", "id-1", "w")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"seed": 8}, "seed is 7 there and 8 here"),
+        ({"task": {"kind": "mlm", "mask_share": 0.3}}, "task.mask_share is 0.15 there and 0.3"),
+        ({"model": {"config": {"hidden_size": 64}}}, "model.config.hidden_size is 32 there and 64"),
+        ({"model": {"dropout": 0.0}}, "model.dropout is 0.1 there and 0.0"),
+        ({"optimizer": {"learning_rate": 0.1}}, "optimizer.learning_rate is 0.003 there and 0.1"),
+        ({"batch": {"rows": 16}}, "batch.rows is 8 there and 16 here"),
+    ],
+)
+def test_another_run_s_folder_is_refused_with_the_key_that_differs(
+    owned: Path, changes: dict[str, Any], difference: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        run_record.check_same_run(owned, run(owned, **changes), "f00")
+    assert difference in caught.value.problem
+    assert str(owned) in caught.value.problem
+    assert "name another output.folder" in caught.value.remedy
+
+
+def test_other_data_is_another_run(owned: Path) -> None:
+    with pytest.raises(SettingsError, match=r"data.identity is 'f00' there and 'ba7' here"):
+        run_record.check_same_run(owned, run(owned), "ba7")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"stop": {"steps": 99}},
+        {"strategy": "zero1", "execution": {"processes": 4, "precision": "bf16"}},
+        {"batch": {"microbatch_rows": 4}},
+        {"data": {"path": "moved", "workers": 3}},
+        {"output": {"every_steps": 5, "checkpoint": {"keep": 1}}},
+        {"evaluation": {"every_steps": 3}},
+    ],
+)
+def test_how_it_is_computed_may_change(owned: Path, changes: dict[str, Any]) -> None:
+    assert run_record.check_same_run(owned, run(owned, **changes), "f00") == "id-1"
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("draft")
+    with pytest.raises(SettingsError, match=r"holds something else \(thesis.txt\) and no run"):
+        run_record.check_same_run(tmp_path, run(tmp_path), "f00")
+
+
+def test_what_another_process_of_the_same_run_has_just_written_is_not_something_else(
+    tmp_path: Path,
+) -> None:
+    """The first process writes while the others look; they may come between two of its files."""
+    for name in ("environment.json", ".run.json.part", "ranks"):
+        (tmp_path / name).write_text("{}")
+    assert len(run_record.check_same_run(tmp_path, run(tmp_path), "f00")) == 12
+
+
+def test_a_damaged_record_is_named(owned: Path) -> None:
+    (owned / run_record.RUN).write_text("{")
+    with pytest.raises(SettingsError, match=r"run.json is damaged; name another"):
+        run_record.check_same_run(owned, run(owned), "f00")
+
+
+def test_the_record_runs_again_as_it_is(owned: Path) -> None:
+    saved = json.loads((owned / run_record.RUN).read_text())
+    facts = saved.pop("run")
+    assert (facts["id"], facts["data_identity"], facts["format"]) == ("id-1", "f00", 1)
+    assert build(Training, saved) == run(owned)
+    environment = json.loads((owned / run_record.ENVIRONMENT).read_text())
+    assert environment["packages"]["torch"]
+
+
+def test_variables_from_outside_are_said_and_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    outside = {"OMP_PROC_BIND": "true", "DNNL_VERBOSE": "1", "MY_TOKEN": "x"}
+    monkeypatch.setattr(processes, "INHERITED", outside)
+    run_record.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
+    recorded = json.loads((tmp_path / run_record.ENVIRONMENT).read_text())["variables"]
+    assert recorded == {"OMP_PROC_BIND": "true", "DNNL_VERBOSE": "1"}
+    assert "DNNL_VERBOSE=1, OMP_PROC_BIND=true" in caplog.text
+    run_record.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
+    assert caplog.text.count("set from outside") == 1, "said again by the next attempt"
+    monkeypatch.setattr(processes, "INHERITED", {"OMP_PROC_BIND": "false"})
+    run_record.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
+    assert "OMP_PROC_BIND=false" in caplog.text
+
+
+@pytest.mark.parametrize(("schedule", "times"), [("linear", 1), ("constant", 0)])
+def test_another_length_is_said_where_it_changes_the_schedule(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, schedule: str, times: int
+) -> None:
+    for steps in (10, 20):
+        changes = {"stop": {"steps": steps}, "optimizer": {"schedule": {"kind": schedule}}}
+        run_record.write(tmp_path, run(tmp_path, **changes), "f00", "id-1", "w")
+    expected = "stop.steps is 10 there and 20 here: the linear schedule now ends elsewhere"
+    assert caplog.text.count(expected) == times
+
+
+def test_what_the_first_attempt_decided_is_kept(tmp_path: Path) -> None:
+    decided = {"precision": "bf16", "threads": 5, "processes": 2}
+    run_record.write(tmp_path, run(tmp_path, execution=decided), "f00", "id-1", "w")
+    left_open = {"precision": "auto", "threads": None}
+    same = run_record.inherit(run(tmp_path, execution={**left_open, "processes": 2}), tmp_path)
+    assert (same.execution.precision, same.execution.threads) == ("bf16", 5)
+    other = run_record.inherit(run(tmp_path, execution={**left_open, "processes": 4}), tmp_path)
+    assert (other.execution.precision, other.execution.threads) == ("bf16", None)
+    said = run_record.inherit(
+        run(tmp_path, execution={"precision": "fp32", "threads": 1}), tmp_path
+    )
+    assert (said.execution.precision, said.execution.threads) == ("fp32", 1)

@@ -222,7 +222,7 @@ class Campaign:
         )
 
     def _judge(self, job: Job, folder: Path) -> None:
-        struck = jsonl.whole(folder / "chaos.jsonl")
+        struck = jsonl.whole(folder / "faults.jsonl")
         job.struck += len({(line["kind"], line["at"], line["attempt"]) for line in struck})
         result, found = folder / "result.json", goodput(folder)
         job.goodput = found.share if found else 0.0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from language import run
+from language import run as run_tables
 from peers import arguments
 from recording import keep, spread
 from train_mlm import LANGUAGE
@@ -27,10 +27,10 @@ from regauge import processes
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
 from regauge.training import optimizer as optimizers
-from regauge.training.defaults import decide
+from regauge.training.checkpointing import restore, save_checkpoint
+from regauge.training.defaults import resolve_defaults
 from regauge.training.optimizer_step import optimizer_step
-from regauge.training.session import Session
-from regauge.training.session_setup import open_session
+from regauge.training.run_setup import Run, set_up
 from regauge.training.settings import Training
 
 LENGTH, ROWS = 128, 4
@@ -45,62 +45,62 @@ def main() -> None:
     parser = arguments(__doc__, "checkpoint", turns=7, steps=QUIET_STEPS)
     own = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        session = opened(Path(scratch), own)
-        turns = [turn(session, own.steps) for _ in range(own.turns + 1)][1:]
-        loads = [loaded(session) for _ in range(own.turns)]
-    keep(own.json, "saves and loads", Cpu().chip("fp32"), figures(session, turns, loads))
+        run = opened(Path(scratch), own)
+        turns = [turn(run, own.steps) for _ in range(own.turns + 1)][1:]
+        loads = [loaded(run) for _ in range(own.turns)]
+    keep(own.json, "saves and loads", Cpu().chip("fp32"), figures(run, turns, loads))
 
 
-def opened(scratch: Path, own: Any) -> Session:
-    """Return a session whose optimizer has its moments, and that has done a step."""
-    tables = run(own, LANGUAGE.sized(own), LENGTH, scratch / "data")
+def opened(scratch: Path, own: Any) -> Run:
+    """Return a run whose optimizer has its moments, and that has done a step."""
+    tables = run_tables(own, LANGUAGE.sized(own), LENGTH, scratch / "data")
     tables["stop"] = {"steps": 10**6}
     tables["output"] = {"folder": str(scratch / "run"), "trackers": ()}
     tables["execution"] = {"compile": "no"}
     tables["batch"] = {"rows": ROWS, "microbatch_rows": ROWS}
     world = processes.World()
-    session = open_session(decide(build(Training, tables), world), world)
-    session.folder.mkdir()
-    optimizers.prime(session.optimizer)
-    step(session)
-    return session
+    run = set_up(resolve_defaults(build(Training, tables), world), world)
+    run.context.folder.mkdir()
+    optimizers.prime_state(run.state.optimizer)
+    step(run)
+    return run
 
 
-def step(session: Session) -> float:
+def step(run: Run) -> float:
     """Do a step, and return its seconds."""
-    arrays = session.arrays(session.step)
+    arrays = run.context.read_batches(run.state.step)
     batches = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
     began = time.perf_counter()
-    optimizer_step(session, batches)
-    session.step += 1
+    optimizer_step(*run, batches)
+    run.state.step += 1
     return time.perf_counter() - began
 
 
-def turn(session: Session, steps: int) -> dict[str, float]:
+def turn(run: Run, steps: int) -> dict[str, float]:
     """Return the seconds of a save beside steps, of their slowing down, and of torch.save."""
-    quiet = statistics.median(step(session) for _ in range(steps))
+    quiet = statistics.median(step(run) for _ in range(steps))
     began = time.perf_counter()
-    session.save({})
+    save_checkpoint(*run, {})
     stall = time.perf_counter() - began
     beside = []
-    path = session.folder / "checkpoints" / f"step-{session.step:08d}" / "manifest.json"
+    path = run.context.folder / "checkpoints" / f"step-{run.state.step:08d}" / "manifest.json"
     while not path.exists():
-        beside.append(step(session))
+        beside.append(step(run))
     written = time.perf_counter() - began
-    session.saver.wait()
+    run.context.saver.wait()
     return {
         "stall": stall,
         "slowed": sum(beside) - len(beside) * quiet,
         "written": written,
-        **plainly(session),
+        **plainly(run),
     }
 
 
-def plainly(session: Session) -> dict[str, float]:
+def plainly(run: Run) -> dict[str, float]:
     """Return the seconds of torch.save, and of the flush to the disk behind it."""
-    path = session.folder / "plain.pt"
+    path = run.context.folder / "plain.pt"
     began = time.perf_counter()
-    torch.save(session.values(), path)
+    torch.save(run.state.tensors(), path)
     saved = time.perf_counter()
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -109,22 +109,22 @@ def plainly(session: Session) -> dict[str, float]:
     return {"torch_save": saved - began, "flush": flushed - saved}
 
 
-def loaded(session: Session) -> dict[str, float]:
+def loaded(run: Run) -> dict[str, float]:
     """Return the seconds to find and verify the newest checkpoint, and to load it."""
     began = time.perf_counter()
-    path = session.saver.newest()
+    path = run.context.saver.newest()
     verified = time.perf_counter()
     if path is None:
         raise SystemExit("nothing was saved")
-    session.restore(path)
+    restore(*run, path)
     return {"verify": verified - began, "load": time.perf_counter() - verified}
 
 
 def figures(
-    session: Session, turns: list[dict[str, float]], loads: list[dict[str, float]]
+    run: Run, turns: list[dict[str, float]], loads: list[dict[str, float]]
 ) -> dict[str, Any]:
     """Return medians with their spread, and what was to be reached."""
-    size = sum(value.nbytes for value in session.values().values())
+    size = sum(value.nbytes for value in run.state.tensors().values())
     stalls = [each["stall"] / each["torch_save"] for each in turns]
     rates = [size / (each["verify"] + each["load"]) for each in loads]
     share, rate = statistics.median(stalls), statistics.median(rates)

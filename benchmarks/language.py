@@ -16,13 +16,13 @@ from turns import Program
 
 from regauge.accelerators import Accelerator, Chip, Precision
 from regauge.accelerators.cpu import Cpu
-from regauge.benchmark.settings import Benchmarking
+from regauge.benchmarking.settings import Benchmarking
 from regauge.config import build
 from regauge.data import mixture
 from regauge.models import multitask
 from regauge.models.flops import FLOPS, flops_per_token
 from regauge.models.modules import TextModule
-from regauge.training.objectives import made
+from regauge.training.objectives import build_module
 
 PACKAGES = ("transformers", "accelerate", "datasets")
 FORMULA = f"real tokens/s x ({FLOPS}) / peak FLOP/s"
@@ -115,7 +115,9 @@ def mfu(program: Program, module: TextModule, length: int, peak: float) -> dict[
 def made_of(tables: dict[str, Any]) -> TextModule:
     """Return the module of a run, without weights of its own."""
     settings = build(Benchmarking, tables | {"output": {"folder": "none"}})
-    (found,) = multitask.parts(made(settings, [mixture.opened(settings.data).manifest])).values()
+    (found,) = multitask.modules_by_task(
+        build_module(settings, [mixture.opened(settings.data).manifest])
+    ).values()
     return found
 
 

@@ -26,9 +26,8 @@ from regauge.accelerators.cpu import Cpu
 from regauge.config import build
 from regauge.models.tensors import dtype_of
 from regauge.trackers import RunFacts, Tracker, started
-from regauge.training.defaults import decide
-from regauge.training.session import Session
-from regauge.training.session_setup import open_session
+from regauge.training.defaults import resolve_defaults
+from regauge.training.run_setup import Run, set_up
 from regauge.training.settings import Training
 from regauge.training.trainer import train
 
@@ -95,22 +94,24 @@ def alternate(scratch: Path, alternations: int, steps: int) -> list[tuple[float,
         "evaluation": {"rows": 2},
     }
     world = processes.World()
-    settings = decide(build(Training, tables), world)
-    session = open_session(settings, world)
-    session.folder.mkdir()
+    settings = resolve_defaults(build(Training, tables), world)
+    run = set_up(settings, world)
+    run.context.folder.mkdir()
     tracker = Alternating()
-    tracker._other = bare_loop(session, steps)  # noqa: SLF001 - this file's own class
-    facts = RunFacts(name="overhead", run_id="overhead", folder=session.folder)
+    tracker._other = bare_loop(run, steps)  # noqa: SLF001 - this file's own class
+    facts = RunFacts(name="overhead", run_id="overhead", folder=run.context.folder)
     with started((tracker,), facts) as trackers:
         trackers.log(0, {})
-        train(session, trackers)
+        train(*run, trackers)
     return tracker._pairs[1:]  # noqa: SLF001 - this file's own class
 
 
-def bare_loop(session: Session, steps: int) -> Callable[[], float]:
+def bare_loop(run: Run, steps: int) -> Callable[[], float]:
     """Return a function that does `steps` hand-written steps and returns their seconds."""
-    settings, task = session.settings, session.objective.task
-    module = task.module(settings.model, session.objective.manifest, settings.seed)
+    settings, task = run.context.settings, run.context.task_at(run.state.step).task
+    module = task.module(
+        settings.model, run.context.task_at(run.state.step).manifest, settings.seed
+    )
     module.compute_dtype = dtype_of(settings.execution.precision)
     masters = [value.detach().clone() for value in module.parameters()]
     module.to(module.compute_dtype).train()
@@ -118,7 +119,7 @@ def bare_loop(session: Session, steps: int) -> Callable[[], float]:
     matrices = [{"params": [value for value in masters if value.ndim > 1], "weight_decay": 0.01}]
     vectors = [{"params": [value for value in masters if value.ndim < 2], "weight_decay": 0.0}]  # noqa: PLR2004
     optimizer = torch.optim.AdamW(matrices + vectors, lr=1e-4, betas=(0.9, 0.98), fused=True)
-    arrays = session.arrays(0)
+    arrays = run.context.read_batches(0)
     batches = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
 
     def one_step() -> None:

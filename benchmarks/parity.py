@@ -29,8 +29,8 @@ from regauge.comparison.first_divergence import sentence
 from regauge.comparison.sentences import sentences
 from regauge.comparison.verdict import Parity, compare
 from regauge.config import merge
-from regauge.faults import MISTAKES
 from regauge.results.run_folder import read
+from regauge.testing.faults import BUGS
 from regauge.verbs._localise import localise
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "runs" / "quickstart.toml"
@@ -106,7 +106,7 @@ def beside(root: Path, base: Tables, first: Path, xla: Path | None) -> list[Tabl
 def mistakes(root: Path, base: Tables, first: Path, step: int) -> list[Tables]:
     """Return for each injected mistake where it was seen, and what its replay names."""
     table = []
-    for kind in MISTAKES:
+    for kind in BUGS:
         plan = root / f"{kind}.plan.json"
         fault = {"kind": kind, "rank": -1, "step": step, "count": 10**6, "attempt": 0}
         fault |= {"at": "order"} if kind == "row-shift" else {}

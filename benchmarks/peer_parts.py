@@ -18,12 +18,12 @@ from regauge.data import mixture
 from regauge.data.dataset import Dataset
 from regauge.data.row_order import PADDING, sample
 from regauge.models import multitask
-from regauge.models.init_weights import fill, first_weights
+from regauge.models.init_weights import initial_weights, materialize
 from regauge.models.modules import TextModule
 from regauge.models.tensors import dtype_of
-from regauge.training.defaults import offered
-from regauge.training.heldout import Heldout
-from regauge.training.objectives import feed, made
+from regauge.training.defaults import check_precision
+from regauge.training.heldout import HeldoutSet
+from regauge.training.objectives import build_feed, build_module
 from regauge.training.settings import Training
 
 
@@ -60,7 +60,7 @@ def ordered(doc: str | None) -> Order:
     settings = config.build(Training, tables)
     wanted = "fp32" if own.style == "default" else settings.execution.precision
     accelerator, world = settings.accelerator, processes.World()
-    precision = offered(accelerator, wanted)
+    precision = check_precision(accelerator, wanted)
     accelerator.use(precision)
     threads = settings.execution.threads or processes.share_of_cores(world)
     return Order(
@@ -79,8 +79,8 @@ def ordered(doc: str | None) -> Order:
 def reading(order: Order) -> TextModule:
     """Return the module of a run with its first weights, whole."""
     settings = order.settings
-    (module,) = multitask.parts(made(settings, [order.dataset.manifest])).values()
-    fill(module, first_weights(module, settings.model, settings.seed))
+    (module,) = multitask.modules_by_task(build_module(settings, [order.dataset.manifest])).values()
+    materialize(module, initial_weights(module, settings.model, settings.seed))
     return module
 
 
@@ -95,14 +95,14 @@ def taken(order: Order) -> list[int]:
 def measuring(order: Order, reader: TextModule) -> Callable[[], float]:
     """Return what measures a module's held-out loss by this project's own path, masks included."""
     settings, dataset, dtype, device = order.settings, order.dataset, order.dtype, order.device
-    task, manifest = settings.aims[0].task, dataset.manifest
+    task, manifest = settings.task_configs[0].task, dataset.manifest
     reader.compute_dtype = dtype
-    own = feed(
+    own = build_feed(
         task, dataset, "heldout", world=processes.World(), rows=settings.batch.microbatch,
         ladder=task.ladder(manifest), seed=settings.seed,
     )  # fmt: skip
     numbers = sample(len(own), settings.evaluation.rows, manifest.identity)
-    heldout = Heldout(task, order.accelerator, lambda: None, device, own, numbers)
+    heldout = HeldoutSet(task, order.accelerator, lambda: None, device, own, numbers)
 
     def measured() -> float:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):

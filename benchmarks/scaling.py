@@ -31,7 +31,7 @@ from text import prepared, source
 from train_mlm import model
 
 from regauge.accelerators.cpu import Cpu
-from regauge.benchmark.settings import BENCHMARK
+from regauge.benchmarking.settings import BENCHMARK
 from regauge.config import merge
 
 WIDTH, LAYERS, VOCABULARY, LENGTH, ROWS, MICROBATCHES = 256, 4, 4096, 128, 16, 2

@@ -30,7 +30,7 @@ SMALL = LANGUAGE._replace(width=256, layers=4)
 PACKAGES = ("transformers", "accelerate")
 PYTHON = sys.executable
 FIRST = '"step": 1'
-LOOK_SECONDS = 0.01
+POLL_SECONDS = 0.01
 
 
 class Command(NamedTuple):
@@ -98,7 +98,7 @@ def timed(command: Command) -> dict[str, float]:
         while process.poll() is None:
             if command.told and not found and FIRST in _text(command.told):
                 found["first_step"] = time.perf_counter() - began
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     if process.returncode:
         raise SystemExit(f"{command.name} ended with code {process.returncode}: {command.words}")
     return {**found, "seconds": time.perf_counter() - began}

@@ -16,10 +16,10 @@ from turns import Turn
 
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
-from regauge.predict.job import facts_of, sums
-from regauge.predict.predict import planned
-from regauge.predict.settings import Predicting
-from regauge.predict.shard_queue import Tickets
+from regauge.prediction.job import facts_of, sums
+from regauge.prediction.predict import planned
+from regauge.prediction.settings import Predicting
+from regauge.prediction.shard_queue import Tickets
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from regauge.accelerators import Accelerator
 from regauge.trackers import RunFacts, Tracker
 
 SOCKET = "turns"
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 GO = b"go\n"
 LAST_WORDS = 15
 """Lines of the log of a program that failed."""
@@ -199,7 +199,7 @@ def _started(program: Program) -> Iterator[Any]:
     with socket.socket(socket.AF_UNIX) as server, (program.folder / "log").open("wb") as log:
         server.bind(str(program.folder / SOCKET))
         server.listen()
-        server.settimeout(LOOK_SECONDS)
+        server.settimeout(POLL_SECONDS)
         child = subprocess.Popen(
             program.command,
             env=os.environ | program.variables,

@@ -26,10 +26,9 @@ from regauge import processes
 from regauge.accelerators import Chip
 from regauge.config import build
 from regauge.trackers import RunFacts, started
-from regauge.training.compile.warmup import settle, warm_up
-from regauge.training.defaults import decide
-from regauge.training.session import Session
-from regauge.training.session_setup import open_session
+from regauge.training.compile.warmup import settle_state, warm_up
+from regauge.training.defaults import resolve_defaults
+from regauge.training.run_setup import Run, set_up
 from regauge.training.settings import Training
 from regauge.training.trainer import train
 
@@ -63,25 +62,25 @@ def measured(scratch: Path, alternations: int, steps: int) -> tuple[Chip, dict[s
         "evaluation": {"rows": 2},
     }
     world = processes.World()
-    settings = decide(build(Training, tables), world)
-    session = open_session(settings, world)
-    session.folder.mkdir()
-    warm_up(session, session.shapes)
-    settle(session)
-    one_step = bare_step(session)
+    settings = resolve_defaults(build(Training, tables), world)
+    run = set_up(settings, world)
+    run.context.folder.mkdir()
+    warm_up(*run, run.context.shapes)
+    settle_state(*run)
+    one_step = bare_step(run)
     for _ in range(BARE_WARM_UP):
         one_step()
     sent: dict[str, list[dict[str, float]]] = {"ours": [], "bare": []}
-    before = session.accelerator.counters()
+    before = run.context.accelerator.counters()
 
     def chunk() -> float:
-        between = session.accelerator.counters()
+        between = run.context.accelerator.counters()
         began = time.perf_counter()
         for _ in range(steps):
             one_step()
-        session.accelerator.synchronize()
+        run.context.accelerator.synchronize()
         took = time.perf_counter() - began
-        after = session.accelerator.counters()
+        after = run.context.accelerator.counters()
         sent["ours"].append({name: between[name] - before[name] for name in between})
         sent["bare"].append({name: after[name] - between[name] for name in after})
         before.update(after)
@@ -89,12 +88,12 @@ def measured(scratch: Path, alternations: int, steps: int) -> tuple[Chip, dict[s
 
     tracker = Alternating()
     tracker._other = chunk  # noqa: SLF001 - made for this
-    facts = RunFacts(name="xla", run_id="xla", folder=session.folder)
+    facts = RunFacts(name="xla", run_id="xla", folder=run.context.folder)
     with started((tracker,), facts) as trackers:
         trackers.log(0, {})
-        train(session, trackers)
+        train(*run, trackers)
     return (
-        session.chip,
+        run.context.mfu.chip,
         {
             **comparison(tracker._pairs[1:], steps),  # noqa: SLF001 - made for this
             "per_step": {
@@ -108,21 +107,23 @@ def measured(scratch: Path, alternations: int, steps: int) -> tuple[Chip, dict[s
     )
 
 
-def bare_step(session: Session) -> Callable[[], None]:
+def bare_step(run: Run) -> Callable[[], None]:
     """Return a function that does one hand-written step."""
-    settings, task = session.settings, session.objective.task
-    module = task.module(settings.model, session.objective.manifest, settings.seed)
-    module.train().to(session.device)
+    settings, task = run.context.settings, run.context.task_at(run.state.step).task
+    module = task.module(
+        settings.model, run.context.task_at(run.state.step).manifest, settings.seed
+    )
+    module.train().to(run.context.device)
     module.model.tie_weights()
     weights = list(module.parameters())
     optimizer = torch.optim.AdamW(weights, lr=1e-4, betas=(0.9, 0.98), capturable=True)
-    arrays = session.arrays(0)
+    arrays = run.context.read_batches(0)
     host = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
 
     def one_step() -> None:
         counts = []
         for part in host:
-            batch = {name: value.to(session.device) for name, value in part.items()}
+            batch = {name: value.to(run.context.device) for name, value in part.items()}
             loss, count = task.loss(module(batch), batch)
             loss.backward()
             counts.append(count)

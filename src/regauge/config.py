@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from pydantic import (
     model_serializer,
 )
 
-from regauge import choices
+from regauge import choices, files
 from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -192,12 +191,7 @@ def flat(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
 def save(path: Path, document: Tables) -> None:
     """Write a JSON document with its format version; a reader sees all of it or none."""
     text = json.dumps({"format": FORMAT, **document}, indent=2, sort_keys=True, default=str)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    files.write_atomic(path, text + "\n")
 
 
 def _prefix(where: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -138,6 +139,15 @@ def explain(error: BaseException) -> tuple[str, int]:
     what = _one_line(str(error)) or "no message"
     remedy = f"run again with {SHOW_TRACEBACK} to see all of it"
     return f"{type(error).__name__} in {_place(error)}: {what}; {remedy}", 1
+
+
+def find_refusal(check: Callable[[], object]) -> dict[str, str]:
+    """Return what a dry run answers for a check of its output folder that fails, else nothing."""
+    try:
+        check()
+    except RegaugeError as error:
+        return {"would_refuse": str(error)}
+    return {}
 
 
 def plain(error: object) -> str:

@@ -55,6 +55,27 @@ def last(path: Path) -> dict[str, Any] | None:
     return next(filter(None, map(_parsed, reversed(texts))), None)
 
 
+class Tail:
+    """The lines of a file that grows, each read once; there need not be a file yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the whole lines that were added since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        texts = data[:end].splitlines()
+        return [document for text in texts if (document := _parsed(text)) is not None]
+
+
 def _parsed(text: bytes) -> dict[str, Any] | None:
     try:
         document: dict[str, Any] = json.loads(text)

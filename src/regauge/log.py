@@ -15,6 +15,8 @@ from rich.console import Console
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 stdout = Console(highlight=False, soft_wrap=True)
 logger = logging.getLogger("regauge")
+SECONDS_BETWEEN_LINES = 10.0
+"""Of progress, when no person watches."""
 
 
 class _Lines(logging.Handler):

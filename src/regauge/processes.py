@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from regauge import choices
+from regauge import choices, timing
 from regauge.errors import SettingsError
+from regauge.slurm import torchrun_variables
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher sets for each process, in torchrun's names."""
@@ -40,8 +40,7 @@ PR_SET_PDEATHSIG = 1
 PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 """Looked up once: between fork and exec nothing is loaded."""
 GRACE_SECONDS = 10.0
-FIRST_PORT, PORTS = 20000, 20000
-"""Where the processes of a Slurm step meet: a port that follows from job and step."""
+POLL_SECONDS = 0.05
 
 
 class Child(Protocol):
@@ -115,7 +114,7 @@ def world() -> World:
     if not launched():
         return World()
     if "RANK" not in os.environ:
-        os.environ.update(translated(os.environ))
+        os.environ.update(torchrun_variables(os.environ))
     missing = [name for name in ENVIRONMENT if name not in os.environ]
     if missing:
         raise SettingsError(
@@ -130,30 +129,16 @@ def world() -> World:
     )
 
 
-def translated(slurm: Mapping[str, str]) -> dict[str, str]:
-    """Return torchrun's variables for a task of `srun`; the first node of the step is the host.
-
-    The names are those of the srun manual, "OUTPUT ENVIRONMENT VARIABLES".
-    """
-    nodes = slurm["SLURM_STEP_NODELIST"]
-    prefix, bracket, rest = nodes.partition(",")[0].partition("[")
-    first = prefix + re.split(r"[-,\]]", rest)[0] if bracket else prefix
-    job, step = int(slurm["SLURM_JOB_ID"]), int(slurm["SLURM_STEP_ID"])
-    return {
-        "RANK": slurm["SLURM_PROCID"],
-        "WORLD_SIZE": slurm["SLURM_STEP_NUM_TASKS"],
-        "LOCAL_RANK": slurm["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": re.split(r"[(,]", slurm["SLURM_STEP_TASKS_PER_NODE"])[0],
-        "MASTER_ADDR": first,
-        "MASTER_PORT": str(FIRST_PORT + (job * 31 + step) % PORTS),
-    }
+def available_cores() -> int:
+    """Return how many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def share_of_cores(world: World) -> int:
     """Return how many of this machine's cores each of its processes can have, 1 at least."""
-    asks = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if asks else os.cpu_count() or 1
-    return max(1, cores // world.local_size)
+    return max(1, available_cores() // world.local_size)
 
 
 def free_port() -> int:
@@ -246,18 +231,27 @@ def own_environment() -> Iterator[None]:
         os.environ.update(before)
 
 
-def spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) -> Child:
-    """Start a command with a log, or in this terminal, and more environment variables."""
-    # Only the child can ask this; it takes no lock that a thread of the parent may hold.
-    own_session = SUPERVISED in variables
+def spawn(
+    command: list[str],
+    log: Path | None,
+    variables: Mapping[str, str],
+    *,
+    own_session: bool = False,
+) -> Child:
+    """Start a command with a log, or in this terminal, and more environment variables.
+
+    Signals of the terminal do not reach a command with a session of its own; it leads the group of
+    the processes that it starts.
+    """
     with log.open("ab") if log else nullcontext() as file:
         return subprocess.Popen(
             command,
             env={**os.environ, **choices.places(), **variables},
             stdout=file,
             stderr=file,
+            # Only the child can ask this; it takes no lock that a thread of the parent may hold.
             preexec_fn=die_with_parent,  # noqa: PLW1509
-            start_new_session=own_session,
+            start_new_session=own_session or SUPERVISED in variables,
         )
 
 
@@ -276,15 +270,17 @@ def die_with_parent() -> None:
         PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def exit_code(children: Sequence[Child]) -> int | None:
+    """Return the code of the first process that failed, 0 if all ended well, otherwise None."""
+    codes = [child.poll() for child in children]
+    failed = next((code for code in codes if code), None)
+    return 0 if failed is None and None not in codes else failed
+
+
 def _wait(children: list[Child]) -> int:
-    while True:
-        codes = [child.poll() for child in children]
-        failed = [code for code in codes if code]
-        if failed:
-            return failed[0] if failed[0] > 0 else 128 - failed[0]
-        if all(code == 0 for code in codes):
-            return 0
-        time.sleep(0.05)
+    timing.wait_for(lambda: exit_code(children) is not None, poll_seconds=POLL_SECONDS)
+    code = exit_code(children) or 0
+    return code if code >= 0 else 128 - code
 
 
 def _stop(children: list[Child]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from regauge.files import locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,29 +25,18 @@ def scratch() -> Iterator[Path]:
     roomy = os.access(SHARED, os.W_OK) and shutil.disk_usage(SHARED).free > ROOM_BYTES
     place = SHARED if roomy else Path(tempfile.gettempdir())
     with ExitStack() as stack:
-        with _locked(place):
+        with locked(place, wait_seconds=None):
             for folder in place.glob(f"{PREFIX}*"):
                 _sweep(folder)
             own = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, dir=place))
-            stack.enter_context(_locked(Path(own)))
+            stack.enter_context(locked(Path(own), wait_seconds=None))
         yield Path(own)
 
 
 def _sweep(folder: Path) -> None:
     """Remove a folder, unless somebody has locked it or another user made it."""
     try:
-        with _locked(folder, fcntl.LOCK_NB):
+        with locked(folder):
             shutil.rmtree(folder)
     except OSError:
         return
-
-
-@contextmanager
-def _locked(folder: Path, how: int = 0) -> Iterator[None]:
-    """Hold the lock of a folder for as long as the block lasts, or this process lives."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | how)
-        yield
-    finally:
-        os.close(handle)

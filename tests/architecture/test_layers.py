@@ -13,28 +13,33 @@ FOUNDATION = (
     "choices",
     "log",
     "errors",
+    "files",
+    "hooks",
     "processes",
     "jsonl",
     "object_store",
     "safetensors_io",
     "scratch",
+    "slurm",
     "timing",
+    "units",
+    "worker",
 )
 PARTS = ("data", "models")
 MACHINERY = (
     "artifacts",
-    "benchmark",
+    "benchmarking",
     "checkpoint",
     "comparison",
     "evaluation",
-    "faults",
     "health",
     "planning",
-    "predict",
-    "prepare",
+    "prediction",
+    "preparation",
     "reporting",
     "results",
     "supervision",
+    "testing",
     "training",
 )
 TOP = ("cli", "__main__", "__init__")
@@ -83,7 +88,7 @@ def _reason(module: str, target: str) -> str:
     options = {f"regauge.{name}" for name in CHOICES} | {
         "regauge.data.sources",
         "regauge.data.layouts",
-        "regauge.predict.executors",
+        "regauge.prediction.executors",
     }
     return "choices never import each other" if folder in options else ""
 

@@ -18,7 +18,7 @@ from regauge.accelerators import (
     survey,
 )
 from regauge.errors import SettingsError
-from regauge.training.defaults import offered
+from regauge.training.defaults import check_precision
 
 KINDS = choices.names("accelerators")
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.half}
@@ -66,16 +66,16 @@ def test_precisions_are_offered_fastest_first(accelerator: Accelerator) -> None:
     assert set(usable) <= set(TYPES)
     assert "fp32" in usable
     assert not {"bf16", "fp16"} <= set(usable), "fp16 is for chips that have no bf16"
-    assert offered(accelerator, "auto") == usable[0]
+    assert check_precision(accelerator, "auto") == usable[0]
     rates = accelerator.rates()
     assert not rates or rates.keys() == set(usable)
-    assert all(rate > 0 for rate in rates.values())
+    assert all(rate.flops_per_second > 0 for rate in rates.values())
     for name in TYPES:
         if name in usable:
-            assert offered(accelerator, name) == name
+            assert check_precision(accelerator, name) == name
         else:
             with pytest.raises(SettingsError, match=f"does not train in {name} here"):
-                offered(accelerator, name)
+                check_precision(accelerator, name)
 
 
 def test_products_are_right_in_every_precision(accelerator: Accelerator) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 import torch
@@ -249,6 +249,42 @@ for kind in choices.names("backends"):
 usable = [each.kind for each in usable_for(choices.load("accelerators", "cpu")())]
 print("usable", *usable, sep="|")
 """
+
+
+class Abacus(Cpu):
+    """The processor under another name, as another package may offer it."""
+
+    kind: ClassVar[str] = "abacus"
+
+
+class Sundial(Cpu):
+    """A device of which no backend's library has heard."""
+
+    kind: ClassVar[str] = "sundial"
+    on_host: ClassVar[bool] = False
+    ahead_of_time: ClassVar[bool] = False
+    onnx_provider: ClassVar[str | None] = None
+
+
+@pytest.mark.parametrize("kind", ["inductor", "onnx", "openvino"])
+def test_a_backend_asks_what_a_device_states_and_not_its_name(kind: str) -> None:
+    backend: Backend = choices.load("backends", kind)()
+    assert backend.fits(Abacus()) is None
+    assert "sundial" in (backend.fits(Sundial()) or "")
+
+
+def test_the_runtime_of_a_graph_gets_the_settings_of_the_device() -> None:
+    for kind in choices.names("accelerators"):
+        accelerator = choices.load("accelerators", kind)()
+        provider = accelerator.onnx_provider
+        options = accelerator.onnx_options(1, "tf32")
+        assert not options or provider is not None
+        assert all(isinstance(value, str) for value in options.values())
+        assert (provider, options) in (
+            (None, {}),
+            ("CPUExecutionProvider", {}),
+            ("CUDAExecutionProvider", {"device_id": "1", "use_tf32": "1"}),
+        )
 
 
 def test_what_is_not_installed_is_said_with_what_installs_it() -> None:

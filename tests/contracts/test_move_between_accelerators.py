@@ -20,10 +20,12 @@ from distributed.runs import settings
 from regauge import accelerators, choices, processes
 from regauge.errors import LimitReachedError
 from regauge.models.tensors import move
-from regauge.training import dry_run
+from regauge.training import dry_run, trainer
+from regauge.training import run as training_run
 from regauge.training.compile.warmup import GraphGuard
+from regauge.training.context import RunContext
 from regauge.training.run import attempt
-from regauge.training.session import Session
+from regauge.training.state import TrainState
 
 STEPS = 50
 LOSS, METRIC = 1e-4, 1e-3
@@ -132,23 +134,23 @@ def test_a_checkpoint_arrives_to_the_last_bit(
 ) -> None:
     """What the second one saves at once is what the first one had saved."""
     kept: list[dict[str, torch.Tensor]] = []
-    save = Session.save
+    save = trainer.save_checkpoint
 
-    def spied(self: Session, metrics: dict[str, float]) -> None:
-        kept.append({name: value.detach().cpu().clone() for name, value in self.values().items()})
-        save(self, metrics)
+    def spied(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
+        kept.append({name: value.detach().cpu().clone() for name, value in state.tensors().items()})
+        save(context, state, metrics)
 
-    monkeypatch.setattr(Session, "save", spied)
+    monkeypatch.setattr(trainer, "save_checkpoint", spied)
     folder = run(first, "mlm", name=f"arrives-{first}-{second}", stop={"steps": 4})
     seen: list[dict[str, torch.Tensor]] = []
-    resume = Session.resume
+    resume = training_run.resume_latest
 
-    def looked(self: Session) -> bool:
-        found = resume(self)
-        seen.append({name: value.detach().cpu().clone() for name, value in self.values().items()})
-        return found
+    def looked(context: RunContext, state: TrainState) -> bool:
+        is_resumed = resume(context, state)
+        seen.append({name: value.detach().cpu().clone() for name, value in state.tensors().items()})
+        return is_resumed
 
-    monkeypatch.setattr(Session, "resume", looked)
+    monkeypatch.setattr(training_run, "resume_latest", looked)
     attempt(
         settings(folder, data["mlm"], "mlm", accelerator=second, stop={"steps": 6}),
         processes.World(),

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regauge import choices, config
-from regauge.models.init_weights import FirstWeights
+from regauge.models.init_weights import InitialWeights
 from regauge.models.tensors import bits
 from regauge.processes import World
-from regauge.strategies import Form, Prepared, Site, Strategy
+from regauge.strategies import ParamSpec, ShardedModel, Site, Strategy
 
 ALONE = World()
 TYPES = [torch.float32, torch.bfloat16]
@@ -68,8 +68,8 @@ def strategy(request: pytest.FixtureRequest) -> Strategy:
 
 
 @pytest.fixture
-def prepare(strategy: Strategy) -> Callable[[torch.dtype], Prepared]:
-    def prepared(dtype: torch.dtype) -> Prepared:
+def prepare(strategy: Strategy) -> Callable[[torch.dtype], ShardedModel]:
+    def prepared(dtype: torch.dtype) -> ShardedModel:
         module = tiny()
         site = Site(ALONE, torch.device("cpu"), dtype, tuple(module.layers))
         return strategy.prepare(module, site)
@@ -81,7 +81,7 @@ def rows(number: int) -> Tensor:
     return torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
 
 
-def accumulate(prepared: Prepared) -> None:
+def accumulate(prepared: ShardedModel) -> None:
     for number in range(3):
         with prepared.accumulating(last=number == 2):
             prepared.module(rows(number)).square().sum().backward()
@@ -104,7 +104,7 @@ def test_obstacles_are_words_or_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_masters_are_the_weights_in_fp32_by_their_own_names(
-    prepare: Callable[[torch.dtype], Prepared], dtype: torch.dtype
+    prepare: Callable[[torch.dtype], ShardedModel], dtype: torch.dtype
 ) -> None:
     prepared = prepare(dtype)
     expected = dict(tiny().named_parameters())
@@ -114,12 +114,12 @@ def test_masters_are_the_weights_in_fp32_by_their_own_names(
         if name in masters:
             assert masters[name].dtype == torch.float32
             assert whole(masters[name].detach()).equal(value)
-        assert prepared.whole(name).equal(value)
-        assert prepared.whole(name).dtype == torch.float32
+        assert prepared.full_tensor(name).equal(value)
+        assert prepared.full_tensor(name).dtype == torch.float32
 
 
 def test_gradients_are_the_sum_over_microbatches(
-    prepare: Callable[[torch.dtype], Prepared],
+    prepare: Callable[[torch.dtype], ShardedModel],
 ) -> None:
     prepared, plain = prepare(torch.float32), tiny()
     accumulate(prepared)
@@ -145,22 +145,24 @@ def test_gradients_are_the_sum_over_microbatches(
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_a_published_step_is_what_computes(
-    prepare: Callable[[torch.dtype], Prepared], dtype: torch.dtype
+    prepare: Callable[[torch.dtype], ShardedModel], dtype: torch.dtype
 ) -> None:
     prepared = prepare(dtype)
     optimizer = torch.optim.SGD(prepared.masters().values(), lr=0.1)
-    before = prepared.whole("head.weight").clone()
+    before = prepared.full_tensor("head.weight").clone()
     with torch.no_grad():
         first = prepared.module(rows(9)).clone()
     accumulate(prepared)
     optimizer.step()
-    prepared.publish()
+    prepared.sync_weights()
     prepared.clear_gradients()
-    after = prepared.whole("head.weight")
+    after = prepared.full_tensor("head.weight")
     assert not after.equal(before)
-    assert prepared.whole("frozen").equal(torch.ones(6))
+    assert prepared.full_tensor("frozen").equal(torch.ones(6))
     plain = tiny()
-    plain.load_state_dict({name: prepared.whole(name) for name, _ in plain.named_parameters()})
+    plain.load_state_dict(
+        {name: prepared.full_tensor(name) for name, _ in plain.named_parameters()}
+    )
     with torch.no_grad():
         now = prepared.module(rows(9))
         expected = plain.to(dtype)(rows(9))
@@ -170,56 +172,56 @@ def test_a_published_step_is_what_computes(
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_a_weight_that_is_not_trained_lies_in_the_type_of_the_computation(
-    prepare: Callable[[torch.dtype], Prepared], dtype: torch.dtype
+    prepare: Callable[[torch.dtype], ShardedModel], dtype: torch.dtype
 ) -> None:
     prepared = prepare(dtype)
     frozen = prepared.module.get_parameter("frozen")
     assert frozen.dtype == dtype
     trained = sum(value.numel() for value in tiny().parameters() if value.requires_grad)
-    held = prepared.held()
+    held = prepared.memory()
     assert held["gradients"] == 4 * trained
     assert held["masters"] in (0, 4 * trained)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_what_will_be_held_is_told_before(
-    strategy: Strategy, prepare: Callable[[torch.dtype], Prepared], dtype: torch.dtype
+    strategy: Strategy, prepare: Callable[[torch.dtype], ShardedModel], dtype: torch.dtype
 ) -> None:
     forms = {
-        name: Form(tuple(value.shape), value.requires_grad)
+        name: ParamSpec(tuple(value.shape), value.requires_grad)
         for name, value in tiny().named_parameters()
     }
-    load = strategy.load(forms, 1, dtype.itemsize)
+    load = strategy.estimate_memory(forms, 1, dtype.itemsize)
     told = {"weights": load.weights, "masters": load.masters, "gradients": load.gradients}
     prepared = prepare(dtype)
-    assert told == prepared.held()
+    assert told == prepared.memory()
     assert sorted(load.updated) == sorted(tuple(v.shape) for v in prepared.masters().values())
 
 
 def test_a_module_on_the_meta_device_gets_the_weights_of_the_site(strategy: Strategy) -> None:
     with torch.device("meta"):
         empty, template = Drawn(), Drawn()
-    weights = FirstWeights(template, 3, {})
+    weights = InitialWeights(template, 3, {})
     site = Site(ALONE, torch.device("cpu"), torch.float32, tuple(empty.layers), weights=weights)
     prepared = strategy.prepare(empty, site)
     again = dict(weights)
     for name, _ in Drawn().named_parameters():
-        value = prepared.whole(name)
+        value = prepared.full_tensor(name)
         assert value.equal(again[name][:])
         assert weights.sums[name] == int(bits(value))
-    assert prepared.whole("head.weight").std() > 0
+    assert prepared.full_tensor("head.weight").std() > 0
 
 
-def test_a_small_step_in_bf16_is_not_lost(prepare: Callable[[torch.dtype], Prepared]) -> None:
+def test_a_small_step_in_bf16_is_not_lost(prepare: Callable[[torch.dtype], ShardedModel]) -> None:
     """A thousandth of a weight is below the last bit of bf16, and above that of its master."""
     prepared = prepare(torch.bfloat16)
-    before = prepared.whole("head.weight").clone()
+    before = prepared.full_tensor("head.weight").clone()
     with torch.no_grad():
         for _ in range(8):
             for master in prepared.masters().values():
                 master.mul_(1.001)
-            prepared.publish()
-    torch.testing.assert_close(prepared.whole("head.weight"), before * 1.001**8)
+            prepared.sync_weights()
+    torch.testing.assert_close(prepared.full_tensor("head.weight"), before * 1.001**8)
 
 
 def test_settings_survive_the_run_file(strategy: Strategy) -> None:

@@ -20,15 +20,15 @@ from regauge.data.batches import Arrays, Draw, Piece
 from regauge.data.dataset import Dataset, Rows
 from regauge.data.loader import Facts, Feed, Share
 from regauge.data.row_order import PADDING
-from regauge.models.init_weights import META, fill, first_weights
+from regauge.models.init_weights import META, initial_weights, materialize
 from regauge.models.modules import TextModule
 from regauge.models.settings import Model
 from regauge.processes import World
-from regauge.strategies import Prepared, Site
+from regauge.strategies import ShardedModel, Site
 from regauge.strategies.single import Single
 from regauge.tasks import Task
-from regauge.training.gradients import Gradients
-from regauge.training.heldout import means
+from regauge.training.gradients import GradientComputer
+from regauge.training.heldout import compute_means
 
 SEED, ROWS, BATCH = 5, 20, 4
 WHERE_IT_LIES = {"slots"}
@@ -78,10 +78,10 @@ class Case:
     def module(self) -> TextModule:
         with META:
             module = self.task.module(self.model, self.data.manifest, 0)
-        fill(module, first_weights(module, self.model, 0))
+        materialize(module, initial_weights(module, self.model, 0))
         return module
 
-    def prepared(self) -> Prepared:
+    def prepared(self) -> ShardedModel:
         module = self.module()
         site = Site(World(), torch.device("cpu"), torch.float32, ())
         return Single().prepare(module, site)
@@ -145,10 +145,10 @@ def test_an_empty_batch_weighs_nothing_and_has_no_gradient(case: Case) -> None:
     slots = BATCH * case.task.slots_per_row()
     prepared = case.prepared()
     mark = Cpu().end_microbatch
-    gradients = Gradients(case.task, prepared, mark, slots, mark)
+    gradients = GradientComputer(case.task, prepared, mark, slots, mark)
     for length in case.ladder:
         batch = tensors(case.feed().empty(slots, length))
-        loss, weight = gradients.of([batch], torch.ones(())).tolist()
+        loss, weight = gradients.accumulate_gradients([batch], torch.ones(())).tolist()
         assert (loss, weight) == (0.0, 0.0)
         for name, master in prepared.masters().items():
             assert master.grad is not None
@@ -167,9 +167,9 @@ def test_padding_rows_change_neither_loss_nor_gradient(case: Case) -> None:
         prepared = case.prepared()
         slots = rows * case.task.slots_per_row()
         mark = Cpu().end_microbatch
-        gradients = Gradients(case.task, prepared, mark, slots, mark)
+        gradients = GradientComputer(case.task, prepared, mark, slots, mark)
         batches = [tensors(case.batch(piece)) for piece in pieces]
-        totals = gradients.of(batches, torch.ones(()))
+        totals = gradients.accumulate_gradients(batches, torch.ones(()))
         found.append((totals, prepared.gradient_norm()))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-5, atol=1e-6)
@@ -191,7 +191,7 @@ def test_the_loss_is_a_sum_with_a_weight_and_so_is_every_metric(case: Case) -> N
         sums = case.task.tally(given, of)
     assert loss.shape == weight.shape == ()
     assert float(weight) > 0
-    assert means(sums)["loss"] == pytest.approx(float(loss / weight), rel=1e-6)
+    assert compute_means(sums)["loss"] == pytest.approx(float(loss / weight), rel=1e-6)
     assert all(torch.as_tensor(value).ndim == 0 for pair in sums.values() for value in pair)
     assert len(sums) > 1
 

@@ -20,7 +20,7 @@ import torch
 from regauge import accelerators, config, processes
 from regauge.accelerators import Accelerator, gaudi, neuron, neuron_native
 from regauge.errors import PreflightError, SettingsError
-from regauge.training.defaults import decide
+from regauge.training.defaults import resolve_defaults
 from regauge.training.settings import Training
 
 Calls = list[tuple[str, dict[str, str]]]
@@ -230,4 +230,4 @@ def test_a_lazy_device_refuses_what_it_cannot_do(
     monkeypatch.setattr("regauge.accelerators.require", lambda _: None)
     run = config.build(Training, config.merge(table, change))
     with pytest.raises(SettingsError, match=said):
-        decide(run, processes.World())
+        resolve_defaults(run, processes.World())

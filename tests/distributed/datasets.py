@@ -15,8 +15,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from regauge.config import dump
 from regauge.data.batches import Draw
 from regauge.data.columns import MARKS, TOKENS, VALUES
-from regauge.data.dataset import Dataset, Field, Manifest, Shard, Split, TokenizerFacts, file_sha256
+from regauge.data.dataset import Dataset, Field, Manifest, Shard, Split, TokenizerFacts
 from regauge.data.loader import Facts
+from regauge.files import sha256
 from regauge.tasks import Task
 
 Row = dict[str, Any]
@@ -199,7 +200,7 @@ def _write(
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             writer.write_table(table)
         tokens = sum(len(row[next(iter(fields))]) for row in rows)
-        shard = Shard(file=path.name, rows=len(rows), tokens=tokens, sha256=file_sha256(path))
+        shard = Shard(file=path.name, rows=len(rows), tokens=tokens, sha256=sha256(path))
         described[name] = Split(rows=len(rows), tokens=tokens, shards=(shard,))
     manifest = Manifest(
         layout=layout, fields=fields, splits=described, tokenizer=FACTS, settings={}

@@ -38,17 +38,19 @@ from regauge.errors import RegaugeError
 from regauge.models.dropout import CounterDropout, DropoutKeys
 from regauge.training import optimizer as optimizers
 from regauge.training import run as running
+from regauge.training import trainer
 from regauge.training.batch_finder.memory import sized
 from regauge.training.compile import decision
 from regauge.training.compile.warmup import GraphGuard
-from regauge.training.defaults import decide
+from regauge.training.context import RunContext
+from regauge.training.defaults import resolve_defaults
 from regauge.training.dry_run import plan
-from regauge.training.gradients import Gradients
-from regauge.training.metrics import memory
+from regauge.training.gradients import GradientComputer
+from regauge.training.metrics import memory_by_part
 from regauge.training.run import attempt
-from regauge.training.session import Session
-from regauge.training.session_setup import open_session
+from regauge.training.run_setup import set_up
 from regauge.training.settings import Training
+from regauge.training.state import TrainState
 
 M_MMAP_THRESHOLD = -3
 """Of malloc.h: what is larger is given back when it is freed."""
@@ -85,18 +87,23 @@ def watched(folder: str, data: str, task: str, changes: dict[str, Any]) -> list[
 @contextmanager
 def _watching(run: Training) -> Iterator[list[Step]]:
     kind, seen = type(run.task), []
-    built, computed = kind.batch, Gradients.of
+    built, computed = kind.batch, GradientComputer.accumulate_gradients
 
     def batch(self: Any, rows: Any, piece: Any, draw: Any, facts: Any) -> dict[str, np.ndarray]:
         named = {"rows": piece.rows, "parts": piece.parts, "step": np.array([draw.step])}
         return {**built(self, rows, piece, draw, facts), **named}
 
-    def of(self: Gradients, batches: list[Any], *rest: Any) -> torch.Tensor:
+    def accumulate_gradients(
+        self: GradientComputer, batches: list[Any], *rest: Any
+    ) -> torch.Tensor:
         texts = [list(zip(b["rows"].tolist(), b["parts"].tolist(), strict=True)) for b in batches]
         seen.append((int(batches[0]["step"]), texts))
         return computed(self, batches, *rest)
 
-    with patch.object(kind, "batch", batch), patch.object(Gradients, "of", of):
+    with (
+        patch.object(kind, "batch", batch),
+        patch.object(GradientComputer, "accumulate_gradients", accumulate_gradients),
+    ):
         yield seen
 
 
@@ -105,13 +112,13 @@ def saved_hashes(
 ) -> dict[int, dict[str, str]]:
     """Train; return the hash of every whole tensor in memory, at each step that was saved."""
     found: dict[int, dict[str, str]] = {}
-    save = Session.save
+    save = trainer.save_checkpoint
 
-    def hashed(self: Session, metrics: dict[str, float]) -> None:
-        found[self.step] = _hashes(self)
-        save(self, metrics)
+    def hashed(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
+        found[state.step] = _hashes(state)
+        save(context, state, metrics)
 
-    with patch.object(Session, "save", hashed):
+    with patch.object(trainer, "save_checkpoint", hashed):
         attempt(settings(Path(folder), Path(data), task, **changes), processes.world())
     return found
 
@@ -119,45 +126,47 @@ def saved_hashes(
 def loaded_hashes(
     folder: str, data: str, task: str, changes: dict[str, Any], checkpoints: list[str]
 ) -> list[dict[str, str]]:
-    """Load checkpoints one after the other into one session; return the hashes after each."""
+    """Load checkpoints one after the other into one run; return the hashes after each."""
     world, joined = processes.world(), dist.is_initialized()
-    run = decide(settings(Path(folder), Path(data), task, **changes), world)
-    session = open_session(run, world)
-    optimizers.prime(session.optimizer)
+    run = resolve_defaults(settings(Path(folder), Path(data), task, **changes), world)
+    opened_run = set_up(run, world)
+    optimizers.prime_state(opened_run.state.optimizer)
     found = []
     for checkpoint in checkpoints:
-        state = load(Path(checkpoint), session.values())
+        state = load(Path(checkpoint), opened_run.state.tensors())
         count = state["optimizer_step"]
-        optimizers.set_steps_taken(session.optimizer, session.prepared.masters(), count)
-        found.append(_hashes(session))
+        optimizers.set_steps_taken(
+            opened_run.state.optimizer, opened_run.state.model.masters(), count
+        )
+        found.append(_hashes(opened_run.state))
     if dist.is_initialized() and not joined:
         dist.destroy_process_group()
     return found
 
 
 def opened(folder: str, data: str, task: str, changes: dict[str, Any]) -> dict[str, int]:
-    """Open a session; return the most bytes by which memory grew on the way.
+    """Set up a run; return the most bytes by which memory grew on the way.
 
     Beside them stand the bytes of all weights, and of the largest one. The C library gives what is
     freed back to the system, where it would keep some of it for later.
     """
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 << 10)
     world, joined = processes.world(), dist.is_initialized()
-    run = decide(settings(Path(folder), Path(data), task, **changes), world)
+    run = resolve_defaults(settings(Path(folder), Path(data), task, **changes), world)
     before = _memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the largest of what came before
-    session = open_session(run, world)
+    opened_run = set_up(run, world)
     most = _memory("VmHWM") - before
-    sizes = [value.numel() * 4 for value in session.prepared.module.parameters()]
+    sizes = [value.numel() * 4 for value in opened_run.state.model.module.parameters()]
     if dist.is_initialized() and not joined:
         dist.destroy_process_group()
     return {"most": most, "whole": sum(sizes), "largest": max(sizes)}
 
 
 def tied(folder: str, data: str, task: str, changes: dict[str, Any]) -> bool:
-    """Open a session; return whether its head and its embeddings are one sharded weight."""
-    run = decide(settings(Path(folder), Path(data), task, **changes), processes.world())
-    module: Any = open_session(run, processes.world()).prepared.module
+    """Set up a run; return whether its head and its embeddings are one sharded weight."""
+    run = resolve_defaults(settings(Path(folder), Path(data), task, **changes), processes.world())
+    module: Any = set_up(run, processes.world()).state.model.module
     inner = module.model
     words = inner.get_input_embeddings().weight
     return isinstance(words, DTensor) and inner.get_output_embeddings().weight is words
@@ -166,11 +175,11 @@ def tied(folder: str, data: str, task: str, changes: dict[str, Any]) -> bool:
 def holding(
     folder: str, data: str, task: str, changes: dict[str, Any]
 ) -> tuple[dict[str, int], dict[str, Any]]:
-    """Open a session; return what this process holds, and what a dry run says of it."""
+    """Set up a run; return what this process holds, and what a dry run says of it."""
     run = settings(Path(folder), Path(data), task, **changes)
-    session = open_session(decide(run, processes.world()), processes.world())
-    optimizers.prime(session.optimizer)
-    found = memory(session)
+    opened_run = set_up(resolve_defaults(run, processes.world()), processes.world())
+    optimizers.prime_state(opened_run.state.optimizer)
+    found = memory_by_part(*opened_run)
     found.pop("peak", None)
     size = merge(dump(run), {"execution": {"processes": processes.world().size}})
     return found, sized(build(Training, size))
@@ -186,31 +195,31 @@ def final_outputs(
     folder: str, data: str, task: str, changes: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
     """Train alone; return the outputs of the model in memory at the end, and their tokens."""
-    kept: list[Session] = []
-    save = Session.save
+    kept: list[TrainState] = []
+    save = trainer.save_checkpoint
 
-    def keeping(self: Session, metrics: dict[str, float]) -> None:
-        kept.append(self)
-        save(self, metrics)
+    def keeping(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
+        kept.append(state)
+        save(context, state, metrics)
 
-    with patch.object(Session, "save", keeping):
+    with patch.object(trainer, "save_checkpoint", keeping):
         attempt(settings(Path(folder), Path(data), task, **changes), processes.world())
     tokens = torch.arange(5, 29).view(2, 12)
-    inner: Any = kept[-1].prepared.module.eval().model
+    inner: Any = kept[-1].model.module.eval().model
     with torch.no_grad():
         output = inner(tokens)
     whole = output.last_hidden_state if task == "contrastive" else output.logits
     return {"tokens": tokens, "output": whole}
 
 
-def _hashes(session: Session) -> dict[str, str]:
+def _hashes(state: TrainState) -> dict[str, str]:
     """Return the hash of every tensor that this process holds, whole, and the optimizer's step."""
     found = {}
-    for name, value in session.values().items():
+    for name, value in state.tensors().items():
         whole = value.full_tensor() if isinstance(value, DTensor) else value
         data = whole.detach().cpu().contiguous().numpy().tobytes()
         found[name] = f"{tuple(whole.shape)} {hashlib.sha256(data).hexdigest()}"
-    found["step"] = str(session.state()["optimizer_step"])
+    found["step"] = str(state.optimizer_steps)
     return found
 
 
@@ -225,7 +234,11 @@ def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> 
     run = settings(Path(folder), Path(data), "contrastive", **changes)
     counts: list[int] = []
     shapes: set[tuple[int, ...]] = set()
-    batches, check, computed = Feed.batches, GraphGuard.check_step, Gradients.of
+    batches, check, computed = (
+        Feed.batches,
+        GraphGuard.check_step,
+        GradientComputer.accumulate_gradients,
+    )
 
     def odd(self: Feed, numbers: Any, *, epoch: int, step: int) -> Any:
         declared = self._ladder
@@ -238,7 +251,7 @@ def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> 
         counts.append(run.accelerator.graphs_compiled() if run.accelerator else 0)
         check(self, step, batch)
 
-    def of(self: Gradients, given: list[Any], *rest: Any) -> torch.Tensor:
+    def accumulate_gradients(self: GradientComputer, given: list[Any], *rest: Any) -> torch.Tensor:
         shapes.update(tuple(batch["tokens"].shape) for batch in given)
         return computed(self, given, *rest)
 
@@ -247,7 +260,7 @@ def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> 
         warnings.catch_warnings(action="ignore"),  # the compiler's own, about torch itself
         patch.object(Feed, "batches", odd),
         patch.object(GraphGuard, "check_step", counted),
-        patch.object(Gradients, "of", of),
+        patch.object(GradientComputer, "accumulate_gradients", accumulate_gradients),
         _quick_graphs(),
     ):
         try:
@@ -282,9 +295,9 @@ def train_undecided(folder: str, data: str, changes: dict[str, Any], trial: str)
     decided: list[str] = []
     train = running.train
 
-    def seen(session: Any, *rest: Any) -> Any:
-        decided.append(session.settings.execution.compile)
-        return train(session, *rest)
+    def seen(context: Any, *rest: Any) -> Any:
+        decided.append(context.settings.execution.compile)
+        return train(context, *rest)
 
     def said(*_: Any) -> tuple[bool, str]:
         assert trial != "over", "it is decided once"
@@ -293,7 +306,7 @@ def train_undecided(folder: str, data: str, changes: dict[str, Any], trial: str)
     with (
         warnings.catch_warnings(action="ignore"),
         patch.object(decision, "SHORT_SECONDS", 0.0),
-        patch.object(decision, "worth", said),
+        patch.object(decision, "is_worthwhile", said),
         patch.object(running, "train", seen),
         _quick_graphs(),
     ):

@@ -29,10 +29,10 @@ def test_a_found_microbatch_changes_nothing_but_itself_and_a_resume_keeps_it(
     assert by_another == pytest.approx(losses(lines(found)), rel=1e-5)
 
     decided = (found / "probe" / "decided.json").read_text()
-    (found / "probe" / "found.jsonl").unlink()
+    (found / "probe" / "lines.jsonl").unlink()
     runs.job("train", size, found, "mlm", {**LEFT, "stop": {"steps": 14}})
     assert losses(lines(found))[:12] == losses(lines(runs.trained(size, "mlm", **LEFT)))[:12]
     assert len(losses(lines(found))) == 14
     assert read(found / "run.json")["batch"]["microbatch_rows"] == rows
     assert (found / "probe" / "decided.json").read_text() == decided
-    assert not (found / "probe" / "found.jsonl").exists()
+    assert not (found / "probe" / "lines.jsonl").exists()

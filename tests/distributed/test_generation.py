@@ -146,7 +146,7 @@ def test_rows_without_a_prompt_are_told_of(
     few = Runs(tmp_path / "runs", data, runs.world)
     long = {"samples": {"prompts": 1, "prompt_tokens": datasets.LENGTH}}
     few.trained(1, "clm", evaluation=long, stop={"steps": 1})
-    assert "no held-out row has a prompt to go on with" in caplog.text
+    assert "no held-out row has a prompt: see evaluation.samples" in caplog.text
 
 
 def test_a_task_that_writes_no_text_is_refused(runs: Runs, tmp_path: Path) -> None:

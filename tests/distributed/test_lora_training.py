@@ -194,7 +194,10 @@ def test_other_weights_below_the_adapters_are_noticed(run: dict[str, Any], tmp_p
     value = model.get_parameter("model.norm.weight").data
     value[3] = torch.nextafter(value[3], torch.tensor(2.0))
     folders.save(own, model.config, model.named_parameters(), tmp_path)
-    with pytest.raises(DataError, match=r"adds to are no longer those of model\.path; put them"):
+    with pytest.raises(
+        DataError,
+        match=r"the frozen weights have changed since .*; restore the weights of model\.path",
+    ):
         attempt(settings(tmp_path / "run", run["data"], "llama", **changes), processes.World())
 
 

@@ -21,18 +21,17 @@ from regauge.data.dataset import Dataset
 from regauge.errors import DataError, SettingsError
 from regauge.evaluation.offline import measure
 from regauge.evaluation.settings import Evaluating
-from regauge.models.multitask import parts
+from regauge.models.multitask import modules_by_task
 from regauge.processes import World
 from regauge.reporting.page import tell
 from regauge.results.run_folder import read
 from regauge.training import dry_run
 from regauge.training.batch_finder.memory import sized
-from regauge.training.defaults import decide
+from regauge.training.defaults import resolve_defaults
 from regauge.training.export_models import write_models
-from regauge.training.objectives import manifests
-from regauge.training.session import Session
-from regauge.training.session_setup import open_session
+from regauge.training.run_setup import Run, set_up
 from regauge.training.settings import Training
+from regauge.training.task_schedule import read_manifests
 from regauge.verbs import compare
 
 STEPS: dict[str, Any] = {"stop": {"steps": 12}, "evaluation": {"every_steps": 4}}
@@ -45,10 +44,10 @@ def run(runs: Runs) -> Path:
 
 
 @pytest.fixture(scope="module")
-def session(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Session:
-    folder = tmp_path_factory.mktemp("session") / "run"
+def opened_run(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("opened") / "run"
     asked = settings(folder, runs.data["pairs"], "several")
-    return open_session(decide(asked, World()), World())
+    return set_up(resolve_defaults(asked, World()), World())
 
 
 def test_every_task_is_measured_and_learns(run: Path) -> None:
@@ -65,43 +64,53 @@ def test_every_task_is_measured_and_learns(run: Path) -> None:
         assert line["train/loss"] == line[f"train.{name}/loss"]
 
 
-def test_the_encoder_is_one_and_a_step_of_one_task_moves_it_for_all(session: Session) -> None:
-    search, words, topics = parts(session.prepared.module).values()
+def test_the_encoder_is_one_and_a_step_of_one_task_moves_it_for_all(opened_run: Run) -> None:
+    search, words, topics = modules_by_task(opened_run.state.model.module).values()
     layers = [part.model.base_model.encoder for part in (search, words, topics)]
     assert layers[0] is layers[1] is layers[2]
     assert topics.model.base_model.pooler is not None
     decoder = words.model.get_output_embeddings()
     assert decoder.weight is search.model.base_model.embeddings.word_embeddings.weight
     assert search.dropout_keys is words.dropout_keys is topics.dropout_keys
-    names = [name for name, _ in session.prepared.module.named_parameters()]
+    names = [name for name, _ in opened_run.state.model.module.named_parameters()]
     assert len(names) == len(set(names))
     assert sum("encoder.layer.0.intermediate.dense.weight" in name for name in names) == 1
 
 
-def test_a_step_gives_gradients_to_the_encoder_and_to_its_own_head(session: Session) -> None:
-    named = dict(session.prepared.module.named_parameters())
+def test_a_step_gives_gradients_to_the_encoder_and_to_its_own_head(opened_run: Run) -> None:
+    named = dict(opened_run.state.model.module.named_parameters())
     heads = {
         "words": "tasks.words.model.cls.predictions.transform.dense.weight",
         "topics": "tasks.topics.model.classifier.weight",
     }
-    for step, objective in enumerate(session.objectives[:3]):
-        arrays = session.arrays({"search": 0, "words": 1, "topics": 2}[objective.name])
+    for step, objective in enumerate(opened_run.context.tasks[:3]):
+        arrays = opened_run.context.read_batches(
+            {"search": 0, "words": 1, "topics": 2}[objective.name]
+        )
         batches = [{name: torch.from_numpy(value) for name, value in a.items()} for a in arrays]
-        assert session.turns.at(step).task == session.objectives.index(objective)
-        objective.gradients.of(batches, torch.ones(()))
+        assert opened_run.context.task_schedule.task_at(
+            step
+        ).task == opened_run.context.tasks.index(objective)
+        objective.gradients.accumulate_gradients(batches, torch.ones(()))
         moved = {name for name, value in named.items() if value.grad.abs().sum() > 0}
         shared = "tasks.search.model.encoder.layer.0.intermediate.dense.weight"
         assert shared in moved
         assert {name for name in heads if heads[name] in moved} == {objective.name} & set(heads)
-        session.prepared.clear_gradients()
+        opened_run.state.model.clear_gradients()
 
 
-def test_the_order_of_a_task_is_the_one_that_it_has_alone(session: Session, runs: Runs) -> None:
+def test_the_order_of_a_task_is_the_one_that_it_has_alone(opened_run: Run, runs: Runs) -> None:
     """The second task's rows at its own steps are those of a run of that task alone."""
-    asked = settings(session.folder / "alone", runs.data["packed"], "mlm", batch={"rows": 4})
-    alone = open_session(decide(asked, World()), World()).objective
-    words = session.objectives[1]
-    assert [turn.step for turn in map(session.turns.at, range(12)) if turn.task == 1] == [0, 1, 2]
+    asked = settings(
+        opened_run.context.folder / "alone", runs.data["packed"], "mlm", batch={"rows": 4}
+    )
+    alone = set_up(resolve_defaults(asked, World()), World()).context.tasks[0]
+    words = opened_run.context.tasks[1]
+    assert [
+        turn.step
+        for turn in map(opened_run.context.task_schedule.task_at, range(12))
+        if turn.task == 1
+    ] == [0, 1, 2]
     for step in range(25):
         assert words.order.batch(step).tolist() == alone.order.batch(step).tolist()
 
@@ -167,13 +176,13 @@ def test_a_dry_run_tells_of_every_task(runs: Runs, tmp_path: Path) -> None:
 def test_one_table_of_tasks_is_a_run_of_that_task(runs: Runs, tmp_path: Path) -> None:
     one = {**TASKS["several"]["task"][2], "batch": {"rows": 4}}
     asked = settings(tmp_path / "run", runs.data["pairs"], "classify", task=(one,), **STEPS)
-    (aim,) = asked.aims
+    (aim,) = asked.task_configs
     assert (aim.name, aim.batch.rows) == ("", 4)
     assert dry_run.plan(asked)["task"] == "classify"
     assert sized(asked)["parameters"] > 0
-    session = open_session(decide(asked, World()), World())
-    assert list(session.heldout) == ["heldout"]
-    write_models(session)
+    opened_run = set_up(resolve_defaults(asked, World()), World())
+    assert list(opened_run.context.heldout) == ["heldout"]
+    write_models(*opened_run)
     assert (tmp_path / "run" / "model" / "config.json").is_file()
     assert not (tmp_path / "run" / "tasks").exists()
 
@@ -186,8 +195,8 @@ def test_no_task_reads_the_run_s_own_dataset(runs: Runs, tmp_path: Path) -> None
     nowhere = runs.data["pairs"].parent / "nowhere"
     asked = settings(tmp_path / "run", nowhere, "several", task=tuple(tasks), **STEPS)
     assert dry_run.uncountable(asked) is None
-    session = open_session(decide(asked, World()), World())
-    write_models(session)
+    opened_run = set_up(resolve_defaults(asked, World()), World())
+    write_models(*opened_run)
     for folder in ("model", "tasks/words/model"):
         assert (tmp_path / "run" / folder / "tokenizer.json").is_file()
 
@@ -210,7 +219,7 @@ def test_datasets_of_other_tokenizers_do_not_go_together(runs: Runs, tmp_path: P
     tasks[1]["data"] = {"path": str(other)}
     asked = settings(tmp_path / "run", runs.data["pairs"], "several", task=tuple(tasks))
     with pytest.raises(DataError, match="another tokenizer"):
-        manifests(asked)
+        read_manifests(asked)
 
 
 def test_tasks_that_train_other_parts_of_the_encoder_do_not_go_together(
@@ -220,7 +229,7 @@ def test_tasks_that_train_other_parts_of_the_encoder_do_not_go_together(
     tasks = (TASKS["several"]["task"][0], frozen)
     asked = settings(tmp_path / "run", runs.data["pairs"], "several", task=tasks)
     with pytest.raises(SettingsError, match="tasks 'search' and 'rank' train other parts"):
-        open_session(decide(asked, World()), World())
+        set_up(resolve_defaults(asked, World()), World())
 
 
 def test_a_run_of_several_tasks_begins_with_a_model_that_one_has_left(
@@ -229,9 +238,9 @@ def test_a_run_of_several_tasks_begins_with_a_model_that_one_has_left(
     first = runs.trained(1, "classify", stop={"steps": 4})
     model = {"path": str(first), "dropout": 0.1}
     asked = settings(tmp_path / "run", runs.data["pairs"], "several", model=model)
-    session = open_session(decide(asked, World()), World())
+    opened_run = set_up(resolve_defaults(asked, World()), World())
     saved = load_file(first / "model" / "model.safetensors")
-    search, _, topics = parts(session.prepared.module).values()
+    search, _, topics = modules_by_task(opened_run.state.model.module).values()
     for name, value in search.model.named_parameters():
         assert torch.equal(value, saved[f"bert.{name}"]), name
     assert torch.equal(topics.model.classifier.weight, saved["classifier.weight"])
@@ -240,7 +249,7 @@ def test_a_run_of_several_tasks_begins_with_a_model_that_one_has_left(
 
 def test_a_repetition_sums_the_rows_of_every_task_in_another_order(run: Path) -> None:
     own = build(Training, config.read(run / "run.json"))
-    for before, after in zip(own.aims, compare.repeated(run).aims, strict=True):
+    for before, after in zip(own.task_configs, compare.repeated(run).task_configs, strict=True):
         assert after.batch.rows == before.batch.rows
         assert after.batch.microbatch != before.batch.microbatch
 

@@ -17,13 +17,13 @@ from distributed.runs import FULL, Runs, settings
 from regauge import processes
 from regauge.reporting.profile_section import closer
 from regauge.results import run_folder as folders
-from regauge.training.defaults import decide
+from regauge.training.context import RunContext
+from regauge.training.defaults import resolve_defaults
 from regauge.training.profile import profiler
 from regauge.training.profile.trace import LOSS, OPTIMIZER, STEP, SUMS
-from regauge.training.session import Session
-from regauge.training.session_setup import open_session
+from regauge.training.run_setup import set_up
 
-STEPS = profiler.STEPS
+STEPS = profiler.PROFILED_STEPS
 BLOCKS = "model.bert.encoder.layer.*"
 LAYERS, LENGTH, WIDTH, WIDE = 2, 32, 32, 64
 SLOTS = 8 * LENGTH
@@ -46,7 +46,7 @@ def test_a_profile_changes_nothing_and_tells_all_of_a_step(
     folder = runs.trained(size, "mlm", strategy=strategy, profile=True)
     assert losses(lines(folder)) == losses(lines(plain))
     told = profile(folder)
-    assert told["steps"] == [profiler.BEFORE + 1, profiler.BEFORE + STEPS]
+    assert told["steps"] == [profiler.SKIPPED_STEPS + 1, profiler.SKIPPED_STEPS + STEPS]
     kinds = told["kinds"]
     assert sum(kinds.values()) == pytest.approx(told["seconds_per_step"], rel=1e-6)
     assert all(seconds >= 0 for seconds in kinds.values())
@@ -83,7 +83,8 @@ def test_a_profile_is_told_in_words(runs: Runs) -> None:
     assert sum(row.seconds for row in told.parts) == pytest.approx(
         sum(part["seconds"] for part in profile(folder)["parts"])
     )
-    watched = f"Steps {profiler.BEFORE + 1} to {profiler.BEFORE + STEPS} of the first process"
+    first, last = profiler.SKIPPED_STEPS + 1, profiler.SKIPPED_STEPS + STEPS
+    watched = f"Steps {first} to {last} of the first process"
     assert watched in told.sentence
     assert told.advice, "a tiny model computes less than Python does"
     assert 'execution.compile = "blocks"' in " ".join(told.advice)
@@ -100,13 +101,13 @@ def test_a_run_too_short_for_a_warm_up_is_looked_at_as_far_as_it_goes(runs: Runs
 def test_the_wait_for_the_rows_of_the_first_step_is_counted(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    computed = Session.arrays
+    computed = RunContext.read_batches
 
-    def slow(self: Session, step: int) -> Any:
-        time.sleep(SLOW_SECONDS if step == profiler.BEFORE else 0.0)
+    def slow(self: RunContext, step: int) -> Any:
+        time.sleep(SLOW_SECONDS if step == profiler.SKIPPED_STEPS else 0.0)
         return computed(self, step)
 
-    monkeypatch.setattr(Session, "arrays", slow)
+    monkeypatch.setattr(RunContext, "read_batches", slow)
     folder = runs.folder("slow")
     runs.job("train", 1, folder, "mlm", {"strategy": "single", "profile": True, **AT_ONCE})
     told = profile(folder)
@@ -117,7 +118,7 @@ def test_the_wait_for_the_rows_of_the_first_step_is_counted(
 def test_a_run_that_ends_on_the_way_leaves_nothing_behind(runs: Runs) -> None:
     """It reaches its target while it is watched."""
     reached = {"target": {"metric": "heldout/loss", "at_most": 100.0}}
-    changes = {"stop": reached, "evaluation": {"every_steps": profiler.BEFORE + 1}}
+    changes = {"stop": reached, "evaluation": {"every_steps": profiler.SKIPPED_STEPS + 1}}
     folder = runs.trained(1, "mlm", strategy="single", profile=True, **changes)
     assert not (folder / profiler.FILE).exists()
     assert not torch._C._autograd._profiler_enabled()
@@ -126,13 +127,13 @@ def test_a_run_that_ends_on_the_way_leaves_nothing_behind(runs: Runs) -> None:
 def test_nothing_within_a_compiled_block_is_marked(runs: Runs) -> None:
     world = processes.World()
     where = runs.folder("marked"), runs.data["packed"]
-    session = open_session(decide(settings(*where, strategy="single"), world), world)
-    module = session.prepared.module
+    run = set_up(resolve_defaults(settings(*where, strategy="single"), world), world)
+    module = run.state.model.module
     layers = {name: part for name, part in module.named_modules() if "layer." in name}
     first, second = (layers[f"model.bert.encoder.layer.{number}"] for number in (0, 1))
     first.compile(backend="eager")
     called = first._compiled_call_impl
-    with profiler.marked(session):
+    with profiler.annotate_modules(run.state.model):
         assert first._compiled_call_impl is not called
         assert not [part for part in first.modules() if part._forward_pre_hooks]
         assert [part for part in second.children() if part._forward_pre_hooks]

@@ -24,14 +24,16 @@ from regauge import jsonl
 from regauge.accelerators.cpu import Cpu
 from regauge.artifacts import artifact as artifacts
 from regauge.artifacts.engine import loaded
-from regauge.benchmark import inference
-from regauge.benchmark.latency_worker import Bench, loads, request_of
-from regauge.benchmark.load_generator import FEWEST, PERCENTILES, percentile
-from regauge.benchmark.settings import Benchmarking, Measuring
+from regauge.benchmarking import inference
+from regauge.benchmarking.latency_worker import Bench, loads, request_of
+from regauge.benchmarking.load_generator import FEWEST, percentile
+from regauge.benchmarking.settings import Benchmarking, Measuring
 from regauge.cli import main
 from regauge.config import build
 from regauge.errors import NoProgressError, SettingsError
+from regauge.reporting.inference_section import PERCENTILES
 from regauge.verbs import benchmark, pipeline
+from regauge.worker import LINES
 
 WIDTH, LAYERS, INNER = 32, 2, 64
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "rail", "wheel", "gauge", "track", "train")
@@ -106,7 +108,7 @@ def test_figures_follow_from_what_each_turn_wrote_down(measured: Path) -> None:
     ]
     for row in found["rows"]:
         turns = [
-            jsonl.whole(measured / "turns" / f"{number}-{row['artifact']}.jsonl")
+            jsonl.whole(measured / "turns" / f"{number}-{row['artifact']}" / LINES)
             for number in (1, 2)
         ]
         where = {"rows": row["rows"], "length": row["length"]}
@@ -300,10 +302,13 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
 def test_a_file_of_another_benchmark_is_kept(artifact: Path, tmp_path: Path) -> None:
     (tmp_path / "benchmark.json").write_text('{"scaling": "weak", "rows": []}')
     with pytest.raises(SettingsError, match="is of something else"):
-        benchmark.plan(asked(tmp_path, first=artifact / "first"))
+        benchmark.run(asked(tmp_path, first=artifact / "first"))
     (tmp_path / "benchmark.json").write_text("{")
     with pytest.raises(SettingsError, match="cannot be read"):
-        benchmark.plan(asked(tmp_path, first=artifact / "first"))
+        benchmark.run(asked(tmp_path, first=artifact / "first"))
+    refusal = benchmark.plan(asked(tmp_path, first=artifact / "first"))["would_refuse"]
+    assert "cannot be read" in refusal
+    assert [path.name for path in tmp_path.iterdir()] == ["benchmark.json"]
 
 
 def test_an_artifact_that_was_changed_ends_the_command_with_its_name(
@@ -319,16 +324,12 @@ def test_an_artifact_that_was_changed_ends_the_command_with_its_name(
     assert "is not what was exported" in told
 
 
-class Silent:
-    """A process that never ends."""
-
-    def poll(self) -> None:
-        return None
-
-
-def test_an_artifact_that_says_nothing_is_named(tmp_path: Path) -> None:
+def test_an_artifact_that_says_nothing_is_named(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "_patience", lambda _: 0.0)
     with pytest.raises(NoProgressError, match="slow has said nothing for 0 s"):
-        inference._waited(Silent(), tmp_path / "none", 0.0, "slow")  # type: ignore[arg-type]
+        inference._turn(asked(tmp_path, slow=artifact / "first"), "slow", 1)
 
 
 def test_folders_are_named_after_what_tells_them_apart(tmp_path: Path) -> None:

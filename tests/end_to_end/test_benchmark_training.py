@@ -10,8 +10,8 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge.benchmark import training
-from regauge.benchmark.settings import Benchmarking
+from regauge.benchmarking import training
+from regauge.benchmarking.settings import Benchmarking
 from regauge.cli import main
 from regauge.config import build, dump, merge
 from regauge.errors import SettingsError

@@ -20,7 +20,7 @@ from regauge.cli import main
 from regauge.config import choose, dump
 from regauge.errors import DataError, RegaugeError, SettingsError
 from regauge.models.custom import Own
-from regauge.models.init_weights import META, fill, first_weights
+from regauge.models.init_weights import META, initial_weights, materialize
 from regauge.models.settings import Model
 from regauge.tasks import Task
 from regauge.training.settings import Training
@@ -234,7 +234,7 @@ def test_the_weights_of_a_module_of_ones_own_are_drawn_by_the_seed() -> None:
     for seed in (0, 0, 1):
         with META:
             module = Own(Drawn())
-        fill(module, first_weights(module, Model(architecture="own"), seed))
+        materialize(module, initial_weights(module, Model(architecture="own"), seed))
         assert module.model.module.say.weight is module.model.module.words.weight
         made.append(dict(module.named_parameters()))
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])

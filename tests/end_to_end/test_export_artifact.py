@@ -341,8 +341,10 @@ def test_a_dry_run_says_what_would_be_written_and_writes_nothing(
     told = json.loads(capsys.readouterr().out)
     assert (told["model"], told["path"]) == (given[1], given[3])
     there = ["--model", str(encoder / "model"), "--to", str(encoder)]
-    assert main(["export", *there, "--dry-run"]) == 2
-    assert f"{encoder} exists; name another place with --to" in capsys.readouterr().err
+    assert main(["export", *there, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"would refuse: {encoder} exists; name another place with --to"
+    assert main(["export", *there, "candidates.seconds=-1", "--dry-run"]) == 2
     assert contents(encoder) == before
     assert not list(tmp_path.iterdir())
 

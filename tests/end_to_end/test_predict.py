@@ -304,4 +304,34 @@ def test_a_dry_run_says_what_would_be_read_and_writes_nothing(
     assert predict(artifact, source, tmp_path / "out", "--dry-run", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["answers"], told["texts"], told["kept"]) == ("vectors", ["text"], ["id"])
+    assert told["shards_done"] == 0
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_of_a_finished_job_says_so_and_names_other_answers(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = written(tmp_path / "texts.jsonl", 10), tmp_path / "out"
+    assert predict(artifact, source, out) == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert predict(artifact, source, out, "--dry-run", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["shards_done"] == 1
+    assert "would_refuse" not in answer
+    other = ("output.dtype=float32", "--dry-run", "--json")
+    assert predict(artifact, source, out, *other) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["would_refuse"].startswith(f"{out} has other answers: output.dtype is 'float16'")
+    after = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_a_dry_run_asks_no_store(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "s3://none-such/*.jsonl"
+    assert predict(artifact, source, tmp_path / "out", "--dry-run", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["source"] == "s3://none-such/*.jsonl, which the job asks for"
+    assert "pieces" not in answer

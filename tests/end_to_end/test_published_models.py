@@ -21,11 +21,11 @@ from regauge.cli import main
 from regauge.config import dump, merge
 from regauge.models.flops import flops_per_token
 from regauge.training.batch_finder.memory import sized
-from regauge.training.defaults import decide
+from regauge.training.defaults import resolve_defaults
 from regauge.training.optimizer_step import optimizer_step
-from regauge.training.session_setup import open_session
+from regauge.training.run_setup import set_up
 from regauge.training.settings import Training
-from regauge.verbs import pipeline
+from regauge.verbs import pipeline, train
 
 WEIGHTS = {
     "bert-large": 335_174_458,
@@ -155,6 +155,16 @@ def test_a_dry_run_of_a_pipeline_says_what_its_phases_weigh(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_counts_rows_of_the_length_of_the_run_file(tmp_path: Path) -> None:
+    """They have 512 tokens; the model can read 4,096."""
+    folder = f"output.folder={tmp_path}/out"
+    answer = train.main(ROOT / "runs" / "llama2-70b.toml", folder, dry_run=True)
+    assert (answer["row_length"], answer["row_length_source"]) == (512, "[rows] of the run file")
+    assert answer["flops_per_token"] == pytest.approx(4.147e11, rel=1e-3)
+    phases = pipeline.main(ROOT / "runs" / "bert-large.toml", folder, PYTHON, dry_run=True)
+    assert phases["stages"][1]["plan"]["row_length"] == 128
+
+
 @pytest.mark.parametrize(
     ("override", "spread", "least", "most"),
     [
@@ -234,7 +244,7 @@ def test_adapters_beside_a_published_folder_are_a_command_in_its_run_file(tmp_pa
 
 @pytest.fixture
 def _alone() -> Iterator[None]:
-    """Give back the threads that a session takes, and end its process group."""
+    """Give back the threads that a run takes, and end its process group."""
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -261,13 +271,13 @@ def test_three_steps_at_full_width(name: str, tmp_path: Path) -> None:
         "accelerator": {"kind": "cpu"},
     }
     settings = config.build(Training, merge(file, own))
-    session = open_session(decide(settings, processes.World()), processes.World())
+    run = set_up(resolve_defaults(settings, processes.World()), processes.World())
     losses = []
-    for arrays in map(session.arrays, range(3)):
+    for arrays in map(run.context.read_batches, range(3)):
         batches = [{key: torch.from_numpy(value) for key, value in part.items()} for part in arrays]
-        totals, norm = optimizer_step(session, batches)
+        totals, norm = optimizer_step(*run, batches)
         losses.append(float(totals[0] / totals[1]))
         assert torch.isfinite(norm)
-    weights = sum(value.numel() for value in session.prepared.module.parameters())
+    weights = sum(value.numel() for value in run.state.model.module.parameters())
     sys.stdout.write(f"{name}, 2 layers, {weights:,} weights: {losses}\n")
     assert losses[2] < losses[0]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from regauge.cli import main
+
 DEMO = Path(__file__).resolve().parents[2] / "runs" / "quickstart.toml"
 LIBRARY = Path(json.__file__).parent.parent
 SMALL = (
@@ -83,6 +85,35 @@ def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
     again = run(tmp_path / "demo", "stage.match.stop.steps=4", *COMPARED)
     assert again.returncode == 0, again.stderr
     assert "step" not in again.stderr
+    check_dry_runs(tmp_path / "demo", tmp_path / "settings.json")
+
+
+def check_dry_runs(folder: Path, run_file: Path) -> None:
+    """Check the dry runs of a finished pipeline, of a stale one, and of each verb in its folder."""
+    before = {path: path.stat() for path in folder.rglob("*")}
+    words = ("stage.match.stop.steps=4", *COMPARED, "--dry-run", "--json")
+    done = run(folder, *words)
+    assert done.returncode == 0, done.stderr
+    stages = json.loads(done.stdout)["stages"]
+    assert {stage["state"] for stage in stages} == {"done"}
+    assert all(stage["seconds"] > 0 for stage in stages)
+    stale = run(folder, *words, "stage.match.batch.rows=64")
+    assert stale.returncode == 0, stale.stderr
+    answer = json.loads(stale.stdout)
+    reasons = {stage["name"]: stage.get("reason") for stage in answer["stages"]}
+    change = "'batch.rows' has changed from 32 to 64"
+    assert (reasons["warm-up"], reasons["match"]) == (None, change)
+    assert reasons["artifact"] == "its input 'match' is stale"
+    assert change in answer["would_refuse"]
+    for stage in stages:
+        run_file.write_text(json.dumps(stage["settings"]))
+        assert main([stage["verb"], str(run_file), "--dry-run"]) == 0, stage["name"]
+    runs = [str(folder / name) for name in ("7-fp32", "8-bf16")]
+    assert main(["compare", *runs, "--dry-run"]) == 0
+    after = {path: path.stat() for path in folder.rglob("*")}
+    assert {path: facts.st_mtime_ns for path, facts in after.items()} == {
+        path: facts.st_mtime_ns for path, facts in before.items()
+    }
 
 
 @pytest.mark.full

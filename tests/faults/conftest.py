@@ -22,8 +22,8 @@ from distributed.jobs import lines, losses
 from distributed.runs import FULL, Runs, settings
 from distributed.test_resume import assert_same
 from regauge.config import dump, merge
+from regauge.files import LOCK
 from regauge.scratch import PREFIX, SHARED
-from regauge.supervision.folder_lock import LOCK
 
 __all__ = ["FULL", "runs", "worlds"]
 BASE: dict[str, Any] = {
@@ -102,7 +102,7 @@ class Job:
     @property
     def struck(self) -> list[dict[str, Any]]:
         """What the injector says it did."""
-        path = self.folder / "chaos.jsonl"
+        path = self.folder / "faults.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     @property

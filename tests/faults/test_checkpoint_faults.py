@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from faults.conftest import FULL, Job, Jobs
+from regauge import files
 from regauge.checkpoint import layout
 
 MOMENTS = ("begin", "staged", "written")
@@ -181,7 +182,7 @@ def stopped_at_18(jobs: Jobs, harm: Callable[[Path], None]) -> Job:
     shutil.copytree(whole, job.folder)
     root = job.folder / "checkpoints"
     shutil.rmtree(root / layout.name_of(24))
-    layout.write_text(root / layout.LATEST, layout.name_of(18))
+    files.write_atomic(root / layout.LATEST, f"{layout.name_of(18)}\n")
     shutil.rmtree(job.folder / "model")
     (job.folder / "result.json").unlink()
     path = job.folder / "metrics.jsonl"

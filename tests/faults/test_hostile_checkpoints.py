@@ -23,6 +23,7 @@ from regauge.checkpoint.loading import load, newest
 from regauge.checkpoint.saver import Saver
 from regauge.checkpoint.settings import Checkpoint
 from regauge.errors import NoCheckpointError
+from regauge.files import write_json
 from regauge.processes import World
 
 MOST_MEMORY_BYTES = 200 << 20
@@ -110,7 +111,7 @@ def manifest(path: Path, names: list[str]) -> None:
         else layout.digest(path / name)
         for name in names
     }
-    layout.write_json(path / layout.MANIFEST, {"format": 1, "step": 4, "files": files})
+    write_json(path / layout.MANIFEST, {"format": 1, "step": 4, "files": files})
 
 
 def values() -> dict[str, torch.Tensor]:

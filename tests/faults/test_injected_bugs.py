@@ -29,7 +29,7 @@ def mistaken(jobs: Jobs, kind: str, size: int = 1, **fault: Any) -> Job:
     job = jobs.job(told, size=size)
     job.start().wait()
     assert job.code == 0, job.said
-    assert job.struck[0]["struck_at_step"] == STEP
+    assert job.struck[0]["triggered_at_step"] == STEP
     return job
 
 
@@ -99,7 +99,7 @@ def test_what_rounding_explains_is_no_place(jobs: Jobs, tmp_path: Path) -> None:
 @FULL
 def test_what_no_run_file_says_is_not_blamed_on_a_module(jobs: Jobs, tmp_path: Path) -> None:
     job = mistaken(jobs, "gelu", layer=1)
-    (job.folder / "chaos.jsonl").unlink()  # as if its code had been another
+    (job.folder / "faults.jsonl").unlink()  # as if its code had been another
     _, where = found(jobs, job, tmp_path)
     assert not where.again
     assert "not in their run files" in sentence(where)

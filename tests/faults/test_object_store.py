@@ -71,7 +71,7 @@ def test_a_run_goes_on_on_a_machine_that_has_nothing(jobs: Jobs, store: Store) -
     job.faults = []
     job.start().wait()
     assert job.code == 0, job.said
-    assert "going on from step" in job.told
+    assert "Resuming from step" in job.told
     assert committed()[-1] == 24
     assert len(committed()) == 3
     assert_equal_to_whole(jobs, job)
@@ -114,7 +114,7 @@ def test_a_listing_that_lags_behind_does_not_hide_the_newest(jobs: Jobs, store: 
     job.faults = []
     job.start().wait()
     assert job.code == 0, job.said
-    assert f"going on from step {newest}" in job.told
+    assert f"Resuming from step {newest}" in job.told
     assert_equal_to_whole(jobs, job)
 
 

@@ -23,7 +23,7 @@ SPOILT = 8
 """The shard with a record that is no good, which is none of those that a job looks at first."""
 SHORT, LONG = 3, 30
 """Kills in a job: of a part of the suite, and of all of it."""
-LOOK_SECONDS = 0.01
+POLL_SECONDS = 0.01
 PATIENCE_SECONDS = 120.0
 
 
@@ -66,7 +66,7 @@ def _wait_for_lines(process: subprocess.Popen[bytes], folder: Path, count: int) 
     until = time.monotonic() + PATIENCE_SECONDS
     while len(_ledger(folder)) < count and process.poll() is None:
         assert time.monotonic() < until, "no shard was committed"
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def _workers(process: subprocess.Popen[bytes]) -> list[int]:

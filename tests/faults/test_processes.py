@@ -109,7 +109,7 @@ def test_a_process_that_waits_for_something_else_is_behind_in_its_collectives(jo
 def test_a_process_that_is_slow_is_named_and_the_run_goes_on(jobs: Jobs, strategy: str) -> None:
     slow = {"kind": "sleep", "rank": 1, "step": 8, "count": 16, "seconds": 0.5}
     job = jobs.survives(jobs.job(slow, strategy=strategy))
-    assert "process 1 holds the others up" in job.told
+    assert "rank 1 is a straggler" in job.told
     assert len(job.attempts) == 1
     named = [line for line in whole(job.folder / "ledger.jsonl") if line["slowest"]]
     assert {line["slowest"]["rank"] for line in named} == {1}

@@ -29,7 +29,7 @@ from regauge.checkpoint import layout
 from regauge.jsonl import whole
 from regauge.scratch import PREFIX, scratch
 from regauge.supervision import attempt, supervisor
-from regauge.supervision.heartbeat import Pulses
+from regauge.supervision.heartbeat import HeartbeatTable
 from regauge.supervision.watchdog import Watchdog
 from regauge.training.settings import Training
 
@@ -179,7 +179,7 @@ def test_a_clock_that_is_set_back_harms_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Watchdogs count by the monotonic clock, and what is newest is told by its step."""
-    pulses = Pulses(tmp_path / "pulse", 1)
+    pulses = HeartbeatTable(tmp_path / "pulse", 1)
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert Watchdog(pulses, 60.0, 60.0).overdue() is None
     assert Watchdog(pulses, -1.0, -1.0).overdue() is not None

@@ -66,7 +66,7 @@ def test_a_job_that_is_told_to_stop_saves(jobs: Jobs) -> None:
     terminate(job)
     saved = stopped(job)
     assert 9 <= saved < 24
-    assert "told to stop, and saved at step" in job.said.splitlines()[-1]
+    assert "stopped by a signal, saved at step" in job.said.splitlines()[-1]
     goes_on(jobs, job)
 
 

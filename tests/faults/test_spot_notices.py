@@ -91,7 +91,7 @@ def test_a_run_saves_before_its_machine_is_taken_away(jobs: Jobs, metadata: Meta
 
 
 def test_a_notice_is_heard(metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spot_notices, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(spot_notices, "POLL_SECONDS", 0.01)
     signals = Signals()
     with heard("ec2", signals):
         assert not signals.told

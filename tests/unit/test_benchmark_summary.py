@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from regauge.artifacts.manifest import Manifest
-from regauge.benchmark import summary
-from regauge.benchmark.settings import Measuring
+from regauge.benchmarking import summary
+from regauge.benchmarking.settings import Measuring
 from regauge.config import build
 from regauge.planning.catalog import instances
 from regauge.reporting import benchmarks, inference_section

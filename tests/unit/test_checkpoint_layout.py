@@ -12,6 +12,7 @@ import pytest
 
 from regauge.checkpoint import layout
 from regauge.checkpoint.layout import BEST, LATEST, MANIFEST, STATE, name_of
+from regauge.files import write_json
 
 TENSORS = "shard-00001-model-00001-of-00001.safetensors"
 
@@ -20,7 +21,7 @@ def saved(root: Path, step: int, text: str = "weights") -> Path:
     part = layout.part_of(root, step)
     part.mkdir(parents=True)
     (part / TENSORS).write_text(text * 100)
-    layout.write_json(part / STATE, {"step": step})
+    write_json(part / STATE, {"step": step})
     return layout.commit(
         root, step, {name: layout.digest(part / name) for name in (TENSORS, STATE)}
     )
@@ -44,7 +45,7 @@ def test_processes_that_write_one_document_at_once_are_not_in_each_others_way(
     def write(number: int) -> None:
         for _ in range(20):
             together.wait()
-            layout.write_json(path, {"by": number})
+            write_json(path, {"by": number})
 
     with ThreadPoolExecutor(8) as pool:
         for ended in [pool.submit(write, number) for number in range(8)]:
@@ -148,7 +149,7 @@ def test_every_file_is_hashed_by_one_of_the_processes(tmp_path: Path) -> None:
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for step in range(1, 7):
         saved(tmp_path, step)
-    layout.write_json(tmp_path / BEST, {"name": name_of(2), "metric": "m", "value": 1.0})
+    write_json(tmp_path / BEST, {"name": name_of(2), "metric": "m", "value": 1.0})
     layout.retain(tmp_path, 2, 6)
     assert layout.steps(tmp_path) == [6, 5, 2]
     shutil.rmtree(tmp_path / name_of(2))

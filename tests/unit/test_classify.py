@@ -20,7 +20,7 @@ from regauge.errors import DataError, RegaugeError
 from regauge.models.settings import Model
 from regauge.tasks import _quality
 from regauge.tasks.classify import Classify
-from regauge.training.heldout import means
+from regauge.training.heldout import compute_means
 
 FACTS = Facts(datasets.VOCABULARY, 0, 4, (0, 1, 2, 3, 4))
 MODEL = Model(**merge(BERT, {"config": {"max_position_embeddings": 48}, "dropout": 0.0}))
@@ -77,7 +77,7 @@ def measured(task: Classify, scores: torch.Tensor, labels: torch.Tensor) -> dict
     kept = task.kept({"scores": scores}, {"labels": labels})
     absent = torch.full((2, kept.shape[1]), 0.0)
     real = torch.tensor([1.0] * len(kept) + [0.0, 0.0])
-    return means(task.tally({"vectors": torch.cat([kept, absent])}, {"real": real}))
+    return compute_means(task.tally({"vectors": torch.cat([kept, absent])}, {"real": real}))
 
 
 def test_metrics_of_two_classes_in_numbers() -> None:

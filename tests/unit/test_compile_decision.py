@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regauge.training.compile.decision import Trial, worth
+from regauge.training.compile.decision import Trial, is_worthwhile
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,6 @@ def test_what_is_saved_has_to_be_more_than_what_the_other_graphs_take(
     trial: Trial, steps: int, graphs: int, *, pays: bool
 ) -> None:
     """The first graph is there when it has been measured."""
-    found, reason = worth(trial, steps, graphs)
+    found, reason = is_worthwhile(trial, steps, graphs)
     assert found is pays
     assert f"{steps:,} steps" in reason

@@ -7,13 +7,52 @@ import platform
 import resource
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from regauge.accelerators import cpu
+from regauge import processes, timing
+from regauge.accelerators import Precision, _peak_floor, cpu
 
 GIB = 1 << 30
+AMX = frozenset({"avx512f", "avx512_bf16", "amx_bf16", "fma", "avx", "sse2"})
+CPUINFO = """\
+processor\t: 0
+model name\t: Intel(R) Xeon(R) Platinum 8480+ @ 2.00GHz
+cpu MHz\t\t: 800.000
+flags\t\t: fpu sse2 avx fma
+"""
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[float]]]:
+    """Return a function that sets the GFLOP/s of successive measurements, each with its size.
+
+    The processor has AMX, two cores and 2 GHz. The function returns the seconds that measurements
+    were told to last.
+    """
+    lengths: list[float] = []
+
+    def script(*gigas: float) -> list[float]:
+        results = iter(gigas)
+
+        def measure(_: str, during: float) -> tuple[int, float]:
+            lengths.append(during)
+            rate = next(results)
+            return int(rate), rate * 1e9
+
+        monkeypatch.setattr(cpu, "_measure_matmul", measure)
+        return lengths
+
+    monkeypatch.setattr(cpu, "instructions", lambda: AMX)
+    monkeypatch.setattr(_peak_floor, "read_clock_hz", lambda _: 2e9)
+    monkeypatch.setattr(processes, "available_cores", lambda: 2)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr(timing, "REPEAT_PAUSE_SECONDS", 0.0)
+    cpu._fastest_matmul.cache_clear()
+    yield script
+    cpu._fastest_matmul.cache_clear()
 
 
 def group(folder: Path, limit: str, used: int, files: int) -> None:
@@ -81,6 +120,83 @@ def test_matrices_are_no_larger_than_there_is_time_for(monkeypatch: pytest.Monke
     cpu._fastest_matmul.cache_clear()
     assert "192 x 192 x 192 matmul" in chip.source
     assert chip.flops_per_second["fp32"] > 0
+
+
+def test_a_plausible_rate_is_measured_once(measured: Callable[..., list[float]]) -> None:
+    lengths = measured(900.0)
+    chip = cpu.Cpu().chip("bf16")
+    assert chip.flops_per_second["bf16"] == 900e9
+    assert chip.source == "measured here: 900 x 900 x 900 matmul on this process's threads"
+    assert lengths == [cpu.MEASURED_SECONDS]
+
+
+def test_an_implausible_rate_is_measured_again_until_one_is_plausible(
+    measured: Callable[..., list[float]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """1.8 GFLOP/s were seen of a processor that has 900 when it is idle."""
+    caplog.set_level("INFO")
+    lengths = measured(1.8, 3.0, 900.0)
+    chip = cpu.Cpu().chip("bf16")
+    assert chip.flops_per_second["bf16"] == 900e9
+    assert chip.source.endswith("; the best of 3 measurements, the first was implausible")
+    assert chip.source.startswith("measured here: 900 x 900 x 900 ")
+    assert lengths == [cpu.MEASURED_SECONDS, *[cpu.REPEATED_SECONDS] * 2]
+    (line,) = caplog.messages
+    assert line == (
+        "matmul in bf16: 1.8 GFLOP/s is implausible, expected 205 or more; measured again"
+    )
+
+
+def test_a_rate_that_stays_low_is_believed_in_the_end(
+    measured: Callable[..., list[float]],
+) -> None:
+    """A hypervisor may hide the instructions that it names."""
+    lengths = measured(2.0, 3.0, 2.5, 2.0, 1.0, 50.0)
+    rates = cpu.Cpu().rates()
+    assert rates["bf16"] == (3e9, 1 + timing.MAX_REPEATS)
+    assert rates["fp32"] == (50e9, 1)
+    assert lengths == [0] * 6
+
+
+@pytest.mark.parametrize(
+    ("precision", "flags", "floor"),
+    [
+        ("bf16", AMX, 0.05 * 2 * 2e9 * 1024),
+        ("bf16", AMX - {"amx_bf16"}, 0.05 * 2 * 2e9 * 64),
+        ("bf16", {"asimd", "bf16"}, 0.05 * 2 * 2e9 * 32),
+        ("bf16", {"avx512f", "fma"}, 0),
+        ("fp32", AMX, 0.05 * 2 * 2e9 * 32),
+        ("fp32", {"sse2", "avx", "fma"}, 0.05 * 2 * 2e9 * 16),
+        ("fp32", {"asimd"}, 0.05 * 2 * 2e9 * 8),
+        ("fp32", {"sse2"}, 0.05 * 2 * 2e9 * 4),
+        ("fp32", set(), 0),
+        ("fp16", AMX, 0),
+    ],
+)
+def test_the_floor_follows_from_instructions_cores_and_clock(
+    precision: Precision, flags: set[str], floor: float
+) -> None:
+    rate = _peak_floor.min_plausible_rate(precision, frozenset(flags), 2, 2e9)
+    assert rate == pytest.approx(floor)
+
+
+@pytest.mark.parametrize(
+    ("text", "clock"),
+    [
+        (CPUINFO, 2e9),
+        (CPUINFO.replace(" @ 2.00GHz", ""), 8e8),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", 1e9),
+        ("cpu MHz\t\t: 0.000\n", 1e9),
+        (None, 1e9),
+    ],
+)
+def test_the_clock_is_the_base_clock_or_the_present_one_or_one_gigahertz(
+    tmp_path: Path, text: str | None, clock: float
+) -> None:
+    path = tmp_path / "cpuinfo"
+    if text is not None:
+        path.write_text(text)
+    assert _peak_floor.read_clock_hz(path) == clock
 
 
 def test_libraries_that_a_machine_left_empty_are_made_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from regauge.models import sentence_transformers
 from regauge.models.sentence_transformers import Dense, Pooling, Reads, Sentences
 from regauge.processes import World
 from regauge.training import dry_run
-from regauge.training.defaults import decide
+from regauge.training.defaults import resolve_defaults
 from regauge.training.settings import Training
 
 NOWHERE = Path("nowhere")
@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, str]] = {
 def test_what_cannot_run_is_refused_with_the_nearest_that_can(name: str) -> None:
     size, changes, problem, remedy = REFUSED[name]
     with pytest.raises(SettingsError) as caught:
-        decide(run(**changes), world(size))
+        resolve_defaults(run(**changes), world(size))
     assert problem in caught.value.problem
     assert remedy in caught.value.remedy
     assert caught.value.exit_code == 2
@@ -105,7 +105,7 @@ def test_what_cannot_run_is_refused_with_the_nearest_that_can(name: str) -> None
 def test_what_is_left_open_is_decided() -> None:
     open_run = run(accelerator=None, execution={"precision": "auto", "threads": None})
     for size, strategy in ((1, "single"), (2, "ddp")):
-        decided = decide(open_run.model_copy(update={"accelerator": None}), world(size))
+        decided = resolve_defaults(open_run.model_copy(update={"accelerator": None}), world(size))
         assert decided.accelerator is not None
         assert decided.strategy is not None
         assert decided.strategy.kind == strategy
@@ -116,7 +116,7 @@ def test_what_is_left_open_is_decided() -> None:
 
 
 def test_the_precision_follows_the_instructions_of_the_processor() -> None:
-    decided = decide(run(execution={"precision": "auto"}), world(1))
+    decided = resolve_defaults(run(execution={"precision": "auto"}), world(1))
     native = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"} & instructions()
     assert decided.execution.precision == ("bf16" if native else "fp32")
 
@@ -126,9 +126,9 @@ def test_an_uneven_share_is_said_with_what_it_costs(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
     caplog.set_level(logging.INFO, "regauge")
-    decide(run(), world(4))
+    resolve_defaults(run(), world(4))
     assert not caplog.records
-    decide(run(), world(3))
+    resolve_defaults(run(), world(3))
     assert caplog.messages == [
         "4 microbatches on 3 processes: shares of 2 and 1, 33 % of the time is idle"
     ]
@@ -139,7 +139,9 @@ def test_without_a_compiler_the_run_is_eager_and_says_so(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
     monkeypatch.setenv("PATH", "")
-    assert decide(run(execution={"compile": "blocks"}), world(1)).execution.compile == "no"
+    assert (
+        resolve_defaults(run(execution={"compile": "blocks"}), world(1)).execution.compile == "no"
+    )
     assert "the run is not compiled: no C++ compiler is installed" in caplog.text
 
 

@@ -20,7 +20,7 @@ from regauge.data.dataset import Dataset
 from regauge.data.loader import Facts
 from regauge.errors import SettingsError
 from regauge.models.architectures import blocks
-from regauge.models.init_weights import META, fill, first_weights
+from regauge.models.init_weights import META, initial_weights, materialize
 from regauge.models.ranker import Ranker
 from regauge.models.settings import Interactions, Lora, Model
 from regauge.processes import World
@@ -54,8 +54,8 @@ def run(folder: Path, data: Path, model: Model, **changes: Any) -> Any:
 def made(task: Rank, data: Dataset, model: Model = SCRATCH) -> Any:
     with META:
         module = task.module(model, data.manifest, 7)
-    weights = first_weights(module, model, 7)
-    fill(module, weights)
+    weights = initial_weights(module, model, 7)
+    materialize(module, weights)
     module.remarks = weights.remarks
     return module.eval()
 

@@ -11,7 +11,7 @@ import pytest
 from regauge.data.settings import Limits
 from regauge.data.sources import Record, Rejected, Skipped
 from regauge.errors import DataError, SettingsError
-from regauge.prepare.filters import filtered
+from regauge.preparation.filters import filtered
 from unit.preparing import FIELDS, contents, corpus, prepared, settings
 
 

@@ -9,10 +9,10 @@ import torch
 
 from regauge.errors import NoProgressError, RollBackError
 from regauge.processes import World
-from regauge.training import metrics as pacing
-from regauge.training.guards import LEARNING_STEPS, Guard, judged
-from regauge.training.metrics import Pace
+from regauge.training import straggler
+from regauge.training.guards import LEARNING_STEPS, Guard, detect_spike
 from regauge.training.settings import Guarding
+from regauge.training.straggler import StragglerDetector
 
 CPU = torch.device("cpu")
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 def spikes(losses: list[float], norms: list[float], deviations: float = 8.0) -> list[int]:
     usual, found = torch.zeros(5), []
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
-        flag, usual = judged(usual, torch.tensor([loss, math.log(norm)]), deviations)
+        flag, usual = detect_spike(usual, torch.tensor([loss, math.log(norm)]), deviations)
         if flag:
             found.append(step)
     return found
@@ -64,7 +64,7 @@ def test_a_new_level_becomes_usual() -> None:
 
 def test_what_is_not_finite_is_not_learned_from() -> None:
     usual = torch.tensor([20.0, 1.0, 0.0, 0.1, 0.1])
-    flag, after = judged(usual, torch.tensor([math.nan, math.inf]), 8.0)
+    flag, after = detect_spike(usual, torch.tensor([math.nan, math.inf]), 8.0)
     assert not flag
     assert torch.equal(after, usual)
 
@@ -78,8 +78,8 @@ def guard(**settings: object) -> tuple[Guard, torch.nn.Parameter]:
 def test_a_lazy_device_updates_by_nothing() -> None:
     one, value = guard()
     value.grad = torch.full((4,), math.nan)
-    assert one.admits(value.grad.norm(), torch.ones(2))
-    rate = one.disarmed(torch.tensor(0.1))
+    assert one.should_update(value.grad.norm(), torch.ones(2))
+    rate = one.masked_lr(torch.tensor(0.1))
     assert float(rate) < 1e-20
     assert torch.equal(value.grad, torch.zeros(4))
 
@@ -87,8 +87,8 @@ def test_a_lazy_device_updates_by_nothing() -> None:
 def test_a_good_step_keeps_its_gradient_and_rate() -> None:
     one, value = guard()
     value.grad = torch.ones(4)
-    assert one.admits(value.grad.norm(), torch.ones(2))
-    assert float(one.disarmed(torch.tensor(0.5))) == 0.5
+    assert one.should_update(value.grad.norm(), torch.ones(2))
+    assert float(one.masked_lr(torch.tensor(0.5))) == 0.5
     assert torch.equal(value.grad, torch.ones(4))
 
 
@@ -104,47 +104,49 @@ def test_a_bad_step_does_what_the_settings_ask(
     settings: dict[str, object], error: type[Exception]
 ) -> None:
     one, _ = guard(**settings)
-    one.admits(torch.tensor(math.nan), torch.ones(2))
+    one.should_update(torch.tensor(math.nan), torch.ones(2))
     with pytest.raises(error) as found:
-        one.look(7)
+        one.raise_if_needed(7)
     assert type(found.value) is error
 
 
 def test_steps_in_a_row_are_counted_over_looks() -> None:
     one, _ = guard(skipped_in_a_row=3)
     for step in (1, 2):
-        one.admits(torch.tensor(math.nan), torch.ones(2))
-        one.look(step)
-    one.admits(torch.tensor(1.0), torch.ones(2))
+        one.should_update(torch.tensor(math.nan), torch.ones(2))
+        one.raise_if_needed(step)
+    one.should_update(torch.tensor(1.0), torch.ones(2))
     for step in (4, 5):
-        one.admits(torch.tensor(math.inf), torch.ones(2))
-        one.look(step)
-    one.admits(torch.tensor(math.nan), torch.ones(2))
+        one.should_update(torch.tensor(math.inf), torch.ones(2))
+        one.raise_if_needed(step)
+    one.should_update(torch.tensor(math.nan), torch.ones(2))
     with pytest.raises(RollBackError, match="3 steps in a row were skipped, up to step 6"):
-        one.look(6)
+        one.raise_if_needed(6)
 
 
 def test_the_slowest_is_named_in_the_second_line(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr(pacing.time, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(pacing, "summed", lambda own: own + torch.tensor([0.1, 0.0, 0.1]))
-    pace = Pace(World(rank=1, size=3), CPU)
+    monkeypatch.setattr(straggler.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(
+        straggler, "all_reduce_sum", lambda own: own + torch.tensor([0.1, 0.0, 0.1])
+    )
+    pace = StragglerDetector(World(rank=1, size=3), CPU)
     told = []
     for _ in range(3):
-        pace.begin()
-        pace.arrive()
-        pace.arrive()
-        told.append(pace.look())
+        pace.before_batches(0)
+        pace.before_collective()
+        pace.before_collective()
+        told.append(pace.ledger_fields()["slowest"])
     assert told == [None, {"rank": 1, "seconds": 0.9}, {"rank": 1, "seconds": 0.9}]
 
 
 def test_who_is_late_in_turns_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr(pacing.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(straggler.time, "perf_counter", lambda: float(next(clock)))
     late = iter([[0.0, 2.0], [2.0, 0.0], [0.0, 2.0]])
-    monkeypatch.setattr(pacing, "summed", lambda _: torch.tensor(next(late)))
-    pace = Pace(World(rank=0, size=2), CPU)
+    monkeypatch.setattr(straggler, "all_reduce_sum", lambda _: torch.tensor(next(late)))
+    pace = StragglerDetector(World(rank=0, size=2), CPU)
     for _ in range(3):
-        pace.begin()
-        pace.arrive()
-        assert pace.look() is None
+        pace.before_batches(0)
+        pace.before_collective()
+        assert pace.ledger_fields() == {"slowest": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 import weakref
@@ -12,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from regauge import accelerators
+from regauge import accelerators, timing
 from regauge.accelerators.cpu import Cpu
 from regauge.errors import PreflightError
-from regauge.faults import Chaos
 from regauge.health import device, machine, vendors
 from regauge.health.examination import blamed
 from regauge.health.findings import Finding, require
 from regauge.health.machine import check_machine
 from regauge.health.probe import partners
 from regauge.health.vendors import check_vendors
+from regauge.hooks import inject_nothing
 
 MADE: dict[str, Any] = {}
 """What the lazy device was given, and whether it was still there."""
@@ -133,7 +134,7 @@ def test_what_a_lazy_device_is_timed_for_is_held_until_it_is_computed() -> None:
 def test_a_run_does_not_wait_for_the_bandwidth_of_its_memory() -> None:
     """It is told to people: nothing is decided by it."""
     cpu, here = Cpu(), torch.device("cpu")
-    before = list(device.check_device(cpu, here, (), "here", Chaos(None, Path("none"), 0, 1)))
+    before = list(device.check_device(cpu, here, (), "here", inject_nothing))
     assert [each for each in before if isinstance(each, str)] == ["memory"]
     name, found = device.bandwidth(cpu, here, "here")
     assert isinstance(found, Finding)
@@ -158,10 +159,26 @@ def test_a_tenth_of_a_data_sheet_s_peak_is_slow_and_of_a_peak_timed_here_is_not(
 ) -> None:
     monkeypatch.setattr(device, "_timed", lambda *_: 1.0)
     chip, here = Slow(measured=measured), torch.device("cpu")
-    found = device.check_device(chip, here, ("fp32",), "here", Chaos(None, Path("none"), 0, 1))
+    found = device.check_device(chip, here, ("fp32",), "here", inject_nothing)
     (speed,) = [each for each in found if isinstance(each, Finding) and "speed" in each.check]
     assert speed.ok == measured
     assert ("slow" in speed.problem) != measured
+
+
+def test_a_device_that_was_busy_is_timed_again_before_it_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tenth of the peak in the first measurement, then nine tenths."""
+    first = 1 + timing.TRIES + device.LEAST_TRIES
+    seconds = itertools.chain([1.0] * first, itertools.repeat(1 / 9))
+    monkeypatch.setattr(device, "_timed", lambda *_: next(seconds))
+    monkeypatch.setattr(device, "SPEED_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "REPEAT_PAUSE_SECONDS", 0.0)
+    chip, faults = Slow(measured=False), inject_nothing
+    *_, speed = device.check_device(chip, torch.device("cpu"), ("fp32",), "here", faults)
+    assert isinstance(speed, Finding)
+    assert speed.ok
+    assert speed.value == "2 GFLOP/s, 90% of the chip's (best of 2 measurements)"
 
 
 class Chip(Cpu):

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from regauge.supervision.heartbeat import PHASES, Pulse, Pulses
+from regauge.supervision.heartbeat import PHASES, Heartbeat, HeartbeatTable
 
 WRITER = """
 import sys
@@ -22,7 +22,7 @@ SECONDS = 1.5
 
 
 def test_a_sign_is_never_torn(tmp_path: Path) -> None:
-    pulses = Pulses(tmp_path / "pulse", 2)
+    pulses = HeartbeatTable(tmp_path / "pulse", 2)
     began = time.monotonic()
     command = [sys.executable, "-c", WRITER, str(tmp_path / "pulse")]
     with subprocess.Popen(command) as writer:
@@ -43,8 +43,8 @@ def test_a_sign_is_never_torn(tmp_path: Path) -> None:
 
 
 def test_a_sign_keeps_what_it_does_not_say(tmp_path: Path) -> None:
-    pulses = Pulses(tmp_path / "pulse", 1)
-    pulse = Pulse(tmp_path / "pulse", 0)
+    pulses = HeartbeatTable(tmp_path / "pulse", 1)
+    pulse = Heartbeat(tmp_path / "pulse", 0)
     pulse.beat("step", step=7)
     pulse.beat()
     found = pulses.read(0)

@@ -17,7 +17,7 @@ from regauge.errors import SettingsError
 from regauge.models import weights as folders
 from regauge.models.architectures import Head, build
 from regauge.models.attention_masks import reading
-from regauge.models.init_weights import META, FirstWeights, fill, first_weights
+from regauge.models.init_weights import META, InitialWeights, initial_weights, materialize
 from regauge.models.settings import Model
 
 VOCABULARY = 300
@@ -61,8 +61,8 @@ def test_a_model_is_filled_later_as_it_is_at_once(model: dict[str, Any], head: H
     later = empty(model, head)
     assert all(value.is_meta for value in later.parameters())
     assert not any(value.is_meta for value in later.buffers())
-    found = first_weights(later, Model(**model), 3)
-    fill(later, found)
+    found = initial_weights(later, Model(**model), 3)
+    materialize(later, found)
     assert same(weights(later), weights(made(model, head)))
     assert set(found.sums) == set(weights(later))
 
@@ -121,14 +121,14 @@ def test_what_cannot_read_rows_is_refused_without_weights() -> None:
 def test_tied_weights_are_one_and_are_read_once() -> None:
     bert = made(BERT, "masked")
     assert bert.cls.predictions.decoder.weight is bert.bert.embeddings.word_embeddings.weight
-    names = [name for name, _ in first_weights(empty(BERT, "masked"), Model(**BERT), 0)]
+    names = [name for name, _ in initial_weights(empty(BERT, "masked"), Model(**BERT), 0)]
     assert len(names) == len(set(names)) == len(weights(bert))
 
 
 def test_a_module_beside_the_model_is_drawn_by_its_own_rule() -> None:
     with META:
         both = nn.ModuleDict({"model": made(BERT), "extra": nn.Linear(4, 3)})
-    fill(both, FirstWeights(nn.ModuleDict({**both}), 3, {}))
+    materialize(both, InitialWeights(nn.ModuleDict({**both}), 3, {}))
     assert both["extra"].weight.abs().max() <= 0.5  # a bound of nn.Linear's: 1 / sqrt(4)
     assert both["extra"].weight.std() > 0.05
     assert same(weights(both["model"]), weights(made(BERT)))
@@ -172,18 +172,18 @@ def test_a_body_is_read_from_a_model_with_a_head_and_back(folder: Path, tmp_path
     plain = {"path": str(folder)}
     with META:
         body = made(plain)
-    found = first_weights(body, Model(**plain), 3)
+    found = initial_weights(body, Model(**plain), 3)
     assert found.remarks == (
         f"'{folder}' has 5 weights that are left out: {_first_head(folder)} …",
     )
-    fill(body, found)
+    materialize(body, found)
     folders.save(tmp_path / "body", body.config, body.named_parameters(), tmp_path)
     headless = {"path": str(tmp_path / "body")}
     headed = empty(headless, "masked")
-    found = first_weights(headed, Model(**headless), 3)
+    found = initial_weights(headed, Model(**headless), 3)
     (remark,) = found.remarks
     assert "has no head for this task: 5 weights are drawn, cls.predictions" in remark
-    fill(headed, found)
+    materialize(headed, found)
     whole, drawn = weights(made(plain, "masked")), weights(made(BERT, "masked", seed=3))
     for name, value in weights(headed).items():
         expected = drawn if name.startswith("cls") else whole
@@ -220,7 +220,7 @@ def test_weights_of_another_model_are_refused_before_anything_is_allocated(
         (tmp_path / file.name).write_bytes(file.read_bytes())
     model = {"path": str(tmp_path)}
     with pytest.raises(SettingsError, match=r"lacks 20 of 20 weights of a llama, such as 'model\."):
-        first_weights(empty(model, "causal"), Model(**model), 0)
+        initial_weights(empty(model, "causal"), Model(**model), 0)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def by_the_paper(weights: list[float], steps: int, *, matrix: bool) -> list[floa
 def test_the_first_step_of_a_matrix_by_hand() -> None:
     """The update is (0.5 / 1 + 0.3, -1 / 1.5 + 0.4), its norm 0.843274; the weights' norm is 5."""
     value = nn.Parameter(torch.tensor([[3.0, 4.0]]))
-    found = stepped(optimizers.build(settings(), [("w", value)]), value, [0.5, -1.0])
+    found = stepped(optimizers.build_optimizer(settings(), [("w", value)]), value, [0.5, -1.0])
     ratio = 5 / 0.843274
     assert found == pytest.approx([3 - 0.01 * ratio * 0.8, 4 + 0.01 * ratio * 0.8 / 3], rel=1e-6)
 
@@ -69,7 +69,7 @@ def test_the_first_step_of_a_matrix_by_hand() -> None:
 def test_three_steps_are_those_of_the_paper(lazy: bool) -> None:  # noqa: FBT001
     """A matrix is decayed and scaled to its norm; a vector takes Adam's update as it is."""
     matrix, vector = nn.Parameter(torch.tensor([[3.0, 4.0]])), nn.Parameter(torch.ones(2))
-    own = optimizers.build(settings(), [("w", matrix), ("b", vector)], lazy=lazy)
+    own = optimizers.build_optimizer(settings(), [("w", matrix), ("b", vector)], lazy=lazy)
     for step, gradient in enumerate(GRADIENTS, start=1):
         vector.grad = torch.tensor(gradient)
         found = stepped(own, matrix, gradient)
@@ -81,7 +81,7 @@ def test_three_steps_are_those_of_the_paper(lazy: bool) -> None:  # noqa: FBT001
 def test_a_matrix_is_scaled_without_decay_as_well() -> None:
     """It is what a tensor is, and not its decay, that says whether it is scaled."""
     value = nn.Parameter(torch.tensor([[3.0, 4.0]]))
-    own = optimizers.build(settings(weight_decay=0.0), [("w", value)])
+    own = optimizers.build_optimizer(settings(weight_decay=0.0), [("w", value)])
     moved = torch.tensor(stepped(own, value, [0.5, -1.0])) - torch.tensor([3.0, 4.0])
     assert float(moved.norm()) == pytest.approx(RATE * 5, rel=1e-5)
 
@@ -89,19 +89,19 @@ def test_a_matrix_is_scaled_without_decay_as_well() -> None:
 @pytest.mark.parametrize("lazy", [False, True])
 def test_weights_of_norm_zero_take_the_update_as_it_is(lazy: bool) -> None:  # noqa: FBT001
     value = nn.Parameter(torch.zeros(1, 2))
-    own = optimizers.build(settings(), [("w", value)], lazy=lazy)
+    own = optimizers.build_optimizer(settings(), [("w", value)], lazy=lazy)
     assert stepped(own, value, [0.5, -1.0]) == pytest.approx([-0.01 * 0.5, 0.01 / 1.5])
 
 
 def test_no_gradient_at_all_changes_no_weight() -> None:
     value = nn.Parameter(torch.tensor([[3.0, 4.0]]))
-    own = optimizers.build(settings(weight_decay=0.0), [("w", value)])
+    own = optimizers.build_optimizer(settings(weight_decay=0.0), [("w", value)])
     assert stepped(own, value, [0.0, 0.0]) == [3.0, 4.0]
 
 
 def test_a_parameter_without_a_gradient_is_left_alone() -> None:
     one, other = (nn.Parameter(torch.ones(1, 2)) for _ in range(2))
-    own = optimizers.build(settings(), [("one", one), ("other", other)])
+    own = optimizers.build_optimizer(settings(), [("one", one), ("other", other)])
     stepped(own, one, [0.5, -1.0])
     assert other.tolist() == [[1.0, 1.0]]
     assert other not in own.state
@@ -120,7 +120,7 @@ class NothingRead(TorchDispatchMode):
 def test_nothing_is_read_of_a_lazy_device() -> None:
     value = nn.Parameter(torch.ones(4, 3))
     lazy, other = (
-        optimizers.build(settings(), [("w", value)], lazy=lazy) for lazy in (True, False)
+        optimizers.build_optimizer(settings(), [("w", value)], lazy=lazy) for lazy in (True, False)
     )
     value.grad = torch.ones(4, 3)
     with NothingRead():
@@ -160,9 +160,9 @@ def test_its_state_is_that_of_adamw() -> None:
     value = nn.Parameter(torch.ones(4, 3))
     states = []
     for kind in ("adamw", "lamb"):
-        own = optimizers.build(settings(kind=kind), [("w", value)])
-        optimizers.prime(own)
-        saved = optimizers.tensors(own, {"w": value})
+        own = optimizers.build_optimizer(settings(kind=kind), [("w", value)])
+        optimizers.prime_state(own)
+        saved = optimizers.state_tensors(own, {"w": value})
         assert optimizers.steps_taken(own, {"w": value}) == 1
         states.append({name: (each.shape, each.dtype) for name, each in saved.items()})
     assert states[0] == states[1]

@@ -15,7 +15,7 @@ from regauge.data import dataset, duplicates
 from regauge.data.settings import Split
 from regauge.data.tokenizer import Encoder
 from regauge.errors import DataError, SettingsError
-from regauge.prepare import encode
+from regauge.preparation import encode
 from regauge.verbs import prepare as verb
 from unit.preparing import FIELDS, contents, corpus, prepared, settings, tables
 

@@ -18,7 +18,7 @@ from regauge.accelerators import Chip
 from regauge.processes import World
 from regauge.supervision.cost_meter import Meter, Reading
 from regauge.training.ledger import ACCOUNTS, Ledger
-from regauge.training.metrics import Interval
+from regauge.training.metrics import MetricsWindow, MfuMeter
 
 FREE = Meter(Reading(), 0.0, 1, 1, None)
 
@@ -39,9 +39,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_time_is_booked_once_to_the_innermost_account(clock: Clock) -> None:
     ledger = Ledger(FREE)
     clock.now += 5  # in no account
-    with ledger.spend("step"):
+    with ledger.phase("step"):
         clock.now += 1
-        with ledger.spend("checkpoint"):
+        with ledger.phase("checkpoint"):
             clock.now += 2
         clock.now += 4
         assert ledger.seconds["step"] == 5
@@ -54,27 +54,21 @@ def test_time_is_booked_once_to_the_innermost_account(clock: Clock) -> None:
 
 def test_tokens_a_second_are_those_of_training_alone(clock: Clock) -> None:
     ledger = Ledger(FREE)
-    interval = Interval(torch.device("cpu"), ledger)
-    session: Any = SimpleNamespace(
-        world=World(),
-        ledger=ledger,
-        rates=SimpleNamespace(at=lambda _: 0.1),
-        step=1,
-        steps_per_epoch=10,
-        chip=Chip("some", {"fp32": 1000.0}),
-        settings=SimpleNamespace(execution=SimpleNamespace(precision="fp32")),
-        flops_per_token=2.0,
-    )
-    with ledger.spend("step"):
+    interval = MetricsWindow(torch.device("cpu"), World(), ledger)
+    chip = Chip("some", {"fp32": 1000.0})
+    device: Any = SimpleNamespace(chip=lambda _: chip)
+    context: Any = SimpleNamespace(steps_per_epoch=10, mfu=MfuMeter(device, "fp32", 2.0, 1))
+    state: Any = SimpleNamespace(step=1, lr_schedule=SimpleNamespace(rate_at=lambda _: 0.1))
+    with ledger.phase("step"):
         for _ in range(2):
             clock.now += 1
-            with ledger.spend("data_wait"):
+            with ledger.phase("data_wait"):
                 clock.now += 1
             interval.count([{"segments": np.ones((2, 50))}])
             interval.add(torch.ones(2), torch.zeros(()))
-            line = interval.line(session)
+            line = interval.flush(context, state)
             assert (line["train/tokens_per_second"], line["train/mfu"]) == (50, 0.1)
-            with ledger.spend("evaluate"):
+            with ledger.phase("evaluate"):
                 clock.now += 30
 
 
@@ -86,10 +80,10 @@ def test_what_a_device_compiles_is_taken_from_the_account_that_is_open(
     clock: Clock, account: str | None, booked: dict[str, float]
 ) -> None:
     """The rehearsal of a step is an account of compiling already."""
-    ledger = Ledger(FREE)
-    with ledger.spend(account) if account else nullcontext():
+    compiled = iter((0.0, 6.0))
+    ledger = Ledger(FREE, compile_seconds=lambda: next(compiled))
+    with ledger.phase(account) if account else nullcontext(), ledger.compilation():
         clock.now += 10
-        ledger.move("compile", 6.0)
     assert {name: value for name, value in ledger.seconds.items() if value} == booked
 
 
@@ -97,7 +91,7 @@ def test_an_account_is_closed_when_its_work_fails(clock: Clock) -> None:
     ledger = Ledger(FREE)
 
     def fail() -> None:
-        with ledger.spend("evaluate"):
+        with ledger.phase("evaluate"):
             clock.now += 3
             raise ValueError("broken")
 
@@ -109,14 +103,14 @@ def test_an_account_is_closed_when_its_work_fails(clock: Clock) -> None:
 
 def test_a_resume_goes_on_and_books_what_was_lost(clock: Clock) -> None:
     first = Ledger(FREE)
-    with first.spend("step"):
+    with first.phase("step"):
         clock.now += 10
         first.tokens, first.slots = 60, 80
         state = json.loads(json.dumps(first.state()))
         clock.now += 4
         last = {"seconds": first.seconds}
     second = Ledger(FREE)
-    with second.spend("init"):
+    with second.phase("init"):
         clock.now += 1
         second.restore(state, last)
     assert second.seconds["step"] == 10

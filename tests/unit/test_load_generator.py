@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from regauge.benchmark.load_generator import (
+from regauge.benchmarking.load_generator import (
     FEWEST,
     PATIENCE,
     Clock,

@@ -14,7 +14,7 @@ from regauge.errors import SettingsError
 from regauge.models.architectures import Head, blocks, build
 from regauge.models.dropout import CounterDropout
 from regauge.models.flops import counts, flops_per_token
-from regauge.models.init_weights import META, first_weights
+from regauge.models.init_weights import META, initial_weights
 from regauge.models.lora import merged
 from regauge.models.settings import Lora, Model
 from regauge.models.weights import adapting, plain_name
@@ -146,7 +146,7 @@ def test_a_merged_model_gives_the_outputs_of_the_unmerged_one(
     with META:
         empty = made(model, head, lora)
     trained = {name: value.detach() for name, value in adapters(own).items()}
-    weights = dict(merged(first_weights(empty, Model(**model), 3), trained))
+    weights = dict(merged(initial_weights(empty, Model(**model), 3), trained))
     plain = made(model, head).eval()
     tokens = torch.arange(5, 29).view(2, 12)
     with torch.no_grad():

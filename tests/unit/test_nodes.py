@@ -147,7 +147,7 @@ class Place:
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr(registers, "STALE_SECONDS", 0.3)
-    monkeypatch.setattr(registers, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(registers, "POLL_SECONDS", 0.01)
     return Place()
 
 

@@ -65,7 +65,7 @@ def trained(kind: str, steps: int) -> tuple[nn.Linear, torch.optim.Optimizer]:
     torch.manual_seed(0)
     layer = nn.Linear(4, 3)
     settings = Optimizer.model_validate({"kind": kind, "learning_rate": 0.1})
-    own = optimizers.build(settings, layer.named_parameters())
+    own = optimizers.build_optimizer(settings, layer.named_parameters())
     for _ in range(steps):
         own.zero_grad()
         layer(torch.ones(2, 4)).square().sum().backward()
@@ -77,7 +77,7 @@ def trained(kind: str, steps: int) -> tuple[nn.Linear, torch.optim.Optimizer]:
 def test_a_primed_optimizer_takes_the_state_of_another_and_goes_on(kind: str) -> None:
     layer, own = trained(kind, 3)
     masters = dict(layer.named_parameters())
-    kept = {name: value.clone() for name, value in optimizers.tensors(own, masters).items()}
+    kept = {name: value.clone() for name, value in optimizers.state_tensors(own, masters).items()}
     count = optimizers.steps_taken(own, masters)
     assert kept
     assert all(value.ndim for value in kept.values())
@@ -85,12 +85,12 @@ def test_a_primed_optimizer_takes_the_state_of_another_and_goes_on(kind: str) ->
     copy, fresh = trained(kind, 0)
     copy.load_state_dict(layer.state_dict())
     gradients = {name: value.grad for name, value in copy.named_parameters()}
-    optimizers.prime(fresh)
+    optimizers.prime_state(fresh)
     for name, value in copy.named_parameters():
         assert value.equal(masters[name]), "priming changed a weight"
         assert value.grad is gradients[name]
     others = dict(copy.named_parameters())
-    empty = optimizers.tensors(fresh, others)
+    empty = optimizers.state_tensors(fresh, others)
     assert empty.keys() == kept.keys()
     for name, value in empty.items():
         value.copy_(kept[name])
@@ -112,7 +112,7 @@ def test_a_moment_that_never_forgets_is_refused(betas: tuple[float, float]) -> N
 def test_vectors_are_not_decayed_and_frozen_weights_are_left_out() -> None:
     layer = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
     layer[2].requires_grad_(requires_grad=False)
-    own = optimizers.build(Optimizer(weight_decay=0.1), layer.named_parameters())
+    own = optimizers.build_optimizer(Optimizer(weight_decay=0.1), layer.named_parameters())
     groups = [(len(group["params"]), group["weight_decay"]) for group in own.param_groups]
     assert groups == [(1, 0.1), (3, 0.0)]
 
@@ -122,37 +122,37 @@ def test_a_table_of_rates_is_the_schedule(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(optimizers, "TABLE_STEPS", 3)
     settings = Optimizer(learning_rate=0.5, schedule=Schedule(kind="cosine", warmup_steps=2))
     rates = {
-        lazy: optimizers.Rates(settings, 9, torch.device("cpu"), lazy=lazy)
+        lazy: optimizers.LRSchedule(settings, 9, torch.device("cpu"), lazy=lazy)
         for lazy in (False, True)
     }
     for start in (0, 4):
         for each in rates.values():
-            each.begin(start)
+            each.seek(start)
         for step in range(start, 9):
             expected = optimizers.learning_rate(0.5, settings.schedule, step, 9)
             assert rates[False].next() == expected
             assert float(rates[True].next()) == pytest.approx(expected)
-    rates[True].begin(-1)
+    rates[True].seek(-1)
     assert 0 < float(rates[True].next()) < 1e-20
 
 
 def test_weights_have_their_shares_of_the_learning_rate() -> None:
     layers = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     settings = Optimizer(shares={"0.": 0.5, "0.bias": 0.0}, weight_decay=0.1)
-    own = optimizers.build(settings, layers.named_parameters())
+    own = optimizers.build_optimizer(settings, layers.named_parameters())
     optimizers.set_learning_rate(own, 0.2)
     found = {
         (group["lr"], group["weight_decay"]): len(group["params"]) for group in own.param_groups
     }
     assert found == {(0.2, 0.1): 1, (0.2, 0.0): 1, (0.1, 0.1): 1, (0.0, 0.0): 1}
-    optimizers.check_shares(settings, dict(layers.named_parameters()))
+    optimizers.check_lr_multipliers(settings, dict(layers.named_parameters()))
     wrong, names = Optimizer(shares={"modle.": 0.5}), list(dict(layers.named_parameters()))
     with pytest.raises(SettingsError, match=r"begins with 'modle\.'; names begin with 0\., 1\."):
-        optimizers.check_shares(wrong, names)
+        optimizers.check_lr_multipliers(wrong, names)
 
 
 def test_a_process_that_owns_nothing_has_an_optimizer() -> None:
-    own = optimizers.build(Optimizer(), [])
-    optimizers.prime(own)
+    own = optimizers.build_optimizer(Optimizer(), [])
+    optimizers.prime_state(own)
     own.step()
     assert own.param_groups[0]["params"] == []

@@ -24,9 +24,9 @@ from regauge.data.sources import Found, Piece, Record, Rejected, Skipped, Source
 from regauge.errors import SettingsError
 from regauge.models.io_spec import Fields
 from regauge.models.sentence_transformers import Reads
-from regauge.predict.fields import kind_of
-from regauge.predict.shard import Asked, Shelf, Taken, Writer, read
-from regauge.predict.shard_queue import Shard
+from regauge.prediction.fields import kind_of
+from regauge.prediction.shard import Asked, Shelf, Taken, Writer, read
+from regauge.prediction.shard_queue import Shard
 
 
 class Counted(Source):

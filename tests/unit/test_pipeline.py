@@ -12,6 +12,7 @@ import pytest
 
 from regauge.errors import DataError, SettingsError
 from regauge.verbs import pipeline
+from unit.stage_verbs import join
 
 pytestmark = pytest.mark.usefixtures("two_verbs")
 
@@ -223,14 +224,104 @@ def test_a_dry_run_changes_nothing_and_shows_every_stage(
     assert not Path("out").exists()
     plans = [stage["plan"] for stage in answer["stages"]]
     assert plans == [{"characters": 5}, {"characters": 5}, {"known_after": "first, second"}]
-    assert "[3/3] join: join -> out/words/3-join (waiting)" in capsys.readouterr().out
+    assert "[3/3] join: join -> out/words/3-join (to do: not run yet)" in capsys.readouterr().out
 
 
-def test_a_dry_run_after_the_run_knows_more(run_file: Path) -> None:
+def contents() -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+
+
+def plan(run_file: Path, *overrides: str) -> list[tuple[str, str]]:
+    """Return the state and the reason of each stage; the dry run writes nothing."""
+    before = contents()
+    answer = pipeline.main(run_file, *overrides, dry_run=True)
+    assert contents() == before
+    stale = [stage for stage in answer["stages"] if stage["state"] == "stale"]
+    assert ("would_refuse" in answer) == bool(stale)
+    return [(stage["state"], stage.get("reason", "")) for stage in answer["stages"]]
+
+
+def test_a_dry_run_of_a_finished_pipeline_shows_what_it_made(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pipeline.main(run_file)
+    monkeypatch.setattr(join, "plan", refuse)
+    done = json.loads(Path("out/words/3-join/done.json").read_text())
+    capsys.readouterr()
+    assert plan(run_file) == [("done", "")] * 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == f"[3/3] join: join -> out/words/3-join (done, {done['seconds']:.1f} s)"
+    assert len(lines) == 3
+    last = pipeline.main(run_file, dry_run=True)["stages"][2]
+    assert (last["seconds"], last["answer"]) == (done["seconds"], done["answer"])
+    assert "plan" not in last
+
+
+def refuse(_: Any) -> dict[str, Any]:
+    raise SettingsError("the folder exists", "name another")
+
+
+def test_a_dry_run_of_a_half_finished_pipeline_plans_the_rest(run_file: Path) -> None:
+    with pytest.raises(DataError):
+        pipeline.main(run_file, "stage.second.text.value=fail")
+    states = [("done", ""), ("to do", "started, and not finished"), ("to do", "not run yet")]
+    assert plan(run_file) == states
     stages = pipeline.main(run_file, dry_run=True)["stages"]
-    assert [stage["state"] for stage in stages] == ["finished"] * 3
-    assert stages[2]["plan"] == {"length": 11}
+    assert stages[1]["plan"] == {"characters": 5}
+    assert stages[2]["plan"] == {"known_after": "second"}
+
+
+def test_a_dry_run_says_what_has_changed_and_what_a_run_would_refuse(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline.main(run_file)
+    change = "'text.value' has changed from 'there' to 'you'"
+    override = "stage.second.text.value=you"
+    capsys.readouterr()
+    states = [("done", ""), ("stale", change), ("stale", "its input 'second' is stale")]
+    assert plan(run_file, override) == states
+    lines = capsys.readouterr().out.splitlines()
+    assert f"[2/3] second: write -> out/words/2-second (stale: {change})" in lines
+    assert lines[-1] == f"would refuse: {refused(run_file, override)}"
+
+
+def test_a_stage_to_do_names_a_stale_input(run_file: Path) -> None:
+    pipeline.main(run_file)
+    shutil.rmtree("out/words/3-join")
+    override = "stage.second.text.value=you"
+    assert plan(run_file, override)[2] == ("to do", "its input 'second' is stale")
+    last = pipeline.main(run_file, override, dry_run=True)["stages"][2]
+    assert last["plan"] == {"known_after": "second"}, "it would read what is stale"
+
+
+def test_a_dry_run_names_an_input_that_was_deleted(run_file: Path) -> None:
+    pipeline.main(run_file)
+    shutil.rmtree("out/words/1-first")
+    last = ("stale", "its input 'first' is not finished")
+    assert plan(run_file) == [("to do", "not run yet"), ("done", ""), last]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 99}', "{", '{"format": 1}'])
+def test_a_dry_run_names_a_broken_mark(run_file: Path, text: str) -> None:
+    pipeline.main(run_file)
+    Path("out/words/1-first/done.json").write_text(text)
+    first, _, last = plan(run_file)
+    assert first[0] == "stale"
+    assert last == ("stale", "its input 'first' is stale")
+
+
+def test_a_dry_run_in_a_foreign_folder_says_that_a_run_would_refuse(run_file: Path) -> None:
+    Path("mine").mkdir()
+    Path("mine/thesis.txt").write_text("precious")
+    answer = pipeline.main(run_file, "output.folder=mine", dry_run=True)
+    assert answer["would_refuse"] == refused(run_file, "output.folder=mine")
+    assert [path.name for path in Path("mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_dry_run_with_a_mistake_is_refused(run_file: Path) -> None:
+    run_file.write_text(RUN_FILE.replace("text.value", "text.valeu"))
+    with pytest.raises(SettingsError, match=r"unknown key 'text\.valeu'"):
+        pipeline.main(run_file, dry_run=True)
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

@@ -13,8 +13,8 @@ import pytest
 from regauge.config import build
 from regauge.data.sources import Record, Rejected, legible
 from regauge.errors import DataError, SettingsError
-from regauge.predict import fields
-from regauge.predict.settings import Predicting
+from regauge.prediction import fields
+from regauge.prediction.settings import Predicting
 
 SEVERAL = {"id": "text", "title": "text", "body": "text"}
 

@@ -15,9 +15,9 @@ from regauge.artifacts.manifest import Compiled, Manifest, Origin, Program, Rung
 from regauge.backends.eager import Eager
 from regauge.data.sources import Piece
 from regauge.errors import DataError, SettingsError
-from regauge.predict.job import Job, Place, facts_of, paths, place_of, sums, write_result
-from regauge.predict.settings import Predicting
-from regauge.predict.shard_queue import Shard
+from regauge.prediction.job import Job, Place, facts_of, paths, place_of, sums, write_result
+from regauge.prediction.settings import Predicting
+from regauge.prediction.shard_queue import Shard
 
 FACTS = {"artifact": "a", "predict": {"rows": 10, "invariant": True}, "texts": ("text",)}
 

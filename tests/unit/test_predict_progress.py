@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regauge.log import logger
-from regauge.predict.progress import Pace
+from regauge.prediction.progress import Pace
 
 ROWS = 100
 

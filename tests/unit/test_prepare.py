@@ -20,8 +20,8 @@ import pytest
 from regauge.data import dataset, tokenizer
 from regauge.data.sources import Piece
 from regauge.errors import DataError, PreflightError, SettingsError
-from regauge.prepare import process_pool, read_records, workdir
-from regauge.prepare.prepare import Job
+from regauge.preparation import process_pool, read_records, workdir
+from regauge.preparation.prepare import Job
 from regauge.verbs import prepare as verb
 from unit.preparing import FIELDS, contents, corpus, prepared, settings, tables
 
@@ -326,7 +326,7 @@ def test_unfinished_work_of_other_settings_is_begun_anew(
     with workdir.Work(job.folder, job.inputs()) as place:
         (place.work / "read").mkdir()
         (place.work / "read" / "000000.json").write_text('{"records": 5}')
-        (place.work / "read" / "000000.arrow.123").write_bytes(b"half")
+        (place.work / "read" / ".000000.arrow.01234567.tmp").write_bytes(b"half")
     with workdir.Work(job.folder, job.inputs()) as place:
         assert place.started
         assert [path.name for path in (place.work / "read").iterdir()] == ["000000.json"]
@@ -399,7 +399,18 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(small: Path) -> None
     assert answer["bytes"] == (small / "a.jsonl").stat().st_size
     assert answer["rows"]["limits"] == {"title": 8, "text": 32, "number": 1}
     prepared(small, **FIELDS)
-    assert verb.plan(settings(small, **FIELDS))["would_do"].startswith("nothing")
+    done = verb.plan(settings(small, **FIELDS))
+    assert done["would_do"].startswith("nothing")
+    assert "would_refuse" not in done
+
+
+def test_a_dry_run_says_that_the_folder_of_another_dataset_would_be_refused(small: Path) -> None:
+    prepared(small, **FIELDS)
+    before = contents(small)
+    answer = verb.plan(settings(small))
+    assert answer["would_do"] == "nothing"
+    assert "holds another dataset" in answer["would_refuse"]
+    assert contents(small) == before
 
 
 @pytest.mark.parametrize(

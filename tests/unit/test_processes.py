@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from regauge import processes
+from regauge import processes, slurm
 from regauge.errors import SettingsError
 
 SLURM = {
@@ -56,9 +56,9 @@ def test_half_a_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_srun(monkeypatch: pytest.MonkeyPatch, nodes: str, first: str) -> None:
     for name, value in {**SLURM, "SLURM_STEP_NODELIST": nodes}.items():
         monkeypatch.setenv(name, value)
-    translated = processes.translated({**SLURM, "SLURM_STEP_NODELIST": nodes})
+    translated = slurm.torchrun_variables({**SLURM, "SLURM_STEP_NODELIST": nodes})
     assert translated["MASTER_ADDR"] == first
-    assert processes.FIRST_PORT <= int(translated["MASTER_PORT"]) < 40000
+    assert slurm.FIRST_PORT <= int(translated["MASTER_PORT"]) < 40000
     for name, value in translated.items():
         monkeypatch.setenv(name, value)
     assert processes.world() == processes.World(5, 8, 1, 4)

@@ -9,8 +9,8 @@ import pytest
 
 from distributed.runs import settings
 from regauge.accelerators import Chip
-from regauge.training.profile.advice import Observed
-from regauge.training.profile.breakdown import Part, Times
+from regauge.training.profile.advice import ProfileReport
+from regauge.training.profile.breakdown import Breakdown, Part
 
 KINDS = {
     "products": 0.5, "other": 0.3, "optimizer": 0.1, "communication": 0.0, "data": 0.0, "host": 0.1,
@@ -19,12 +19,12 @@ KINDS = {
 
 def observed(
     kinds: dict[str, float], *, flops: float = 1e9, changes: Any = None, **facts: Any
-) -> Observed:
+) -> ProfileReport:
     """Return two steps of a second; products compute `flops` in each."""
     doubled: Any = {name: 2 * seconds for name, seconds in kinds.items()}
     part = Part(forward=0.4, backward=1.2, products=2 * kinds["products"], flops=2 * flops)
     known: dict[str, Any] = {
-        "times": Times(2, sum(doubled.values()), doubled, 0.0, {"layers.*": part}),
+        "times": Breakdown(2, sum(doubled.values()), doubled, 0.0, {"layers.*": part}),
         "settings": settings(Path("run"), Path("data"), "mlm", **(changes or {})),
         "chip": Chip("a chip"),
         "peak": 2e9,
@@ -35,7 +35,7 @@ def observed(
         "weights": 1000,
         "processes": 1,
     }
-    return Observed(**{**known, **facts})
+    return ProfileReport(**{**known, **facts})
 
 
 def advised(*given: Any, **named: Any) -> dict[str, float]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from regauge.accelerators import Chip
-from regauge.training import metrics
+from regauge.training.metrics import MfuMeter
 
 FLOPS = 10.0
 """Of a token."""
@@ -31,36 +28,30 @@ class Device:
         return Chip("a", {precision: self.peaks[self.times]}, "timed", measured=True)
 
 
-def session(device: Device, *, measured: bool = True) -> Any:
-    chip = Chip("a", {"fp32": device.peaks[0]}, "timed", measured=measured)
-    execution = SimpleNamespace(precision="fp32")
-    return SimpleNamespace(
-        settings=SimpleNamespace(execution=execution),
-        chip=chip,
-        flops_per_token=FLOPS,
-        world=SimpleNamespace(size=2),
-        accelerator=device,
-    )
+def meter(device: Device, *, measured: bool = True) -> MfuMeter:
+    made = MfuMeter(device, "fp32", FLOPS, 2)  # type: ignore[arg-type]
+    made.chip = Chip("a", {"fp32": device.peaks[0]}, "timed", measured=measured)
+    return made
 
 
 def test_a_peak_that_a_run_comes_too_near_to_is_timed_again() -> None:
     device = Device(100.0, 250.0)
-    run = session(device)
-    assert metrics._mfu(run, 10.0) == 0.5
+    run = meter(device)
+    assert run.measure(10.0) == 0.5
     assert device.times == 0
-    assert metrics._mfu(run, 30.0) == pytest.approx(0.6)  # 150 of what were 100, and are 250
+    assert run.measure(30.0) == pytest.approx(0.6)  # 150 of what were 100, and are 250
     assert device.times == 1
     assert run.chip.flops_per_second == {"fp32": 250.0}
 
 
 def test_one_that_is_no_higher_is_believed() -> None:
     device = Device(100.0, 90.0)
-    run = session(device)
-    assert [metrics._mfu(run, 16.0) for _ in range(3)] == [0.8] * 3
+    run = meter(device)
+    assert [run.measure(16.0) for _ in range(3)] == [0.8] * 3
     assert device.times == 1
 
 
 def test_a_data_sheets_is_not_timed() -> None:
     device = Device(100.0)
-    assert metrics._mfu(session(device, measured=False), 30.0) == 1.5
+    assert meter(device, measured=False).measure(30.0) == 1.5
     assert device.times == 0

@@ -26,7 +26,7 @@ from regauge.models.ranker import Cross, Form, Head, LowRankCross
 from regauge.models.settings import Interactions, Model
 from regauge.tasks import _objectives, _quality, _ranking
 from regauge.tasks.rank import Rank
-from regauge.training.heldout import means
+from regauge.training.heldout import compute_means
 
 FACTS = Facts(datasets.VOCABULARY, 0, 4, (0, 1, 2, 3, 4), datasets.MEMBERS)
 TASK = Rank(numbers=("price",), categories=("brand",), interactions=Interactions(buckets=50))
@@ -137,9 +137,11 @@ def test_the_calibration_of_pointwise_scores_is_what_was_told_over_what_was_so()
     task = Rank(numbers=("price",), objective="pointwise")
     scores = torch.tensor([[0.0, math.log(3.0), 5.0]])
     kept = torch.cat([scores, torch.tensor([[1.0, 0.0, 1.0, 1.0, 1.0, 0.0]])], 1)
-    found = means(task.tally({"vectors": kept}, {"real": torch.ones(1)}))
+    found = compute_means(task.tally({"vectors": kept}, {"real": torch.ones(1)}))
     assert found["calibration"] == pytest.approx(0.5 + 0.75)
-    assert "calibration" not in means(TASK.tally({"vectors": kept}, {"real": torch.ones(1)}))
+    assert "calibration" not in compute_means(
+        TASK.tally({"vectors": kept}, {"real": torch.ones(1)})
+    )
 
 
 def test_a_cross_is_that_of_the_paper() -> None:

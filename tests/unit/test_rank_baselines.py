@@ -15,7 +15,7 @@ from regauge.evaluation.offline import measure
 from regauge.evaluation.settings import Evaluating
 from regauge.processes import World
 from regauge.tasks.rank import Rank
-from regauge.training.heldout import means
+from regauge.training.heldout import compute_means
 from regauge.training.run import attempt
 from unit.preparing import prepared
 
@@ -35,7 +35,7 @@ PRESENT = torch.tensor([[1.0, 1, 0], [1, 1, 1], [1, 1, 0]])
 def rivals(task: Rank, texts: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     kept = torch.cat([torch.zeros(3, 3), LABELS, PRESENT], 1)
     output = {"vectors": torch.cat([kept, torch.ones(2, 9)]), "real": torch.tensor([1.0] * 5)}
-    return {name: means(sums) for name, sums in task.rivals(output, output, texts).items()}
+    return {name: compute_means(sums) for name, sums in task.rivals(output, output, texts).items()}
 
 
 def test_candidates_are_ordered_by_their_words_and_rare_ones_say_more() -> None:

@@ -25,7 +25,7 @@ def run(folder: Path, **changes: Any) -> Training:
 @pytest.fixture
 def owned(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
-    run_record.write(folder, run(folder), "f00", "id-1", "w")
+    run_record.write_records(folder, run(folder), "f00", "id-1", "w")
     return folder
 
 
@@ -106,14 +106,14 @@ def test_variables_from_outside_are_said_and_recorded(
 ) -> None:
     outside = {"OMP_PROC_BIND": "true", "DNNL_VERBOSE": "1", "MY_TOKEN": "x"}
     monkeypatch.setattr(processes, "INHERITED", outside)
-    run_record.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
+    run_record.write_records(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
     recorded = json.loads((tmp_path / run_record.ENVIRONMENT).read_text())["variables"]
     assert recorded == {"OMP_PROC_BIND": "true", "DNNL_VERBOSE": "1"}
     assert "DNNL_VERBOSE=1, OMP_PROC_BIND=true" in caplog.text
-    run_record.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
+    run_record.write_records(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
     assert caplog.text.count("set from outside") == 1, "said again by the next attempt"
     monkeypatch.setattr(processes, "INHERITED", {"OMP_PROC_BIND": "false"})
-    run_record.write(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
+    run_record.write_records(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
     assert "OMP_PROC_BIND=false" in caplog.text
 
 
@@ -123,20 +123,24 @@ def test_another_length_is_said_where_it_changes_the_schedule(
 ) -> None:
     for steps in (10, 20):
         changes = {"stop": {"steps": steps}, "optimizer": {"schedule": {"kind": schedule}}}
-        run_record.write(tmp_path, run(tmp_path, **changes), "f00", "id-1", "w")
+        run_record.write_records(tmp_path, run(tmp_path, **changes), "f00", "id-1", "w")
     expected = "stop.steps is 10 there and 20 here: the linear schedule now ends elsewhere"
     assert caplog.text.count(expected) == times
 
 
 def test_what_the_first_attempt_decided_is_kept(tmp_path: Path) -> None:
     decided = {"precision": "bf16", "threads": 5, "processes": 2}
-    run_record.write(tmp_path, run(tmp_path, execution=decided), "f00", "id-1", "w")
+    run_record.write_records(tmp_path, run(tmp_path, execution=decided), "f00", "id-1", "w")
     left_open = {"precision": "auto", "threads": None}
-    same = run_record.inherit(run(tmp_path, execution={**left_open, "processes": 2}), tmp_path)
+    same = run_record.inherit_decisions(
+        run(tmp_path, execution={**left_open, "processes": 2}), tmp_path
+    )
     assert (same.execution.precision, same.execution.threads) == ("bf16", 5)
-    other = run_record.inherit(run(tmp_path, execution={**left_open, "processes": 4}), tmp_path)
+    other = run_record.inherit_decisions(
+        run(tmp_path, execution={**left_open, "processes": 4}), tmp_path
+    )
     assert (other.execution.precision, other.execution.threads) == ("bf16", None)
-    said = run_record.inherit(
+    said = run_record.inherit_decisions(
         run(tmp_path, execution={"precision": "fp32", "threads": 1}), tmp_path
     )
     assert (said.execution.precision, said.execution.threads) == ("fp32", 1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from regauge.predict.shard_queue import Shard, Tickets
+from regauge.prediction.shard_queue import Shard, Tickets
 
 
 @dataclass

@@ -13,7 +13,7 @@ import pytest
 
 from distributed import datasets, jobs
 from regauge.errors import NoProgressError, SettingsError
-from regauge.training.gradients import Gradients
+from regauge.training.gradients import GradientComputer
 
 WHOLE: dict[str, Any] = {"stop": {"steps": 12}, "output": {"checkpoint": {"every_steps": 100}}}
 
@@ -56,8 +56,8 @@ def test_a_limit_saves_and_says_how_to_go_on(
     step = last(tmp_path, "ledger.jsonl")["step"]
     assert 0 < step < 12
     assert message == (
-        f"{name} was reached and the run saved at step {step}; "
-        f"raise {name}, and the same command goes on from there"
+        f"{name} is reached; the run is saved at step {step}; "
+        f"raise {name}, then run the same command to resume"
     )
     assert (tmp_path / "checkpoints" / "LATEST").read_text() == f"step-{step:08d}\n"
     assert not (tmp_path / "result.json").exists()
@@ -115,19 +115,19 @@ def test_a_metric_that_is_never_measured_is_refused(
 def test_a_signal_saves_and_the_same_command_goes_on(
     whole: jobs.Lines, data: str, tmp_path: Path
 ) -> None:
-    computed = Gradients.of
+    computed = GradientComputer.accumulate_gradients
     steps: list[int] = []
 
-    def of(self: Gradients, *given: Any) -> Any:
+    def of(self: GradientComputer, *given: Any) -> Any:
         steps.append(len(steps))
         if len(steps) == 5:
             os.kill(os.getpid(), signal.SIGTERM)
         return computed(self, *given)
 
     before = signal.getsignal(signal.SIGTERM)
-    with patch.object(Gradients, "of", of):
+    with patch.object(GradientComputer, "accumulate_gradients", of):
         code, message = stopped(tmp_path, data)
-    assert (code, message.partition(";")[0]) == (143, "told to stop, and saved at step 5")
+    assert (code, message.partition(";")[0]) == (143, "stopped by a signal, saved at step 5")
     assert signal.getsignal(signal.SIGTERM) == before
     assert stopped(tmp_path, data) == (0, "")
     assert jobs.losses(jobs.lines(tmp_path)) == jobs.losses(whole)

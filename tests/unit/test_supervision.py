@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regauge.supervision import supervisor
-from regauge.supervision.channel import Answers
+from regauge.supervision.channel import WorkerReports
 from regauge.supervision.failures import POLICIES, Failure, evidence_of, largest
 from regauge.training.settings import Training
 
@@ -116,7 +116,7 @@ def test_the_first_failure_is_the_earliest_and_not_the_lowest_rank(tmp_path: Pat
         document = {**Failure("user", rank, 3, "x").document(), "at": at}
         (tmp_path / f"failure-{rank}.json").write_text(json.dumps(document))
     (tmp_path / "failure-1.json").write_text('{"kind": "us')
-    assert [one.rank for one in Answers(tmp_path, 3).failures()] == [2, 0]
+    assert [one.rank for one in WorkerReports(tmp_path, 3).failures()] == [2, 0]
 
 
 def test_what_fills_the_memory_is_told_by_type_and_shape() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from regauge import config
 from regauge.config import build, dump
 from regauge.errors import SettingsError
-from regauge.training.objectives import Turns
 from regauge.training.settings import Training
+from regauge.training.task_schedule import TaskSchedule
 
 BASE: dict[str, Any] = {
     "output": {"folder": "out"},
@@ -31,39 +31,39 @@ def asked(*tasks: dict[str, Any], **more: Any) -> Training:
 
 @given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=5), steps=st.integers(0, 200))
 def test_a_task_has_its_share_of_every_stretch_of_steps(weights: list[int], steps: int) -> None:
-    turns = Turns(weights)
+    turns = TaskSchedule(weights)
     given_to = [0] * len(weights)
     for step in range(steps):
-        turn = turns.at(step)
+        turn = turns.task_at(step)
         assert turn.step == given_to[turn.task], "its own steps are counted without a gap"
         given_to[turn.task] += 1
         for weight, count in zip(weights, given_to, strict=True):
             assert abs(count - weight * (step + 1) / sum(weights)) < len(weights)
     for rounds in (1, 7):
-        ends = [turns.at(rounds * sum(weights) + place) for place in range(sum(weights))]
+        ends = [turns.task_at(rounds * sum(weights) + place) for place in range(sum(weights))]
         for task, weight in enumerate(weights):
             own = [turn.step for turn in ends if turn.task == task]
             assert own == list(range(rounds * weight, (rounds + 1) * weight))
 
 
 def test_one_task_has_every_step() -> None:
-    turns = Turns([3])
-    assert [turns.at(step) for step in (0, 5, 100)] == [(0, 0), (0, 5), (0, 100)]
+    turns = TaskSchedule([3])
+    assert [turns.task_at(step) for step in (0, 5, 100)] == [(0, 0), (0, 5), (0, 100)]
     assert turns.steps_per_epoch(7) == 7
 
 
 def test_an_epoch_is_that_of_the_first_task() -> None:
-    assert Turns([2, 1]).steps_per_epoch(10) == 15
-    assert Turns([1, 3]).steps_per_epoch(10) == 40
+    assert TaskSchedule([2, 1]).steps_per_epoch(10) == 15
+    assert TaskSchedule([1, 3]).steps_per_epoch(10) == 40
 
 
 def test_a_task_has_the_rows_and_the_batch_of_the_run_but_where_it_says_others() -> None:
-    search, words = asked(SEARCH, WORDS).aims
+    search, words = asked(SEARCH, WORDS).task_configs
     assert (search.name, search.weight, search.data.path) == ("search", 2, "pairs")
     assert (words.name, words.weight, words.data.path) == ("words", 1, "packed")
     assert words.data.workers == 3
     assert (search.batch.rows, words.batch.rows, words.batch.microbatch_rows) == (8, 4, 2)
-    (alone,) = build(Training, {**BASE, "task": {"kind": "mlm"}}).aims
+    (alone,) = build(Training, {**BASE, "task": {"kind": "mlm"}}).task_configs
     assert (alone.name, alone.data.path, alone.batch.rows) == ("", "pairs", 8)
 
 
@@ -74,7 +74,7 @@ def test_what_a_run_saves_of_its_tasks_it_takes_back() -> None:
 
 def test_the_command_line_names_a_task() -> None:
     tables = config.override({**BASE, "task": (SEARCH, WORDS)}, ("task.words.weight=5",))
-    assert [aim.weight for aim in build(Training, tables).aims] == [2, 5]
+    assert [aim.weight for aim in build(Training, tables).task_configs] == [2, 5]
     for wrong, said in {
         "task.weight=5": "name one of them: search, words",
         "task.wrods.weight=5": "'wrods' in 'task.wrods.weight' is no table",

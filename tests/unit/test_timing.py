@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
+import pytest
+
 from regauge import timing
 
 
@@ -30,3 +35,87 @@ def test_one_slow_try_does_not_end_the_growth() -> None:
         return lambda: next(taken)
 
     assert timing.grown(work, 1, 8, 4e-3)[0] == 4
+
+
+class Clock:
+    """A clock that only sleeping moves; `sleep` and a measurement take time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    def measure(self, *rates: float, seconds: float = 0.0) -> Callable[[], float]:
+        """Return a measurement that gives these rates, one after the other."""
+        results = iter(rates)
+
+        def measurement() -> float:
+            self.now += seconds
+            return next(results)
+
+        return measurement
+
+
+def test_a_plausible_rate_is_not_measured_again() -> None:
+    clock = Clock()
+    measure = clock.measure(5.0)
+    assert timing.repeat_below(measure, 5.0, clock=clock, sleep=clock.sleep) == (5.0, 1)
+    assert not clock.pauses
+
+
+def test_an_implausible_rate_is_measured_again_after_a_pause_until_one_is_plausible() -> None:
+    clock = Clock()
+    measure = clock.measure(1.0, 2.0, 9.0)
+    assert timing.repeat_below(measure, 5.0, clock=clock, sleep=clock.sleep) == (9.0, 3)
+    assert clock.pauses == [timing.REPEAT_PAUSE_SECONDS] * 2
+
+
+def test_repetitions_end_and_the_largest_rate_counts() -> None:
+    clock = Clock()
+    measure = clock.measure(1.0, 3.0, 2.0, 1.0, 1.0)
+    assert timing.repeat_below(measure, 5.0, clock=clock, sleep=clock.sleep) == (3.0, 5)
+
+
+def test_no_repetition_begins_when_the_time_is_over() -> None:
+    """A measurement on a busy machine takes long, too."""
+    clock = Clock()
+    measure = clock.measure(1.0, 2.0, 3.0, seconds=1.5)
+    assert timing.repeat_below(measure, 5.0, clock=clock, sleep=clock.sleep) == (3.0, 3)
+    assert clock.now - 100.0 <= 2 * 1.5 + timing.REPEAT_SECONDS
+
+
+def test_waiting_ends_with_what_is_found() -> None:
+    found, polls = iter([None, "", "found"]), []
+    result = timing.wait_for(
+        lambda: next(found), 60, poll_seconds=0.01, on_poll=lambda: polls.append(1)
+    )
+    assert result == "found"
+    assert len(polls) == 2
+
+
+def test_waiting_ends_with_the_last_look_when_the_time_is_over() -> None:
+    looks: list[float] = []
+    began = time.monotonic()
+
+    def look() -> bool:
+        looks.append(time.monotonic() - began)
+        return False
+
+    assert timing.wait_for(look, 0.2, poll_seconds=0.15) is False
+    assert looks[-1] >= 0.2, "it looks once more at the end"
+    assert timing.wait_for(look, 0.0, poll_seconds=60.0) is False
+    assert timing.wait_for(lambda: "there", 0.0, poll_seconds=60.0) == "there"
+
+
+def test_an_error_of_a_poll_ends_the_wait() -> None:
+    def fail() -> None:
+        raise KeyError("signal")
+
+    with pytest.raises(KeyError, match="signal"):
+        timing.wait_for(lambda: False, poll_seconds=0.01, on_poll=fail)

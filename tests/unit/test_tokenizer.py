@@ -103,7 +103,8 @@ def test_transformers_reads_the_folder_and_agrees(trained: Path) -> None:
 
 def test_neither_torch_nor_transformers_is_imported() -> None:
     code = (
-        "import sys, regauge.prepare.prepare; print({'torch', 'transformers'} & set(sys.modules))"
+        "import sys, regauge.preparation.prepare;"
+        "print({'torch', 'transformers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"

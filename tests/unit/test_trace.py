@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from regauge.training.profile.breakdown import times
+from regauge.training.profile.breakdown import build_breakdown
 from regauge.training.profile.trace import LOSS, MODULE, OPTIMIZER, PART, STEP, SUMS, product, read
 
 MICROSECOND = 1e-6
@@ -22,7 +22,7 @@ def event(name: str, begin: float, end: float, tid: int = 1, **more: Any) -> dic
 
 
 def seen(*events: dict[str, Any], data_seconds: float = 0.0) -> Any:
-    return times(read({"traceEvents": list(events)}, "nccl"), data_seconds)
+    return build_breakdown(read({"traceEvents": list(events)}, "nccl"), data_seconds)
 
 
 def seconds(found: Any) -> dict[str, tuple[float, float]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regauge.supervision import heartbeat, watchdog
-from regauge.supervision.heartbeat import Pulse, Pulses
+from regauge.supervision.heartbeat import Heartbeat, HeartbeatTable
 from regauge.supervision.watchdog import Watchdog
 
 FLOOR, CEILING = 5.0, 600.0
@@ -30,7 +30,7 @@ class Two:
 
     clock: Clock
     dog: Watchdog
-    processes: list[Pulse]
+    processes: list[Heartbeat]
 
     def do(self, rank: int, phase: str) -> None:
         self.processes[rank].beat(phase)
@@ -47,8 +47,8 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Two:
     for module in (heartbeat, watchdog):
         monkeypatch.setattr(module, "time", clock)
     place = tmp_path / "pulse"
-    dog = Watchdog(Pulses(place, 2), FLOOR, CEILING)
-    found = Two(clock, dog, [Pulse(place, rank) for rank in range(2)])
+    dog = Watchdog(HeartbeatTable(place, 2), FLOOR, CEILING)
+    found = Two(clock, dog, [Heartbeat(place, rank) for rank in range(2)])
     for _ in range(3):
         for rank in range(2):
             found.do(rank, "step")

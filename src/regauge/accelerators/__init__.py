@@ -10,7 +10,7 @@ import datetime as dt
 import os
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from regauge import choices
 from regauge.config import Choice
@@ -53,6 +53,14 @@ class Chip:
     """Whether the peak was timed here, and is no data sheet's."""
 
 
+class Rate(NamedTuple):
+    """The speed of a matrix product, measured here."""
+
+    flops_per_second: float
+    measurements: int = 1
+    """More than one when the first was implausible for the device."""
+
+
 @dataclass(frozen=True)
 class Collecting:
     """How a vendor's tool compiles the graphs of a trial all at once, after it."""
@@ -82,6 +90,12 @@ class Accelerator(Choice):
     """Whether its compiler makes one graph for all shapes where it is asked to."""
     attention: ClassVar[Literal["sdpa", "chunked"]] = "sdpa"
     """How models compute attention the fastest: see `models/attention.py`."""
+    on_host: ClassVar[bool] = False
+    """Whether it is the processor itself, which computes in the memory of the host."""
+    ahead_of_time: ClassVar[bool] = False
+    """Whether torch compiles libraries for it ahead of time (AOTInductor)."""
+    onnx_provider: ClassVar[str | None] = None
+    """ONNX Runtime's execution provider for it; None if there is none."""
 
     @property
     def lazy(self) -> bool:
@@ -116,10 +130,11 @@ class Accelerator(Choice):
         """Return what the device computes in, the fastest that trains safely first."""
         raise NotImplementedError
 
-    def rates(self) -> Mapping[Precision, float]:
+    def rates(self) -> Mapping[Precision, Rate]:
         """Return the operations a second of a product in each, timed in less than a second.
 
-        Nothing where that order is never wrong. No device need have been claimed.
+        An implausible rate is measured again, for some seconds at most. Returns nothing when that
+        order is never wrong. No device need have been claimed.
         """
         return {}
 
@@ -183,6 +198,11 @@ class Accelerator(Choice):
 
     def compile_options(self) -> dict[str, bool]:
         """Return what torch.compile's backend is told beside its defaults."""
+        return {}
+
+    def onnx_options(self, index: int, precision: Precision) -> dict[str, str]:
+        """Return the settings of ONNX Runtime's execution provider on the device with an index."""
+        del index, precision
         return {}
 
     def collecting(self) -> Collecting | None:

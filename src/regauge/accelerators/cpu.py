@@ -12,18 +12,21 @@ import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from regauge import timing
+from regauge import processes, timing
 from regauge.accelerators import (
     Accelerator,
     Availability,
     Chip,
     Precision,
+    Rate,
     _compiler,
+    _peak_floor,
     _powercap,
     _widened,
 )
+from regauge.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,8 +56,10 @@ LARGEST_IN_HEAP, KEPT_FREE, ALL = -3, -1, 2**31 - 1
 """M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's malloc.h, in bytes."""
 ABANDONED_SECONDS = 60.0
 """A linker makes a file and fills it at once."""
-MEASURED_SECONDS = 0.5
-"""Long enough to outlast what else a machine does now and then."""
+MEASURED_SECONDS, REPEATED_SECONDS = 0.5, 0.1
+"""Of a measurement: long enough to outlast what else a machine does now and then. A repetition of
+an implausible one is shorter."""
+CPUINFO = Path("/proc/cpuinfo")
 
 
 class Cpu(Accelerator):
@@ -66,6 +71,9 @@ class Cpu(Accelerator):
     symbolic: ClassVar[bool] = True
     repeatable: ClassVar[bool] = True
     attention: ClassVar[Literal["sdpa", "chunked"]] = "chunked"
+    on_host: ClassVar[bool] = True
+    ahead_of_time: ClassVar[bool] = True
+    onnx_provider: ClassVar[str | None] = "CPUExecutionProvider"
     variables: ClassVar[tuple[str, ...]] = ("ATEN_CPU_", "DNNL_", "ONEDNN_", "GLOO_")
 
     @classmethod
@@ -87,11 +95,11 @@ class Cpu(Accelerator):
         """Return bf16 first where the processor multiplies it natively; fp16 is emulated."""
         return ("bf16", "fp32") if instructions() & BF16_INSTRUCTIONS else ("fp32", "bf16")
 
-    def rates(self) -> Mapping[Precision, float]:
+    def rates(self) -> Mapping[Precision, Rate]:
         """Time what it has instructions for; torch or a hypervisor may not have use of them."""
         if not instructions() & BF16_INSTRUCTIONS:
             return {}
-        return {each: _fastest_matmul(_dtype(each), 0)[1] for each in self.precisions()}
+        return {precision: _fastest_matmul(precision, 0).rate for precision in self.precisions()}
 
     def use(self, precision: Precision) -> None:
         if precision == "bf16" and not instructions() & BF16_INSTRUCTIONS:
@@ -159,16 +167,17 @@ class Cpu(Accelerator):
         _fastest_matmul.cache_clear()
 
     def chip(self, precision: Precision) -> Chip:
-        size, rate = _fastest_matmul(_dtype(precision), MEASURED_SECONDS)
+        size, (flops_per_second, measurements) = _fastest_matmul(precision, MEASURED_SECONDS)
         source = f"measured here: {size} x {size} x {size} matmul on this process's threads"
-        return Chip(_model_name(), {precision: rate}, source, measured=True)
+        if measurements > 1:
+            source += f"; the best of {measurements} measurements, the first was implausible"
+        return Chip(_model_name(), {precision: flops_per_second}, source, measured=True)
 
 
 @cache
 def instructions() -> frozenset[str]:
     """Return the instruction-set flags that the kernel reports."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
 
@@ -192,8 +201,7 @@ def _left_of_group() -> int | None:
 
 
 def _model_name() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "CPU")
 
@@ -229,8 +237,37 @@ def _dtype(precision: Precision) -> str:
     return "bfloat16" if precision == "bf16" else "float32"
 
 
+class Matmul(NamedTuple):
+    """The fastest product of square matrices that was measured."""
+
+    size: int
+    rate: Rate
+
+
 @cache
-def _fastest_matmul(dtype: str, during: float) -> tuple[int, float]:
+def _fastest_matmul(precision: Precision, during: float) -> Matmul:
+    """Return the fastest product; `during` is the seconds of the first measurement at least."""
+    import torch
+
+    cores = min(torch.get_num_threads(), processes.available_cores())
+    clock_hz = _peak_floor.read_clock_hz(CPUINFO)
+    floor = _peak_floor.min_plausible_rate(precision, instructions(), cores, clock_hz)
+    sizes: dict[float, int] = {}
+
+    def measure() -> float:
+        seconds = min(during, REPEATED_SECONDS) if sizes else during
+        size, rate = _measure_matmul(_dtype(precision), seconds)
+        sizes.setdefault(rate, size)
+        return rate
+
+    rate = Rate(*timing.repeat_below(measure, floor))
+    if rate.measurements > 1:
+        message = "matmul in %s: %.3g GFLOP/s is implausible, expected %.3g or more; measured again"
+        logger.info(message, precision, next(iter(sizes)) / 1e9, floor / 1e9)
+    return Matmul(sizes[rate.flops_per_second], rate)
+
+
+def _measure_matmul(dtype: str, during: float) -> tuple[int, float]:
     """Return a size, and the operations a second of its product, tried for so many seconds."""
     import torch
 

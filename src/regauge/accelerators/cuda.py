@@ -18,6 +18,7 @@ from regauge.accelerators import (
 )
 from regauge.accelerators._environment import impose
 from regauge.log import logger
+from regauge.units import TERA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import torch
 
 WITHOUT = "this torch was built without CUDA"
-TERA = 1e12
 PEAKS: dict[str, dict[str, float]] = {
     "V100": {"fp16": 125 * TERA, "fp32": 15.7 * TERA},
     "T4": {"fp16": 65 * TERA, "fp32": 8.1 * TERA},
@@ -45,6 +45,8 @@ class Cuda(Accelerator):
     shared: ClassVar[bool] = True
     indexed: ClassVar[bool] = True
     symbolic: ClassVar[bool] = True
+    ahead_of_time: ClassVar[bool] = True
+    onnx_provider: ClassVar[str | None] = "CUDAExecutionProvider"
     variables: ClassVar[tuple[str, ...]] = ("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVIDIA_")
 
     cuda_graphs: Literal["no", "yes"] = "no"
@@ -124,6 +126,9 @@ class Cuda(Accelerator):
 
     def compile_options(self) -> dict[str, bool]:
         return {"triton.cudagraphs": True} if self.cuda_graphs == "yes" else {}
+
+    def onnx_options(self, index: int, precision: Precision) -> dict[str, str]:
+        return {"device_id": str(index), "use_tf32": str(int(precision == "tf32"))}
 
     def features(self) -> frozenset[str]:
         """Return the compute capability: code for one runs on no other."""

@@ -17,13 +17,13 @@ from regauge.accelerators import (
 )
 from regauge.accelerators._environment import impose
 from regauge.errors import SettingsError
+from regauge.units import TERA
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 DEVICE = Path("/dev/accel/accel0")
-TERA = 1e12
 PEAKS = {"GAUDI2": 432 * TERA, "GAUDI3": 1835 * TERA}
 """Dense bf16 peaks of the matrix engines (Intel's white papers of Gaudi 2 and Gaudi 3)."""
 

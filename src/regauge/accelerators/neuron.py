@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from regauge.accelerators import Availability, Chip, Collecting, Precision
 from regauge.accelerators._environment import impose
 from regauge.accelerators._xla import XlaDevice, missing
+from regauge.units import TERA
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,6 @@ TOOL = "neuron_parallel_compile"
 CACHE = "NEURON_COMPILE_CACHE_URL"
 DEVICE = Path("/dev/neuron0")
 PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
-TERA = 1e12
 CORE_PEAKS = {"trn1": 95 * TERA, "inf2": 95 * TERA}
 """Dense bf16 peak of one NeuronCore-v2: half of a chip's 190 (awsdocs-neuron, architecture)."""
 

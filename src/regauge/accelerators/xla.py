@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 
 from regauge.accelerators import Availability, Chip, Precision
 from regauge.accelerators._xla import PLATFORM, XlaDevice, missing
+from regauge.units import TERA
 
-TERA = 1e12
 PEAKS = {"v4": 275 * TERA, "v5e": 197 * TERA, "v5p": 459 * TERA, "v6e": 918 * TERA}
 """Dense bf16 peaks of one chip (cloud.google.com/tpu/docs, system architecture of each version)."""
 GOOGLE = "0x1ae0"

@@ -18,8 +18,8 @@ from regauge import accelerators, config
 from regauge.artifacts.manifest import KIND, MANIFEST, PAYLOAD, TOKENIZER, WEIGHTS, Manifest, Stored
 from regauge.checkpoint.layout import check_free
 from regauge.config import FORMAT
-from regauge.data.dataset import file_sha256
 from regauge.errors import DataError, PreflightError, SettingsError
+from regauge.files import sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -149,7 +149,7 @@ def stored(folder: Path) -> dict[str, Stored]:
     """Return every file of a folder but the manifest, by its path, with its hash."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
-        str(path.relative_to(folder)): Stored(bytes=path.stat().st_size, sha256=file_sha256(path))
+        str(path.relative_to(folder)): Stored(bytes=path.stat().st_size, sha256=sha256(path))
         for path in paths
         if path != folder / MANIFEST
     }
@@ -168,7 +168,7 @@ def _check_files(artifact: Artifact) -> None:
         if size != facts.bytes:
             problem = f"{path} has {size} bytes, and {facts.bytes} were exported"
             raise DataError(problem, "copy the artifact again")
-        if file_sha256(path) != facts.sha256:
+        if sha256(path) != facts.sha256:
             problem = f"{path} is not what was exported: its hash is another"
             raise DataError(problem, "copy the artifact again, or export it")
     read_whole = {*stored_names(artifact.payload), *stored_names(artifact.tokenizer)}

@@ -19,7 +19,7 @@ from regauge.backends import Calibration, Job, Payload, Shape, Site, require, us
 from regauge.errors import SettingsError, plain
 from regauge.models.inference_modules import cast, tensors
 from regauge.models.tensors import dtype_of
-from regauge.prepare.process_pool import available_cores
+from regauge.processes import available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -24,9 +24,9 @@ from regauge.artifacts.manifest import (
     Origin,
     Target,
 )
-from regauge.checkpoint.layout import write_json
 from regauge.config import FORMAT, dump
 from regauge.errors import DataError, RegaugeError
+from regauge.files import write_json
 from regauge.log import logger
 
 if TYPE_CHECKING:

@@ -23,6 +23,8 @@ from regauge.models.sentence_transformers import Pooling, Reads
 
 MANIFEST, WEIGHTS, MODEL, TOKENIZER = "manifest.json", "weights.safetensors", "model", "tokenizer"
 PAYLOAD, PARITY, ROWS = "payload", "parity.json", "benchmark.json"
+ARTIFACT = "artifact"
+"""Folder of an artifact inside of a run's."""
 KIND: Final = "regauge artifact"
 
 

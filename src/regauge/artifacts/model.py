@@ -24,7 +24,7 @@ from regauge.data.sources import is_unicode
 from regauge.errors import DataError, SettingsError
 from regauge.models import hub
 from regauge.models.inference_modules import tensors
-from regauge.prepare.process_pool import available_cores
+from regauge.processes import available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -23,7 +23,7 @@ from regauge.models.inference_modules import (
     TextProgram,
     WriteProgram,
 )
-from regauge.models.init_weights import META, fill, first_weights
+from regauge.models.init_weights import META, initial_weights, materialize
 from regauge.models.io_spec import ROWS, Fields, Input, of_texts
 from regauge.models.modules import CausalLanguageModel, Classifier, Encoder
 from regauge.models.settings import Model
@@ -177,7 +177,7 @@ def of_ranker(folder: Path, task: Task, manifest: DataManifest) -> Described:
     wanted = Model(path=str(folder))
     with META:
         module = task.module(wanted, manifest, seed=0)
-    fill(module, first_weights(module, wanted, seed=0))
+    materialize(module, initial_weights(module, wanted, seed=0))
     ranker: Any = module.eval()
     ranker.form = ranker.form._replace(candidates=1)
     reads = sentence_transformers.Reads(tokens=max(fields.limits))

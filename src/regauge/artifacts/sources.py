@@ -17,9 +17,10 @@ from regauge.artifacts.preprocess import Reader
 from regauge.artifacts.probe_texts import samples
 from regauge.artifacts.rows import Rows, Tensors, Texts
 from regauge.data import tokenizer
-from regauge.data.dataset import file_sha256, read_manifest
+from regauge.data.dataset import read_manifest
 from regauge.data.randomness import keyed
 from regauge.errors import DataError, SettingsError, plain
+from regauge.files import sha256
 from regauge.models import weights as folders
 from regauge.models.hub import CONFIG
 from regauge.models.io_spec import Fields
@@ -98,7 +99,7 @@ class OfFolder:
     @cached_property
     def sha256(self) -> str:
         """Of the weights' files, one behind the other where there are several."""
-        each = [file_sha256(path) for path in folders.weight_files(self._folder)]
+        each = [sha256(path) for path in folders.weight_files(self._folder)]
         return each[0] if len(each) == 1 else hashlib.sha256("".join(each).encode()).hexdigest()
 
     def keep(self, folder: Path) -> None:

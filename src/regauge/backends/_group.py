@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import datetime as dt
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from regauge import timing
 from regauge.errors import SettingsError, TransientError, plain
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 WEIGHTS = 1
 """The tag of what one part alone is sent."""
-LOOK_SECONDS = 2e-4
+POLL_SECONDS = 2e-4
 
 
 class LostError(TransientError):
@@ -76,11 +76,9 @@ class Group:
             return
         done = torch.Event(device.type)
         done.record()
-        until = time.monotonic() + self._seconds
-        while not done.query():
-            if ended() or time.monotonic() > until:
-                raise LostError("the device waits for another part", "see which one ended")
-            time.sleep(LOOK_SECONDS)
+        timing.wait_for(lambda: done.query() or ended(), self._seconds, poll_seconds=POLL_SECONDS)
+        if not done.query():
+            raise LostError("the device waits for another part", "see which one ended")
 
     def leave(self) -> None:
         """Let go of the group; what still waits in it is given up."""

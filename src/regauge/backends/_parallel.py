@@ -19,14 +19,13 @@ from regauge.backends._group import Group, LostError
 from regauge.backends._parts import GRACE_SECONDS, START_SECONDS, Follower, Part, started
 from regauge.errors import RegaugeError
 from regauge.log import logger
+from regauge.units import MIB
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regauge.backends import Payload, Site
     from regauge.backends._parts import Sharing
-
-MIB = 2**20
 
 
 class Parallel:

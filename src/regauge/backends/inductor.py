@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PACKAGE = "program.pt2"
-DEVICES = ("cpu", "cuda")
 V3 = frozenset({"x86_64", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 LEVELS: dict[Level, tuple[frozenset[str], int]] = {
     "x86-64-v3": (V3, 256),
@@ -37,8 +36,8 @@ class Inductor(Backend):
         return Availability(2, "part of torch")
 
     def fits(self, accelerator: Accelerator) -> str | None:
-        if accelerator.kind not in DEVICES:
-            return f"it compiles for {' and '.join(DEVICES)}, not for {accelerator.kind}"
+        if not accelerator.ahead_of_time:
+            return f"torch compiles no library ahead of time for {accelerator.kind}"
         return None
 
     def forms(self, accelerator: Accelerator) -> tuple[tuple[Precision, Quantized], ...]:

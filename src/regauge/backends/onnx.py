@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GRAPH, WEIGHTS = "program.onnx", "weights.json"
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-"""Of the runtime, by the kind of device."""
 OPSET = 20
 """The first with GELU as one operation."""
 AXES = 4
@@ -46,22 +44,22 @@ class Onnx(Backend):
         return Availability(0, reason) if reason else Availability(2, "onnxruntime is installed")
 
     def fits(self, accelerator: Accelerator) -> str | None:
-        kind = accelerator.kind
-        if kind not in PROVIDERS:
-            return f"it computes on {' and '.join(PROVIDERS)}, not on {kind}"
-        if kind == "cpu" or self.available().fitness == 0:
+        provider = accelerator.onnx_provider
+        if provider is None:
+            return f"ONNX Runtime has no execution provider for {accelerator.kind}"
+        if accelerator.on_host or self.available().fitness == 0:
             return None
         import onnxruntime
 
-        there = PROVIDERS[kind] in onnxruntime.get_available_providers()
-        return None if there else f"this onnxruntime has no {PROVIDERS[kind]}"
+        is_built_in = provider in onnxruntime.get_available_providers()
+        return None if is_built_in else f"this onnxruntime has no {provider}"
 
     def forms(self, accelerator: Accelerator) -> tuple[tuple[Precision, Quantized], ...]:
         """Return fp32 on CPUs: the runtime computes nothing else of theirs but integers.
 
         Not all of its kernels for GPUs know bf16.
         """
-        if accelerator.kind == "cpu":
+        if accelerator.on_host:
             return (("fp32", "int8"), ("fp32", "no"))
         return tuple((each, "no") for each in accelerator.precisions() if each != "bf16")
 
@@ -99,14 +97,16 @@ class Onnx(Backend):
     def load(self, payload: Payload, site: Site) -> Runner:
         import onnxruntime
 
-        site.accelerator.use(payload.precision)
+        accelerator = site.accelerator
+        accelerator.use(payload.precision)
+        options = accelerator.onnx_options(site.device.index or 0, payload.precision)
         names: list[str] = json.loads((payload.folder / WEIGHTS).read_text())
         found = payload.weights()
         weights = {name: found[name].detach().contiguous().numpy() for name in names}
         session = onnxruntime.InferenceSession(
             str(payload.folder / GRAPH),
             _options(site.threads, weights),
-            providers=[_provider(site, payload.precision)],
+            providers=[(accelerator.onnx_provider, options)],
         )
         return _Session(session, weights)
 
@@ -155,15 +155,6 @@ def _options(threads: int, weights: Mapping[str, Any]) -> Any:
     values = [OrtValue.ortvalue_from_numpy(each) for each in weights.values()]
     options.add_external_initializers(list(weights), values)
     return options
-
-
-def _provider(site: Site, precision: Precision) -> tuple[str, dict[str, str]]:
-    """Return the runtime's part for a device, with its settings."""
-    kind = site.accelerator.kind
-    if kind == "cpu":
-        return PROVIDERS[kind], {}
-    index = str(site.device.index or 0)
-    return PROVIDERS[kind], {"device_id": index, "use_tf32": str(int(precision == "tf32"))}
 
 
 def _outside(model: Any, names: Sequence[str]) -> list[str]:

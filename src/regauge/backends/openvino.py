@@ -48,7 +48,7 @@ class Openvino(Backend):
         return Availability(0, reason) if reason else Availability(2, "openvino is installed")
 
     def fits(self, accelerator: Accelerator) -> str | None:
-        return None if accelerator.kind == "cpu" else f"it is for cpu, not for {accelerator.kind}"
+        return None if accelerator.on_host else f"it is for cpu, not for {accelerator.kind}"
 
     def forms(self, accelerator: Accelerator) -> tuple[tuple[Precision, Quantized], ...]:
         """Return bf16 where the processor multiplies it; without exact sums, integers are last.

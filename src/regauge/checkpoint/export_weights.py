@@ -19,7 +19,7 @@ from regauge.models import architectures as models
 from regauge.models import dual_encoder, heads, lora, sentence_transformers
 from regauge.models import weights as folders
 from regauge.models.hub import at
-from regauge.models.init_weights import first_weights
+from regauge.models.init_weights import initial_weights
 from regauge.models.settings import Model
 from regauge.processes import World
 
@@ -124,7 +124,7 @@ def _write_moment(
         every = ((name, weights[name] if name in weights else plain[name][:]) for name in plain)
         folders.write(target, every)
         return
-    folders.write(target, lora.merged(first_weights(adapted, settings, seed), weights))
+    folders.write(target, lora.merged(initial_weights(adapted, settings, seed), weights))
     blocks = models.blocks(adapted)
     lora.save(beside, adapted, settings.lora, weights, blocks=blocks, base=settings.path)
 

@@ -6,10 +6,7 @@ safetensors; nothing else ever reads one.
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +22,7 @@ from regauge.models import architectures as models
 from regauge.models import sentence_transformers
 from regauge.models import weights as folders
 from regauge.models.hub import CONFIG
+from regauge.worker import WorkerLimits, run_worker
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
 
     from regauge.models.settings import Model
 
+UNPICKLE = "regauge.checkpoint.unpickle"
 LIMIT_SECONDS = 3600
 """For one origin: 140 GB at 40 MB/s."""
 SHARD = "mp_rank_*_model_states.pt"
@@ -162,16 +161,13 @@ def _loaded(origin: Path) -> PreTrainedModel:
 
 
 def _unpickled(origin: Path, target: Path, names: list[str] | None, prefix: str | None) -> None:
-    command = [sys.executable, "-m", "regauge.checkpoint.unpickle", str(origin), str(target)]
-    asked = json.dumps({"names": names, "prefix": prefix})
-    try:
-        done = subprocess.run(
-            command, input=asked, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise DataError(f"{origin} took too long to open", "save its state dict anew") from None
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    request = {"origin": str(origin), "target": str(target), "names": names, "prefix": prefix}
+    with tempfile.TemporaryDirectory() as folder:
+        ended = run_worker(UNPICKLE, request, Path(folder), WorkerLimits(total=LIMIT_SECONDS))
+    if ended.code is None:
+        raise DataError(f"{origin} took too long to open", "save its state dict anew")
+    if ended.code:
+        reason = ended.last_lines[-1] if ended.last_lines else ended.problem
         raise DataError(
             f"{origin} is not taken in: {reason}",
             "correct [model] or set origin.prefix, or torch.save(model.state_dict(), …) anew",

@@ -11,18 +11,16 @@ the hash and the size that the manifest says.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import secrets
 import shutil
 from typing import TYPE_CHECKING, Any
 
 from regauge.config import FORMAT
 from regauge.errors import SettingsError
+from regauge.files import flush, is_temporary, sha256, write_atomic, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
 MANIFEST = "manifest.json"
@@ -51,37 +49,13 @@ def part_of(root: Path, step: int) -> Path:
 
 def digest(path: Path) -> dict[str, Any]:
     """Return the hash and size of a file."""
-    with path.open("rb") as file:
-        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
+    return {"sha256": sha256(path), "bytes": path.stat().st_size}
 
 
 def check_free(target: Path) -> None:
     """Raise SettingsError where something is that is to be written, except an empty folder."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SettingsError(f"{target} exists", "name another place with --to")
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write a JSON document beside its place, flush it to the disk, and rename it there.
-
-    Several processes may write the same at once: the last one's stays.
-    """
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    with aside.open("w") as file:
-        json.dump(document, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-
-
-def flush(paths: Iterable[Path]) -> None:
-    """Flush files or folders to the disk."""
-    for path in paths:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def nothing(_moment: str, *, step: int = 0) -> None:
@@ -111,7 +85,7 @@ def commit(
         part.rename(final)
     flush([root])
     moment("latest")
-    write_text(root / LATEST, final.name)
+    write_atomic(root / LATEST, f"{final.name}\n")
     return final
 
 
@@ -122,13 +96,6 @@ def recover(root: Path) -> None:
         part = root / f".{final.name}.part"
         if not final.exists():
             (part if (part / MANIFEST).exists() else old).rename(final)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a small file as a whole."""
-    aside = path.with_name(f".{path.name}.part")
-    aside.write_text(text + "\n")
-    aside.replace(path)
 
 
 def steps(root: Path) -> list[int]:
@@ -214,3 +181,5 @@ def retain(root: Path, keep: int, newest: int) -> None:
             shutil.rmtree(root / name_of(step))
     for leftover in [*root.glob(".step-*.part"), *root.glob(".step-*.old")]:
         shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in filter(is_temporary, list(root.iterdir())):
+        leftover.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from regauge.checkpoint import layout, tensors
 from regauge.checkpoint.loading import newest
 from regauge.checkpoint.remote import Remote
 from regauge.errors import TransientError
+from regauge.files import flush, write_json
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class Saver:
     def _own_files(self, part: Path, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Check, flush and hash a share of the files; the first process adds the state."""
         if self._world.first:
-            layout.write_json(part / layout.STATE, state)
+            write_json(part / layout.STATE, state)
             if problem := tensors.damage(part):
                 raise TransientError(problem, "start the run again")
         names = sorted(path.name for path in part.glob("*.safetensors"))
@@ -198,7 +199,7 @@ class Saver:
         if self._world.first:
             others = (path.name for path in part.iterdir() if path.name not in names)
             mine += sorted(name for name in others if not name.startswith("."))
-        layout.flush(part / name for name in mine)
+        flush(part / name for name in mine)
         return {name: layout.digest(part / name) for name in mine}
 
     def _gathered(self, files: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -227,7 +228,7 @@ class Saver:
         sign = 1 if self._settings.best_is == "highest" else -1
         if old is None or sign * value > sign * old["value"]:
             document = {"name": layout.name_of(step), "metric": metric, "value": value}
-            layout.write_json(self._root / layout.BEST, document)
+            write_json(self._root / layout.BEST, document)
 
 
 def _begun(work: Callable[..., T], *arguments: Any) -> Future[T]:

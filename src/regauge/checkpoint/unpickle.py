@@ -1,16 +1,16 @@
 """A process that opens what others pickled, and writes its tensors as safetensors.
 
-Run as `python -m regauge.checkpoint.unpickle ORIGIN TARGET`; it has nothing else to lose. ORIGIN is
-a file of tensors, or a folder of them, such as torch.distributed.checkpoint writes. On standard
-input is `{"names": [...], "prefix": ...}`: a model's names, or null for all that is there, and what
-precedes them, or null where it is to be found out.
+`worker.run_worker` starts it; it has nothing else to lose. The request:
+
+    origin    a file of tensors, or a folder of them, such as torch.distributed.checkpoint writes
+    target    the file of safetensors
+    names     a model's names; null takes all tensors
+    prefix    what precedes these names in the origin; null if it is to be found out
 """
 
 from __future__ import annotations
 
-import json
 import pickle
-import sys
 import zipfile
 from collections import Counter
 from io import BytesIO
@@ -24,6 +24,7 @@ from torch.distributed.checkpoint import metadata as facts
 
 from regauge import safetensors_io
 from regauge.models.weights import weight_files
+from regauge.worker import receive_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -171,5 +172,5 @@ def _distributed(origin: Path) -> Stored:
 
 
 if __name__ == "__main__":
-    asked = json.load(sys.stdin)
-    main(Path(sys.argv[1]), Path(sys.argv[2]), asked["names"], asked["prefix"])
+    request = receive_job().request
+    main(Path(request["origin"]), Path(request["target"]), request["names"], request["prefix"])

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from regauge.planning.catalog import chip_of, rate
 from regauge.planning.settings import Price
 from regauge.results.evaluation_table import lower_is_better
-from regauge.supervision.cost_meter import HOUR
 from regauge.training.settings import Target
+from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +125,11 @@ def _spent(
     own = price or price_of(run)
     known, chip = rate(own), chip_of(own)
     if price is not None:
-        usd = machine / HOUR * known.usd_per_hour if machine is not None and known else None
+        usd = (
+            machine / SECONDS_PER_HOUR * known.usd_per_hour
+            if machine is not None and known
+            else None
+        )
     watts = chip.tdp_watts if chip else None
     return Spent(
         run=run.name,

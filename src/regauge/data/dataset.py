@@ -24,6 +24,7 @@ import pydantic
 
 from regauge.config import FORMAT, Settings
 from regauge.errors import DataError
+from regauge.files import sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -227,7 +228,7 @@ class Dataset:
         """Hash every file of rows and texts; raises DataError that names the first that differs."""
         for split in self.manifest.splits.values():
             for file in split.files:
-                if file_sha256(self.folder / file.file) != file.sha256:
+                if sha256(self.folder / file.file) != file.sha256:
                     raise DataError(
                         f"{self.folder / file.file} is not what its manifest says",
                         "run 'regauge prepare' into a new folder",
@@ -249,12 +250,6 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataError(f"{path} is of a later Regauge", "update Regauge to read it")
     where = ".".join(map(str, first["loc"])) or "all of it"
     raise DataError(f"{path} is damaged: {where}: {first['msg']}", "run 'regauge prepare' again")
-
-
-def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _columns(path: Path) -> dict[str, _Column]:

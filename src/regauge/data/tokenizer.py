@@ -19,8 +19,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors, tra
 from tokenizers import pre_tokenizers as cutting
 
 from regauge.data.bpe_cache import words_of
-from regauge.data.dataset import TOKENIZER, TokenizerFacts, file_sha256
+from regauge.data.dataset import TOKENIZER, TokenizerFacts
 from regauge.errors import DataError
+from regauge.files import sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -153,7 +154,7 @@ class Encoder:
         special |= {found for role in roles if (found := self._id(role)) is not None}
         pad = self._id("pad", "eos", "unk")
         return TokenizerFacts(
-            sha256=file_sha256(folder / TOKENIZER),
+            sha256=sha256(folder / TOKENIZER),
             vocabulary=max(self._tokenizer.get_vocab().values()) + 1,
             pad=0 if pad is None else pad,
             mask=self._id("mask"),
@@ -221,7 +222,7 @@ def check_same(dataset: Path, model: Path) -> None:
     How a library cut texts or filled them up last, which it notes in the file, does not count.
     """
     own, other = dataset / "tokenizer" / TOKENIZER, model / TOKENIZER
-    if not (own.exists() and other.exists()) or file_sha256(own) == file_sha256(other):
+    if not (own.exists() and other.exists()) or sha256(own) == sha256(other):
         return
     if _open(own.parent).to_str() != _open(model).to_str():
         raise DataError(
@@ -233,7 +234,7 @@ def check_same(dataset: Path, model: Path) -> None:
 def fingerprint(source: Path) -> str:
     """Return a hash of what defines a tokenizer's folder; raises DataError for none."""
     check(source)
-    facts = "".join(f"{path.name} {file_sha256(path)}\n" for path in files(source))
+    facts = "".join(f"{path.name} {sha256(path)}\n" for path in files(source))
     return hashlib.sha256(facts.encode()).hexdigest()
 
 

@@ -13,16 +13,15 @@ from regauge.artifacts.engine import Answering, loaded
 from regauge.config import choose
 from regauge.data.dataset import Dataset
 from regauge.data.row_order import sample
+from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS
 from regauge.processes import World
-from regauge.training.heldout import Heldout
-from regauge.training.objectives import feed
+from regauge.training.heldout import HeldoutSet
+from regauge.training.objectives import build_feed
 
 if TYPE_CHECKING:
     from regauge.accelerators import Accelerator
     from regauge.artifacts.artifact import Artifact
     from regauge.tasks import Task
-
-MICROBATCH_ROWS = 64
 
 
 def answering(artifact: Artifact) -> Answering:
@@ -38,15 +37,15 @@ def metrics(module: nn.Module, task: Task, dataset: Path, rows: int) -> dict[str
     if not len(found.split("heldout")):
         return {}
     reference: Accelerator = choose("accelerators", REFERENCE)
-    share = feed(
+    share = build_feed(
         task,
         found,
         "heldout",
         world=World(),
-        rows=MICROBATCH_ROWS,
+        rows=DEFAULT_MICROBATCH_ROWS,
         ladder=task.ladder(found.manifest),
         seed=0,
     )
     numbers = sample(len(share), rows, found.manifest.identity)
     mark, device = reference.end_microbatch, torch.device("cpu")
-    return Heldout(task, reference, mark, device, share, numbers).metrics(module)
+    return HeldoutSet(task, reference, mark, device, share, numbers).metrics(module)

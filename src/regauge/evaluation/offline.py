@@ -12,22 +12,22 @@ from regauge import jsonl
 from regauge.accelerators import join, take
 from regauge.artifacts import artifact as artifacts
 from regauge.artifacts.artifact import Artifact
-from regauge.checkpoint.layout import write_json
 from regauge.config import FORMAT, build, dump, read
 from regauge.data import tokenizer
 from regauge.data.dataset import Dataset
 from regauge.data.row_order import sample
 from regauge.errors import DataError, SettingsError
 from regauge.evaluation.artifact_metrics import answering
-from regauge.evaluation.settings import EVALUATION
+from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS, EVALUATION
+from regauge.files import write_json
 from regauge.models.hub import final
-from regauge.models.init_weights import META, fill, first_weights
+from regauge.models.init_weights import META, initial_weights, materialize
 from regauge.models.settings import Model
 from regauge.models.tensors import dtype_of, move
-from regauge.training.defaults import settle
-from regauge.training.generation import FILE, samples
-from regauge.training.heldout import Heldout, means
-from regauge.training.objectives import feed
+from regauge.training.defaults import resolve_execution
+from regauge.training.generation import FILE, generate_samples
+from regauge.training.heldout import HeldoutSet, compute_means
+from regauge.training.objectives import build_feed
 from regauge.training.run_record import RUN
 from regauge.training.settings import Training
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from regauge.processes import World
     from regauge.tasks import Task
 
-MICROBATCH_ROWS = 64
 Row = dict[str, Any]
 Subject = Model | Artifact
 
@@ -54,7 +53,7 @@ def measure(settings: Evaluating, world: World) -> dict[str, Any]:
         raise DataError(f"{settings.data.path} has no held-out rows", "raise split.heldout_share")
     models = {name: _checked(folder, dataset) for name, folder in settings.subjects.models.items()}
     tasks = {name: _task_of(settings, folder, dataset) for name, folder in models.items()}
-    accelerator, execution = settle(settings.accelerator, settings.execution, world)
+    accelerator, execution = resolve_execution(settings.accelerator, settings.execution, world)
     device = take(accelerator, world.device, execution.threads or 1)
     join(accelerator, world, execution.timeout_seconds)
     place = partial(_heldout, settings, dataset, world, (accelerator, device))
@@ -85,16 +84,16 @@ def _heldout(
     world: World,
     site: tuple[Accelerator, torch.device],
     task: Task,
-) -> Heldout:
+) -> HeldoutSet:
     """Return the held-out rows as a task reads them; `site` is where they are computed."""
     accelerator, device = site
-    microbatch = settings.evaluation.microbatch_rows or MICROBATCH_ROWS
+    microbatch = settings.evaluation.microbatch_rows or DEFAULT_MICROBATCH_ROWS
     ladder = task.ladder(dataset.manifest)
-    share = feed(
+    share = build_feed(
         task, dataset, "heldout", world=world, rows=microbatch, ladder=ladder, seed=settings.seed
     )
     numbers = sample(len(share), settings.evaluation.rows, dataset.manifest.identity)
-    return Heldout(task, accelerator, accelerator.end_microbatch, device, share, numbers)
+    return HeldoutSet(task, accelerator, accelerator.end_microbatch, device, share, numbers)
 
 
 def _task_of(settings: Evaluating, folder: Path, dataset: Dataset) -> Task:
@@ -116,7 +115,7 @@ def _trained_for(folder: Path) -> Task:
     if not (run / RUN).is_file():
         remedy = 'set subjects.tasks = "given"'
         raise SettingsError(f"{folder} is no run, and has no task of its own", remedy)
-    aims = build(Training, read(run / RUN)).aims
+    aims = build(Training, read(run / RUN)).task_configs
     return next((aim.task for aim in aims if run != above and aim.name == above.name), aims[0].task)
 
 
@@ -136,7 +135,7 @@ def _checked(folder: str, dataset: Dataset) -> Path:
 def _rows(
     settings: Evaluating,
     dataset: Dataset,
-    measured: dict[str, tuple[Subject, Heldout]],
+    measured: dict[str, tuple[Subject, HeldoutSet]],
     dtype: torch.dtype,
 ) -> tuple[list[Row], list[Row]]:
     """Return the rows of the table, and what each model answers to held-out prompts.
@@ -147,12 +146,12 @@ def _rows(
     answers: list[Row] = []
     wanted = settings.evaluation.samples
 
-    def placed(heldout: Heldout, model: Subject) -> nn.Module:
+    def placed(heldout: HeldoutSet, model: Subject) -> nn.Module:
         if not isinstance(model, Model):
             return answering(model)
         with META:
             module = heldout.task.module(model, dataset.manifest, settings.seed)
-        fill(module, first_weights(module, model, settings.seed))
+        materialize(module, initial_weights(module, model, settings.seed))
         module.compute_dtype = dtype
         for weight in module.parameters():
             weight.data = weight.data.to(dtype)
@@ -172,13 +171,13 @@ def _rows(
         module = placed(heldout, model)
         metrics, outputs = heldout.outputs(module)
         rows.append({"name": name, **metrics})
-        found = samples(heldout, module, wanted, dataset.folder)
+        found = generate_samples(heldout, module, wanted, dataset.folder)
         answers += [{"model": name, **each} for each in found]
     whole = dataset.texts("heldout")
     if settings.subjects.rivals == "yes" and whole and outputs:
         texts = [whole[number] for number in heldout.numbers.tolist()]
         others = heldout.task.rivals(outputs, outputs, texts)
-        rows += [{"name": name, **means(sums)} for name, sums in others.items()]
+        rows += [{"name": name, **compute_means(sums)} for name, sums in others.items()]
     return rows, answers
 
 

@@ -13,6 +13,7 @@ from regauge.tasks import Task
 from regauge.training.settings import Evaluation, Execution, Output
 
 EVALUATION = "evaluation.json"
+DEFAULT_MICROBATCH_ROWS = 64
 
 
 class Subjects(Settings):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from regauge.faults import Chaos
+    from regauge.hooks import Inject
     from regauge.processes import World
 
 ELEMENTS = 1 << 10
@@ -55,7 +55,7 @@ class Place:
         return cls(world.rank, world.size, device, where, tuple(range(world.size)))
 
 
-def check_collectives(place: Place, chaos: Chaos) -> Generator[Finding | str]:
+def check_collectives(place: Place, inject: Inject) -> Generator[Finding | str]:
     """Yield the name of each check before it begins, and then what it has found."""
     for name, check in (
         ("all-gather", _gathered),
@@ -66,7 +66,7 @@ def check_collectives(place: Place, chaos: Chaos) -> Generator[Finding | str]:
     ):
         yield name
         try:
-            problem, value = check(place, chaos)
+            problem, value = check(place, inject)
         except RuntimeError as error:
             problem, value = _told(error), ""
         yield Finding(name, place.where, value, problem, ok=not problem)
@@ -92,10 +92,10 @@ def _told(error: RuntimeError) -> str:
     return line.partition(". ")[0]
 
 
-def _own(place: Place, chaos: Chaos) -> Tensor:
+def _own(place: Place, inject: Inject) -> Tensor:
     """Return numbers that are this process's alone, and exact in any sum."""
     value = _numbers(place.rank)
-    if any(fault.kind == "corrupt" for fault in chaos.strike(MOMENT, 0)):
+    if "corrupt" in inject(MOMENT):
         value[ELEMENTS // 2] += 1
     return value.to(place.device)
 
@@ -104,19 +104,19 @@ def _numbers(rank: int) -> Tensor:
     return torch.arange(ELEMENTS, dtype=torch.int32) + 1000 * rank
 
 
-def _gathered(place: Place, chaos: Chaos) -> tuple[str, str]:
+def _gathered(place: Place, inject: Inject) -> tuple[str, str]:
     everyone = [
         torch.zeros(ELEMENTS, dtype=torch.int32, device=place.device) for _ in range(place.size)
     ]
-    dist.all_gather(everyone, _own(place, chaos))
+    dist.all_gather(everyone, _own(place, inject))
     for rank, found in enumerate(everyone):
         if not torch.equal(found.cpu(), _numbers(rank)):
             return f"what process {place.names[rank]} sent is not what came", ""
     return "", "exact"
 
 
-def _reduced(place: Place, chaos: Chaos) -> tuple[str, str]:
-    total = _own(place, chaos)
+def _reduced(place: Place, inject: Inject) -> tuple[str, str]:
+    total = _own(place, inject)
     dist.all_reduce(total)
     if not torch.equal(total.cpu(), _total(place)):
         return "a sum of integers is wrong", ""
@@ -144,18 +144,18 @@ def _total(place: Place) -> Tensor:
     return torch.stack([_numbers(rank) for rank in range(place.size)]).sum(0, dtype=torch.int32)
 
 
-def _scattered(place: Place, chaos: Chaos) -> tuple[str, str]:
+def _scattered(place: Place, inject: Inject) -> tuple[str, str]:
     part = ELEMENTS // place.size
     found = torch.zeros(part, dtype=torch.int32, device=place.device)
-    _reduce_scatter(found, _own(place, chaos)[: part * place.size])
+    _reduce_scatter(found, _own(place, inject)[: part * place.size])
     mine = slice(place.rank * part, (place.rank + 1) * part)
     return ("", "exact") if torch.equal(found.cpu(), _total(place)[mine]) else ("wrong sums", "")
 
 
-def _exchanged(place: Place, chaos: Chaos) -> tuple[str, str]:
+def _exchanged(place: Place, inject: Inject) -> tuple[str, str]:
     part = ELEMENTS // place.size
     found = torch.zeros(part * place.size, dtype=torch.int32, device=place.device)
-    dist.all_to_all_single(found, _own(place, chaos)[: part * place.size])
+    dist.all_to_all_single(found, _own(place, inject)[: part * place.size])
     mine = slice(place.rank * part, (place.rank + 1) * part)
     for rank, came in enumerate(found.cpu().split(part)):
         if not torch.equal(came, _numbers(rank)[mine]):
@@ -163,10 +163,10 @@ def _exchanged(place: Place, chaos: Chaos) -> tuple[str, str]:
     return "", "exact"
 
 
-def _latency(place: Place, chaos: Chaos) -> tuple[str, str]:
+def _latency(place: Place, inject: Inject) -> tuple[str, str]:
     took = []
     for _ in range(REPETITIONS):
-        value = _own(place, chaos)
+        value = _own(place, inject)
         began = time.perf_counter()
         dist.all_reduce(value)
         value.cpu()

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import tempfile
-import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import jsonl, processes
+from regauge import processes
 from regauge.config import dump
 from regauge.health.findings import PAIRS, Bandwidth, Finding
+from regauge.worker import WorkerLimits, run_worker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from regauge.accelerators import Accelerator
+    from regauge.worker import Line
 
 PROBE = "regauge.health.probe"
-REQUEST = "request.json"
 START_SECONDS, CHECK_SECONDS, COMPILE_SECONDS = 60.0, 10.0, 120.0
 """Longest that processes may take to start, and for one check: more where it is compiled first."""
 LATE_SECONDS = 5.0
 """How long the others may go on once one of them has left with an error."""
-LOOK_SECONDS = 0.05
 SLOWEST_SHARE = 0.3
 """Of the others' median: a device below it is slow. What else a machine does may halve a speed."""
 
@@ -47,7 +47,7 @@ class Examination:
 
 
 @dataclass
-class Told:
+class ProbeReport:
     """What one process has written before it came to its end, or did not."""
 
     rank: int
@@ -60,21 +60,23 @@ class Told:
     done: bool = False
 
     @classmethod
-    def read(cls, scratch: Path, rank: int) -> Told:
-        """Read what a process has written; where it came to no end, that is a finding."""
-        told = cls(rank)
-        for line in jsonl.whole(found_by(scratch, rank)):
+    def read(cls, rank: int, lines: Iterable[Line]) -> ProbeReport:
+        """Read the lines of a process; that it came to no end is a finding."""
+        report = cls(rank)
+        for line in lines:
+            if line["rank"] != rank:
+                continue
             if "begins" in line:
-                told.doing, told.together = line["begins"], line["together"]
+                report.doing, report.together = line["begins"], line["together"]
             elif "finding" in line:
-                told.findings.append(replace(Finding(**line["finding"]), rank=rank))
+                report.findings.append(replace(Finding(**line["finding"]), rank=rank))
             elif "bandwidth" in line:
-                told.bandwidths.append(Bandwidth(**line["bandwidth"]))
-            told.done = told.done or "done" in line
-        if told.ok and not told.done:
+                report.bandwidths.append(Bandwidth(**line["bandwidth"]))
+            report.done = report.done or "done" in line
+        if report.ok and not report.done:
             problem = "it did not come to its end"
-            told.findings.append(Finding.bad(told.doing, f"process {rank}", problem, rank=rank))
-        return told
+            report.findings.append(Finding.bad(report.doing, f"process {rank}", problem, rank=rank))
+        return report
 
     @property
     def ok(self) -> bool:
@@ -82,22 +84,12 @@ class Told:
         return all(finding.ok for finding in self.findings)
 
 
-def found_by(scratch: Path, rank: int) -> Path:
-    """Return the file of what a process has found."""
-    return scratch / f"found-{rank}.jsonl"
-
-
-def pairs_of(scratch: Path, rank: int) -> Path:
-    """Return the file of the pairs that a process was in."""
-    return scratch / f"pairs-{rank}.jsonl"
-
-
 def examine(
     accelerator: Accelerator,
     size: int,
     *,
     quick: bool = True,
-    chaos: str | None = None,
+    fault_plan: str | None = None,
     record: Path | None = None,
     devices: tuple[int, ...] = (),
 ) -> Examination:
@@ -109,54 +101,54 @@ def examine(
     request = {
         "accelerator": dump(accelerator),
         "quick": quick,
-        "chaos": chaos,
+        "fault_plan": fault_plan,
         "record": str(record) if record else None,
     }
     with tempfile.TemporaryDirectory(prefix="regauge-doctor-") as folder:
-        scratch = Path(folder)
+        run = partial(_run, Path(folder), request, size, devices)
         limit = COMPILE_SECONDS if accelerator.lazy else CHECK_SECONDS
-        _run(scratch, {**request, "what": "everything"}, size, devices, limit=limit)
-        told = [Told.read(scratch, rank) for rank in range(size)]
-        alone = [one for one in told if not one.ok and not one.together]
-        if not alone and any(not one.ok for one in told) and size > 1:
-            second = scratch / "pairs"
-            second.mkdir()
-            _run(second, {**request, "what": "pairs"}, size, devices, limit=limit)
-            told[0].findings.append(blamed(*_pairs(second, size)))
+        lines = run("everything", limit=limit)
+        reports = [ProbeReport.read(rank, lines) for rank in range(size)]
+        alone = [one for one in reports if not one.ok and not one.together]
+        if not alone and any(not one.ok for one in reports) and size > 1:
+            reports[0].findings.append(blamed(*_pairs(run("pairs", limit=limit), size)))
     if alone:  # the others only waited for these
-        told = [one if one in alone else _sound(one) for one in told]
-    found = Examination(
-        [finding for one in told for finding in one.findings],
-        [row for one in told for row in one.bandwidths],
+        reports = [one if one in alone else _without_problems(one) for one in reports]
+    examination = Examination(
+        [finding for one in reports for finding in one.findings],
+        [row for one in reports for row in one.bandwidths],
     )
-    _compare_speeds(found.findings)
-    return found
+    _compare_speeds(examination.findings)
+    return examination
 
 
 def _run(
-    scratch: Path, request: dict[str, Any], size: int, devices: tuple[int, ...], *, limit: float
-) -> None:
-    """Start the processes, wait for their end, and kill those that do not come to it.
+    scratch: Path,
+    request: dict[str, Any],
+    size: int,
+    devices: tuple[int, ...],
+    what: str,
+    *,
+    limit: float,
+) -> list[Line]:
+    """Run the processes, kill those that come to no end, and return what they have written.
 
     A check may last for `limit` seconds in which no process writes anything.
     """
-    (scratch / REQUEST).write_text(json.dumps(request))
-    command = [sys.executable, "-m", PROBE, str(scratch)]
-    until, written, over = time.monotonic() + START_SECONDS, 0, False
-    seats = processes.Seats(size, processes.free_port(), devices=devices)
-    with processes.started(command, size, scratch, quiet=True, seats=seats) as children:
-        while time.monotonic() < until and any(child.poll() is None for child in children):
-            files = [*scratch.glob("found-*"), *scratch.glob("pairs-*")]
-            size_now = sum(file.stat().st_size for file in files)
-            if size_now > written and len(files) == size and not over:
-                until, written = time.monotonic() + limit, size_now
-            if not over and any(child.poll() for child in children):
-                over, until = True, min(until, time.monotonic() + LATE_SECONDS)
-            time.sleep(LOOK_SECONDS)
+    lines: list[Line] = []
+    run_worker(
+        PROBE,
+        {**request, "what": what},
+        scratch,
+        WorkerLimits(silence=limit, start=START_SECONDS, after_failure=LATE_SECONDS),
+        seats=processes.Seats(size, processes.free_port(), devices=devices),
+        on_line=lines.append,
+    )
+    return lines
 
 
-def _sound(told: Told) -> Told:
-    return replace(told, findings=[finding for finding in told.findings if finding.ok])
+def _without_problems(report: ProbeReport) -> ProbeReport:
+    return replace(report, findings=[finding for finding in report.findings if finding.ok])
 
 
 def _compare_speeds(findings: list[Finding]) -> None:
@@ -175,18 +167,18 @@ Pairs = dict[tuple[int, int], str]
 """What is wrong with two processes; empty where nothing is."""
 
 
-def _pairs(scratch: Path, size: int) -> tuple[Pairs, list[int]]:
+def _pairs(lines: list[Line], size: int) -> tuple[Pairs, list[int]]:
     """Return what is wrong with each pair that was tried, and who came to no end of one."""
-    found: Pairs = {}
+    pairs: Pairs = {}
     silent = []
     for rank in range(size):
-        told = [line for line in jsonl.whole(pairs_of(scratch, rank)) if "partner" in line]
-        for line in told:
+        meetings = [line for line in lines if line["rank"] == rank and "partner" in line]
+        for line in meetings:
             one, other = sorted((rank, line["partner"]))
-            found[one, other] = found.get((one, other)) or line.get("problem", "")
-        if told and "problem" not in told[-1]:
+            pairs[one, other] = pairs.get((one, other)) or line.get("problem", "")
+        if meetings and "problem" not in meetings[-1]:
             silent.append(rank)
-    return found, silent
+    return pairs, silent
 
 
 def blamed(found: Pairs, silent: list[int]) -> Finding:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from regauge.checkpoint.remote import Remote
+from regauge.files import write_atomic
 from regauge.health.findings import Finding
 from regauge.scratch import ROOM_BYTES, SHARED
 
@@ -36,19 +37,13 @@ def _storage(folder: Path) -> Finding:
     """Write, flush and rename a file as a checkpoint is, and remove it again."""
     place = existing(folder)
     file = place / f"{PROBE}-{uuid4().hex}"  # other nodes may do this at the same time
-    final = file.with_suffix(".renamed")
     began = time.monotonic()
     try:
-        with file.open("wb") as opened:
-            opened.write(os.urandom(WRITTEN_BYTES))
-            opened.flush()
-            os.fsync(opened.fileno())
-        file.replace(final)
+        write_atomic(file, os.urandom(WRITTEN_BYTES))
     except OSError as error:
         return Finding.bad("storage", str(place), f"cannot be written: {error.strerror}")
     finally:
-        for left in (file, final):
-            _remove(left)
+        _remove(file)
     seconds = time.monotonic() - began
     value = f"{WRITTEN_BYTES / seconds / 1e6:,.0f} MB/s"
     if seconds > SLOWEST_SECONDS:

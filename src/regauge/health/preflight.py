@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     import torch
 
     from regauge.accelerators import Accelerator, Precision
-    from regauge.faults import Chaos
+    from regauge.hooks import Inject
     from regauge.processes import World
 
 
 def preflight(
-    accelerator: Accelerator, device: torch.device, precision: Precision, world: World, chaos: Chaos
+    accelerator: Accelerator,
+    device: torch.device,
+    precision: Precision,
+    world: World,
+    inject: Inject,
 ) -> None:
     """Raise PreflightError where the device, or what the processes tell each other, is wrong.
 
@@ -28,9 +32,9 @@ def preflight(
     """
     place = Place.of(world, device)
     if not accelerator.lazy:
-        _require(check_device(accelerator, device, (precision,), place.where, chaos))
+        _require(check_device(accelerator, device, (precision,), place.where, inject))
     if world.size > 1:
-        _require(check_collectives(place, chaos))
+        _require(check_collectives(place, inject))
         require(check_hosts(world.size))
 
 

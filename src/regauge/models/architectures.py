@@ -17,7 +17,7 @@ from regauge.models import lora
 from regauge.models import weights as folders
 from regauge.models.dropout import DropoutKeys, install
 from regauge.models.hub import CONFIG, at
-from regauge.models.init_weights import HOST, META, fill, first_weights, make_buffers
+from regauge.models.init_weights import HOST, META, initial_weights, make_buffers, materialize
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +84,7 @@ def build(
         keys = keys or DropoutKeys()
         _adapt(model, settings, keys)
         if not deferred:
-            fill(model, first_weights(model, settings, seed))
+            materialize(model, initial_weights(model, settings, seed))
     return model, keys
 
 

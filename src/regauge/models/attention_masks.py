@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regauge.errors import SettingsError
-from regauge.models.init_weights import HOST, META, FirstWeights, fill, make_buffers
+from regauge.models.init_weights import HOST, META, InitialWeights, make_buffers, materialize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,7 +125,7 @@ def _likenesses(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
             with META:
                 small = kind._from_config(config, dtype=torch.float32)  # noqa: SLF001 - what an auto class calls
             make_buffers(small)
-            fill(small, FirstWeights(copy.deepcopy(small), 0, {}))
+            materialize(small, InitialWeights(copy.deepcopy(small), 0, {}))
         except (AssertionError, RuntimeError, TypeError, ValueError, IndexError):
             continue
         yield small

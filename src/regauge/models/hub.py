@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +16,7 @@ CONFIG = "config.json"
 WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 """What is fetched of a name on the hub."""
 WAYS_IN = "run: hf auth login (or set HF_TOKEN), or name a local folder"
+_LOCAL_ONLY = ContextVar("local_only", default=False)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -22,15 +26,25 @@ def final(path: str) -> Path:
     return model if (model / CONFIG).is_file() else Path(path)
 
 
+@contextmanager
+def local_only() -> Iterator[None]:
+    """Fetch nothing inside of the block: a name on the hub is its local copy, if there is one."""
+    token = _LOCAL_ONLY.set(True)
+    try:
+        yield
+    finally:
+        _LOCAL_ONLY.reset(token)
+
+
 def at(path: str, *, fetch: bool = True) -> Path:
     """Return the folder of a path's weights: a run's final model, a folder, a hub name's copy.
 
-    What a hub has is fetched once, unless `fetch` is false. Raises SettingsError where there is
-    nothing, or nothing for whoever asks.
+    What a hub has is fetched once, unless `fetch` is false or inside of `local_only`. Raises
+    SettingsError where there is nothing, or nothing for whoever asks.
     """
     folder = final(path)
     if not folder.exists() and _HUB_NAME.fullmatch(path):
-        folder = _fetched(path, fetch=fetch)
+        folder = _fetched(path, fetch=fetch and not _LOCAL_ONLY.get())
     if not (folder / CONFIG).is_file():
         raise SettingsError(
             f"no model at '{path}': {'it has no' if folder.exists() else 'there is no'} {CONFIG}",

@@ -45,7 +45,7 @@ class Values(Protocol):
         ...
 
 
-class FirstWeights:
+class InitialWeights:
     """The weights of step 0 of a module, by name; they can be gone through again.
 
     The module lies on the meta device, and is the template: nobody else may use it. `places` says
@@ -122,14 +122,14 @@ class FirstWeights:
                     module.reset_lora_parameters(adapter, True)  # noqa: FBT003 - it has no names
 
 
-def first_weights(module: nn.Module, settings: Model, seed: int) -> FirstWeights:
+def initial_weights(module: nn.Module, settings: Model, seed: int) -> InitialWeights:
     """Return the first weights of a module that lies on the meta device.
 
     Raises SettingsError where those that the settings name are of another model.
     """
     template = copy.deepcopy(module)
     if settings.path is None or settings.weights == "random":
-        return FirstWeights(template, seed, {})
+        return InitialWeights(template, seed, {})
     folder = at(settings.path)
     own: dict[str, Values] = {}
     absent: list[str] = []
@@ -143,7 +143,7 @@ def first_weights(module: nn.Module, settings: Model, seed: int) -> FirstWeights
         own |= {f"{prefix}{names[name]}": each for name, each in places.items()}
         absent += lacking
         unused.append(set(strange))
-    for name, part in multitask.parts(template).items():
+    for name, part in multitask.modules_by_task(template).items():
         head = heads.places(part, folder)
         own |= {f"{multitask.prefix(name)}{key}": each for key, each in head.items()}
     if absent and settings.lora is not None:
@@ -151,14 +151,14 @@ def first_weights(module: nn.Module, settings: Model, seed: int) -> FirstWeights
             f"'{settings.path}' has no '{absent[0]}', and adapters would leave it as it is drawn",
             "name a model with that head, or train without model.lora",
         )
-    weights = FirstWeights(template, seed, own)
+    weights = InitialWeights(template, seed, own)
     weights.remarks = tuple(_remarks(settings.path, absent, sorted(set.intersection(*unused))))
     if dual_encoder.there(folder) and not any(dual_encoder.is_one(root) for root, _ in roots):
         weights.remarks += (f"'{settings.path}' has an encoder of documents that is left out",)
     return weights
 
 
-def fill(module: nn.Module, weights: FirstWeights) -> None:
+def materialize(module: nn.Module, weights: InitialWeights) -> None:
     """Give a module that lies on the meta device its first weights, whole, on the CPU."""
     found = {name: values[:] for name, values in weights}
     groups = {first: others for first, *others in ties(module)}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from regauge.models.init_weights import FirstWeights
+    from regauge.models.init_weights import InitialWeights
     from regauge.models.settings import Lora
 
 ADAPTER = "default"
@@ -44,7 +44,7 @@ def install(model: PreTrainedModel, blocks: Sequence[nn.Module], settings: Lora)
     inject_adapter_in_model(found, model, low_cpu_mem_usage=True)
 
 
-def merged(first: FirstWeights, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def merged(first: InitialWeights, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a model without adapters, each whole and with its adapter's product.
 
     `trained` has the adapters' weights by their names, and those of a head, on the CPU in fp32.

@@ -23,7 +23,7 @@ Head = nn.Module
 CHUNK_TOKENS = 1024
 
 
-class Slopes(nn.Module):
+class LogitGradients(nn.Module):
     """Turns logits into their gradients; a module, so that it can be compiled as blocks are."""
 
     def forward(self, logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +39,7 @@ class Slopes(nn.Module):
         return nll, slope
 
 
-def weighted(head: Head, slopes: Slopes, hidden: Tensor, batch: Batch) -> Batch:
+def weighted(head: Head, slopes: LogitGradients, hidden: Tensor, batch: Batch) -> Batch:
     """Return `loss`, the sum of the losses at `labels` times `weights`, for training.
 
     Hidden states are [..., width]; labels and weights have the shape before that.
@@ -79,7 +79,7 @@ class _Aim(NamedTuple):
     """What hidden states [tokens, width] are for."""
 
     head: Head
-    slopes: Slopes
+    slopes: LogitGradients
     labels: Tensor
     weights: Tensor
     """Both [tokens]."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regauge.errors import SettingsError
 from regauge.models import sentence_transformers
 from regauge.models.attention_masks import longest, reading
-from regauge.models.losses import Batch, Slopes, judged, token_losses, weighted
+from regauge.models.losses import Batch, LogitGradients, judged, token_losses, weighted
 from regauge.models.pooling import Pool
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class TextModule(nn.Module):
         self.dropout_keys = keys
         self.compute_dtype = torch.float32
         self.reading = reading(model)
-        self.slopes = Slopes()
+        self.slopes = LogitGradients()
         self._typed = getattr(model.config, "type_vocab_size", 0) > 1
 
     @property

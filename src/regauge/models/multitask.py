@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regauge.models.modules import TextModule
 
 
-class Several(nn.Module):
+class MultiTaskModel(nn.Module):
     """The modules of several tasks whose models share the layers of one body.
 
     Weights are named `tasks.<task>.…`; what is shared belongs to the first task that has it.
@@ -37,7 +37,7 @@ class Several(nn.Module):
     @property
     def first(self) -> TextModule:
         """The module of the first task."""
-        return next(iter(parts(self).values()))
+        return next(iter(modules_by_task(self).values()))
 
     @property
     def model(self) -> PreTrainedModel:
@@ -56,7 +56,7 @@ class Several(nn.Module):
 
     @compute_dtype.setter
     def compute_dtype(self, dtype: torch.dtype) -> None:
-        for part in parts(self).values():
+        for part in modules_by_task(self).values():
             part.compute_dtype = dtype
 
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -65,14 +65,14 @@ class Several(nn.Module):
         return output
 
 
-def together(found: Mapping[str, TextModule]) -> TextModule | Several:
+def combine(found: Mapping[str, TextModule]) -> TextModule | MultiTaskModel:
     """Return one module for all tasks: the only one, or one of several."""
-    return Several(found) if len(found) > 1 else next(iter(found.values()))
+    return MultiTaskModel(found) if len(found) > 1 else next(iter(found.values()))
 
 
-def parts(module: nn.Module) -> dict[str, TextModule]:
+def modules_by_task(module: nn.Module) -> dict[str, TextModule]:
     """Return the module of each task by its name; a run's only task has none."""
-    tasks: Any = module.tasks if isinstance(module, Several) else {"": module}
+    tasks: Any = module.tasks if isinstance(module, MultiTaskModel) else {"": module}
     return dict(tasks.items())
 
 
@@ -81,9 +81,9 @@ def prefix(name: str) -> str:
     return f"tasks.{name}." if name else ""
 
 
-def turn_to(module: nn.Module, name: str) -> None:
+def set_active_task(module: nn.Module, name: str) -> None:
     """Let a module compute for a task from now on."""
-    if isinstance(module, Several):
+    if isinstance(module, MultiTaskModel):
         module.turn = name
 
 

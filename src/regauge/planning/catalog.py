@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from regauge.choices import did_you_mean
 from regauge.errors import SettingsError
+from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +64,7 @@ class Rate:
     @property
     def usd_per_second(self) -> float:
         """The same, for a second."""
-        return self.usd_per_hour / 3600
+        return self.usd_per_hour / SECONDS_PER_HOUR
 
     @property
     def told(self) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 Row = dict[str, str]
 PERCENTILES = (50, 90, 95, 99)
+"""Of latencies, in the documents of a benchmark and in words."""
 NOT_SERVED = "not served"
 ARTIFACT = "artifact"
 

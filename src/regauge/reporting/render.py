@@ -13,6 +13,7 @@ from markupsafe import Markup
 from regauge import __version__
 from regauge.config import FORMAT
 from regauge.errors import SettingsError
+from regauge.files import write_atomic
 from regauge.reporting import (
     comparison_charts,
     inference_charts,
@@ -38,9 +39,7 @@ def write(path: Path, story: Story) -> None:
     """Write the whole file or nothing, in the form of its suffix; no reader sees half a report."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.new")
-        aside.write_text(_text(story, path.suffix), encoding="utf-8")
-        aside.replace(path)
+        write_atomic(path, _text(story, path.suffix))
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise SettingsError(
             f"{path} cannot be written: {error.strerror}", "set another output.folder"

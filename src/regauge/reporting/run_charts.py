@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 from regauge.reporting.drawing import STYLES, Bar, Chart, Line, Place, bars, curves
 from regauge.results.series import Series, smoothed
 from regauge.trackers import of_training
+from regauge.units import MEGA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from regauge.results.run_folder import Run
-
-
-MEGA = 1e6
 
 
 def charts(run: Run, key: str) -> tuple[Chart, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from regauge.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
+
 UNKNOWN = "unknown"
 
-MINUTE, HOUR = 60, 3600
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -37,11 +38,12 @@ def duration(seconds: float | None) -> str:
     """Return the two largest units: 3 h 05 min, 4 min 12 s, 8.1 s."""
     if seconds is None:
         return UNKNOWN
-    if round(seconds, 1) < MINUTE:
+    if round(seconds, 1) < SECONDS_PER_MINUTE:
         return f"{seconds:.1f} s"
-    if round(seconds) < HOUR:
-        return "{} min {:02} s".format(*divmod(round(seconds), MINUTE))
-    return "{:,} h {:02} min".format(*divmod(round(seconds / MINUTE), HOUR // MINUTE))
+    if round(seconds) < SECONDS_PER_HOUR:
+        return "{} min {:02} s".format(*divmod(round(seconds), SECONDS_PER_MINUTE))
+    minutes = round(seconds / SECONDS_PER_MINUTE)
+    return "{:,} h {:02} min".format(*divmod(minutes, SECONDS_PER_HOUR // SECONDS_PER_MINUTE))
 
 
 def dollars(value: float | None) -> str:

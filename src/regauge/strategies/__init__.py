@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from regauge.models.init_weights import FirstWeights
+    from regauge.models.init_weights import InitialWeights
     from regauge.processes import World
 
     BuildOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
@@ -36,11 +36,11 @@ class Site:
     """The model's repeated layers, outermost first."""
     lazy: bool = False
     """Whether the device only records operations; see `Accelerator.lazy`."""
-    weights: FirstWeights | None = None
+    weights: InitialWeights | None = None
     """What a module on the meta device is filled with; None where it has its weights."""
 
 
-class Form(NamedTuple):
+class ParamSpec(NamedTuple):
     """What there is to know of a weight before it is there."""
 
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Form(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Load:
+class MemoryEstimate:
     """What the process that holds most will hold: bytes, and what it updates."""
 
     weights: int
@@ -58,7 +58,7 @@ class Load:
     """Shapes of the parts of weights that it updates; each has moments."""
 
 
-class Prepared(Protocol):
+class ShardedModel(Protocol):
     """A module on its processes; every method is called by all of them together."""
 
     module: nn.Module
@@ -90,7 +90,7 @@ class Prepared(Protocol):
         """Return what every process holds alike, to the last bit; nothing where there is none."""
         ...
 
-    def publish(self) -> None:
+    def sync_weights(self) -> None:
         """Make what computes equal to the master weights, after a step or a load."""
         ...
 
@@ -98,11 +98,11 @@ class Prepared(Protocol):
         """Set all gradients to zero."""
         ...
 
-    def held(self) -> dict[str, int]:
+    def memory(self) -> dict[str, int]:
         """Return the bytes that this process holds of `weights`, `masters` and `gradients`."""
         ...
 
-    def whole(self, name: str) -> Tensor:
+    def full_tensor(self, name: str) -> Tensor:
         """Return one weight, whole, in fp32, on the CPU of every process."""
         ...
 
@@ -118,11 +118,13 @@ class Strategy(Choice):
         del world, optimizer, lazy
         return None
 
-    def load(self, weights: Mapping[str, Form], processes: int, itemsize: int) -> Load:
+    def estimate_memory(
+        self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
+    ) -> MemoryEstimate:
         """Return what a process will hold of a model; it computes in values of so many bytes."""
         raise NotImplementedError
 
-    def prepare(self, module: nn.Module, site: Site) -> Prepared:
+    def prepare(self, module: nn.Module, site: Site) -> ShardedModel:
         """Place a module, fp32 and equal on all processes, and return it prepared.
 
         One that lies on the meta device gets the site's weights.

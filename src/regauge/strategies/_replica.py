@@ -18,30 +18,32 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regauge.models.init_weights import fill
+from regauge.models.init_weights import materialize
 from regauge.models.tensors import move
-from regauge.strategies import Load
+from regauge.strategies import MemoryEstimate
 from regauge.strategies._buckets import Bucket, Flat, Loose
+from regauge.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping
 
-    from regauge.strategies import Form, Site
+    from regauge.strategies import ParamSpec, Site
 
     Owner = Callable[[str], int]
 
-BYTES_PER_MIB = 1 << 20
 GRADIENT_BYTES = MASTER_BYTES = 4
 SQUARED_AT_A_TIME = 1 << 20
 """Values whose squares are in memory at a time; torch's own norm of 34 million is 0.6 % off."""
 
 
-def load(weights: Mapping[str, Form], itemsize: int, owned: Container[str] | None = None) -> Load:
+def estimate_memory(
+    weights: Mapping[str, ParamSpec], itemsize: int, owned: Container[str] | None = None
+) -> MemoryEstimate:
     """Return what a process will hold that updates the weights of these names, or all."""
     trained = {name: form for name, form in weights.items() if form.trained}
     updated = [form.shape for name, form in trained.items() if owned is None or name in owned]
     apart = 0 if itemsize == MASTER_BYTES else MASTER_BYTES
-    return Load(
+    return MemoryEstimate(
         weights=itemsize * sum(math.prod(form.shape) for form in weights.values()),
         masters=apart * sum(map(math.prod, updated)),
         gradients=GRADIENT_BYTES * sum(math.prod(form.shape) for form in trained.values()),
@@ -59,7 +61,7 @@ class Replica:
         self, module: nn.Module, site: Site, *, bucket_mib: int, owner: Owner | None = None
     ) -> None:
         if site.weights is not None:
-            fill(module, site.weights)
+            materialize(module, site.weights)
         move(module, site.device)
         self.module = module
         self._world = site.world
@@ -68,7 +70,7 @@ class Replica:
         named = dict(module.named_parameters())
         self._working = named
         self._masters = self._split_masters(named, site.compute_dtype)
-        limit = bucket_mib * BYTES_PER_MIB // GRADIENT_BYTES
+        limit = bucket_mib * MIB // GRADIENT_BYTES
         self._buckets = self._lay_out(named, limit, site)
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.names}
         self._last = True
@@ -115,7 +117,7 @@ class Replica:
         return [self._masters.get(name, value) for name, value in self._working.items()]
 
     @torch.no_grad()
-    def publish(self) -> None:
+    def sync_weights(self) -> None:
         own = [name for name, master in self._masters.items() if master is not self._working[name]]
         if own:
             torch._foreach_copy_(
@@ -129,7 +131,7 @@ class Replica:
         for bucket in self._buckets:
             bucket.clear()
 
-    def held(self) -> dict[str, int]:
+    def memory(self) -> dict[str, int]:
         apart = [value for name, value in self._masters.items() if value is not self._working[name]]
         return {
             "weights": sum(value.nbytes for value in self._working.values()),
@@ -138,7 +140,7 @@ class Replica:
             * sum(self._working[name].numel() for name in self._bucket_of),
         }
 
-    def whole(self, name: str) -> Tensor:
+    def full_tensor(self, name: str) -> Tensor:
         """Return a master; where another process owns it, its owner sends it."""
         weight = self._working[name]
         if not weight.requires_grad:

@@ -19,15 +19,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from regauge.models.tensors import bits, local, move, put
-from regauge.strategies import Load
+from regauge.strategies import MemoryEstimate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from regauge.models.init_weights import FirstWeights
-    from regauge.strategies import Form, Site
+    from regauge.models.init_weights import InitialWeights
+    from regauge.strategies import ParamSpec, Site
 
 MASTER_BYTES = 4
 SHARD = "shard"
@@ -48,12 +48,12 @@ def obstacle(optimizer: str, *, lazy: bool) -> str | None:
     return "torch's Adafactor refuses sharded tensors" if optimizer == "adafactor" else None
 
 
-def load(weights: Mapping[str, Form], shards: int, itemsize: int) -> Load:
+def estimate_memory(weights: Mapping[str, ParamSpec], shards: int, itemsize: int) -> MemoryEstimate:
     """Return what a process will hold: the first rows of each weight."""
     own = {name: _first_rows(form.shape, shards) for name, form in weights.items()}
     updated = [own[name] for name, form in weights.items() if form.trained]
     frozen = [own[name] for name, form in weights.items() if not form.trained]
-    return Load(
+    return MemoryEstimate(
         weights=MASTER_BYTES * sum(map(math.prod, updated))
         + itemsize * sum(map(math.prod, frozen)),
         masters=0,
@@ -119,13 +119,13 @@ class Sharded:
     def replicas(self) -> list[Tensor]:
         return []
 
-    def publish(self) -> None:
+    def sync_weights(self) -> None:
         """Do nothing: the shards are the masters."""
 
     def clear_gradients(self) -> None:
         self.module.zero_grad(set_to_none=True)
 
-    def held(self) -> dict[str, int]:
+    def memory(self) -> dict[str, int]:
         shards = [local(value) for value in self.module.parameters()]
         return {
             "weights": sum(value.nbytes for value in shards),
@@ -133,7 +133,7 @@ class Sharded:
             "gradients": sum(value.nbytes for value in shards if value.requires_grad),
         }
 
-    def whole(self, name: str) -> Tensor:
+    def full_tensor(self, name: str) -> Tensor:
         weight = self.module.get_parameter(name).detach()
         full = weight.full_tensor() if isinstance(weight, DTensor) else weight
         return full.float().cpu()
@@ -151,7 +151,9 @@ class Sharded:
 
 
 @torch.no_grad()
-def _fill(module: nn.Module, weights: FirstWeights, device: torch.device, mesh: DeviceMesh) -> None:
+def _fill(
+    module: nn.Module, weights: InitialWeights, device: torch.device, mesh: DeviceMesh
+) -> None:
     """Give a module its first weights, of which each process draws or reads its own rows.
 
     Its weights lie on the meta device, in shards; its buffers do not.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from regauge.strategies import Form, Load, Prepared, Site, Strategy
+from regauge.strategies import MemoryEstimate, ParamSpec, ShardedModel, Site, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,13 +20,15 @@ class Ddp(Strategy):
     bucket_mib: int = Field(default=25, ge=1)
     """Gradients that are summed in one message."""
 
-    def load(self, weights: Mapping[str, Form], processes: int, itemsize: int) -> Load:
-        from regauge.strategies._replica import load
+    def estimate_memory(
+        self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
+    ) -> MemoryEstimate:
+        from regauge.strategies._replica import estimate_memory
 
         del processes
-        return load(weights, itemsize)
+        return estimate_memory(weights, itemsize)
 
-    def prepare(self, module: nn.Module, site: Site) -> Prepared:
+    def prepare(self, module: nn.Module, site: Site) -> ShardedModel:
         from regauge.strategies._replica import Replica
 
         return Replica(module, site, bucket_mib=self.bucket_mib)

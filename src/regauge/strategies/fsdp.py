@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import field_validator
 
-from regauge.strategies import Form, Load, Prepared, Site, Strategy
+from regauge.strategies import MemoryEstimate, ParamSpec, ShardedModel, Site, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,12 +45,14 @@ class Fsdp(Strategy):
         del world
         return obstacle(optimizer, lazy=lazy)
 
-    def load(self, weights: Mapping[str, Form], processes: int, itemsize: int) -> Load:
-        from regauge.strategies._sharded import load
+    def estimate_memory(
+        self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
+    ) -> MemoryEstimate:
+        from regauge.strategies._sharded import estimate_memory
 
-        return load(weights, processes, itemsize)
+        return estimate_memory(weights, processes, itemsize)
 
-    def prepare(self, module: nn.Module, site: Site) -> Prepared:
+    def prepare(self, module: nn.Module, site: Site) -> ShardedModel:
         from regauge.strategies._sharded import SHARD, Sharded, mesh
 
         shards = mesh(site, (site.world.size,), (SHARD,))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from regauge.strategies import Form, Load, Prepared, Site, Strategy
+from regauge.strategies import MemoryEstimate, ParamSpec, ShardedModel, Site, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,13 +33,15 @@ class Hsdp(Strategy):
             return f"{world.size} processes do not form two or more groups of {self.shards}"
         return None
 
-    def load(self, weights: Mapping[str, Form], processes: int, itemsize: int) -> Load:
-        from regauge.strategies._sharded import load
+    def estimate_memory(
+        self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
+    ) -> MemoryEstimate:
+        from regauge.strategies._sharded import estimate_memory
 
         del processes
-        return load(weights, self.shards, itemsize)
+        return estimate_memory(weights, self.shards, itemsize)
 
-    def prepare(self, module: nn.Module, site: Site) -> Prepared:
+    def prepare(self, module: nn.Module, site: Site) -> ShardedModel:
         from regauge.strategies._sharded import SHARD, Sharded, mesh
 
         shape = (site.world.size // self.shards, self.shards)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regauge.strategies import Form, Load, Prepared, Site, Strategy
+from regauge.strategies import MemoryEstimate, ParamSpec, ShardedModel, Site, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,13 +23,15 @@ class Single(Strategy):
         del optimizer, lazy
         return None if world.size == 1 else f"it is for 1 process, this run has {world.size}"
 
-    def load(self, weights: Mapping[str, Form], processes: int, itemsize: int) -> Load:
-        from regauge.strategies._replica import load
+    def estimate_memory(
+        self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
+    ) -> MemoryEstimate:
+        from regauge.strategies._replica import estimate_memory
 
         del processes
-        return load(weights, itemsize)
+        return estimate_memory(weights, itemsize)
 
-    def prepare(self, module: nn.Module, site: Site) -> Prepared:
+    def prepare(self, module: nn.Module, site: Site) -> ShardedModel:
         from regauge.strategies._replica import Replica
 
         return Replica(module, site, bucket_mib=ONE_BUCKET_MIB)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from regauge.strategies import Form, Load, Prepared, Site, Strategy
+from regauge.strategies import MemoryEstimate, ParamSpec, ShardedModel, Site, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,8 +24,10 @@ class Zero1(Strategy):
     bucket_mib: int = Field(default=25, ge=1)
     """Gradients that are summed in one message."""
 
-    def load(self, weights: Mapping[str, Form], processes: int, itemsize: int) -> Load:
-        from regauge.strategies._replica import load
+    def estimate_memory(
+        self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
+    ) -> MemoryEstimate:
+        from regauge.strategies._replica import estimate_memory
 
         sizes = {name: math.prod(form.shape) for name, form in weights.items() if form.trained}
         owners = balanced(sizes, processes)
@@ -33,9 +35,11 @@ class Zero1(Strategy):
         for name, owner in owners.items():
             totals[owner] += sizes[name]
         fullest = totals.index(max(totals))
-        return load(weights, itemsize, {name for name in owners if owners[name] == fullest})
+        return estimate_memory(
+            weights, itemsize, {name for name in owners if owners[name] == fullest}
+        )
 
-    def prepare(self, module: nn.Module, site: Site) -> Prepared:
+    def prepare(self, module: nn.Module, site: Site) -> ShardedModel:
         from regauge.strategies._replica import Replica
 
         trained = (each for each in module.named_parameters() if each[1].requires_grad)

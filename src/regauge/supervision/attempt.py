@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import jsonl, processes
-from regauge.checkpoint.layout import write_json
+from regauge import jsonl, processes, timing
 from regauge.config import FORMAT, dump
+from regauge.files import write_json
 from regauge.log import logger
-from regauge.supervision.channel import PULSE, Answers, Orders, text
+from regauge.supervision.channel import PULSE, AttemptSpec, WorkerReports, text
 from regauge.supervision.cost_meter import ATTEMPTS, Meter, say_seen
 from regauge.supervision.failures import TOGETHER, Failure
-from regauge.supervision.heartbeat import Pulses
-from regauge.supervision.signals import LOOK_SECONDS, Signals
+from regauge.supervision.heartbeat import HeartbeatTable
+from regauge.supervision.signals import POLL_SECONDS, Signals
 from regauge.supervision.watchdog import PREFLIGHT, Watchdog, culprit, witnesses
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Attempt:
         settings: Training,
         devices: tuple[int, ...],
         scratch: Path,
-        chaos: str | None,
+        fault_plan: str | None,
         *,
         peers: Alone,
         signals: Signals,
@@ -63,7 +63,7 @@ class Attempt:
         for leftover in scratch.iterdir():
             leftover.unlink()
         self._scratch = scratch
-        self._orders = Orders(
+        self._orders = AttemptSpec(
             scratch,
             attempt=peers.shared.attempt,
             began=time.time(),
@@ -72,10 +72,10 @@ class Attempt:
             preflight=peers.shared.preflight,
             token=peers.shared.token,
             first=self._seats.first,
-            chaos=chaos,
+            fault_plan=fault_plan,
             devices=self._seats.devices,
         )
-        self._answers = Answers(scratch, self._size)
+        self._answers = WorkerReports(scratch, self._size)
         self._ended_at = self._orders.began
         self._done_at: float | None = None
         self._said_at = meter.clock
@@ -87,8 +87,8 @@ class Attempt:
         """
         self._orders.write()
         (self._scratch / "run.json").write_text(json.dumps(dump(self._settings)))
-        with closing(Pulses(self._scratch / PULSE, self._size)) as pulses:
-            self._peers.listen(pulses.signs)
+        with closing(HeartbeatTable(self._scratch / PULSE, self._size)) as pulses:
+            self._peers.listen(pulses.total_beats)
             failure = self._ended(pulses)
             self._ended_at = time.time()
             settled = self._peers.settle(failure, told=self._signals.told)
@@ -96,7 +96,7 @@ class Attempt:
                 return settled
             return replace(settled, step=max(pulses.read(n).step for n in range(self._size)))
 
-    def _ended(self, pulses: Pulses) -> Failure | None:
+    def _ended(self, pulses: HeartbeatTable) -> Failure | None:
         limits = self._settings.execution.supervision
         watchdog = Watchdog(
             pulses, limits.hang_seconds, float(self._settings.execution.timeout_seconds)
@@ -172,7 +172,7 @@ class Attempt:
                 leaving = True
                 self._signals.forward()
             self._say_seen()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _say_seen(self) -> None:
         """Say once a second that the run is held."""
@@ -184,7 +184,7 @@ class Attempt:
     def _lingers(self, codes: list[int | None]) -> bool:
         """Return whether processes that have done all their work do not end for too long."""
         alive = [number for number, code in enumerate(codes) if code is None]
-        if not all(map(self._answers.done, range(self._size))):
+        if not all(map(self._answers.is_done, range(self._size))):
             return False
         self._done_at = self._done_at or time.monotonic()
         if time.monotonic() - self._done_at < LINGER_SECONDS:
@@ -197,7 +197,9 @@ class Attempt:
     def _first_bad(self, codes: list[int | None]) -> int | None:
         """Return the first process that ended as none should."""
         for rank, code in enumerate(codes):
-            ended_well = self._answers.done(rank) or (code in TOGETHER and self._answers.said(rank))
+            ended_well = self._answers.is_done(rank) or (
+                code in TOGETHER and self._answers.failure_of(rank)
+            )
             told = code == -signal.SIGTERM and (self._signals.told or self._peers.leaving())
             if code is not None and not ended_well and not told:
                 return rank
@@ -206,7 +208,7 @@ class Attempt:
     def _agreed(self, codes: list[int | None]) -> Failure | None:
         """Return why all processes stopped together; None where the run is finished."""
         for rank, code in enumerate(codes):
-            if code and self._answers.done(rank):
+            if code and self._answers.is_done(rank):
                 named = self._seats.first + rank
                 logger.warning("process %d finished, and then ended with code %d", named, code)
         said = self._answers.failures()
@@ -218,9 +220,11 @@ class Attempt:
         """Return the failure that came first; what others noticed of it is left out."""
         offset = self._seats.first
         self._answers.ask()
-        until = time.monotonic() + EVIDENCE_SECONDS
-        while time.monotonic() < until and any(map(self._silent, range(self._size), children)):
-            time.sleep(LOOK_SECONDS)
+        timing.wait_for(
+            lambda: not any(map(self._silent, range(self._size), children)),
+            EVIDENCE_SECONDS,
+            poll_seconds=POLL_SECONDS,
+        )
         code = children[first].poll() or 0
         found = self._answers.failures()
         silent = [
@@ -233,8 +237,8 @@ class Attempt:
             )
             for rank, child in enumerate(children)
             if (ended := child.poll()) is not None
-            and not self._answers.done(rank)
-            and self._answers.said(rank) is None
+            and not self._answers.is_done(rank)
+            and self._answers.failure_of(rank) is None
         ]
         own = [failure for failure in found if failure.kind != "network"]
         first_own = [failure for failure in own if failure.rank == offset + first]
@@ -245,7 +249,7 @@ class Attempt:
 
     def _silent(self, number: int, child: processes.Child) -> bool:
         """Return whether a process may still say what it noticed."""
-        return child.poll() is None and self._answers.said(number) is None
+        return child.poll() is None and self._answers.failure_of(number) is None
 
     def _hung(self, children: list[processes.Child], watchdog: Watchdog, why: str) -> Failure:
         """Return which process the others wait for, with the stacks of all of them."""

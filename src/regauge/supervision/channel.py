@@ -26,25 +26,26 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from regauge import jsonl, processes
+from regauge import jsonl, processes, timing
 from regauge.errors import PreemptedError, explain
+from regauge.files import write_json
 from regauge.supervision import folder_lock
 from regauge.supervision.cost_meter import ATTEMPTS, Meter, metered
 from regauge.supervision.failures import Failure, evidence_of, failure_of, kind_of
-from regauge.supervision.heartbeat import Pulse
+from regauge.supervision.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ORDERS, PULSE, ASKED = "orders.json", "pulse", "asked"
 T = TypeVar("T")
-ANSWER_SECONDS = 0.2
+POLL_SECONDS = 0.2
 COLLECTIVES = 8
 """Last collectives that a process tells of."""
 
 
 @dataclass(frozen=True)
-class Orders:
+class AttemptSpec:
     """What one attempt must know."""
 
     scratch: Path
@@ -61,7 +62,7 @@ class Orders:
     """What the run had paid when the attempt began, and what it pays since."""
     first: int = 0
     """Rank of this machine's first process."""
-    chaos: str | None = None
+    fault_plan: str | None = None
     """File of a fault plan."""
     devices: tuple[int, ...] = ()
     """Indices of the devices that its processes take, where some are left out."""
@@ -73,67 +74,65 @@ class Orders:
         (self.scratch / ORDERS).write_text(json.dumps(document))
 
 
-def received() -> Orders | None:
+def read_spec() -> AttemptSpec | None:
     """Return the orders of this process's supervisor; None where it has none."""
     place = os.environ.get(processes.SUPERVISED)
     if place is None:
         return None
     told = json.loads((Path(place) / ORDERS).read_text())
-    return Orders(Path(place), **{**told, "meter": metered(told["meter"])})
+    return AttemptSpec(Path(place), **{**told, "meter": metered(told["meter"])})
 
 
-class Report:
+class WorkerReporter:
     """What a process says of itself; to nobody where it has no supervisor."""
 
-    def __init__(self, orders: Orders | None, rank: int) -> None:
-        self.orders = orders
+    def __init__(self, orders: AttemptSpec | None, rank: int) -> None:
+        self.spec = orders
         self.began = orders.clock if orders else time.monotonic()
         """When the attempt did, by the machine's monotonic clock."""
         self._rank = rank
         self._number = rank - orders.first if orders else rank
         self._folder: Path | None = None
-        self.pulse = Pulse(orders.scratch / PULSE if orders else None, self._number)
+        self.heartbeat = Heartbeat(orders.scratch / PULSE if orders else None, self._number)
         self.step = 0
 
     def check_owner(self) -> None:
         """Raise PreemptedError where another attempt has taken this one's place."""
-        if self.orders is not None and self._folder is not None:
-            folder_lock.check(self._folder, self.orders.token)
+        if self.spec is not None and self._folder is not None:
+            folder_lock.check(self._folder, self.spec.token)
 
     def begin(self, folder: Path) -> None:
         """Write that an attempt of the run has begun; the first process calls this."""
         self._folder = folder
-        if self.orders is not None:
-            document = {"attempt": self.orders.attempt, "began": round(self.orders.began, 3)}
-            jsonl.append(folder / ATTEMPTS, {**document, **self.orders.meter.line})
+        if self.spec is not None:
+            document = {"attempt": self.spec.attempt, "began": round(self.spec.began, 3)}
+            jsonl.append(folder / ATTEMPTS, {**document, **self.spec.meter.line})
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Say that the block is a phase of its own within the start."""
-        self.pulse.beat(name)
+        self.heartbeat.beat(name)
         yield
-        self.pulse.beat("init")
+        self.heartbeat.beat("init")
 
-    def awaited(self, find: Callable[[], T], seconds: float) -> T:
+    def wait_for(self, find: Callable[[], T], seconds: float) -> T:
         """Return what another process leaves, looked for until it is there or time is over."""
-        end = time.monotonic() + seconds
-        while not (found := find()) and time.monotonic() < end:
-            self.pulse.beat()
-            time.sleep(ANSWER_SECONDS)
-        return found
+        return timing.wait_for(
+            find, seconds, poll_seconds=POLL_SECONDS, on_poll=self.heartbeat.beat
+        )
 
-    def done(self, step: int) -> None:
+    def report_step(self, step: int) -> None:
         """Say how many steps are done."""
         self.step = step
-        self.pulse.beat(step=step)
+        self.heartbeat.beat(step=step)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def capture_exit(self) -> Iterator[None]:
         """Tell the supervisor how the block ends: done, or by which failure."""
-        if self.orders is None:
+        if self.spec is None:
             yield
             return
-        scratch = self.orders.scratch
+        scratch = self.spec.scratch
         stack = (scratch / f"stack-{self._number}.txt").open("w")
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         faulthandler.enable(file=stack, all_threads=True)
@@ -145,16 +144,15 @@ class Report:
             self._write(f"failure-{self._number}.json", self._failure(error))
             raise
         finally:
-            self.pulse.beat("end")
+            self.heartbeat.beat("end")
         self._write(f"done-{self._number}", {})
 
     def _answer(self) -> None:
         """Wait until the supervisor asks, and write down this process's last collectives."""
-        if self.orders is None:
+        if self.spec is None:
             return
-        asked = self.orders.scratch / ASKED
-        while not asked.exists():
-            time.sleep(ANSWER_SECONDS)
+        asked = self.spec.scratch / ASKED
+        timing.wait_for(asked.exists, poll_seconds=POLL_SECONDS)
         self._write(f"collectives-{self._number}.json", {"entries": _collectives()})
 
     def _failure(self, error: BaseException) -> dict[str, Any]:
@@ -169,10 +167,8 @@ class Report:
         return {**failure.document(), "at": time.monotonic()}
 
     def _write(self, name: str, document: dict[str, Any]) -> None:
-        if self.orders is not None:
-            aside = self.orders.scratch / f".{name}"
-            aside.write_text(json.dumps(document))
-            aside.replace(self.orders.scratch / name)
+        if self.spec is not None:
+            write_json(self.spec.scratch / name, document)
 
 
 def _collectives() -> list[dict[str, Any]]:
@@ -185,7 +181,7 @@ def _collectives() -> list[dict[str, Any]]:
     return [{name: entry.get(name) for name in wanted} for entry in entries[-COLLECTIVES:]]
 
 
-class Answers:
+class WorkerReports:
     """What the processes of an attempt left, as their supervisor reads it."""
 
     def __init__(self, scratch: Path, size: int) -> None:
@@ -196,11 +192,11 @@ class Answers:
         """Ask every process for its last collectives."""
         (self._scratch / ASKED).touch()
 
-    def done(self, number: int) -> bool:
+    def is_done(self, number: int) -> bool:
         """Return whether a process came to the end of the run."""
         return (self._scratch / f"done-{number}").exists()
 
-    def said(self, number: int) -> Failure | None:
+    def failure_of(self, number: int) -> Failure | None:
         """Return the failure that a process told of itself."""
         document = self._told(number)
         return failure_of(document) if document else None
@@ -221,7 +217,7 @@ class Answers:
         """Return a process's last collectives, oldest first; empty where it did not tell."""
         found: list[dict[str, Any]]
         found = _document(self._scratch / f"collectives-{number}.json").get("entries", [])
-        failure = self.said(number)
+        failure = self.failure_of(number)
         return found or (failure.evidence.get("collectives", []) if failure else [])
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from regauge import jsonl
+from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,6 @@ SEEN = ".seen"
 A supervisor writes it each second, and the first process with each checkpoint: no checkpoint knows
 of dollars that the next command does not.
 """
-HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Meter:
         if self.usd_per_hour is None:
             usd = None
         elif before.usd is None:
-            usd = machine_seconds / HOUR * self.usd_per_hour
+            usd = machine_seconds / SECONDS_PER_HOUR * self.usd_per_hour
         else:
-            usd = before.usd + seconds * self.machines / HOUR * self.usd_per_hour
+            usd = before.usd + seconds * self.machines / SECONDS_PER_HOUR * self.usd_per_hour
         devices = before.device_seconds + seconds * self.devices
         return Reading(machine_seconds, devices, usd)
 

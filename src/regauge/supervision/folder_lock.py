@@ -9,21 +9,19 @@ its supervisor.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import time
 import uuid
-from typing import IO, TYPE_CHECKING, Self
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Self
 
-from regauge.checkpoint.layout import write_text
 from regauge.errors import PreemptedError, SettingsError
+from regauge.files import LOCK, locked, write_atomic
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOCK, TOKEN = ".lock", ".token"
-LOOK_SECONDS = 0.1
+ATTEMPT_TOKEN = ".token"  # noqa: S105 - the name of a file
 
 
 class Owner:
@@ -36,55 +34,40 @@ class Owner:
     def __init__(self, folder: Path, wait_seconds: float = 0.0) -> None:
         self._folder = folder
         self._wait_seconds = wait_seconds
-        self._file: IO[str] | None = None
+        self._lock = ExitStack()
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._file = (self._folder / LOCK).open("a+")
-        if not self._locked(self._file):
-            self._file.seek(0)
-            who = self._file.read().strip() or "another process"
-            self._file.close()
+        file = self._folder / LOCK
+        try:
+            self._lock.enter_context(locked(file, self._wait_seconds))
+        except BlockingIOError:
+            owner = file.read_text().strip() or "another process"
             raise SettingsError(
-                f"{self._folder} is being written by {who}",
+                f"{self._folder} is being written by {owner}",
                 "wait for its end, stop it, or name another output.folder",
-            )
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} of {socket.gethostname()}\n")
-        self._file.flush()
+            ) from None
+        file.write_text(f"process {os.getpid()} of {socket.gethostname()}\n")
         return self
 
-    def _locked(self, file: IO[str]) -> bool:
-        until = time.monotonic() + self._wait_seconds
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    return False
-                time.sleep(LOOK_SECONDS)
-            else:
-                return True
-
     def __exit__(self, *_: object) -> None:
-        (self._folder / TOKEN).unlink(missing_ok=True)
+        (self._folder / ATTEMPT_TOKEN).unlink(missing_ok=True)
         if [path.name for path in self._folder.iterdir()] == [LOCK]:
             (self._folder / LOCK).unlink()
             self._folder.rmdir()
-        if self._file is not None:
-            self._file.close()
+        self._lock.close()
 
     def admit(self) -> str:
         """Give a new attempt the right to publish, taken from every other; return its token."""
         token = uuid.uuid4().hex
-        write_text(self._folder / TOKEN, token)
+        write_atomic(self._folder / ATTEMPT_TOKEN, f"{token}\n")
         return token
 
 
 def holds(folder: Path, token: str) -> bool:
     """Return whether an attempt still has the right to publish."""
     try:
-        return (folder / TOKEN).read_text().strip() == token
+        return (folder / ATTEMPT_TOKEN).read_text().strip() == token
     except OSError:
         return False
 

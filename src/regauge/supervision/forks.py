@@ -35,7 +35,7 @@ MODULES = (
 )
 """What the processes of a run import, whatever its model."""
 LARGEST_ANSWER = 4096
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 KILLED_SECONDS = 10.0
 """A process that was killed, and whose end is not told after so long, takes the server with it."""
 
@@ -67,7 +67,7 @@ class Forked:
             elif now >= until:
                 raise subprocess.TimeoutExpired(SERVER, timeout or 0)
             else:
-                self._forks.listen(min(LOOK_SECONDS, until - now))
+                self._forks.listen(min(POLL_SECONDS, until - now))
         return code
 
     def terminate(self) -> None:

@@ -34,7 +34,7 @@ STRIDE = 128
 
 
 @dataclass(frozen=True)
-class Sign:
+class Beat:
     """What a process last said."""
 
     count: int
@@ -49,7 +49,7 @@ class Sign:
     """Most seconds from a sign in each phase to the next one; 0 for a phase that never was."""
 
 
-class Pulse:
+class Heartbeat:
     """The signs of one process; without a file they go nowhere."""
 
     def __init__(self, path: Path | None = None, rank: int = 0) -> None:
@@ -77,7 +77,7 @@ class Pulse:
             self._map[self._offset : self._offset + RECORD.size] = record
 
 
-class Pulses:
+class HeartbeatTable:
     """The signs of all processes, as their supervisor sees them."""
 
     def __init__(self, path: Path, size: int) -> None:
@@ -89,16 +89,16 @@ class Pulses:
             RECORD.pack_into(self._map, rank * STRIDE, 0, 0, 0, now, *[0.0] * len(PHASES))
         self.size = size
 
-    def read(self, rank: int) -> Sign:
+    def read(self, rank: int) -> Beat:
         """Return the last sign of a process; one that is being written is read again."""
         place = slice(rank * STRIDE, rank * STRIDE + RECORD.size)
         first = self._map[place]
         while (second := self._map[place]) != first:
             first = second
         count, step, phase, at, *longest = RECORD.unpack(second)
-        return Sign(count, step, PHASES[phase % len(PHASES)], at, tuple(longest))
+        return Beat(count, step, PHASES[phase % len(PHASES)], at, tuple(longest))
 
-    def signs(self) -> int:
+    def total_beats(self) -> int:
         """Return how many signs all processes gave so far."""
         return sum(self.read(rank).count for rank in range(self.size))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from abc import ABC, abstractmethod
 from typing import Any, Self
 
-LOOK_SECONDS = 0.02
+from regauge import timing
+
+POLL_SECONDS = 0.02
 
 
 class Caught(ABC):
@@ -50,9 +51,7 @@ class Signals(Caught):
 
     def sleep(self, seconds: float) -> None:
         """Wait, unless a signal comes."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not self.told:
-            time.sleep(LOOK_SECONDS)
+        timing.wait_for(lambda: self.told, seconds, poll_seconds=POLL_SECONDS)
 
     def caught(self, number: int) -> None:
         """Hand a signal on."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """Where the metadata of an instance is, as Amazon's own libraries read it from the environment."""
 USUAL = "http://169.254.169.254"
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 ANSWER_SECONDS = 2.0
 TOKEN_SECONDS = 21600
 
@@ -112,5 +112,5 @@ def _listen(source: Ec2, signals: Signals, ended: threading.Event) -> None:
             logger.warning("this machine will be taken away (%s): saving", " ".join(told.split()))
             signals.caught(signal.SIGTERM)
             return
-        if ended.wait(LOOK_SECONDS):
+        if ended.wait(POLL_SECONDS):
             return

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from regauge import accelerators
 from regauge.config import read
 from regauge.errors import ChildError, PreflightError
-from regauge.faults import RECORD
 from regauge.health.examination import examine
 from regauge.health.findings import require
 from regauge.health.machine import check_machine
@@ -39,6 +38,7 @@ from regauge.supervision.nodes.interface import ThisMachine
 from regauge.supervision.nodes.topology import several
 from regauge.supervision.signals import Signals
 from regauge.supervision.spot_notices import heard
+from regauge.testing.faults import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ SUSPECT = ("device", "network", "hang", "preflight")
 """Kinds of failure after which devices and network are checked again."""
 
 
-def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
+def supervise(settings: Training, size: int, fault_plan: str | None = None) -> None:
     """Run a run's processes until it ends, `size` of them on this machine.
 
     Raises ChildError where it ends by a failure.
@@ -70,7 +70,7 @@ def supervise(settings: Training, size: int, chaos: str | None = None) -> None:
         heard(notices, signals),
         forks() as forked,
     ):
-        run = Supervisor(settings, size, own, chaos, signals=signals, forked=forked)
+        run = Supervisor(settings, size, own, fault_plan, signals=signals, forked=forked)
         while True:
             require(check_machine(folder, settings.output.checkpoint.root))
             try:
@@ -99,7 +99,7 @@ class Supervisor:
         settings: Training,
         size: int,
         own: Path,
-        chaos: str | None,
+        fault_plan: str | None,
         *,
         signals: Signals,
         forked: Forks,
@@ -108,7 +108,7 @@ class Supervisor:
         self._start: Start = spawn
         self.devices = tuple(range(size))
         """Those of this machine that the run computes on, by their index."""
-        self._chaos, self._signals = chaos, signals
+        self._fault_plan, self._signals = fault_plan, signals
         self._failures: list[Failure] = []
         self._unwritten: Attempt | None = None
         """The last attempt, where the node that should have noted its end is lost."""
@@ -141,7 +141,7 @@ class Supervisor:
             self._settings,
             self.devices,
             self._own,
-            self._chaos,
+            self._fault_plan,
             peers=peers,
             signals=self._signals,
             meter=self._meter(peers),
@@ -186,7 +186,7 @@ class Supervisor:
         found = examine(
             accelerator,
             len(self.devices),
-            chaos=self._chaos,
+            fault_plan=self._fault_plan,
             record=record,
             devices=self.devices,
         )

@@ -20,8 +20,8 @@ from regauge.supervision.channel import text
 from regauge.supervision.heartbeat import PHASES
 
 if TYPE_CHECKING:
-    from regauge.supervision.channel import Answers
-    from regauge.supervision.heartbeat import Pulses, Sign
+    from regauge.supervision.channel import WorkerReports
+    from regauge.supervision.heartbeat import Beat, HeartbeatTable
 
 PATIENCE = 10.0
 """A phase may last so many times the longest that was seen."""
@@ -36,7 +36,7 @@ STACK_SECONDS = 1.0
 class Watchdog:
     """The signs of an attempt's processes, and how long they may be silent."""
 
-    pulses: Pulses
+    pulses: HeartbeatTable
     floor_seconds: float
     ceiling_seconds: float
 
@@ -70,7 +70,7 @@ class Witness:
     """One process as it was found when the run hung."""
 
     rank: int
-    sign: Sign
+    sign: Beat
     state: str
     """The kernel's letter: T is stopped, R runs, S sleeps, D waits for a device."""
     stack: list[str]
@@ -94,7 +94,7 @@ class Witness:
         return [self.state not in ("T", "t"), bool(self.stack), self.sequence, -silent]
 
 
-def witnesses(pulses: Pulses, pids: list[int], answers: Answers) -> list[Witness]:
+def witnesses(pulses: HeartbeatTable, pids: list[int], answers: WorkerReports) -> list[Witness]:
     """Ask every process for its stacks, and return what each was found in."""
     signs = [pulses.read(rank) for rank in range(pulses.size)]
     answers.ask()

@@ -39,6 +39,8 @@ class Task(Choice):
     """Whether metrics need what is kept of all held-out rows at once."""
     layout: ClassVar[str] = "packed"
     """The row layout that the task reads, unless it is set otherwise: a name of `data/layouts`."""
+    module_needs_fields: ClassVar[bool] = False
+    """Whether its module depends on the fields of the rows."""
     writes: ClassVar[bool] = False
     """Whether its model says each next token, so that it can go on with a text."""
 

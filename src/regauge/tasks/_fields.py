@@ -125,7 +125,8 @@ def second(arrays: Arrays, starts: Sequence[int]) -> np.ndarray:
 
 
 def histogram(manifest: Manifest, name: str) -> np.ndarray:
-    """Return how many texts of a field have each length, in all splits."""
+    """Return how many texts of a field have each length, in all splits; raises SettingsError."""
+    check_field(manifest, name)
     return added(list(manifest.fields[name].lengths.values()))
 
 

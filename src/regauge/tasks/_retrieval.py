@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
+
+from regauge.data.lexical import split_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 RECALL_AT = (1, 10)
 QUERIES = 1024
-WORD = re.compile(r"\w+")
 K1, B = 1.5, 0.75
 """Saturation of a word's count, and share of the length that is normalised (Robertson, 1994)."""
 FUSION_CONSTANT = 60
@@ -56,7 +56,7 @@ class Words:
         import bm25s
 
         self._index = bm25s.BM25(k1=K1, b=B)
-        self._index.index([_words(text) for text in documents], show_progress=False)
+        self._index.index([split_words(text) for text in documents], show_progress=False)
         self._documents = len(documents)
 
     def scores(self, queries: Sequence[str]) -> Tensor:
@@ -66,7 +66,7 @@ class Words:
 
         found = np.zeros((len(queries), self._documents), np.float32)
         for row, text in zip(found, queries, strict=True):
-            words = [word for word in _words(text) if word in self._index.vocab_dict]
+            words = [word for word in split_words(text) if word in self._index.vocab_dict]
             if words:
                 row[:] = self._index.get_scores(words)
         return torch.from_numpy(found)
@@ -84,7 +84,3 @@ def fused(first: Tensor, second: Tensor) -> Tensor:
 def _reciprocal(scores: Tensor) -> Tensor:
     places = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     return 1 / (FUSION_CONSTANT + 1 + places)
-
-
-def _words(text: str) -> list[str]:
-    return WORD.findall(text.lower())

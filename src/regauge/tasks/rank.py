@@ -43,6 +43,7 @@ class Rank(FieldsTask):
 
     whole: ClassVar[bool] = True
     layout: ClassVar[str] = "groups"
+    module_needs_fields: ClassVar[bool] = True
 
     query: tuple[str, ...] = ("query",)
     """Text fields of the query, which its candidates share."""
@@ -160,6 +161,8 @@ class Rank(FieldsTask):
         from regauge.models.hub import at
         from regauge.models.ranker import Form, Ranker
 
+        for name in (*self.numbers, self.label):
+            check_field(manifest, name, ("number", "real"))
         facts = manifest.tokenizer
         make = partial(build, model, "none", facts.vocabulary, seed, facts.pad)
         made, keys = make()

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regauge import accelerators, choices, processes
-from regauge.checkpoint.layout import write_json
 from regauge.config import FORMAT, dump
 from regauge.errors import SettingsError, TransientError
+from regauge.files import write_json
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from regauge.accelerators import Accelerator, Precision
     from regauge.processes import World
     from regauge.strategies import Strategy
-    from regauge.supervision.channel import Report
+    from regauge.supervision.channel import WorkerReporter
     from regauge.training.settings import Batch, Execution, Training
 
 
@@ -38,7 +38,7 @@ PROBE = "probe"
 """The folder of a run for such files, and for what was tried."""
 
 
-def usual(size: int) -> Strategy:
+def default_strategy(size: int) -> Strategy:
     """Return how a model lies on so many processes where nothing else is asked for."""
     found: Strategy = choices.load("strategies", "single" if size == 1 else "ddp")()
     return found
@@ -51,7 +51,9 @@ def local_processes(wanted: int | Literal["auto"], accelerator: Accelerator | No
     return (accelerator or accelerators.choose()[0]).count()
 
 
-def decide(settings: Training, world: World, report: Report | None = None) -> Training:
+def resolve_defaults(
+    settings: Training, world: World, report: WorkerReporter | None = None
+) -> Training:
     """Return settings with accelerator, strategy, precision, threads and compiling decided.
 
     Where all processes of a run call this, with their reports, it is measured what the device
@@ -60,10 +62,10 @@ def decide(settings: Training, world: World, report: Report | None = None) -> Tr
     """
     accelerator, execution = _usable(settings.accelerator, world), settings.execution
     if report is not None:
-        found = settled(settings, accelerator, world, report)
+        found = resolve_precision(settings, accelerator, world, report)
         execution = execution.model_copy(update={"precision": found})
     execution = _execution(execution, accelerator, world)
-    strategy = settings.strategy or usual(world.size)
+    strategy = settings.strategy or default_strategy(world.size)
     lazy, optimizer = accelerator.lazy, settings.optimizer.kind
     if lazy and optimizer not in ON_DEVICE:
         raise SettingsError(
@@ -87,7 +89,7 @@ def decide(settings: Training, world: World, report: Report | None = None) -> Tr
             f"strategy '{strategy.kind}' cannot be used: {obstacle}",
             f"choose another strategy ({', '.join(usable)}) or number of processes",
         )
-    check_shares(settings, world)
+    check_world_size(settings, world)
     decided = {"accelerator": accelerator, "strategy": strategy, "execution": execution}
     if settings.model.attention == "auto":
         chosen = {"attention": accelerator.attention}
@@ -95,9 +97,9 @@ def decide(settings: Training, world: World, report: Report | None = None) -> Tr
     return settings.model_copy(update=decided)
 
 
-def check_shares(settings: Training, world: World) -> None:
+def check_world_size(settings: Training, world: World) -> None:
     """Raise SettingsError when there are more processes than microbatches; say uneven shares."""
-    for batch in {aim.batch for aim in settings.aims}:
+    for batch in {aim.batch for aim in settings.task_configs}:
         _check_share(batch, world)
 
 
@@ -128,7 +130,7 @@ def _check_share(batch: Batch, world: World) -> None:
         )
 
 
-def settle(
+def resolve_execution(
     wanted: Accelerator | None, execution: Execution, world: World
 ) -> tuple[Accelerator, Execution]:
     """Return the device to compute on, and how, with everything that was left open decided."""
@@ -146,7 +148,7 @@ def _usable(wanted: Accelerator | None, world: World) -> Accelerator:
 
 
 def _execution(execution: Execution, accelerator: Accelerator, world: World) -> Execution:
-    precision = offered(accelerator, execution.precision)
+    precision = check_precision(accelerator, execution.precision)
     compiling = execution.compile
     obstacle = accelerator.obstacle_to_compiling() if compiling != "no" else None
     if obstacle:
@@ -168,7 +170,7 @@ def _execution(execution: Execution, accelerator: Accelerator, world: World) -> 
     )
 
 
-def offered(accelerator: Accelerator, wanted: str) -> Precision:
+def check_precision(accelerator: Accelerator, wanted: str) -> Precision:
     """Return the precision to compute in; raises SettingsError for one the device lacks."""
     usable = accelerator.precisions()
     found = next((each for each in usable if wanted in ("auto", each)), None)
@@ -178,8 +180,8 @@ def offered(accelerator: Accelerator, wanted: str) -> Precision:
     return found
 
 
-def settled(
-    settings: Training, accelerator: Accelerator, world: World, report: Report
+def resolve_precision(
+    settings: Training, accelerator: Accelerator, world: World, report: WorkerReporter
 ) -> Precision:
     """Return what a run computes in; every process of it calls this, and all get the same.
 
@@ -187,43 +189,51 @@ def settled(
     """
     execution = settings.execution
     if execution.precision != "auto":
-        return offered(accelerator, execution.precision)
+        return check_precision(accelerator, execution.precision)
     if world.size == 1:
-        return _fastest(accelerator)
+        return check_precision(accelerator, _fastest(accelerator)[NAME])
     file = Path(settings.output.folder) / PROBE / DECIDED
-    agreement = Agreement(file, word(dump(accelerator), world.size, world.local_size))
+    agreement = Rank0Decision(file, digest(dump(accelerator), world.size, world.local_size))
     seconds = execution.timeout_seconds
-    found = agreement.reached(lambda: {NAME: _fastest(accelerator)}, world, report, seconds)
-    return offered(accelerator, found[NAME])
+    found = agreement.broadcast(lambda: _fastest(accelerator), world, report, seconds)
+    return check_precision(accelerator, found[NAME])
 
 
-def _fastest(accelerator: Accelerator) -> Precision:
-    """Return the first that is offered, or what was measured to be much faster, and say why."""
-    precision = offered(accelerator, "auto")
+def _fastest(accelerator: Accelerator) -> dict[str, Any]:
+    """Return the first that is offered, or what was measured to be much faster, and log why.
+
+    The record names the rates that were measured more than once.
+    """
+    precision = check_precision(accelerator, "auto")
     rates = accelerator.rates()
     if not rates:
         logger.info("precision %s: the first that '%s' offers", precision, accelerator.kind)
-        return precision
-    best = max(rates, key=lambda each: rates[each])
-    if rates[best] > FASTER * rates[precision]:
+        return {NAME: precision}
+    best = max(rates, key=lambda name: rates[name].flops_per_second)
+    if rates[best].flops_per_second > FASTER * rates[precision].flops_per_second:
         precision = best
-    told = (f"{each} {rate / 1e9:.3g}" for each, rate in rates.items())
-    logger.info("precision %s: GFLOP/s measured here: %s", precision, ", ".join(told))
-    return precision
+    repeats = {name: rate.measurements for name, rate in rates.items() if rate.measurements > 1}
+    texts = [
+        f"{name} {rate.flops_per_second / 1e9:.3g}"
+        + (f" (best of {rate.measurements})" if name in repeats else "")
+        for name, rate in rates.items()
+    ]
+    logger.info("precision %s: GFLOP/s measured here: %s", precision, ", ".join(texts))
+    return {NAME: precision, **({"measurements": repeats} if repeats else {})}
 
 
 @dataclass(frozen=True)
-class Agreement:
+class Rank0Decision:
     """One decision; `key` is a word for what it depends on, and all processes know it alike."""
 
     file: Path
     key: str
 
-    def reached(
+    def broadcast(
         self,
         find: Callable[[], dict[str, Any]],
         world: World,
-        report: Report,
+        report: WorkerReporter,
         seconds: float,
     ) -> dict[str, Any]:
         """Return what the first process finds, or has found before; the others wait for it.
@@ -232,7 +242,7 @@ class Agreement:
         """
         if world.first and self.read() is None:
             self.write(find())
-        found = report.awaited(self.read, seconds)
+        found = report.wait_for(self.read, seconds)
         if found is None:
             name = self.file.name
             problem = f"process {world.rank} did not learn {name} within {seconds:g} s"
@@ -253,6 +263,6 @@ class Agreement:
         return document if document["key"] == self.key else None
 
 
-def word(*facts: object) -> str:
+def digest(*facts: object) -> str:
     """Return a word that differs where facts differ that JSON can tell."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 from regauge import processes
 from regauge.data import mixture, tokenizer
 from regauge.data.dataset import MANIFEST
-from regauge.errors import SettingsError
-from regauge.models.hub import at
+from regauge.data.unprepared import NOTHING, find_rows, is_prepared
+from regauge.errors import SettingsError, find_refusal
+from regauge.models.hub import at, local_only
 from regauge.planning.catalog import rate
 from regauge.supervision.nodes.topology import several
-from regauge.training import objectives, run_record, warm_start
-from regauge.training.defaults import check_shares
+from regauge.training import run_record, task_schedule, warm_start
+from regauge.training.defaults import check_world_size
 
 if TYPE_CHECKING:
     from regauge.data.dataset import Manifest
-    from regauge.training.settings import Aim, Training
+    from regauge.data.unprepared import Described
+    from regauge.training.settings import TaskConfig, Training
 
 
 def plan(settings: Training) -> dict[str, Any]:
     """Return the shape of a run: steps, rows, lengths, processes."""
-    aims = settings.aims
+    aims = settings.task_configs
     answer: dict[str, Any] = {
         "output": settings.output.folder,
         **_apart(aims, [_asked(aim) for aim in aims]),
@@ -36,7 +38,7 @@ def plan(settings: Training) -> dict[str, Any]:
     absent = [aim.data.path for aim in aims if not (Path(aim.data.path) / MANIFEST).exists()]
     if absent:
         return {**answer, "data": f"{absent[0]} is not prepared yet"}
-    manifests = check(settings)
+    manifests, refusal = check_local(settings)
     left = any(aim.batch.microbatch_rows == "auto" for aim in aims)
     lazy = settings.accelerator is not None and settings.accelerator.lazy
     if lazy and not left and len(aims) == 1:
@@ -47,17 +49,35 @@ def plan(settings: Training) -> dict[str, Any]:
         answer["graphs_per_block"] = 2 * lengths
     own = mixture.order(aims[0].data, manifests[0], aims[0].batch.rows, settings.seed)
     weights = [aim.weight for aim in aims]
-    epoch = objectives.Turns(weights).steps_per_epoch(own.steps_per_epoch)
+    epoch = task_schedule.TaskSchedule(weights).steps_per_epoch(own.steps_per_epoch)
     rows = [_found(aim, manifest) for aim, manifest in zip(aims, manifests, strict=True)]
     return {
         **answer,
         "steps": settings.stop.total_steps(epoch),
         "steps_per_epoch": epoch,
         **_apart(aims, rows),
+        **refusal,
     }
 
 
-def _apart(aims: tuple[Aim, ...], told: list[dict[str, Any]]) -> dict[str, Any]:
+@local_only()
+def check_local(settings: Training) -> tuple[list[Manifest], dict[str, str]]:
+    """Return what each task trains on, and why a run would not take its output folder, if so.
+
+    Raises as `check` does for anything else. Nothing is fetched: weights that are not on this
+    machine are not checked.
+    """
+    settings, manifests = _check_data(settings)
+    output = Path(settings.output.folder)
+    identity = task_schedule.data_identity(manifests)
+    refusal = find_refusal(lambda: run_record.check_same_run(output, settings, identity))
+    if not refusal and uncountable(settings) is None:
+        _check_weights(settings)
+    _check_size(settings)
+    return manifests, refusal
+
+
+def _apart(aims: tuple[TaskConfig, ...], told: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what is told of the only task, or of each under its name."""
     if len(aims) == 1:
         return told[0]
@@ -65,7 +85,7 @@ def _apart(aims: tuple[Aim, ...], told: list[dict[str, Any]]) -> dict[str, Any]:
     return dict(zip(names, (value for each in told for value in each.values()), strict=True))
 
 
-def _asked(aim: Aim) -> dict[str, Any]:
+def _asked(aim: TaskConfig) -> dict[str, Any]:
     left = aim.batch.microbatch_rows == "auto"
     return {
         "task": aim.task.kind,
@@ -75,7 +95,7 @@ def _asked(aim: Aim) -> dict[str, Any]:
     }
 
 
-def _found(aim: Aim, manifest: Manifest) -> dict[str, Any]:
+def _found(aim: TaskConfig, manifest: Manifest) -> dict[str, Any]:
     each, left = aim.task.texts_per_row(manifest), aim.batch.microbatch_rows == "auto"
     texts = f"(microbatch_rows x {each})" if left else str(aim.batch.microbatch * each)
     return {
@@ -95,7 +115,7 @@ def graphs(settings: Training, manifest: Manifest) -> int:
     evaluation is one for each shape, and one more over all that a `whole` task keeps or for the
     texts that a model goes on with.
     """
-    (aim,) = settings.aims
+    (aim,) = settings.task_configs
     shapes, size = len(aim.task.ladder(manifest)), settings.execution.processes
     own = -(-aim.batch.microbatches // (size if isinstance(size, int) else 1))
     training = min(2, own) * shapes + (shapes + 1 if aim.task.coupled else 0)
@@ -104,11 +124,15 @@ def graphs(settings: Training, manifest: Manifest) -> int:
     return 2 + training + 1 + ((shapes + aim.task.whole + writes) if heldout else 0)
 
 
-def uncountable(settings: Training) -> str | None:
+def uncountable(settings: Training, described: Described = NOTHING) -> str | None:
     """Return why a run's model cannot be made yet, so that its weights cannot be counted; or None.
 
-    Nothing is fetched to know it.
+    `described` has the rows of datasets that are not prepared yet. Nothing is fetched to know it.
     """
+    for aim in settings.task_configs:
+        unknown = not is_prepared(Path(aim.data.path)) and not describes(described, aim)
+        if aim.task.module_needs_fields and unknown:
+            return "its inputs are the fields of the prepared data, or of [rows]"
     model = settings.model
     if model.path is not None:
         try:
@@ -116,10 +140,16 @@ def uncountable(settings: Training) -> str | None:
         except SettingsError as error:
             return error.problem
         return None
-    data = Path(settings.aims[0].data.path)
+    data = Path(settings.task_configs[0].data.path)
     if not (data / MANIFEST).exists() and "vocab_size" not in model.config:
         return "its vocabulary is that of the prepared data, or model.config.vocab_size"
     return None
+
+
+def describes(described: Described, aim: TaskConfig) -> bool:
+    """Return whether rows of the layout that a task reads are described for its dataset."""
+    rows = find_rows(described, aim.data.path)
+    return rows is not None and rows.layout == aim.task.reads()
 
 
 def check(settings: Training) -> list[Manifest]:
@@ -127,27 +157,43 @@ def check(settings: Training) -> list[Manifest]:
 
     Raises the error of a run that cannot start: data, task, output folder, shares.
     """
-    begun = warm_start.begun(settings)
+    settings, manifests = _check_data(settings)
+    identity = task_schedule.data_identity(manifests)
+    run_record.check_same_run(Path(settings.output.folder), settings, identity)
+    _check_weights(settings)
+    _check_size(settings)
+    return manifests
+
+
+def _check_data(settings: Training) -> tuple[Training, list[Manifest]]:
+    """Return settings with the weights that a run begins from, and what each task trains on."""
+    begun = warm_start.use_copied_weights(settings)
     if begun is settings and settings.model.init_from is not None:
         warm_start.check(settings.model.init_from)
     settings = begun
-    manifests = objectives.manifests(settings)
-    for aim, manifest in zip(settings.aims, manifests, strict=True):
+    manifests = task_schedule.read_manifests(settings)
+    for aim, manifest in zip(settings.task_configs, manifests, strict=True):
         if manifest.splits["train"].rows == 0:
             raise SettingsError(f"{aim.data.path} has no training rows", "prepare more text")
-    identity = objectives.identity(manifests)
+    return settings, manifests
+
+
+def _check_weights(settings: Training) -> None:
+    """Raise SettingsError for weights that a new run cannot begin from."""
     output, start = Path(settings.output.folder), settings.model.path
-    run_record.check_same_run(output, settings, identity)
     if start and settings.model.weights == "saved" and run_record.read_run(output) is None:
-        tokenizer.check_same(Path(settings.aims[0].data.path), at(start))
-        for aim in settings.aims:
+        tokenizer.check_same(Path(settings.task_configs[0].data.path), at(start))
+        for aim in settings.task_configs:
             aim.task.check_weights(at(start))
+
+
+def _check_size(settings: Training) -> None:
+    """Raise SettingsError for more processes than microbatches."""
     if not processes.launched() and isinstance(settings.execution.processes, int):
         local = settings.execution.processes
-        found = several(settings.execution.nodes, output)
+        found = several(settings.execution.nodes, Path(settings.output.folder))
         size = local * (found.most if found else 1)
-        check_shares(settings, processes.World(rank=1, size=size, local_size=local))
-    return manifests
+        check_world_size(settings, processes.World(rank=1, size=size, local_size=local))
 
 
 def check_cache(settings: Training) -> None:

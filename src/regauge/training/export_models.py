@@ -20,7 +20,7 @@ from regauge.models import (
     weights,
 )
 from regauge.models.modules import Encoder
-from regauge.models.multitask import parts
+from regauge.models.multitask import modules_by_task
 from regauge.training.run_record import TASKS
 
 if TYPE_CHECKING:
@@ -28,39 +28,43 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from regauge.training.objectives import Objective
-    from regauge.training.session import Session
+    from regauge.training.context import RunContext
+    from regauge.training.objectives import TaskRuntime
+    from regauge.training.state import TrainState
 
 INNER = "model."
 """Before the names of transformers' model in the module of a task."""
 
 
-def write_models(session: Session) -> None:
+def write_models(context: RunContext, state: TrainState) -> None:
     """Write the model of each task; every process calls this."""
-    first, *others = session.objectives
-    write_model(session, first, session.folder / "model")
+    first, *others = context.tasks
+    write_model(context, state, first, context.folder / "model")
     for each in others:
-        write_model(session, each, session.folder / TASKS / each.name / "model")
+        write_model(context, state, each, context.folder / TASKS / each.name / "model")
 
 
-def write_model(session: Session, objective: Objective, folder: Path) -> None:
+def write_model(context: RunContext, state: TrainState, task: TaskRuntime, folder: Path) -> None:
     """Write the model of one task; one that makes vectors says how.
 
     The first process holds no more of its weights at a time than one file takes. Adapters are
     written beside it, and merged in it.
     """
-    module, adapters = parts(session.prepared.module)[objective.name], session.settings.model.lora
+    module, adapters = (
+        modules_by_task(state.model.module)[task.name],
+        context.settings.model.lora,
+    )
     inner: Any = module.model
-    named = {id(value): name for name, value in session.prepared.module.named_parameters()}
+    named = {id(value): name for name, value in state.model.module.named_parameters()}
     names = {name: named[id(value)] for name, value in module.named_parameters()}
     trained = [name for name, value in module.named_parameters() if value.requires_grad]
-    values = ((name, session.prepared.whole(names[name])) for name in trained)
-    if not session.world.first:
+    values = ((name, state.model.full_tensor(names[name])) for name in trained)
+    if not context.world.first:
         deque(values, maxlen=0)
         return
     if adapters:
         found = dict(values)
-        beside, base = folder.with_name(lora.FOLDER), session.settings.model.path
+        beside, base = folder.with_name(lora.FOLDER), context.settings.model.path
         for place, prefix, model in dual_encoder.encoders(module, beside):
             own = {
                 name.removeprefix(prefix): found[name]
@@ -68,10 +72,10 @@ def write_model(session: Session, objective: Objective, folder: Path) -> None:
                 if name.startswith(prefix)
             }
             lora.save(place, model, adapters, own, blocks=models.blocks(model), base=base)
-        every = lora.merged(session.first, found)
+        every = lora.merged(state.initial_weights, found)
     else:
         frozen = {names[name]: name for name in names.keys() - set(trained)}
-        every = _with_frozen(session, values, frozen)
+        every = _with_frozen(state, values, frozen)
     head = {name: value.cpu() for name, value in module.named_buffers() if heads.of_head(name)}
 
     other = dual_encoder.Beside(folder)
@@ -85,14 +89,14 @@ def write_model(session: Session, objective: Objective, folder: Path) -> None:
 
     config = inner.config
     config.architectures = [models.class_name(inner)]
-    tokenizer = Path(session.settings.aims[0].data.path) / "tokenizer"
+    tokenizer = Path(context.settings.task_configs[0].data.path) / "tokenizer"
     weights.save(folder, config, of_model(), tokenizer)
     other.finish(config, tokenizer)
     heads.write_head(folder, head)
     tokenizer_convention.mark(folder)
     if isinstance(module, Encoder):
-        fields = objective.task.fields(objective.manifest)
-        tokens = fields.longest(module.longest) or objective.ladder[-1]
+        fields = task.task.fields(task.manifest)
+        tokens = fields.longest(module.longest) or task.ladder[-1]
         told = sentence_transformers.Sentences(
             reads=sentence_transformers.Reads(tokens=tokens), pooling=module.pooling
         )
@@ -100,7 +104,9 @@ def write_model(session: Session, objective: Objective, folder: Path) -> None:
 
 
 def _with_frozen(
-    session: Session, trained: Iterator[tuple[str, Tensor]], frozen: dict[str, str]
+    state: TrainState,
+    trained: Iterator[tuple[str, Tensor]],
+    frozen: dict[str, str],
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield trained weights, and those that are not as they were before the first step.
 
@@ -108,4 +114,6 @@ def _with_frozen(
     """
     yield from trained
     if frozen:
-        yield from ((frozen[name], values[:]) for name, values in session.first if name in frozen)
+        yield from (
+            (frozen[name], values[:]) for name, values in state.initial_weights if name in frozen
+        )

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from regauge.data.batches import positions
 from regauge.data.tokenizer import Encoder
-from regauge.models.multitask import turn_to
+from regauge.models.multitask import set_active_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from regauge.training.heldout import Heldout
+    from regauge.training.heldout import HeldoutSet
     from regauge.training.settings import Samples
 
 FILE = "samples.jsonl"
@@ -42,8 +42,8 @@ class Exchange:
     """Whether the model ended its answer by itself."""
 
 
-def samples(
-    heldout: Heldout, module: nn.Module, wanted: Samples, dataset: Path
+def generate_samples(
+    heldout: HeldoutSet, module: nn.Module, wanted: Samples, dataset: Path
 ) -> list[dict[str, Any]]:
     """Return the answers of a module as texts; every process calls this and has the same."""
     if not wanted.prompts:
@@ -51,7 +51,7 @@ def samples(
     found = list(_exchanges(heldout, wanted))
     encoder = Encoder(dataset / "tokenizer")
     size, _ = heldout.feed.largest
-    turn_to(module, heldout.of)
+    set_active_task(module, heldout.of)
     module.eval()
     with torch.no_grad():
         for at in range(0, len(found), size):
@@ -67,7 +67,7 @@ def samples(
     ]
 
 
-def _exchanges(heldout: Heldout, wanted: Samples) -> Iterator[Exchange]:
+def _exchanges(heldout: HeldoutSet, wanted: Samples) -> Iterator[Exchange]:
     """Yield the prompts of the first rows that have one, in the keyed order of the split."""
     count = 0
     for number in heldout.numbers.tolist():
@@ -80,7 +80,7 @@ def _exchanges(heldout: Heldout, wanted: Samples) -> Iterator[Exchange]:
 
 
 def _answer(
-    heldout: Heldout,
+    heldout: HeldoutSet,
     module: nn.Module,
     exchanges: list[Exchange],
     wanted: Samples,
@@ -110,7 +110,7 @@ def _answer(
                 arrays["tokens"][row, place] = token
 
 
-def _predicted(heldout: Heldout, module: nn.Module, arrays: dict[str, np.ndarray]) -> np.ndarray:
+def _predicted(heldout: HeldoutSet, module: nn.Module, arrays: dict[str, np.ndarray]) -> np.ndarray:
     """Return the likeliest next token after every one, [rows, length], as process 0 has it.
 
     Processes must agree on when they are done; on devices of different kinds they might not.

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from regauge.data.randomness import keyed
 from regauge.errors import NoProgressError
-from regauge.models.multitask import turn_to
+from regauge.models.multitask import set_active_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from regauge.accelerators import Accelerator, Batch
-    from regauge.strategies import Prepared
+    from regauge.strategies import ShardedModel
     from regauge.tasks import Task
 
 
@@ -30,7 +30,7 @@ GROWTH_STEPS = 2000
 
 
 @dataclass(frozen=True)
-class Noise:
+class DropoutSeed:
     """What the framework's own generator is keyed by, so that native dropout can be resumed."""
 
     accelerator: Accelerator
@@ -38,13 +38,13 @@ class Noise:
     step: int
     rank: int
 
-    def begin(self, microbatch: int) -> None:
+    def seed_microbatch(self, microbatch: int) -> None:
         """Seed every generator of this process for a microbatch of its step."""
         word = int(keyed(self.seed, self.step, self.rank, microbatch))
         self.accelerator.seed(word >> 1)
 
 
-class Gradients:
+class GradientComputer:
     """Computes a step's gradients for a task on a prepared module.
 
     `mark` ends a microbatch, `arrive` comes before this process may wait for others, `name` is the
@@ -54,7 +54,7 @@ class Gradients:
     def __init__(
         self,
         task: Task,
-        prepared: Prepared,
+        prepared: ShardedModel,
         mark: Callable[[], None],
         slots: int,
         arrive: Callable[[], None],
@@ -68,17 +68,19 @@ class Gradients:
         self._arrive = arrive
         self._name = name
 
-    def of(self, batches: list[Batch], scale: Tensor, noise: Noise | None = None) -> Tensor:
+    def accumulate_gradients(
+        self, batches: list[Batch], scale: Tensor, noise: DropoutSeed | None = None
+    ) -> Tensor:
         """Add the gradients of a global batch times scale; return [loss sum, weight] of all.
 
         `noise` is None where nothing draws from the framework's generator.
         """
-        turn_to(self._prepared.module, self._name)
+        set_active_task(self._prepared.module, self._name)
         self._prepared.module.train()
         compute = self._coupled if self._task.coupled else self._alone
         return compute(batches, scale, noise)
 
-    def _alone(self, batches: list[Batch], scale: Tensor, noise: Noise | None) -> Tensor:
+    def _alone(self, batches: list[Batch], scale: Tensor, noise: DropoutSeed | None) -> Tensor:
         parts = []
         for number, batch in enumerate(batches, start=1):
             with self._prepared.accumulating(last=number == len(batches)):
@@ -86,9 +88,9 @@ class Gradients:
                 (loss * scale).backward()
             parts.append(torch.stack([loss.detach().float(), weight.float()]))
             self._mark()
-        return summed(torch.stack(parts).sum(0))
+        return all_reduce_sum(torch.stack(parts).sum(0))
 
-    def _coupled(self, batches: list[Batch], scale: Tensor, noise: Noise | None) -> Tensor:
+    def _coupled(self, batches: list[Batch], scale: Tensor, noise: DropoutSeed | None) -> Tensor:
         """Compute every output, then the loss over all of them, then the gradients.
 
         Where only one graph may be alive, outputs are computed without one first and again for
@@ -100,7 +102,7 @@ class Gradients:
                 for number, batch in enumerate(batches, start=1)
             ]
         vectors = [output["vectors"].detach() for output in outputs]
-        everything = assembled(vectors, batches, self._slots)
+        everything = gather_by_slot(vectors, batches, self._slots)
         leaf = everything["vectors"].requires_grad_()
         loss, weight = self._task.loss({"vectors": leaf}, everything)
         (slope,) = torch.autograd.grad(loss * scale, leaf)
@@ -115,9 +117,9 @@ class Gradients:
             self._mark()
         return totals
 
-    def _outputs(self, batch: Batch, number: int, noise: Noise | None) -> Batch:
+    def _outputs(self, batch: Batch, number: int, noise: DropoutSeed | None) -> Batch:
         if noise is not None:
-            noise.begin(number)
+            noise.seed_microbatch(number)
         if self._prepared.gathers:
             self._arrive()
         outputs: Batch = self._prepared.module(batch)
@@ -129,7 +131,7 @@ class Gradients:
         return output
 
 
-def assembled(vectors: list[Tensor], batches: list[Batch], slots: int) -> Batch:
+def gather_by_slot(vectors: list[Tensor], batches: list[Batch], slots: int) -> Batch:
     """Return the vectors of all processes in the order of their slots, on every process.
 
     [slots, width], and `real` [slots], 0 where a slot holds no row. Each slot is filled by one
@@ -140,11 +142,11 @@ def assembled(vectors: list[Tensor], batches: list[Batch], slots: int) -> Batch:
     for rows, batch in zip(vectors, batches, strict=True):
         real = batch["real"][:, None]
         buffer.index_add_(0, batch["slots"], torch.cat([rows * real, real], 1))
-    buffer = summed(buffer)
+    buffer = all_reduce_sum(buffer)
     return {"vectors": buffer[:, :-1].contiguous(), "real": buffer[:, -1].contiguous()}
 
 
-def summed(value: Tensor) -> Tensor:
+def all_reduce_sum(value: Tensor) -> Tensor:
     """Return a tensor summed over all processes."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(value)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from regauge.errors import DeviceError, NoProgressError, RollBackError
 from regauge.log import logger
-from regauge.models.tensors import INTEGERS, bits
+from regauge.models.tensors import bits
 from regauge.training.optimizer import REHEARSAL_RATE
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ NEWEST_SHARE = 0.02
 """Share of the newest step in what is usual, once that is learned."""
 SLACK_LOSS, SLACK_LOG_NORM = 0.1, 0.7
 """What is never far above: a tenth of the usual loss more, and twice the usual norm."""
-USUAL = 5
+RUNNING_STATS = 5
 """Values by which the usual is known, see `judged`."""
 REMEDY = "lower optimizer.learning_rate, or go on from an earlier checkpoint"
 
@@ -60,7 +60,7 @@ class Guard:
         groups = optimizer.param_groups
         whole = not any(isinstance(value, DTensor) for value in groups[0]["params"])
         self._on_device = bool(groups[0].get("fused")) and whole
-        self._usual = [torch.zeros(USUAL)] * tasks
+        self._usual = [torch.zeros(RUNNING_STATS)] * tasks
         self.begin()
 
     def begin(self) -> None:
@@ -74,13 +74,13 @@ class Guard:
 
     def restore(self, state: list[float]) -> None:
         """Go on from a checkpoint."""
-        self._usual = [each.to(self._device) for each in torch.tensor(state).split(USUAL)]
+        self._usual = [each.to(self._device) for each in torch.tensor(state).split(RUNNING_STATS)]
 
-    def admits(self, norm: Tensor, totals: Tensor, task: int = 0) -> bool:
+    def should_update(self, norm: Tensor, totals: Tensor, task: int = 0) -> bool:
         """Return whether to update by a step of this gradient norm and [loss sum, weight]."""
         finite = norm.isfinite() & totals.isfinite().all()
         seen = torch.stack([totals[0] / totals[1], norm.log()])
-        spike, self._usual[task] = judged(self._usual[task], seen, self._settings.deviations)
+        spike, self._usual[task] = detect_spike(self._usual[task], seen, self._settings.deviations)
         bad = ~finite if self._settings.spike == "say" else ~finite | spike
         self._counts = _counted(self._counts, ~finite, spike, bad)
         self._bad = bad
@@ -88,7 +88,7 @@ class Guard:
             self._optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
         return self._lazy or self._on_device or not bool(bad)
 
-    def disarmed(self, rate: float | Tensor) -> float | Tensor:
+    def masked_lr(self, rate: float | Tensor) -> float | Tensor:
         """Return the learning rate of the update; a lazy device's gradients are made harmless."""
         if not self._lazy:
             return rate
@@ -98,7 +98,7 @@ class Guard:
                     value.grad = value.grad.masked_fill(self._bad, 0.0)
         return torch.as_tensor(rate).masked_fill(self._bad, REHEARSAL_RATE)
 
-    def look(self, step: int) -> bool:
+    def raise_if_needed(self, step: int) -> bool:
         """Say what was found since the last look, and return whether the last step was good.
 
         After a bad one a save waits for the next that is due, so that a run never goes back to the
@@ -127,7 +127,7 @@ class Guard:
         return in_a_row == 0
 
 
-def judged(usual: Tensor, seen: Tensor, deviations: float) -> tuple[Tensor, Tensor]:
+def detect_spike(usual: Tensor, seen: Tensor, deviations: float) -> tuple[Tensor, Tensor]:
     """Return whether a step's [loss, log of the gradient norm] is a spike, and the usual after it.
 
     The usual is [steps, 2 means, 2 variances], exponentially weighted (West, 1979). A spike counts
@@ -166,7 +166,7 @@ def check_replicas(values: Iterable[Tensor], world: World, step: int) -> None:
     """
     if world.size == 1:
         return
-    own = digest(values)
+    own = bit_sum(values)
     if own is None:
         return
     everywhere = [torch.zeros_like(own) for _ in range(world.size)]
@@ -185,14 +185,7 @@ def check_replicas(values: Iterable[Tensor], world: World, step: int) -> None:
     )
 
 
-def digest(values: Iterable[Tensor]) -> Tensor | None:
+def bit_sum(values: Iterable[Tensor]) -> Tensor | None:
     """Return the sum of the bits of tensors, read as integers; None of no tensor."""
     sums = [bits(value) for value in values]
     return torch.stack(sums).sum() if sums else None
-
-
-def flip(value: Tensor) -> None:
-    """Turn one bit of a weight, as a faulty memory would."""
-    first = value.detach().view(-1)[:1]
-    words = first.view(INTEGERS[value.element_size()])
-    words.bitwise_xor_(torch.ones_like(words) << 20)

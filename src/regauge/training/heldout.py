@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from regauge.models.multitask import turn_to
+from regauge.models.multitask import set_active_task
 from regauge.tasks import ITEMS
-from regauge.training.gradients import assembled, summed
+from regauge.training.gradients import all_reduce_sum, gather_by_slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Heldout:
+class HeldoutSet:
     """The held-out rows of a dataset, ready to measure a prepared module on."""
 
     task: Task
@@ -46,17 +46,17 @@ class Heldout:
 
     def outputs(self, module: nn.Module) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         """Return the metrics, and what a `whole` task keeps, in the order of the rows."""
-        turn_to(module, self.of)
+        set_active_task(module, self.of)
         arrays, rows = self.feed.once(self.numbers)
         host = (
             [{name: torch.from_numpy(value) for name, value in part.items()}] for part in arrays
         )
         batches = (batch for (batch,) in self.accelerator.wrap_loader(host, self.device))
         slots = rows * self.task.slots_per_row()
-        return score(self.task, module, batches, slots, self.mark)
+        return evaluate_batches(self.task, module, batches, slots, self.mark)
 
 
-def score(
+def evaluate_batches(
     task: Task, module: nn.Module, batches: Iterable[Batch], slots: int, mark: Callable[[], None]
 ) -> tuple[dict[str, float], Batch]:
     """Return the held-out metrics over the batches of all processes, equal on each of them.
@@ -81,16 +81,16 @@ def score(
                 tables.append(table)
             mark()
         if task.whole:
-            everything = assembled(vectors, places, slots)
+            everything = gather_by_slot(vectors, places, slots)
             names, table = _table(task.tally(everything, everything))
             mark()
             return _quotients(names, table.cpu()), everything
         device = tables[0].device
         total = torch.stack([table.cpu() for table in tables]).double().sum(0).float()
-    return _quotients(names, summed(total.to(device)).cpu()), {}
+    return _quotients(names, all_reduce_sum(total.to(device)).cpu()), {}
 
 
-def means(sums: Sums) -> dict[str, float]:
+def compute_means(sums: Sums) -> dict[str, float]:
     """Return each sum over its weight, and the first weight; one reading of the device."""
     names, table = _table(sums)
     return _quotients(names, table.cpu())

@@ -1,4 +1,4 @@
-"""Where time and money went, over all attempts of a run."""
+"""The ledger: where the time and the money of a run went, over all of its attempts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from regauge.hooks import Hook
 from regauge.supervision.cost_meter import reading
 
 if TYPE_CHECKING:
@@ -13,83 +14,88 @@ if TYPE_CHECKING:
 
     from regauge.supervision.cost_meter import Meter, Reading
 
+LEDGER = "ledger.jsonl"
+"""File of the output folder with a line for every interval of metrics."""
 ACCOUNTS = ("init", "compile", "data_wait", "step", "evaluate", "checkpoint", "lost")
 
 
-class Ledger:
-    """Seconds by account, real tokens and padded slots; they go on when a run resumes.
+class Ledger(Hook):
+    """Seconds by account, real tokens and slots; a resumed run continues all of them.
 
-    `meter` counts what is paid for, `told` is called with each account that time begins to go to.
+    As a hook it books the time of every phase to the account of that name, and what the device
+    compiles within a phase to `compile`. `meter` counts what is paid. `on_phase` is called with the
+    name of each phase that begins. `compile_seconds` returns the device's compile time so far.
     """
 
-    def __init__(self, meter: Meter, told: Callable[[str | None], None] | None = None) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        on_phase: Callable[[str | None], None] | None = None,
+        compile_seconds: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._booked = dict.fromkeys(ACCOUNTS, 0.0)
         self.tokens = 0
         self.slots = 0
         self._meter = meter
-        self._told = told
+        self._on_phase = on_phase
+        self._compile_seconds = compile_seconds
         self._account: str | None = None
         self._since = time.perf_counter()
 
-    def book(self, account: str, seconds: float) -> None:
+    def add(self, account: str, seconds: float) -> None:
         """Add time that was measured elsewhere to an account."""
         self._booked[account] += seconds
 
-    def move(self, account: str, seconds: float) -> None:
-        """Book time of the account that is open to another one; nothing where none is."""
-        if self._account is not None:
-            self._booked[self._account] -= seconds
-            self._booked[account] += seconds
-
     @contextmanager
-    def spend(self, account: str) -> Iterator[None]:
-        """Book the time inside to an account, and not to the one around it."""
-        outer = self._switch(account)
+    def phase(self, name: str) -> Iterator[None]:
+        """Book the time within the block to an account, instead of the account around it."""
+        outer = self._switch(name)
         try:
             yield
         finally:
             self._switch(outer)
 
+    @contextmanager
+    def compilation(self) -> Iterator[None]:
+        """Book what the device compiles within the block to `compile`."""
+        before = self._compile_seconds()
+        yield
+        spent = self._compile_seconds() - before
+        if self._account is not None:
+            self._booked[self._account] -= spent
+            self._booked["compile"] += spent
+
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds by account, up to now."""
-        self._switch(self._account)
-        return dict(self._booked)
-
-    def _switch(self, account: str | None) -> str | None:
-        """Book the time since the last switch, and return the account that was open."""
-        now = time.perf_counter()
+        seconds = dict(self._booked)
         if self._account is not None:
-            self._booked[self._account] += now - self._since
-        self._since = now
-        outer, self._account = self._account, account
-        if self._told is not None and account != outer:
-            self._told(account)
-        return outer
+            seconds[self._account] += time.perf_counter() - self._since
+        return seconds
 
     @property
     def training_seconds(self) -> float:
         """Seconds of steps, and of waiting for their data."""
-        found = self.seconds
-        return found["step"] + found["data_wait"]
+        seconds = self.seconds
+        return seconds["step"] + seconds["data_wait"]
 
     @property
     def total_seconds(self) -> float:
-        """All time that was booked, lost work included."""
+        """All booked time, lost work included."""
         return sum(self.seconds.values())
 
     @property
     def paid(self) -> Reading:
-        """What was paid for so far, in dollars where a price is known."""
+        """What was paid so far; dollars are None if no price is known."""
         return self._meter.read()
 
     @property
     def padding_share(self) -> float:
-        """Share of the computed slots that held no real token."""
+        """The share of the computed slots that held no real token."""
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return what a checkpoint holds of the ledger."""
         return {
             "seconds": self.seconds,
             "tokens": self.tokens,
@@ -97,12 +103,23 @@ class Ledger:
             **self.paid.document,
         }
 
-    def restore(self, state: dict[str, Any], last_known: dict[str, Any] | None) -> None:
-        """Go on from a checkpoint; time after it, up to the last line written, was lost."""
+    def restore(self, state: dict[str, Any], last_line: dict[str, Any] | None) -> None:
+        """Continue from a checkpoint; the time between it and the last line written was lost."""
         for name, seconds in state["seconds"].items():
             self._booked[name] += seconds
         self.tokens, self.slots = state["tokens"], state["slots"]
         self._meter = self._meter.at_least(reading(state))
-        if last_known is not None:
-            after = sum(last_known["seconds"].values()) - sum(state["seconds"].values())
+        if last_line is not None:
+            after = sum(last_line["seconds"].values()) - sum(state["seconds"].values())
             self._booked["lost"] += max(0.0, after)
+
+    def _switch(self, account: str | None) -> str | None:
+        """Book the time since the last switch; return the account that was open."""
+        now = time.perf_counter()
+        if self._account is not None:
+            self._booked[self._account] += now - self._since
+        self._since = now
+        outer, self._account = self._account, account
+        if self._on_phase is not None and account != outer:
+            self._on_phase(account)
+        return outer

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from regauge.config import first_difference
 from regauge.data import mixture
 from regauge.data.loader import Facts, Feed, Share
 from regauge.data.row_order import sample
-from regauge.errors import DataError
 from regauge.models import multitask
 from regauge.models.flops import flops_per_token
 from regauge.models.init_weights import META
-from regauge.training.gradients import Gradients
-from regauge.training.heldout import Heldout
+from regauge.training.gradients import GradientComputer
+from regauge.training.heldout import HeldoutSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,13 +24,13 @@ if TYPE_CHECKING:
     from regauge.data.row_order import Order
     from regauge.models.modules import TextModule
     from regauge.processes import World
-    from regauge.strategies import Prepared
+    from regauge.strategies import ShardedModel
     from regauge.tasks import Task
-    from regauge.training.settings import Aim, Batch, Training
+    from regauge.training.settings import Batch, TaskConfig, Training
 
 
 @dataclass(frozen=True)
-class Objective:
+class TaskRuntime:
     """A task of a run, and all that its steps need."""
 
     name: str
@@ -45,14 +41,14 @@ class Objective:
     ladder: tuple[int, ...]
     order: Order
     feed: Feed
-    gradients: Gradients
-    heldout: dict[str, Heldout]
+    gradients: GradientComputer
+    heldout: dict[str, HeldoutSet]
     """What is measured, by the beginning of its metrics' names; empty where nothing is."""
     flops_per_token: float
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where objectives are computed."""
 
     world: World
@@ -64,58 +60,62 @@ class Place:
     """Comes before this process may wait for others."""
 
 
-def made(settings: Training, manifests: Sequence[Manifest]) -> TextModule | multitask.Several:
+def build_module(
+    settings: Training, manifests: Sequence[Manifest]
+) -> TextModule | multitask.MultiTaskModel:
     """Return the module of a run's tasks on the meta device; `manifests` are those of each."""
     with META:
         found = {
             aim.name: aim.task.module(settings.model, manifest, settings.seed)
-            for aim, manifest in zip(settings.aims, manifests, strict=True)
+            for aim, manifest in zip(settings.task_configs, manifests, strict=True)
         }
-        return multitask.together(found)
+        return multitask.combine(found)
 
 
-def objective(
-    settings: Training, aim: Aim, dataset: Dataset, prepared: Prepared, place: Place
-) -> Objective:
+def build_task_runtime(
+    settings: Training, aim: TaskConfig, dataset: Dataset, prepared: ShardedModel, place: Placement
+) -> TaskRuntime:
     """Return a task of a run, on the module that was prepared for all of them."""
     manifest, task, batch = dataset.manifest, aim.task, aim.batch
     ladder = task.ladder(manifest)
     given: dict[str, Any] = {"world": place.world, "ladder": ladder, "seed": settings.seed}
     slots = batch.rows * task.slots_per_row()
-    return Objective(
+    return TaskRuntime(
         name=aim.name,
         task=task,
         batch=batch,
         manifest=manifest,
         ladder=ladder,
         order=mixture.order(aim.data, manifest, batch.rows, settings.seed),
-        feed=feed(task, dataset, "train", rows=batch.microbatch, **given),
-        gradients=Gradients(task, prepared, place.mark, slots, place.arrive, name=aim.name),
+        feed=build_feed(task, dataset, "train", rows=batch.microbatch, **given),
+        gradients=GradientComputer(task, prepared, place.mark, slots, place.arrive, name=aim.name),
         heldout=_heldout(settings, aim, dataset, place),
         flops_per_token=flops_per_token(
-            multitask.parts(prepared.module)[aim.name].model, ladder[-1]
+            multitask.modules_by_task(prepared.module)[aim.name].model, ladder[-1]
         ),
     )
 
 
-def _heldout(settings: Training, aim: Aim, dataset: Dataset, place: Place) -> dict[str, Heldout]:
+def _heldout(
+    settings: Training, aim: TaskConfig, dataset: Dataset, place: Placement
+) -> dict[str, HeldoutSet]:
     """Return what is held out of a task's datasets, by the beginning of its metrics' names."""
     rows = settings.evaluation.microbatch_rows or aim.batch.microbatch
     ladder = aim.task.ladder(dataset.manifest)
     given: dict[str, Any] = {"world": place.world, "ladder": ladder, "seed": settings.seed}
-    found: dict[str, Heldout] = {}
+    found: dict[str, HeldoutSet] = {}
     for name, part in dataset.heldout().items():
-        own = feed(aim.task, part, "heldout", rows=rows, **given)
+        own = build_feed(aim.task, part, "heldout", rows=rows, **given)
         if len(own):
             numbers = sample(len(own), settings.evaluation.rows, part.manifest.identity)
             split = ".".join(word for word in ("heldout", aim.name, name) if word)
-            found[split] = Heldout(
+            found[split] = HeldoutSet(
                 aim.task, place.accelerator, place.mark, place.device, own, numbers, aim.name, name
             )
     return found
 
 
-def feed(
+def build_feed(
     task: Task,
     dataset: Dataset,
     split: str,
@@ -137,71 +137,3 @@ def feed(
         share=Share(world.rank, world.size),
         seed=seed,
     )
-
-
-class Turn(NamedTuple):
-    """Whose step it is."""
-
-    task: int
-    """The number of the task, from 0."""
-    step: int
-    """How many steps that task has had before."""
-
-
-class Turns:
-    """Tasks that take turns by their weights.
-
-    Of every `sum(weights)` steps a task has as many as its weight, spread evenly: at each step the
-    one that is furthest behind, of equals the first.
-    """
-
-    def __init__(self, weights: Sequence[int]) -> None:
-        self.weights = tuple(weights)
-        cycle = sum(weights)
-        given = [0] * len(weights)
-        self._round: list[Turn] = []
-        for place in range(1, cycle + 1):
-            behind = [
-                weight * place - cycle * count for weight, count in zip(weights, given, strict=True)
-            ]
-            task = behind.index(max(behind))
-            self._round.append(Turn(task, given[task]))
-            given[task] += 1
-
-    def at(self, step: int) -> Turn:
-        """Return whose step it is, counted from 0."""
-        rounds, place = divmod(step, len(self._round))
-        task, before = self._round[place]
-        return Turn(task, rounds * self.weights[task] + before)
-
-    def steps_per_epoch(self, first: int) -> int:
-        """Return how many steps give the first task so many of its own, which are its epoch."""
-        return math.ceil(first * len(self._round) / self.weights[0])
-
-
-def manifests(settings: Training) -> list[Manifest]:
-    """Return what each task of a run trains on; raises where it cannot, or not with the others."""
-    found = []
-    for aim in settings.aims:
-        manifest = mixture.manifest_of(aim.data)
-        aim.task.check(manifest)
-        found.append(manifest)
-    ours = found[0].tokenizer.model_dump()
-    for aim, manifest in zip(settings.aims, found, strict=True):
-        theirs = manifest.tokenizer.model_dump()
-        if theirs != ours:
-            difference = first_difference("tokenizer", ours, theirs)
-            raise DataError(
-                f"{aim.data.path} has another tokenizer than {settings.aims[0].data.path}:"
-                f" {difference}",
-                "prepare it with tokenizer.path = that of the other",
-            )
-    return found
-
-
-def identity(found: Sequence[Manifest]) -> str:
-    """Return the hash of all rows and their order that a run trains on."""
-    if len(found) == 1:
-        return found[0].identity
-    names = " ".join(manifest.identity for manifest in found)
-    return hashlib.sha256(names.encode()).hexdigest()

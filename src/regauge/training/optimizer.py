@@ -24,7 +24,7 @@ REHEARSAL_RATE = 1e-30
 """So small that its product with a decay vanishes beside 1; 0 would be divided by."""
 
 
-def build(
+def build_optimizer(
     settings: Optimizer, named: Iterable[tuple[str, nn.Parameter]], *, lazy: bool = False
 ) -> torch.optim.Optimizer:
     """Return an optimizer over master weights; vectors are not decayed, nor scaled by lamb.
@@ -35,7 +35,7 @@ def build(
     for name, value in named:
         if value.requires_grad:
             matrix = value.ndim >= MATRIX_DIMENSIONS
-            sorts.setdefault((share(settings, name), matrix), []).append(value)
+            sorts.setdefault((lr_multiplier(settings, name), matrix), []).append(value)
     groups: list[dict[str, Any]] = [
         {
             "params": sorts[of, matrix],
@@ -64,7 +64,7 @@ def build(
     )
 
 
-class Rates:
+class LRSchedule:
     """The learning rate of every step: a number, or read from a table on a lazy device.
 
     The table is sent anew every `TABLE_STEPS` steps, so that its size depends on no run's length.
@@ -77,18 +77,16 @@ class Rates:
         self._total = total
         self._device = device
         self._lazy = lazy
-        self.factor = 1.0
-        """What every rate is multiplied by; the log does not tell of it."""
-        self.before = 0
+        self.offset = 0
         """Steps of the schedule that an earlier run has done."""
-        self.begin(0)
+        self.seek(0)
 
-    def begin(self, step: int) -> None:
+    def seek(self, step: int) -> None:
         """Go to a step, counted from 0; -1 is a rehearsal."""
         self._step = step
         if self._lazy:
             steps = range(step, step + TABLE_STEPS)
-            self._table = torch.tensor([self.at(each) for each in steps]).to(self._device)
+            self._table = torch.tensor([self.rate_at(each) for each in steps]).to(self._device)
             self._place = torch.tensor([0]).to(self._device)
             self._last = steps.stop
 
@@ -96,23 +94,23 @@ class Rates:
         """Return the rate of the next step as the optimizer takes it."""
         if not self._lazy:
             self._step += 1
-            return self.at(self._step - 1) * self.factor
+            return self.rate_at(self._step - 1)
         if self._step == self._last:
-            self.begin(self._step)
+            self.seek(self._step)
         self._step += 1
         here = self._table.index_select(0, self._place)[0]
         self._place += 1
-        return here if self.factor == 1 else here * self.factor
+        return here
 
-    def at(self, step: int) -> float:
+    def rate_at(self, step: int) -> float:
         """Return the rate of a step as a number."""
         if step < 0:
             return REHEARSAL_RATE
         return learning_rate(
             self._settings.learning_rate,
             self._settings.schedule,
-            self.before + step,
-            self.before + self._total,
+            self.offset + step,
+            self.offset + self._total,
         )
 
 
@@ -145,13 +143,13 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) ->
         group["lr"] = rate if own == 1 else rate * own
 
 
-def share(settings: Optimizer, name: str) -> float:
+def lr_multiplier(settings: Optimizer, name: str) -> float:
     """Return the share of the learning rate that a weight gets: that of the longest beginning."""
     fitting = [each for each in settings.shares if name.startswith(each)]
     return settings.shares[max(fitting, key=len)] if fitting else 1.0
 
 
-def check_shares(settings: Optimizer, names: Iterable[str]) -> None:
+def check_lr_multipliers(settings: Optimizer, names: Iterable[str]) -> None:
     """Raise SettingsError for a share of the learning rate that no weight gets."""
     known = list(names)
     for beginning in settings.shares:
@@ -163,7 +161,7 @@ def check_shares(settings: Optimizer, names: Iterable[str]) -> None:
             )
 
 
-def prime(optimizer: torch.optim.Optimizer) -> None:
+def prime_state(optimizer: torch.optim.Optimizer) -> None:
     """Make an optimizer allocate its state, with weights unchanged, so that it can be loaded.
 
     Without gradients and decay no rate changes a weight; a rate of 0 would be divided by.
@@ -181,7 +179,9 @@ def prime(optimizer: torch.optim.Optimizer) -> None:
         parameter.grad = gradient
 
 
-def tensors(optimizer: torch.optim.Optimizer, masters: dict[str, nn.Parameter]) -> dict[str, Any]:
+def state_tensors(
+    optimizer: torch.optim.Optimizer, masters: dict[str, nn.Parameter]
+) -> dict[str, Any]:
     """Return the optimizer's tensors as `<state>.<parameter>`, without its scalars."""
     return {
         f"{key}.{name}": value

@@ -1,55 +1,60 @@
-"""One optimizer update: the same operations for a real step and for the rehearsal of one."""
+"""One optimizer update: the same operations in a real step and in a rehearsal."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regauge.training.gradients import Noise
+from regauge.training.gradients import DropoutSeed
 from regauge.training.optimizer import set_learning_rate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.accelerators import Batch
-    from regauge.training.objectives import Objective
-    from regauge.training.session import Session
+    from regauge.training.context import RunContext
+    from regauge.training.objectives import TaskRuntime
+    from regauge.training.state import TrainState
 
 
-def advance(
-    session: Session, batches: list[Batch], objective: Objective | None = None
+def optimizer_step(
+    context: RunContext, state: TrainState, batches: list[Batch], task: TaskRuntime | None = None
 ) -> tuple[Tensor, Tensor]:
     """Do one step; return [loss sum, weight] of the global batch and the gradient norm.
 
-    The task is the one whose turn it is, unless another is given. Nothing is read from the device,
-    unless the loss is scaled.
+    The task is the one of this step unless another is given. Nothing is read from the device unless
+    the loss is scaled.
     """
-    objective = objective or session.objective
-    turn = session.objectives.index(objective)
-    prepared, clip = session.prepared, session.settings.optimizer.clip_norm
-    scale = session.scale.tensor(session.device)
-    fault = session.chaos.gradient_factor(session.step)
-    with session.computing():
-        totals = objective.gradients.of(
-            batches, scale if fault == 1 else scale * fault, _noise(session)
+    task = task or context.task_at(state.step)
+    task_index = context.tasks.index(task)
+    model, max_norm = state.model, context.settings.optimizer.clip_norm
+    scale = state.loss_scale.tensor(context.device)
+    fault_factor = context.hooks.gradient_factor(state.step)
+    with context.hooks.compilation():
+        totals = task.gradients.accumulate_gradients(
+            batches,
+            scale if fault_factor == 1 else scale * fault_factor,
+            _dropout_seed(context, state),
         )
-        rate = session.rates.next()
+        learning_rate = state.lr_schedule.next()
         factor = 1 / (totals[1].clamp(min=1e-9) * scale)
-        norm = prepared.gradient_norm() * factor
-        if clip is not None:
-            factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
-        if session.scale.accepts(norm) and session.guard.admits(norm, totals, turn):
-            prepared.scale_gradients(factor)
-            set_learning_rate(session.optimizer, session.guard.disarmed(rate))
-            session.saver.settle()
-            session.optimizer.step()
-            prepared.publish()
-        prepared.clear_gradients()
-        session.interval.add(totals.where(norm.isfinite(), totals.new_zeros(())), norm, turn)
-        session.accelerator.end_step()
+        norm = model.gradient_norm() * factor
+        if max_norm is not None:
+            factor = factor * (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        if state.loss_scale.accepts(norm) and state.guard.should_update(norm, totals, task_index):
+            model.scale_gradients(factor)
+            set_learning_rate(state.optimizer, state.guard.masked_lr(learning_rate))
+            context.saver.settle()
+            state.optimizer.step()
+            model.sync_weights()
+        model.clear_gradients()
+        finite_totals = totals.where(norm.isfinite(), totals.new_zeros(()))
+        context.metrics.add(finite_totals, norm, task_index)
+        context.accelerator.end_step()
     return totals, norm
 
 
-def _noise(session: Session) -> Noise | None:
-    if session.settings.model.dropout_kind == "counter":
+def _dropout_seed(context: RunContext, state: TrainState) -> DropoutSeed | None:
+    """Return the seed of the framework's generator; None if dropout masks are counter-based."""
+    if context.settings.model.dropout_kind == "counter":
         return None
-    return Noise(session.accelerator, session.settings.seed, session.step, session.world.rank)
+    return DropoutSeed(context.accelerator, context.settings.seed, state.step, context.world.rank)

@@ -3,159 +3,190 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from regauge.checkpoint.layout import steps, write_json
+from regauge.checkpoint.layout import steps
 from regauge.choices import did_you_mean
 from regauge.config import FORMAT, dump
 from regauge.errors import PreflightError, SettingsError
+from regauge.files import write_json
 from regauge.health.machine import free_bytes
 from regauge.log import logger
 from regauge.supervision import channel
-from regauge.supervision.channel import Report
+from regauge.supervision.channel import WorkerReporter
 from regauge.trackers import RunFacts, started
-from regauge.training import objectives, run_record, warm_start
-from regauge.training.batch_finder import finder
-from regauge.training.compile import decision
-from regauge.training.compile.warmup import settle, warm_up
-from regauge.training.defaults import decide
+from regauge.training import run_record
+from regauge.training.checkpointing import resume_latest, take_over
+from regauge.training.compile.decision import resolve_compile
+from regauge.training.compile.warmup import settle_state, warm_up
 from regauge.training.export_models import write_models
-from regauge.training.session import Session
-from regauge.training.session_setup import open_session
+from regauge.training.resolve import ResolvedRun, resolve_run
+from regauge.training.run_setup import Run, set_up
 from regauge.training.trainer import Outcome, evaluate, train
 
 if TYPE_CHECKING:
     from regauge.processes import World
+    from regauge.testing.faults import FaultInjector
+    from regauge.training.context import RunContext
     from regauge.training.settings import Training
+    from regauge.training.state import TrainState
 
 VALUES_PER_WEIGHT = 3
-"""In a checkpoint: the weight, and two moments of it."""
+"""In a checkpoint: the weight and two moments."""
 
 
 def attempt(settings: Training, world: World) -> dict[str, Any]:
-    """Start or go on with a run and return its result; every process of it calls this.
+    """Start or resume a run and return its result; every process calls this.
 
-    Where a supervisor started the process, it hears signs of life and how the attempt ends.
+    If a supervisor started the process, it receives heartbeats and how the attempt ends.
     """
-    report = Report(channel.received(), world.rank)
-    with report.kept():
-        return _attempt(settings, world, report)
+    reporter = WorkerReporter(channel.read_spec(), world.rank)
+    with reporter.capture_exit():
+        return _attempt(settings, world, reporter)
 
 
-def _attempt(settings: Training, world: World, report: Report) -> dict[str, Any]:
-    report.pulse.beat("init")
-    folder = Path(settings.output.folder)
-    settings = warm_start.started(settings, world, report)
-    manifests = objectives.manifests(settings)
-    identity = objectives.identity(manifests)
-    run_id = run_record.check_same_run(folder, settings, identity)
-    settings = decide(run_record.inherit(settings, folder), world, report)
-    settings = finder.settled(settings, world, report)
+def _attempt(settings: Training, world: World, reporter: WorkerReporter) -> dict[str, Any]:
+    reporter.heartbeat.beat("init")
+    resolved = resolve_run(settings, world, reporter)
     joined = dist.is_initialized()
-    session = open_session(settings, world, report)
-    session.ledger.book("init", time.monotonic() - report.began)
+    injector = _fault_injector(resolved.settings, world, reporter)
+    context, state = set_up(resolved.settings, world, reporter, injector=injector)
+    context.ledger.add("init", time.monotonic() - reporter.began)
     try:
-        _check_room(session)
-        decision.settle(session)
+        _check_disk(context, state)
+        context = replace(context, settings=resolve_compile(context, state))
         if world.first:
-            run_record.write(folder, session.settings, identity, run_id, session.weights)
-            report.begin(folder)
-        return _finish(session, _tracked(session, run_id))
+            _record(resolved, context, state)
+        outcome = _train(Run(context, state), resolved.run_id)
+        return _finish(context, state, outcome)
     finally:
         if dist.is_initialized() and not joined:
             dist.destroy_process_group()
 
 
-def _check_room(session: Session) -> None:
-    """Raise PreflightError where no checkpoint fits on the disk; warn where not all that are kept.
+def _fault_injector(
+    settings: Training, world: World, reporter: WorkerReporter
+) -> FaultInjector | None:
+    spec = reporter.spec
+    if spec is None or spec.fault_plan is None:
+        return None
+    from regauge.testing.faults import RECORD, FaultInjector
 
-    A checkpoint is taken to hold every weight that is trained and two moments of it, in fp32.
-    """
-    kept = session.settings.output.checkpoint
-    parameters = session.prepared.module.parameters()
-    count = sum(value.numel() for value in parameters if value.requires_grad)
-    needed = count * VALUES_PER_WEIGHT * torch.float32.itemsize
-    free = free_bytes(session.folder)
-    copies = kept.keep + 1 + (kept.best is not None)
-    there = len(steps(session.folder / "checkpoints"))
-    told = f"a checkpoint has about {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
-    if free < needed:
-        remedy = "make room, or name another output.folder"
-        raise PreflightError(f"{told} at {session.folder}", remedy)
-    if session.world.first and free < needed * (copies - there):
-        logger.warning("%s: not enough for the %d that are kept at a time", told, copies)
+    record = Path(settings.output.folder) / RECORD
+    return FaultInjector.read(spec.fault_plan, record, world.rank, spec.attempt)
 
 
-def _tracked(session: Session, run_id: str) -> Outcome:
-    with session.ledger.spend("compile"):
-        warm_up(session, session.shapes)
-    compiling = session.ledger.seconds["compile"]
-    resumed = session.resume()
-    session.report.done(session.step)
-    if session.report.orders:
-        session.attempt = session.report.orders.attempt
-    settle(session)
-    if not resumed:
-        if session.settings.model.init_from is not None:
-            session.go_on(session.settings.model.init_from)
-        session.before = evaluate(session)
-    session.seal(compiling)
-    _check_metrics(session)
-    facts = RunFacts(
-        name=session.folder.name,
-        run_id=run_id,
-        folder=session.folder,
-        attempt=session.attempt,
-        total_steps=session.total_steps,
-        resumed_step=session.step,
-        settings=dump(session.settings),
+def _record(resolved: ResolvedRun, context: RunContext, state: TrainState) -> None:
+    """Write run.json and environment.json, and the start of the attempt."""
+    run_record.write_records(
+        context.folder,
+        context.settings,
+        resolved.data_identity,
+        resolved.run_id,
+        state.weights_checksum,
     )
-    own = session.settings.output.trackers if session.world.first else ()
-    if session.world.first and resumed:
-        logger.info("going on from step %d, attempt %d", session.step, session.attempt)
-    if session.world.first and not session.before:
+    context.reporter.begin(context.folder)
+
+
+def _check_disk(context: RunContext, state: TrainState) -> None:
+    """Raise PreflightError if no checkpoint fits on the disk; warn if not all that are kept fit.
+
+    A checkpoint is assumed to hold every trained weight and two moments of it, in fp32.
+    """
+    options = context.settings.output.checkpoint
+    weights = state.model.module.parameters()
+    count = sum(weight.numel() for weight in weights if weight.requires_grad)
+    needed = count * VALUES_PER_WEIGHT * torch.float32.itemsize
+    free = free_bytes(context.folder)
+    copies = options.keep + 1 + (options.best is not None)
+    existing = len(steps(context.folder / "checkpoints"))
+    problem = f"a checkpoint needs about {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
+    if free < needed:
+        remedy = "free some space, or set another output.folder"
+        raise PreflightError(f"{problem} at {context.folder}", remedy)
+    if context.world.first and free < needed * (copies - existing):
+        logger.warning("%s: not enough for the %d that are kept at a time", problem, copies)
+
+
+def _train(run: Run, run_id: str) -> Outcome:
+    context, state = run
+    with context.hooks.phase("compile"):
+        warm_up(context, state, context.shapes)
+    compile_seconds = context.ledger.seconds["compile"]
+    is_resumed = resume_latest(context, state)
+    context.reporter.report_step(state.step)
+    if context.reporter.spec:
+        state.attempt = context.reporter.spec.attempt
+    settle_state(context, state)
+    if not is_resumed:
+        if context.settings.model.init_from is not None:
+            take_over(state, context.settings.model.init_from)
+        state.initial_metrics = evaluate(context, state)
+    context.seal_cache(compile_seconds)
+    _check_metrics(context, state)
+    if context.settings.profile and context.world.first:
+        from regauge.training.profile.profiler import StepProfiler
+
+        context.hooks.add(StepProfiler(context, state))
+    if context.world.first and is_resumed:
+        logger.info("Resuming from step %d (attempt %d).", state.step, state.attempt)
+    if context.world.first and not state.initial_metrics:
         logger.info("no rows are held out: the run is not evaluated")
-    with started(own, facts) as trackers:
-        if not resumed and session.before:
-            trackers.log(0, session.before)
-        outcome = train(session, trackers)
-        trackers.finish({"steps": session.step, "reason": outcome.reason, **outcome.metrics})
+    trackers = context.settings.output.trackers if context.world.first else ()
+    with started(trackers, _facts(context, state, run_id)) as tracker:
+        if not is_resumed and state.initial_metrics:
+            tracker.log(0, state.initial_metrics)
+        outcome = train(context, state, tracker)
+        tracker.finish({"steps": state.step, "reason": outcome.reason, **outcome.metrics})
     return outcome
 
 
-def _check_metrics(session: Session) -> None:
-    """Raise SettingsError for a metric that the run waits for and no evaluation gives."""
-    settings, known = session.settings, tuple(session.before)
+def _facts(context: RunContext, state: TrainState, run_id: str) -> RunFacts:
+    return RunFacts(
+        name=context.folder.name,
+        run_id=run_id,
+        folder=context.folder,
+        attempt=state.attempt,
+        total_steps=context.total_steps,
+        resumed_step=state.step,
+        settings=dump(context.settings),
+    )
+
+
+def _check_metrics(context: RunContext, state: TrainState) -> None:
+    """Raise SettingsError for a metric that the run needs and no evaluation measures."""
+    settings, known = context.settings, tuple(state.initial_metrics)
     target, best = settings.stop.target, settings.output.checkpoint.best
-    wanted = {
+    needed = {
         "stop.target.metric": target.metric if target else None,
         "output.checkpoint.best": best,
     }
-    for key, name in wanted.items():
+    for key, name in needed.items():
         if name is not None and name not in known:
-            remedy = did_you_mean(name, known) if known else "hold rows out, or leave it out"
+            remedy = did_you_mean(name, known) if known else "hold rows out, or remove the key"
             raise SettingsError(f"{key} = '{name}' is not measured in this run", remedy)
 
 
-def _finish(session: Session, outcome: Outcome) -> dict[str, Any]:
-    """Write the final model and the result."""
-    session.seal()
-    write_models(session)
+def _finish(context: RunContext, state: TrainState, outcome: Outcome) -> dict[str, Any]:
+    """Write the final models and the result; return the result."""
+    context.seal_cache()
+    write_models(context, state)
     result = {
         "format": FORMAT,
-        "output": str(session.folder),
-        "steps": session.step,
+        "output": str(context.folder),
+        "steps": state.step,
         "reason": outcome.reason,
-        "before": session.before,
+        "before": state.initial_metrics,
         "metrics": outcome.metrics,
-        "seconds": round(session.ledger.total_seconds, 3),
-        "tokens": session.ledger.tokens,
-        **session.ledger.paid.document,
+        "seconds": round(context.ledger.total_seconds, 3),
+        "tokens": context.ledger.tokens,
+        **context.ledger.paid.document,
     }
-    if session.world.first:
-        write_json(session.folder / run_record.RESULT, result)
+    if context.world.first:
+        write_json(context.folder / run_record.RESULT, result)
     return result

@@ -13,9 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from regauge import processes
-from regauge.checkpoint.layout import write_json
 from regauge.config import FACTS, FORMAT, Tables, dump, first_difference
 from regauge.errors import SettingsError
+from regauge.files import write_json
 from regauge.log import logger
 from regauge.training.defaults import PROBE
 from regauge.training.warm_start import START
@@ -45,7 +45,7 @@ VARIABLES = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "KMP_", "GOMP_", "M
 PACKAGES = ("regauge", "torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 
 
-def document(settings: Training, identity: str, run_id: str, weights: str = "") -> Tables:
+def build_document(settings: Training, identity: str, run_id: str, weights: str = "") -> Tables:
     """Return the content of run.json: the settings, who they belong to, and the first weights."""
     facts = {
         "format": FORMAT,
@@ -79,7 +79,7 @@ def check_same_run(folder: Path, settings: Training, identity: str) -> str:
         _check_empty(folder)
         return uuid.uuid4().hex[:12]
     facts = saved.get(FACTS, {})
-    now = document(settings, identity, "")
+    now = build_document(settings, identity, "")
     now["data"]["identity"], saved["data"]["identity"] = identity, facts.get("data_identity")
     now["task"], saved["task"] = _tasks(now["task"]), _tasks(saved["task"])
     for each in (now, saved):
@@ -95,7 +95,7 @@ def check_same_run(folder: Path, settings: Training, identity: str) -> str:
     return str(facts["id"])
 
 
-def inherit(settings: Training, folder: Path) -> Training:
+def inherit_decisions(settings: Training, folder: Path) -> Training:
     """Return settings with what the run's first attempt decided, where this one leaves it open."""
     saved = (read_run(folder) or {}).get("execution", {})
     execution = settings.execution
@@ -109,10 +109,12 @@ def inherit(settings: Training, folder: Path) -> Training:
     return settings.model_copy(update={"execution": execution.model_copy(update=update)})
 
 
-def write(folder: Path, settings: Training, identity: str, run_id: str, weights: str) -> None:
+def write_records(
+    folder: Path, settings: Training, identity: str, run_id: str, weights: str
+) -> None:
     """Save what will run, and on what, before the first step."""
     folder.mkdir(parents=True, exist_ok=True)
-    now, before = document(settings, identity, run_id, weights), read_run(folder)
+    now, before = build_document(settings, identity, run_id, weights), read_run(folder)
     if before is not None:
         _say_other_length(now, before)
     write_json(folder / RUN, now)
@@ -151,7 +153,7 @@ def _check_empty(folder: Path) -> None:
     """Raise SettingsError for a folder in use; what the first process of this run writes is not."""
     strangers = [path.name for path in folder.glob("*")] if folder.is_dir() else []
     known = {RUN, ENVIRONMENT, "ranks", "metrics.jsonl", "ledger.jsonl", "attempts.jsonl"}
-    known |= {"failures", "chaos.jsonl", START, PROBE}
+    known |= {"failures", "faults.jsonl", START, PROBE}
     foreign = [name for name in strangers if name not in known and not name.startswith(".")]
     if foreign:
         raise SettingsError(

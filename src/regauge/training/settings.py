@@ -224,7 +224,7 @@ class Batch(Settings):
         return self.rows // self.microbatch
 
 
-class Aim(NamedTuple):
+class TaskConfig(NamedTuple):
     """A task of a run, with what it trains on."""
 
     name: str
@@ -341,13 +341,13 @@ class Computation(Settings):
     """The measurement on held-out rows."""
 
     @property
-    def aims(self) -> tuple[Aim, ...]:
+    def task_configs(self) -> tuple[TaskConfig, ...]:
         """The tasks of the run, each with its rows and its batch."""
         if isinstance(self.task, Task):
-            return (Aim("", 1, self.task, self.data, self.batch),)
+            return (TaskConfig("", 1, self.task, self.data, self.batch),)
         alone = len(self.task) == 1
         return tuple(
-            Aim(
+            TaskConfig(
                 "" if alone else each.name,
                 each.weight,
                 each.task,
@@ -363,7 +363,7 @@ class Computation(Settings):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
-        names = [aim.name for aim in self.aims]
+        names = [aim.name for aim in self.task_configs]
         if not names:
             raise ValueError("a run has a task: set task.kind")
         if twice := next((name for name in names if names.count(name) > 1), None):
@@ -376,9 +376,9 @@ class Computation(Settings):
 
     @model_validator(mode="after")
     def _all_suits_the_task(self) -> Self:
-        for aim in self.aims:
+        for aim in self.task_configs:
             aim.task.check_rows(aim.batch.rows)
-        self.evaluation.check(*(aim.task for aim in self.aims))
+        self.evaluation.check(*(aim.task for aim in self.task_configs))
         return self
 
 

@@ -1,4 +1,4 @@
-"""The story of a run: steps, lines, evaluations, saves, and the reasons to stop."""
+"""The training loop: steps, log lines, evaluations, checkpoints, and the reasons to stop."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from regauge.data.loader import in_turn
 from regauge.errors import LimitReachedError, PreemptedError, RegaugeError
 from regauge.log import logger
 from regauge.supervision.signals import Caught
+from regauge.training.checkpointing import save_checkpoint
 from regauge.training.compile.warmup import GraphGuard
-from regauge.training.divergence.inject import mistaken
-from regauge.training.generation import FILE, samples
-from regauge.training.guards import flip
+from regauge.training.generation import FILE, generate_samples
+from regauge.training.guards import check_replicas
 from regauge.training.metrics import write_ledger
-from regauge.training.optimizer_step import advance
-from regauge.training.profile import profiler
+from regauge.training.optimizer_step import optimizer_step
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -30,14 +29,15 @@ if TYPE_CHECKING:
     from regauge.accelerators import Batch
     from regauge.data.batches import Arrays
     from regauge.trackers import Together
-    from regauge.training.heldout import Heldout
-    from regauge.training.session import Session
+    from regauge.training.context import RunContext
+    from regauge.training.heldout import HeldoutSet
+    from regauge.training.state import TrainState
 
-
-SHOWN = 60
-"""Letters of a prompt and of its answer that a line of the log has."""
-NOTHING, SECONDS, USD, TOKENS, SIGNAL = range(5)
-AGAIN = "the same command goes on from there"
+LOGGED_CHARACTERS = 60
+"""Characters of a prompt and of its answer in a log line."""
+NO_STOP, SECONDS, USD, TOKENS, SIGNAL = range(5)
+"""Reasons to stop; if processes have several, the largest number counts."""
+RESUME_HINT = "run the same command to resume"
 
 
 @dataclass
@@ -45,183 +45,193 @@ class Outcome:
     """How a run ended."""
 
     metrics: dict[str, float] = field(default_factory=dict)
-    """The last evaluation; empty where no rows are held out."""
+    """The last evaluation; empty if no rows are held out."""
     reason: str = "finished"
 
 
-def train(session: Session, trackers: Together) -> Outcome:
-    """Run the steps that are left; a limit or a signal is raised as its error, after a save."""
-    settings, ledger = session.settings, session.ledger
-    total = session.total_steps
-    interval = session.interval
-    interval.begin()
-    session.guard.begin()
-    session.rates.begin(session.step)
-    guard = GraphGuard(session.accelerator, settings.execution.recompile_budget)
-    outcome, stop, last = Outcome(), NOTHING, True
-    closely = profiler.watching(session)
-    with closely as watched, Stopping(session) as stopping, ledger.spend("step"):
-        for arrays, batches in _batches(session, total):
-            with watched(arrays):
-                _step(session, arrays, batches)
-            guard.check_step(session.step, batches)
-            stop = stopping.reason()
-            last = session.step == total
-            if last or stop or _due(session.step, settings.output.every_steps):
-                session.guard.look(session.step)
-                trackers.log(session.step, interval.line(session))
-                write_ledger(session)
-            measured: dict[str, float] = {}
-            if last or _due(session.step, settings.evaluation.every_steps):
-                outcome.metrics = measured = evaluate(session)
-                guard.check_evaluation(session.step)
-                if measured:
-                    trackers.log(session.step, measured)
-                if settings.stop.target and settings.stop.target.reached(outcome.metrics):
+def train(context: RunContext, state: TrainState, trackers: Together) -> Outcome:
+    """Run the remaining steps; every process calls this.
+
+    Raises LimitReachedError or PreemptedError, after a save, if a limit or a signal stops the run.
+    """
+    settings, total_steps = context.settings, context.total_steps
+    context.metrics.begin()
+    state.guard.begin()
+    state.lr_schedule.seek(state.step)
+    graphs = GraphGuard(context.accelerator, settings.execution.recompile_budget)
+    outcome, stop, is_last = Outcome(), NO_STOP, True
+    stop_condition = StopCondition(context, state)
+    with closing(context.hooks), stop_condition, context.hooks.phase("step"):
+        for arrays, batches in _batches(context, state):
+            _run_step(context, state, arrays, batches)
+            graphs.check_step(state.step, batches)
+            stop = stop_condition.reason()
+            is_last = state.step == total_steps
+            if is_last or stop or _is_due(state.step, settings.output.every_steps):
+                state.guard.raise_if_needed(state.step)
+                trackers.log(state.step, context.metrics.flush(context, state))
+                write_ledger(context, state)
+            metrics: dict[str, float] = {}
+            if is_last or _is_due(state.step, settings.evaluation.every_steps):
+                outcome.metrics = metrics = evaluate(context, state)
+                graphs.check_evaluation(state.step)
+                if metrics:
+                    trackers.log(state.step, metrics)
+                if settings.stop.target and settings.stop.target.reached(metrics):
                     outcome.reason = f"reached {settings.stop.target.metric}"
-            over = last or stop != NOTHING or outcome.reason != "finished"
-            due = _due(session.step, settings.output.checkpoint.every_steps)
-            if over or (due and session.guard.look(session.step)):
-                interval.settle(session)
-                session.save(measured)
-            if over:
+            is_over = is_last or stop != NO_STOP or outcome.reason != "finished"
+            is_save_due = _is_due(state.step, settings.output.checkpoint.every_steps)
+            if is_over or (is_save_due and state.guard.raise_if_needed(state.step)):
+                context.metrics.all_reduce_counts()
+                save_checkpoint(context, state, metrics)
+            if is_over:
                 break
-    with ledger.spend("checkpoint"):
-        session.saver.wait()
-    if last and not outcome.metrics:
-        outcome.metrics = evaluate(session)
-    write_ledger(session)
-    if stop and not last:
-        raise stopping.error(stop)
+    with context.hooks.phase("checkpoint"):
+        context.saver.wait()
+    if is_last and not outcome.metrics:
+        outcome.metrics = evaluate(context, state)
+    write_ledger(context, state)
+    if stop and not is_last:
+        raise stop_condition.error(stop)
     return outcome
 
 
-def _step(session: Session, arrays: list[Arrays], batches: list[Batch]) -> None:
-    """Do one step, and what watches over it."""
-    with mistaken(session, batches, session.chaos.strike("step", session.step)):
-        advance(session, batches)
-    session.step += 1
-    session.interval.count(arrays)
-    session.report.done(session.step)
-    session.saver.look()
-    if session.chaos.flips(session.step):
-        flip(next(iter(session.prepared.replicas())))
-    if _due(session.step, session.settings.optimizer.guard.check_every_steps):
-        session.check_replicas()
+def _run_step(
+    context: RunContext, state: TrainState, arrays: list[Arrays], batches: list[Batch]
+) -> None:
+    with context.hooks.around_step(state.step, batches):
+        optimizer_step(context, state, batches)
+        state.step += 1
+        context.metrics.count(arrays)
+        context.reporter.report_step(state.step)
+        context.saver.look()
+        context.hooks.after_step(state.step)
+        if _is_due(state.step, context.settings.optimizer.guard.check_every_steps):
+            check_replicas(state.model.replicas(), context.world, state.step)
 
 
-def _batches(session: Session, total: int) -> Generator[tuple[list[Arrays], list[Batch]]]:
-    """Yield each step's batches, as arrays and on the device; the wait for them is booked."""
-    data = session.settings.data
+def _batches(context: RunContext, state: TrainState) -> Generator[tuple[list[Arrays], list[Batch]]]:
+    """Yield the batches of each remaining step, as arrays and as tensors on the device."""
+    data = context.settings.data
     steps = in_turn(
-        session.arrays, session.step, total, workers=data.workers, ahead=data.prefetch_steps
+        context.read_batches,
+        state.step,
+        context.total_steps,
+        workers=data.workers,
+        ahead=data.prefetch_steps,
     )
-    counted: deque[list[Arrays]] = deque()
-    host = _tensors(steps, counted)
-    with closing(session.accelerator.wrap_loader(host, session.device)) as wrapped:
+    pending: deque[list[Arrays]] = deque()
+    host = _as_tensors(steps, pending)
+    with closing(context.accelerator.wrap_loader(host, context.device)) as loader:
         while True:
-            session.pace.begin()
-            with session.ledger.spend("data_wait"):
-                session.chaos.strike("data", session.step)
-                batches = next(wrapped, None)
+            context.hooks.before_batches(state.step)
+            with context.hooks.phase("data_wait"):
+                batches = next(loader, None)
             if batches is None:
                 return
-            yield counted.popleft(), batches
+            yield pending.popleft(), batches
 
 
-def _tensors(
-    steps: Generator[list[Arrays]], counted: deque[list[Arrays]]
+def _as_tensors(
+    steps: Generator[list[Arrays]], pending: deque[list[Arrays]]
 ) -> Generator[list[Batch]]:
-    """Yield each step's arrays as tensors of the host, and keep them to be counted."""
+    """Yield the arrays of each step as host tensors; `pending` keeps the arrays in order."""
     with closing(steps):
         for arrays in steps:
-            counted.append(arrays)
+            pending.append(arrays)
             yield [
-                {name: torch.from_numpy(value) for name, value in part.items()} for part in arrays
+                {name: torch.from_numpy(value) for name, value in batch.items()} for batch in arrays
             ]
 
 
-def _due(step: int, every: int) -> bool:
+def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def evaluate(session: Session) -> dict[str, float]:
-    """Return the held-out metrics of this moment of a run as `heldout/<metric>`.
+def evaluate(context: RunContext, state: TrainState) -> dict[str, float]:
+    """Return the held-out metrics of the state as `heldout/<metric>`; every process calls this.
 
-    Those of one of several tasks are `heldout.<task>/<metric>`; those of another dataset that is
-    mixed in have its name behind that. Empty where no rows are held out.
+    Metrics of one of several tasks are named `heldout.<task>/<metric>`. Those of a dataset that is
+    mixed in have its name after that. Empty if no rows are held out.
     """
-    found: dict[str, float] = {}
-    for split, heldout in session.heldout.items():
-        with session.ledger.spend("evaluate"), session.computing():
-            session.chaos.strike("evaluate", session.step)
-            metrics = heldout.metrics(session.prepared.module)
+    metrics: dict[str, float] = {}
+    for prefix, heldout in context.heldout.items():
+        with context.hooks.phase("evaluate"), context.hooks.compilation():
+            context.hooks.before_evaluation(state.step)
+            values = heldout.metrics(state.model.module)
             if heldout.task.writes and not heldout.part:
-                _write_samples(session, heldout)
-        found |= {f"{split}/{name}": value for name, value in metrics.items()}
-    return found
+                _write_samples(context, state, heldout)
+        metrics |= {f"{prefix}/{name}": value for name, value in values.items()}
+    return metrics
 
 
-def _write_samples(session: Session, heldout: Heldout) -> None:
-    """Add what the model of this moment answers to samples.jsonl, and say the first one."""
-    wanted, data = session.settings.evaluation.samples, Path(session.settings.aims[0].data.path)
-    found = samples(heldout, session.prepared.module, wanted, data)
-    if not session.world.first or not wanted.prompts:
+def _write_samples(context: RunContext, state: TrainState, heldout: HeldoutSet) -> None:
+    """Append the answers to held-out prompts to samples.jsonl, and log the first one."""
+    options = context.settings.evaluation.samples
+    dataset = Path(context.settings.task_configs[0].data.path)
+    samples = generate_samples(heldout, state.model.module, options, dataset)
+    if not context.world.first or not options.prompts:
         return
-    for each in found:
+    for sample in samples:
         task = {"task": heldout.of} if heldout.of else {}
-        document = {"attempt": session.attempt, "step": session.step, **task, **each}
-        jsonl.append(session.folder / FILE, document)
-    if found:
-        prompt, answer = found[0]["prompt"][-SHOWN:], found[0]["answer"][:SHOWN]
-        said = (session.step, len(found), prompt, answer)
-        logger.info("step %d: %d prompts are answered, %r with %r", *said)
+        document = {"attempt": state.attempt, "step": state.step, **task, **sample}
+        jsonl.append(context.folder / FILE, document)
+    if samples:
+        prompt = samples[0]["prompt"][-LOGGED_CHARACTERS:]
+        answer = samples[0]["answer"][:LOGGED_CHARACTERS]
+        count = len(samples)
+        logger.info("step %d: %d prompts answered; %r -> %r", state.step, count, prompt, answer)
     else:
-        logger.warning("no held-out row has a prompt to go on with: see evaluation.samples")
+        logger.warning("no held-out row has a prompt: see evaluation.samples")
 
 
-class Stopping(Caught):
-    """Watches signals and limits while its block runs; a second signal is not caught."""
+class StopCondition(Caught):
+    """Watches signals and limits within its block; a second signal ends the process at once."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, context: RunContext, state: TrainState) -> None:
         super().__init__()
-        self._session = session
-        self._signalled = False
-        self._asked: torch.Tensor | None = None
+        self._context = context
+        self._state = state
+        self._is_signalled = False
+        self._shared_reason: torch.Tensor | None = None
 
     def reason(self) -> int:
-        """Return why all processes stop after this step, or NOTHING; called once a step."""
-        found = self._found()
-        if self._session.world.size == 1:
-            return found
-        told = int(self._asked) if self._asked is not None else NOTHING
-        self._asked = torch.tensor(found, device=self._session.device)
-        dist.all_reduce(self._asked, dist.ReduceOp.MAX)
-        return told
+        """Return why all processes stop after this step, or NO_STOP; called once per step.
+
+        With several processes the answer is that of the step before: no process waits for it.
+        """
+        reason = self._local_reason()
+        if self._context.world.size == 1:
+            return reason
+        agreed = int(self._shared_reason) if self._shared_reason is not None else NO_STOP
+        self._shared_reason = torch.tensor(reason, device=self._context.device)
+        dist.all_reduce(self._shared_reason, dist.ReduceOp.MAX)
+        return agreed
 
     def caught(self, number: int) -> None:
         """Note a signal; the next one ends the process."""
-        self._signalled = True
+        self._is_signalled = True
         self.give_back(number)
 
     def error(self, reason: int) -> RegaugeError:
-        """Return the error that says how the run was stopped."""
-        step = self._session.step
+        """Return the error with which a stopped run ends."""
+        step = self._state.step
         if reason == SIGNAL:
-            return PreemptedError(f"told to stop, and saved at step {step}", AGAIN)
+            return PreemptedError(f"stopped by a signal, saved at step {step}", RESUME_HINT)
         limit = {SECONDS: "stop.seconds", USD: "stop.usd", TOKENS: "stop.tokens"}[reason]
-        remedy = f"raise {limit}, and {AGAIN}"
-        return LimitReachedError(f"{limit} was reached and the run saved at step {step}", remedy)
+        remedy = f"raise {limit}, then {RESUME_HINT}"
+        return LimitReachedError(f"{limit} is reached; the run is saved at step {step}", remedy)
 
-    def _found(self) -> int:
-        limits, ledger = self._session.settings.stop, self._session.ledger
-        if self._signalled:
+    def _local_reason(self) -> int:
+        limits, ledger = self._context.settings.stop, self._context.ledger
+        if self._is_signalled:
             return SIGNAL
         if limits.tokens is not None and ledger.tokens >= limits.tokens:
             return TOKENS
-        if not self._session.world.first:
-            return NOTHING
+        if not self._context.world.first:
+            return NO_STOP
         if limits.seconds is not None and ledger.total_seconds >= limits.seconds:
             return SECONDS
         usd = ledger.paid.usd
-        return USD if limits.usd is not None and usd is not None and usd >= limits.usd else NOTHING
+        is_spent = limits.usd is not None and usd is not None and usd >= limits.usd
+        return USD if is_spent else NO_STOP

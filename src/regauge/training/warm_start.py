@@ -16,7 +16,7 @@ from regauge.models.hub import CONFIG, final
 if TYPE_CHECKING:
     from regauge.models.settings import Origin
     from regauge.processes import World
-    from regauge.supervision.channel import Report
+    from regauge.supervision.channel import WorkerReporter
     from regauge.training.settings import Training
 
 START = "start"
@@ -57,7 +57,7 @@ def steps_before(origin: Origin | None) -> int:
     return int(state["step"]) + int(state.get("steps_before", 0))
 
 
-def begun(settings: Training) -> Training:
+def use_copied_weights(settings: Training) -> Training:
     """Return settings whose model is the moment that the run begins from, where it is copied."""
     origin, target = settings.model.init_from, Path(settings.output.folder) / START
     if origin is None or origin.step == "final" or not (target / CONFIG).is_file():
@@ -66,7 +66,7 @@ def begun(settings: Training) -> Training:
     return settings.model_copy(update={"model": model})
 
 
-def started(settings: Training, world: World, report: Report) -> Training:
+def resolve_warm_start(settings: Training, world: World, report: WorkerReporter) -> Training:
     """Return settings whose model is the moment that the run begins from, copied to its folder.
 
     The first process of each machine copies, and the others wait for it.
@@ -78,10 +78,10 @@ def started(settings: Training, world: World, report: Report) -> Training:
     if world.local_rank == 0:
         if not (target / CONFIG).is_file():
             _copy(origin, target, world.rank)
-    elif not report.awaited((target / CONFIG).is_file, seconds):
+    elif not report.wait_for((target / CONFIG).is_file, seconds):
         problem = f"{target} was not copied within {seconds} s"
         raise TransientError(problem, "see the log of the first process")
-    return begun(settings)
+    return use_copied_weights(settings)
 
 
 def _copy(origin: Origin, target: Path, rank: int) -> None:

@@ -33,6 +33,8 @@ RunFile = Annotated[Path, Parameter(help="a run file (TOML), or the run.json of 
 Override = Annotated[str, Parameter(help="key.path=value, laid over the run file")]
 DryRun = Annotated[bool, Parameter(help="show what would happen, and do nothing")]
 AsJson = Annotated[bool, Parameter(help="print one JSON document on standard output")]
+RUN_FILES = (".toml", ".json")
+"""Ends of the names of run files."""
 
 
 def module(verb: str) -> ModuleType:

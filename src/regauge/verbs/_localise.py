@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import accelerators, config, jsonl, verbs
+from regauge import accelerators, config, files, jsonl, verbs
 from regauge.checkpoint.layout import name_of, steps
 from regauge.comparison.gaps import relative
 from regauge.comparison.verdict import EXACT
 from regauge.errors import NotShownError
-from regauge.faults import MISTAKES, RECORD
+from regauge.testing.faults import BUGS, RECORD
 from regauge.training.divergence.settings import Replay
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _sides(runs: tuple[Path, Path], folder: Path) -> dict[str, Side]:
 
 def _faults(run: Path, plan: Path) -> str | None:
     """Write a plan of the mistakes that struck a run; return its file, None where none did."""
-    struck = [line for line in jsonl.whole(run / RECORD) if line["kind"] in MISTAKES]
+    struck = [line for line in jsonl.whole(run / RECORD) if line["kind"] in BUGS]
     if not struck:
         return None
     names = ("kind", "at", "rank", "layer")
@@ -141,7 +141,7 @@ def _compute(side: Side, folder: Path, asked: dict[str, Any]) -> None:
     tables = {**side.tables, "output": {"folder": str(folder)}, "replay": wanted}
     settings = config.build(Replay, tables, verbs.tables(), str(folder))
     verbs.module("replay").run(settings)
-    done.write_text(json.dumps(wanted))
+    files.write_json(done, wanted)
 
 
 def _parted(folder: Path, exact: float) -> int | None:

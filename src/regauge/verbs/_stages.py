@@ -1,4 +1,4 @@
-"""What a pipeline is made of: stages with resolved settings, and the mark of a finished one.
+"""What a pipeline is made of: stages with resolved settings, and the record of a finished one.
 
 Nothing here runs a verb. A value that starts with `@name` stands for the output folder of the
 stage of that name; `@@` is a plain `@`.
@@ -17,8 +17,7 @@ from pydantic import ConfigDict
 
 from regauge import choices, config, verbs
 from regauge.errors import SettingsError
-
-DONE = "done.json"
+from regauge.verbs._stage_status import DONE
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
@@ -79,35 +78,6 @@ def resolve(stages: tuple[Stage, ...], shared: config.Tables, folder: Path) -> l
         inputs = tuple(sorted(references.used))
         ready.append(Ready(number, name, stage.verb, place, settings, inputs))
     return ready
-
-
-def finished(stages: list[Ready]) -> dict[str, dict[str, Any]]:
-    """Return what the finished stages left behind, by name.
-
-    Raises SettingsError where a stage was finished with other settings or from other inputs.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    made: dict[str, str] = {}
-    for stage in stages:
-        identity = stage.identity(made)
-        made[stage.name] = identity["sha256"]
-        path = stage.folder / DONE
-        if not path.exists():
-            continue
-        before = _read_done(path)
-        if before.get("sha256") != identity["sha256"]:
-            raise SettingsError(
-                f"stage '{stage.name}' is finished, and {_change(before, identity)}",
-                f"set another output.folder, or delete {stage.folder} to make it again",
-            )
-        missing = next((name for name in stage.inputs if name not in found), None)
-        if missing:
-            raise SettingsError(
-                f"stage '{stage.name}' is finished, but its input '{missing}' is not",
-                f"delete {stage.folder} to make it again",
-            )
-        found[stage.name] = before
-    return found
 
 
 def mark(stage: Ready, made: dict[str, str], outcome: dict[str, Any]) -> str:
@@ -205,27 +175,6 @@ def _set_output(tables: config.Tables, key: str | None, folder: Path) -> None:
         place[parent] = dict(old) if isinstance(old, dict) else {}
         place = place[parent]
     place[last] = str(folder)
-
-
-def _read_done(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        readable = isinstance(document, dict) and int(document["format"]) <= config.FORMAT
-    except (ValueError, KeyError, TypeError):
-        readable = False
-    if not readable:
-        raise SettingsError(f"{path} cannot be read", f"delete {path.parent} to make it again")
-    return dict(document)
-
-
-def _change(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Return the first thing that differs between two identities, in words."""
-    old, new = _flat(before.get("settings", {})), _flat(now["settings"])
-    for key in sorted({*old, *new}):
-        if old.get(key) != new.get(key):
-            return f"'{key}' has changed from {old.get(key)!r} to {new.get(key)!r}"
-    changed = [name for name, made in now["inputs"].items() if before["inputs"].get(name) != made]
-    return f"its input '{changed[0]}' has changed" if changed else "its verb has changed"
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:

@@ -8,14 +8,13 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from regauge import config, verbs
-from regauge.benchmark.settings import BENCHMARK, Benchmarking, Measuring
+from regauge.benchmarking.settings import BENCHMARK, Benchmarking, Measuring
 from regauge.errors import SettingsError
 from regauge.verbs import AsJson, DryRun
 
 ROOT = Measuring
 ALSO = {"--training": Benchmarking}
 OUTPUT = "output.folder"
-RUN_FILES = (".toml", ".json")
 
 Answer = dict[str, Any]
 
@@ -46,11 +45,11 @@ def main(
 
 def load(what: tuple[str, ...]) -> Measuring:
     """Return the settings of a command line: artifacts, or a run file, and what goes over it."""
-    from regauge.benchmark import inference
+    from regauge.benchmarking import inference
 
     paths = [Path(word) for word in what if "=" not in word or Path(word).exists()]
     assigned = tuple(word for word in what if "=" in word and not Path(word).exists())
-    file = paths.pop(0) if paths and paths[0].suffix in RUN_FILES else None
+    file = paths.pop(0) if paths and paths[0].suffix in verbs.RUN_FILES else None
     tables: config.Tables = {"output": {"folder": str(inference.DEFAULT)}}
     if file is not None:
         tables = verbs.own(file, config.read(file))
@@ -68,21 +67,21 @@ def plan(settings: Measuring | Benchmarking) -> Answer:
     """Return what would be measured; what cannot be is refused here."""
     if isinstance(settings, Benchmarking):
         return _plan_of_training(settings)
-    from regauge.benchmark import inference
+    from regauge.benchmarking import inference
 
     return inference.plan(settings)
 
 
 def run(settings: Measuring | Benchmarking) -> Answer:
     """Let everything that is measured have its turns; write what was found, return it in words."""
-    from regauge.checkpoint.layout import write_json
+    from regauge.files import write_json
     from regauge.reporting import benchmarks
 
     folder = Path(settings.output.folder)
     if isinstance(settings, Benchmarking):
         document = _training(settings)
     else:
-        from regauge.benchmark import inference
+        from regauge.benchmarking import inference
 
         document = inference.run(settings)
     write_json(folder / BENCHMARK, document)
@@ -91,28 +90,31 @@ def run(settings: Measuring | Benchmarking) -> Answer:
 
 def _plan_of_training(settings: Benchmarking) -> Answer:
     """Return the short runs that there would be."""
-    from regauge.benchmark import training
-    from regauge.training.dry_run import check
+    from regauge.benchmarking import training
+    from regauge.training.dry_run import check_local
 
+    refusal: dict[str, str] = {}
     nodes, rows = training.machines(settings), []
     for size in training.sizes(settings):
         short = training.turn_of(settings, size, 1)
-        check(short)
+        refusal = refusal or check_local(short)[1]
         told = {"global_batch": short.batch.rows, "steps": short.stop.steps}
         rate = short.optimizer.learning_rate
         rows.append({"processes": size * nodes, **told, "learning_rate": rate})
     asked = settings.benchmark
-    output = settings.output.folder
-    return {"output": output, "scaling": asked.scaling, "turns": asked.turns, "runs": rows}
+    answer = {"output": settings.output.folder, "scaling": asked.scaling, "turns": asked.turns}
+    return {**answer, "runs": rows, **refusal}
 
 
 def _training(settings: Benchmarking) -> Answer:
     """Run all turns of a benchmark of training; return what was measured."""
-    from regauge.benchmark import training
+    from regauge.benchmarking import training
     from regauge.reporting import benchmarks
+    from regauge.training.dry_run import check
 
     settings = settings.model_copy(update={"accelerator": training.device(settings)})
-    plan(settings)
+    for size in training.sizes(settings):
+        check(training.turn_of(settings, size, 1))
     nodes, train = training.machines(settings), verbs.module("train")
     sizes = training.sizes(settings)
     found: dict[int, list[Any]] = {size: [] for size in sizes}

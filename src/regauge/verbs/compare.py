@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from regauge.comparison.compare import Compared, Place
 
 OUTPUT = "output.folder"
-RUN_FILES = (".toml", ".json")
 AGAIN = "-again"
 """Behind the name of a run's folder: of its repetition."""
 
@@ -79,12 +78,12 @@ def read(what: tuple[str, ...]) -> tuple[Compare, tuple[Path, ...]]:
     """Return the settings of a command line, and the run files whose runs are compared."""
     paths = [Path(word) for word in what if "=" not in word or Path(word).exists()]
     overrides = tuple(word for word in what if "=" in word and not Path(word).exists())
-    if len(paths) == 1 and paths[0].suffix in RUN_FILES:
+    if len(paths) == 1 and paths[0].suffix in verbs.RUN_FILES:
         return verbs.load(Compare, paths[0], overrides), ()
     if len(paths) < PAIR:
         remedy = "name two runs or more: regauge compare out/a out/b"
         raise SettingsError("nothing to compare with", remedy)
-    files = tuple(path for path in paths if path.suffix in RUN_FILES)
+    files = tuple(path for path in paths if path.suffix in verbs.RUN_FILES)
     folders = [
         verbs.load(Training, path, ()).output.folder if path in files else str(path)
         for path in paths
@@ -117,7 +116,7 @@ def repeated(folder: Path) -> Training:
     path = folder / "run.json"
     # Not `verbs.load`: this command's user did not write it, so what code it names is not run.
     settings = config.build(Training, config.read(path), verbs.tables(), str(path))
-    found = [_otherwise(aim.batch) for aim in settings.aims]
+    found = [_otherwise(aim.batch) for aim in settings.task_configs]
     if not any(found):
         raise SettingsError(
             f"{folder} has a batch of one row, whose sums have one order",

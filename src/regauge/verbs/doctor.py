@@ -30,7 +30,7 @@ def main(
     survey: Annotated[bool, Parameter(help="only list what there is, and compute nothing")] = False,
     quick: Annotated[bool, Parameter(help="without large messages and the vendor's tools")] = False,
     processes: Annotated[int | None, Parameter(help="check with so many processes")] = None,
-    chaos: Annotated[Path | None, Parameter(help="a plan of faults to inject on purpose")] = None,
+    chaos: Annotated[Path | None, Parameter(show=False, help="a plan of faults to inject")] = None,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
     """Measure what a run needs of this machine; exit code 76 where it may not start.
@@ -86,16 +86,16 @@ def _checked(
     quick: bool,
     chaos: Path | None,
 ) -> tuple[list[Finding], list[Bandwidth]]:
-    from regauge import faults as plans
     from regauge.health.examination import examine
     from regauge.health.machine import check_machine
     from regauge.health.vendors import check_vendors
+    from regauge.testing.faults import read_plan
 
     if chaos is not None:
-        plans.read(chaos)
+        read_plan(chaos)
     findings = list(check_machine(*storage))
     plan = str(chaos.resolve()) if chaos else None
-    examined = examine(accelerator, size, quick=quick, chaos=plan)
+    examined = examine(accelerator, size, quick=quick, fault_plan=plan)
     findings += examined.findings
     if not quick:
         findings += check_vendors(accelerator, size)

@@ -9,14 +9,14 @@ from cyclopts import Parameter
 
 from regauge import choices, config, verbs
 from regauge.artifacts.export_settings import Exporting, Format
+from regauge.artifacts.manifest import ARTIFACT
 from regauge.backends import Level
 from regauge.checkpoint.layout import check_free
-from regauge.errors import SettingsError
+from regauge.errors import SettingsError, find_refusal
 from regauge.log import logger
 
 OUTPUT = "target.path"
 ROOT = Exporting
-ARTIFACT = "artifact"
 ORIGINS = ("run", "model", "module")
 
 
@@ -74,12 +74,12 @@ def _settings(run_file: Path | None, assigned: tuple[str, ...]) -> Exporting:
 
 
 def plan(settings: Exporting) -> dict[str, Any]:
-    """Return what would be written; raises SettingsError where something is there."""
+    """Return what would be written, and why it would not be when something is there."""
     target = settings.target
-    check_free(Path(target.path))
+    refusal = find_refusal(lambda: check_free(Path(target.path)))
     origin = {name: getattr(target, name) for name in ORIGINS if getattr(target, name) is not None}
     step = {"step": target.step} if target.run else {}
-    return {**origin, **step, "path": target.path, "format": target.format}
+    return {**origin, **step, "path": target.path, "format": target.format, **refusal}
 
 
 def run(settings: Exporting) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _artifact(settings: Exporting, model: Path, tables: config.Tables) -> dict[s
     from regauge.evaluation.artifact_metrics import metrics
     from regauge.training.settings import Training
 
-    aim = config.build(Training, tables, verbs.tables()).aims[0]
+    aim = config.build(Training, tables, verbs.tables()).task_configs[0]
     dataset = Path(aim.data.path)
     if not dataset.is_dir():
         told = "%s is gone: how the run cut its texts is not known, its metrics are not measured"

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from regauge import config, verbs
 from regauge.checkpoint.layout import check_free
 from regauge.config import Settings
+from regauge.errors import find_refusal
 from regauge.models.settings import Model
 
 OUTPUT = "origin.to"
@@ -60,13 +61,16 @@ def main(
 
 
 def plan(settings: Import) -> dict[str, Any]:
-    """Return what would be read and written; raises SettingsError for what cannot be."""
+    """Return what would be read and written, and why it would not be when something is there.
+
+    Raises SettingsError for weights that cannot be read.
+    """
     from regauge.checkpoint import import_weights
 
     path = Path(settings.origin.path)
-    check_free(Path(settings.origin.to))
+    refusal = find_refusal(lambda: check_free(Path(settings.origin.to)))
     import_weights.find(path, settings.model)
-    return {"path": str(path), "to": settings.origin.to}
+    return {"path": str(path), "to": settings.origin.to, **refusal}
 
 
 def run(settings: Import) -> dict[str, Any]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from regauge import choices, config, log, processes, verbs
+from regauge import choices, config, files, log, processes, verbs
 from regauge.errors import RegaugeError, SettingsError
 from regauge.supervision.forks import forks
-from regauge.verbs import _stages
+from regauge.verbs import _stage_plan, _stage_status, _stages
 
 RECORD = "pipeline.json"
 OUTPUT = None
@@ -42,12 +41,21 @@ ROOT = Pipeline
 
 @dataclass(frozen=True)
 class Work:
-    """A pipeline that can start: every stage of it has been validated."""
+    """A pipeline of which every stage has been validated."""
 
     run_file: Path
     folder: Path
     stages: list[_stages.Ready]
-    finished: dict[str, dict[str, Any]]
+    statuses: dict[str, _stage_status.Status]
+    """The status of each stage, by its name."""
+    shared: config.Tables
+    """The tables that all stages share."""
+
+    @property
+    def refusal(self) -> SettingsError | None:
+        """Why the pipeline cannot start: its folder is not its own, or a stage is stale."""
+        refusals = (status.refusal for status in self.statuses.values())
+        return _find_foreign(self.folder) or next(filter(None, refusals), None)
 
 
 def main(
@@ -61,9 +69,9 @@ def main(
     `stage.<name>.key.path=value` assigns to one stage, any other assignment to every stage that
     has such a key.
     """
-    work = load(Path(run_file), overrides)
     if dry_run:
-        return _show_plan(work, as_json=json)
+        return _show_plan(resolve(Path(run_file), overrides), as_json=json)
+    work = load(Path(run_file), overrides)
     with _owned(work.folder), forks():
         answer = run(work)
     if json:
@@ -74,7 +82,15 @@ def main(
 
 
 def load(run_file: Path, overrides: tuple[str, ...]) -> Work:
-    """Validate every stage of a run file against itself and against what is finished."""
+    """Return a pipeline that can start; raises SettingsError for one that cannot."""
+    work = resolve(run_file, overrides)
+    if refusal := work.refusal:
+        raise refusal
+    return work
+
+
+def resolve(run_file: Path, overrides: tuple[str, ...]) -> Work:
+    """Validate every stage of a run file, and compare it with what is finished."""
     everywhere, by_stage = _sort(overrides)
     tables = config.override(config.read(run_file), everywhere)
     shared = {name: table for name, table in tables.items() if name != "stage"}
@@ -85,8 +101,7 @@ def load(run_file: Path, overrides: tuple[str, ...]) -> Work:
     verbs.own(run_file, {**shared, "stage": [stage.model_extra for stage in stages]})
     folder = Path(settings.output.folder or Path("out") / run_file.stem)
     ready = _stages.resolve(stages, shared, folder)
-    _check_own(folder)
-    return Work(run_file, folder, ready, _stages.finished(ready))
+    return Work(run_file, folder, ready, _stage_status.inspect(ready), shared)
 
 
 def run(work: Work) -> dict[str, Any]:
@@ -95,7 +110,7 @@ def run(work: Work) -> dict[str, Any]:
     made: dict[str, str] = {}
     for index, stage in enumerate(work.stages):
         _save(work, records)
-        outcome = work.finished.get(stage.name)
+        outcome = work.statuses[stage.name].outcome
         header = f"[{stage.number}/{len(work.stages)}] {stage.name}: {stage.verb}"
         if outcome:
             log.logger.info("%s was finished earlier (%.1f s)", header, outcome["seconds"])
@@ -114,21 +129,22 @@ def run(work: Work) -> dict[str, Any]:
     return answer | ({"report": report} if report else {})
 
 
-def _check_own(folder: Path) -> None:
-    """Refuse a folder that holds anything but a pipeline."""
+def _find_foreign(folder: Path) -> SettingsError | None:
+    """Return the refusal of a folder that holds anything but a pipeline."""
     entries = list(folder.iterdir()) if folder.is_dir() else []
     foreign = [entry for entry in entries if not entry.name.startswith(".")]
     if folder.is_file() or (foreign and not (folder / RECORD).exists()):
-        raise SettingsError(f"{folder} holds something else", "set another output.folder")
+        return SettingsError(f"{folder} holds something else", "set another output.folder")
+    return None
 
 
 @contextmanager
 def _owned(folder: Path) -> Iterator[None]:
     """Let one process at a time work in a folder; the system lifts the lock when it ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(files.locked(folder / files.LOCK))
         except BlockingIOError:
             remedy = "wait for it, or set another output.folder"
             raise SettingsError(f"another process works in {folder}", remedy) from None
@@ -161,34 +177,32 @@ def _save(work: Work, records: list[dict[str, Any]]) -> None:
 
 
 def _show_plan(work: Work, *, as_json: bool) -> dict[str, Any]:
-    plans = []
-    for stage in work.stages:
-        state = "finished" if stage.name in work.finished else "waiting"
-        plans.append(_record(stage, state) | {"plan": _plan(stage, work)})
-    answer = {"folder": str(work.folder), "stages": plans}
+    refusal = {"would_refuse": str(work.refusal)} if work.refusal else {}
+    described = _stage_plan.describe_datasets(work.stages, work.shared)
+    plans = [_describe(stage, work, described) for stage in work.stages]
+    answer = {"folder": str(work.folder), "stages": plans, **refusal}
     if as_json:
         log.answer(answer)
         return answer
     for stage, plan in zip(work.stages, plans, strict=True):
         header = f"[{stage.number}/{len(plans)}] {stage.name}: {stage.verb}"
-        log.stdout.print(f"{header} -> {stage.folder} ({plan['state']})", markup=False)
-        verbs.show(plan["plan"], as_json=False)
+        status = work.statuses[stage.name].summary
+        log.stdout.print(f"{header} -> {stage.folder} ({status})", markup=False)
+        verbs.show(plan.get("plan", {}), as_json=False)
+    verbs.show(refusal, as_json=False)
     return answer
 
 
-def _plan(stage: _stages.Ready, work: Work) -> dict[str, Any]:
-    """Return a verb's own dry run; one that needs what no stage has made yet says so."""
-    plan = getattr(verbs.module(stage.verb), "plan", None)
-    if plan is None:
-        return {}
-    try:
-        return dict(plan(stage.settings))
-    except RegaugeError as error:
-        unmade = [name for name in stage.inputs if name not in work.finished]
-        if not unmade:
-            error.within(f"stage '{stage.name}'")
-            raise
-        return {"known_after": ", ".join(unmade)}
+def _describe(stage: _stages.Ready, work: Work, described: _stage_plan.Described) -> dict[str, Any]:
+    """Return the state of a stage, and what it made or would do."""
+    status = work.statuses[stage.name]
+    record = _record(stage, status.state)
+    if status.state == "done":
+        return record | {key: status.outcome[key] for key in ("seconds", "answer")}
+    record["reason"] = status.reason
+    if status.state == "to do":
+        record["plan"] = _stage_plan.make_plan(stage, work.statuses, described)
+    return record
 
 
 def _show_end(answer: dict[str, Any]) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from regauge import config, verbs
-from regauge.errors import SettingsError
-from regauge.predict.settings import Predicting
+from regauge.errors import SettingsError, find_refusal
+from regauge.prediction.settings import Predicting
 
 OUTPUT = "output.folder"
 ROOT = Predicting
@@ -85,26 +85,37 @@ def _source(files: str) -> dict[str, Any]:
 
 
 def plan(settings: Predicting) -> dict[str, Any]:
-    """Return what would be read, answered and written."""
-    from regauge.predict.predict import planned
+    """Return what would be read, answered and written; nobody outside of this machine is asked."""
+    from regauge.artifacts import artifact as artifacts
+    from regauge.prediction.predict import check_answers, planned
 
-    found = planned(settings)
-    manifest, job = found.artifact.manifest, found.job
-    return {
+    address = settings.source.elsewhere()
+    work = None if address else planned(settings)
+    manifest = (work.artifact if work else artifacts.opened(settings.artifact)).manifest
+    answer = {
         "output": settings.output.folder,
         "artifact": settings.artifact,
         "backend": f"{manifest.compiled.backend.kind} {manifest.compiled.precision}",
         "answers": manifest.program.answers,
-        "texts": list(found.order.texts),
-        "kept": list(found.order.kept),
+    }
+    if work is None:
+        return {**answer, "source": f"{address}, which the job asks for"}
+    job = work.job
+    refusal = find_refusal(lambda: check_answers(work))
+    return {
+        **answer,
+        "texts": list(work.order.texts),
+        "kept": list(work.order.kept),
         "pieces": len(job.share),
         "bytes": sum(job.pieces[number].bytes for number in job.share),
         "job": f"{job.place.index} of {job.place.count}",
+        "shards_done": 0 if refusal else len(job.finished()),
+        **refusal,
     }
 
 
 def run(settings: Predicting) -> dict[str, Any]:
     """Answer what is not answered yet; return what was counted, and what it cost."""
-    from regauge.predict.predict import predict
+    from regauge.prediction.predict import predict
 
     return predict(settings)

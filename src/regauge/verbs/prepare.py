@@ -20,11 +20,12 @@ from regauge.data.settings import (
     unwrapped,
 )
 from regauge.data.sources import Source
+from regauge.errors import find_refusal
 
 if TYPE_CHECKING:
     from regauge.data.dataset import Manifest
     from regauge.data.layouts import Layout
-    from regauge.prepare.prepare import Job
+    from regauge.preparation.prepare import Job
 
 OUTPUT = "data.path"
 SHOWN = ("tokens", "number")
@@ -85,7 +86,7 @@ def main(
 
 def run(settings: Prepare) -> dict[str, Any]:
     """Make the dataset and return what it holds."""
-    from regauge.prepare import prepare
+    from regauge.preparation import prepare
 
     job = _job(settings)
     manifests = prepare.prepare(job)
@@ -94,8 +95,11 @@ def run(settings: Prepare) -> dict[str, Any]:
 
 
 def plan(settings: Prepare) -> dict[str, Any]:
-    """Return what `run` would do; raises what it would raise before it starts."""
-    from regauge.prepare import prepare
+    """Return what `run` would do; raises what it would raise before it starts.
+
+    Why the folder of another dataset would be refused is part of the answer.
+    """
+    from regauge.preparation import prepare
 
     job = _job(settings)
     prepare.check(job)
@@ -110,26 +114,32 @@ def plan(settings: Prepare) -> dict[str, Any]:
     }
 
 
+def list_datasets(settings: Prepare) -> dict[str, RowLayout]:
+    """Return the rows of the datasets that `run` makes, by their folders."""
+    from regauge.data.unprepared import by_folder
+
+    return dict(by_folder(settings.data.path, settings.rows))
+
+
 def _survey(job: Job) -> dict[str, Any]:
     """Return what there is to do, and how much of it; nobody outside of this machine is asked."""
-    from regauge.prepare import prepare, workdir
+    from regauge.preparation import prepare, workdir
 
     if address := job.source.elsewhere():
         return {"would_do": f"ask for {address}, and prepare it"}
     inputs = job.inputs()
-    done = workdir.finished(job.folder, inputs)
-    if not done:
-        prepare.check_disk(job, inputs.pieces)
-    return {
-        "would_do": "nothing: it is there already" if done else "prepare it",
-        "pieces": len(inputs.pieces),
-        "bytes": sum(piece.bytes for piece in inputs.pieces),
-    }
+    amount = {"pieces": len(inputs.pieces), "bytes": sum(piece.bytes for piece in inputs.pieces)}
+    if refusal := find_refusal(lambda: workdir.finished(job.folder, inputs)):
+        return {"would_do": "nothing", **amount, **refusal}
+    if workdir.finished(job.folder, inputs):
+        return {"would_do": "nothing: it is there already", **amount}
+    prepare.check_disk(job, inputs.pieces)
+    return {"would_do": "prepare it", **amount}
 
 
 def _job(settings: Prepare) -> Job:
-    from regauge.prepare.prepare import Job
-    from regauge.prepare.process_pool import available_cores
+    from regauge.preparation.prepare import Job
+    from regauge.processes import available_cores
 
     return Job(
         folder=Path(settings.data.path).resolve(),

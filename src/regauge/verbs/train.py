@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -13,6 +13,9 @@ from regauge.training.defaults import local_processes
 from regauge.training.settings import Training
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
+if TYPE_CHECKING:
+    from regauge.data.unprepared import Described
+
 ROOT = Training
 OUTPUT = "output.folder"
 
@@ -20,7 +23,7 @@ OUTPUT = "output.folder"
 def main(
     run_file: RunFile,
     *overrides: Override,
-    chaos: Annotated[Path | None, Parameter(help="a plan of faults to inject on purpose")] = None,
+    chaos: Annotated[Path | None, Parameter(show=False, help="a plan of faults to inject")] = None,
     max_usd: Annotated[float | None, Parameter(help="save and stop at so many dollars")] = None,
     dry_run: DryRun = False,
     json: AsJson = False,
@@ -29,29 +32,48 @@ def main(
     limit = () if max_usd is None else (f"stop.usd={max_usd}",)
     settings = verbs.load(Training, run_file, (*overrides, *limit))
     if dry_run:
-        return verbs.show(plan(settings), as_json=json)
+        described = _describe_datasets(settings, run_file, overrides)
+        return verbs.show(plan(settings, described), as_json=json)
     result = run(settings, chaos)
     return result if processes.supervised() else verbs.show(result, as_json=json)
 
 
-def plan(settings: Training) -> dict[str, Any]:
+def plan(settings: Training, described: Described | None = None) -> dict[str, Any]:
     """Return what a run would do, without allocating anything.
 
-    torch is imported last, to count the model, once all else is known to be right.
+    `described` has the rows of datasets that are not prepared yet. torch is imported last, to count
+    the model, once all else is known to be right.
     """
+    from regauge.models.hub import local_only
     from regauge.training import dry_run as planning
 
     answer = planning.plan(settings)
-    if reason := planning.uncountable(settings):
+    if reason := planning.uncountable(settings, described or {}):
         return {**answer, "parameters": f"unknown: {reason}"}
     from regauge.training.batch_finder.memory import sized
 
-    answer |= sized(settings)
-    if settings.batch.microbatch_rows == "auto":
-        from regauge.training.batch_finder.finder import foretold
+    with local_only():
+        answer |= sized(settings, described or {})
+        if settings.batch.microbatch_rows == "auto":
+            from regauge.training.batch_finder.finder import describe_forecast
 
-        answer["microbatch_rows"] = foretold(settings)
+            answer["microbatch_rows"] = describe_forecast(settings)
     return answer
+
+
+def _describe_datasets(settings: Training, run_file: Path, overrides: tuple[str, ...]) -> Described:
+    """Return what the run file says of the rows of datasets, unless all are prepared.
+
+    A command line that names a dataset may leave out the folder that `prepare` writes.
+    """
+    from regauge.data.unprepared import describe_datasets, is_prepared
+
+    if all(is_prepared(Path(aim.data.path)) for aim in settings.task_configs):
+        return {}
+    tables = config.read(run_file)
+    others = tuple(text for text in overrides if not text.startswith("data."))
+    versions = (config.override(tables, texts) for texts in (others, overrides))
+    return dict(item for version in versions for item in describe_datasets(version).items())
 
 
 def run(settings: Training, chaos: Path | None = None) -> dict[str, Any]:
@@ -66,19 +88,19 @@ def run(settings: Training, chaos: Path | None = None) -> dict[str, Any]:
 
     if not processes.supervised():  # then it has been checked, and what is wrong now is told
         planning.check(settings)
-        if (path := warm_start.begun(settings).model.path) is not None:
+        if (path := warm_start.use_copied_weights(settings).model.path) is not None:
             hub.at(path)
     if processes.launched() and not starts(settings.execution.nodes):
         from regauge.training.run import attempt
 
         return attempt(settings, processes.world())
-    from regauge.faults import read
     from regauge.supervision import supervisor
     from regauge.supervision.goodput import goodput
+    from regauge.testing.faults import read_plan
     from regauge.training.run_record import RESULT
 
     if chaos is not None:
-        read(chaos)
+        read_plan(chaos)
     size = local_processes(settings.execution.processes, settings.accelerator)
     supervisor.supervise(settings, size, str(chaos.resolve()) if chaos else None)
     folder = Path(settings.output.folder)

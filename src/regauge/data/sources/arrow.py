@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from regauge.data.sources import Piece, _files, _remote, _tables
+from regauge.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ class Arrow(_tables.TableSource):
         with _opened(file.name) as reader:
             self.chosen(file.name, reader.schema)
             count = _count(reader, file.name)
-        pieces = min(-(-file.bytes // (self.piece_mib * 2**20)), count)
+        pieces = min(-(-file.bytes // (self.piece_mib * MIB)), count)
         if pieces <= 1:
             yield _files.whole(file)
             return

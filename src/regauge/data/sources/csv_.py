@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from regauge.choices import did_you_mean
 from regauge.data.sources import Piece, Record, Rejected, Value, _files, _values
 from regauge.errors import DataError
+from regauge.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ class Csv(_files.FileSource):
         header = self._header(self._rows(first))
         if not isinstance(header, Rejected):
             self._columns(first, header)
-        return _files.group(found, self.piece_mib * 2**20, divisible=not self.quote)
+        return _files.group(found, self.piece_mib * MIB, divisible=not self.quote)
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
         """Yield a record or a rejection for each row."""

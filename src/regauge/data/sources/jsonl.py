@@ -8,6 +8,7 @@ from pydantic import Field
 
 from regauge.data.sources import Piece, Record, Rejected, _files, _values
 from regauge.errors import DataError
+from regauge.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ class JsonLines(_files.FileSource):
 
     def divide(self, found: list[_files.File]) -> tuple[Piece, ...]:
         """Return small files together and large plain ones in parts."""
-        return _files.group(found, self.piece_mib * 2**20, divisible=True)
+        return _files.group(found, self.piece_mib * MIB, divisible=True)
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
         """Yield a record or a rejection for each line that is not blank.

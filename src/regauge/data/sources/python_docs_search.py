@@ -7,19 +7,17 @@ them hard to tell apart. Nothing is downloaded.
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
+from regauge.data.lexical import split_words
 from regauge.data.sources import Piece, Record, Rejected, Value, _files
 from regauge.data.sources._docstrings import TEXT_SHARE, Documentation, Documented, documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-WORD = re.compile(r"\w+")
 
 
 class _Page(NamedTuple):
@@ -70,7 +68,7 @@ class PythonDocsSearch(Documentation):
                     pages.setdefault(page.key, page)
         corpus = list(pages.values())
         asked = sorted(range(len(corpus)), key=lambda place: corpus[place].key)[: self.queries]
-        words = [frozenset(_words(page.body)) for page in corpus]
+        words = [frozenset(split_words(page.body)) for page in corpus]
         for query, others in self._shown(corpus, sorted(asked)):
             page = corpus[query]
             shown = [(_shuffled(corpus[place].key, page.key), place) for place in (query, *others)]
@@ -84,16 +82,18 @@ class PythonDocsSearch(Documentation):
         import bm25s
 
         index = bm25s.BM25()
-        index.index([_words(page.body) for page in corpus], show_progress=False)
+        index.index([split_words(page.body) for page in corpus], show_progress=False)
         for query in asked:
-            known = [word for word in _words(corpus[query].summary) if word in index.vocab_dict]
+            known = [
+                word for word in split_words(corpus[query].summary) if word in index.vocab_dict
+            ]
             scores = index.get_scores(known) if known else np.zeros(len(corpus))
             nearest = np.argsort(-scores, kind="stable")[: self.candidates].tolist()
             yield query, [place for place in nearest if place != query][: self.candidates - 1]
 
 
 def _record(query: _Page, page: _Page, words: frozenset[str]) -> Record:
-    asked = set(_words(query.summary))
+    asked = set(split_words(query.summary))
     found = page.found
     fields: dict[str, Value] = {
         "query": query.summary,
@@ -108,10 +108,6 @@ def _record(query: _Page, page: _Page, words: frozenset[str]) -> Record:
     if found.parameters is not None:
         fields["parameters"] = found.parameters
     return Record(page.file, found.place, fields)
-
-
-def _words(text: str) -> list[str]:
-    return WORD.findall(text.lower())
 
 
 def _shuffled(page: bytes, query: bytes) -> bytes:

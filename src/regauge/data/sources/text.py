@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from regauge.data.sources import Piece, Record, Rejected, _compressed, _files
+from regauge.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ class Text(_files.FileSource):
 
     def divide(self, found: list[_files.File]) -> tuple[Piece, ...]:
         """Return small files together; a large one in parts where a document is a line."""
-        return _files.group(found, self.piece_mib * 2**20, divisible=self.document == "line")
+        return _files.group(found, self.piece_mib * MIB, divisible=self.document == "line")
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
         """Yield the documents of a piece."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pydantic import Field
 
 from regauge.data.sources import Piece, Record, Rejected, _files, _values
+from regauge.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ class Wikipedia(_files.FileSource):
 
     def divide(self, found: list[_files.File]) -> tuple[Piece, ...]:
         """Return files together."""
-        return _files.group(found, self.piece_mib * 2**20)
+        return _files.group(found, self.piece_mib * MIB)
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
         """Yield the articles of a piece, and what is no whole article."""

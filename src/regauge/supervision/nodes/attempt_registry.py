@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.rendezvous import RendezvousError
-
+from regauge import timing
 from regauge.supervision.nodes.interface import attempts
 
 if TYPE_CHECKING:
@@ -25,11 +23,9 @@ if TYPE_CHECKING:
     )
 
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 STALE_SECONDS = 4.0
 """A record that did not change for so long belongs to nodes that are gone."""
-
-
 BEAT_SECONDS = 1.0
 
 
@@ -81,12 +77,10 @@ class Register:
 
     def _lives(self, document: dict[str, Any]) -> bool:
         """Return whether somebody keeps the record fresh, and does not begin another attempt."""
-        until = time.monotonic() + STALE_SECONDS
-        while time.monotonic() < until:
-            if (found := self._read()[0]) != document:
-                return {**found, "beat": 0} == {**document, "beat": 0}
-            time.sleep(LOOK_SECONDS)
-        return False
+        changed = timing.wait_for(
+            lambda: self._read()[0] != document, STALE_SECONDS, poll_seconds=POLL_SECONDS
+        )
+        return changed and {**self._read()[0], "beat": 0} == {**document, "beat": 0}
 
     def _read(self) -> tuple[dict[str, Any], Any]:
         """Return the record, empty where there is none yet, and what names it in a change."""
@@ -111,6 +105,8 @@ class Lookout(threading.Thread):
 
     def run(self) -> None:
         """Look once a second until `stop`; a meeting place that is gone harms no attempt."""
+        from torch.distributed.elastic.rendezvous import RendezvousError
+
         last: dict[str, Any] = {}
         while not self._ended.wait(BEAT_SECONDS):
             try:

@@ -19,6 +19,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from regauge import timing
 from regauge.config import first_difference
 from regauge.errors import SettingsError
 from regauge.processes import Seats, free_port
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 LEAVING_SECONDS = 3.0
 """How long the first node waits until the others have read its verdict."""
 
@@ -114,10 +115,12 @@ class Council(Alone):
         if self.leads:
             found = self._decided()
             self._store.set("verdict", json.dumps(found.document() if found else None))
-        while not self._store.check(["verdict"]):
-            if self._without_first():
-                return self._gone(0)
-            time.sleep(LOOK_SECONDS)
+        timing.wait_for(
+            lambda: self._store.check(["verdict"]) or self._without_first(),
+            poll_seconds=POLL_SECONDS,
+        )
+        if not self._store.check(["verdict"]):
+            return self._gone(0)
         document = json.loads(self._store.get("verdict"))
         self._part()
         return failure_of(document) if document else None
@@ -129,12 +132,13 @@ class Council(Alone):
     def _part(self) -> None:
         """Say that the verdict is read; the first node keeps the store until all have said so."""
         self._store.add("parted", 1)
-        until = time.monotonic() + LEAVING_SECONDS
-        while self.leads and time.monotonic() < until:
-            present = self.nodes - len(self._ear.lost(self._lost_seconds))
-            if self._store.add("parted", 0) >= present:
-                return
-            time.sleep(LOOK_SECONDS)
+        if self.leads:
+            timing.wait_for(self._all_parted, LEAVING_SECONDS, poll_seconds=POLL_SECONDS)
+
+    def _all_parted(self) -> bool:
+        """Return whether every node that is not lost has read the verdict."""
+        present = self.nodes - len(self._ear.lost(self._lost_seconds))
+        return self._store.add("parted", 0) >= present
 
     def _decided(self) -> Failure | None:
         """Wait until every node has reported or is lost, and return what ended the attempt."""
@@ -147,7 +151,7 @@ class Council(Alone):
                 self._raise("failed")
             if missing == lost:
                 return self._cause(reports, lost)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         return self._cause(reports, set())
 
     def _reports(self) -> list[Told]:

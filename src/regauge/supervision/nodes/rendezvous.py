@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
+from regauge import timing
 from regauge.config import dump
 from regauge.errors import ChildError, RegaugeError, SettingsError, TransientError, plain
 from regauge.log import logger
@@ -39,7 +40,7 @@ from regauge.supervision.nodes import coordinator
 from regauge.supervision.nodes.attempt_registry import BEAT_SECONDS, Lookout, Register
 from regauge.supervision.nodes.coordinator import Council, Node
 from regauge.supervision.nodes.heartbeats import STORE_ERRORS, Ear
-from regauge.supervision.signals import LOOK_SECONDS, Signals
+from regauge.supervision.signals import POLL_SECONDS, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,13 +141,16 @@ class Rendezvous:
                 future.set_exception(error)
 
         threading.Thread(target=come, name="rendezvous", daemon=True).start()
-        while not future.done():
-            if signals.told:
-                raise ChildError(143, "told to stop while it waited for other nodes")
-            if time.monotonic() > until + BEAT_SECONDS:
-                raise self._alone("no answer")
-            time.sleep(LOOK_SECONDS)
-        return future.result()
+        timing.wait_for(
+            lambda: future.done() or signals.told,
+            until + BEAT_SECONDS - time.monotonic(),
+            poll_seconds=POLL_SECONDS,
+        )
+        if future.done():
+            return future.result()
+        if signals.told:
+            raise ChildError(143, "told to stop while it waited for other nodes")
+        raise self._alone("no answer")
 
     def _come(self, until: float) -> Round:
         """Come into the next attempt; a meeting place that is gone may come back meanwhile."""
@@ -269,11 +273,12 @@ class Rendezvous:
 
     def _seen(self, token: str) -> str:
         """Return why this node does not see what the first one wrote; nothing where it does."""
-        until = time.monotonic() + FOLDER_SECONDS
-        while time.monotonic() < until:
-            if folder_lock.holds(self._folder, token):
-                return ""
-            time.sleep(LOOK_SECONDS)
+        if timing.wait_for(
+            lambda: folder_lock.holds(self._folder, token),
+            FOLDER_SECONDS,
+            poll_seconds=POLL_SECONDS,
+        ):
+            return ""
         return f"{self._folder} is not the folder that node 0 writes: let all nodes share it"
 
 

@@ -12,8 +12,8 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from regauge import processes
 from regauge.errors import SettingsError
+from regauge.slurm import torchrun_variables
 from regauge.supervision.settings import Nodes, limits
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def several(
 def _launcher(environment: Mapping[str, str]) -> str:
     """Return where a launcher lets the processes meet; nothing where it says none."""
     if "SLURM_STEP_NODELIST" in environment:
-        environment = processes.translated(environment)
+        environment = torchrun_variables(environment)
     if "MASTER_ADDR" not in environment:
         return ""
     return f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT', PORTS['c10d'])}"

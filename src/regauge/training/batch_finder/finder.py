@@ -1,7 +1,7 @@
 """The microbatch of a run that leaves it open: predicted, tried once, and decided for all.
 
-<output>/probe/run.json        the trial's settings
-<output>/probe/found.jsonl     each size as it is begun, and what was measured of it
+<output>/probe/request.json    the trial's settings
+<output>/probe/lines.jsonl     each size as it is begun, and what was measured of it
 <output>/probe/decided.json    what follows, for every process of the run
 
 The first process decides, before any of the run has taken a device. The trial is made by processes
@@ -25,12 +25,19 @@ from regauge.models.tensors import dtype_of
 from regauge.processes import World
 from regauge.supervision.nodes.topology import several
 from regauge.training import run_record
-from regauge.training.batch_finder.memory import GIGA, bytes_per_row, load, processes_of
+from regauge.training.batch_finder.memory import bytes_per_row, load, processes_of
 from regauge.training.batch_finder.trial import Tried, tried
-from regauge.training.defaults import PROBE, Agreement, check_shares, decide, word
+from regauge.training.defaults import (
+    PROBE,
+    Rank0Decision,
+    check_world_size,
+    digest,
+    resolve_defaults,
+)
+from regauge.units import GIGA
 
 if TYPE_CHECKING:
-    from regauge.supervision.channel import Report
+    from regauge.supervision.channel import WorkerReporter
     from regauge.training.settings import Training
 
 DECIDED = "decided.json"
@@ -64,7 +71,7 @@ class Forecast:
         return self.of(rows) <= ROOM * self.memory
 
 
-def settled(settings: Training, world: World, report: Report) -> Training:
+def resolve_microbatch(settings: Training, world: World, report: WorkerReporter) -> Training:
     """Return decided settings whose microbatch has a size; every process of a run calls this.
 
     A size that the run has had is kept where it is enough for all processes. Raises SettingsError
@@ -75,18 +82,18 @@ def settled(settings: Training, world: World, report: Report) -> Training:
     rows = _kept(settings, world)
     if rows is None:
         place = Path(settings.output.folder) / PROBE
-        agreement = Agreement(place / DECIDED, _key(settings, world))
+        agreement = Rank0Decision(place / DECIDED, _key(settings, world))
         seconds = 2 * settings.execution.timeout_seconds  # the first may wait as long for a trial
-        rows = agreement.reached(
+        rows = agreement.broadcast(
             lambda: _found(settings, world, place, report), world, report, seconds
         )["rows"]
     batch = settings.batch.model_copy(update={"microbatch_rows": rows})
     settings = settings.model_copy(update={"batch": batch})
-    check_shares(settings, world)
+    check_world_size(settings, world)
     return settings
 
 
-def sizes(rows: int, processes: int) -> list[int]:
+def usable_sizes(rows: int, processes: int) -> list[int]:
     """Return the microbatches that so many processes can use, the smallest first.
 
     Where some give all processes equal shares, it is only those.
@@ -96,7 +103,7 @@ def sizes(rows: int, processes: int) -> list[int]:
     return even or usable
 
 
-def spaced(usable: list[int]) -> list[int]:
+def select_sizes(usable: list[int]) -> list[int]:
     """Return the largest size and some smaller ones, each at most half of the next."""
     found: list[int] = []
     for size in reversed(usable):
@@ -105,7 +112,7 @@ def spaced(usable: list[int]) -> list[int]:
     return found
 
 
-def chosen(measured: list[Tried], memory: int) -> Tried | None:
+def choose_size(measured: list[Tried], memory: int) -> Tried | None:
     """Return the smallest size whose rows a second are within 5 % of the best, of those that fit.
 
     One fits where the memory that was measured is at most 80 % of what there is.
@@ -115,7 +122,7 @@ def chosen(measured: list[Tried], memory: int) -> Tried | None:
     return next((each for each in fitting if each.rows_per_second >= NEAR * best), None)
 
 
-def forecast(settings: Training, world: World) -> Forecast:
+def forecast_memory(settings: Training, world: World) -> Forecast:
     """Return what a process of a run will need, and what it can have.
 
     Raises SettingsError for a device whose memory is not known.
@@ -127,7 +134,7 @@ def forecast(settings: Training, world: World) -> Forecast:
         problem = f"batch.microbatch_rows = auto: the memory of '{kind}' is not known"
         raise SettingsError(problem, "set it to a number")
     dataset = mixture.opened(settings.data)
-    (aim,) = settings.aims
+    (aim,) = settings.task_configs
     with META:
         module = aim.task.module(settings.model, dataset.manifest, settings.seed)
     dtype = dtype_of(settings.execution.precision)
@@ -142,7 +149,7 @@ def forecast(settings: Training, world: World) -> Forecast:
     )
 
 
-def foretold(settings: Training) -> str:
+def describe_forecast(settings: Training) -> str:
     """Return what a dry run says of a size that is left to the finder."""
     left = "left to the finder"
     if not (Path(settings.data.path) / MANIFEST).exists():
@@ -151,25 +158,25 @@ def foretold(settings: Training) -> str:
     nodes = several(settings.execution.nodes, Path(settings.output.folder))
     local = size // nodes.most if nodes else size
     try:
-        decided = decide(settings, World(rank=1, size=size, local_size=local))
-        seen = forecast(decided, World(size=size, local_size=local))
+        decided = resolve_defaults(settings, World(rank=1, size=size, local_size=local))
+        seen = forecast_memory(decided, World(size=size, local_size=local))
     except SettingsError as error:
         return f"{left}: {error.problem}"
-    fitting = [rows for rows in sizes(settings.batch.rows, size) if seen.fits(rows)]
+    fitting = [rows for rows in usable_sizes(settings.batch.rows, size) if seen.fits(rows)]
     if not fitting:
         return f"{left}: none is predicted to fit into {seen.memory / GIGA:.1f} GB"
     need = f"{seen.of(fitting[-1]) / GIGA:.2f} of {seen.memory / GIGA:.1f} GB"
     return f"{left}: {fitting[-1]} are predicted to fit ({need})"
 
 
-def _found(settings: Training, world: World, place: Path, report: Report) -> dict[str, Any]:
+def _found(settings: Training, world: World, place: Path, report: WorkerReporter) -> dict[str, Any]:
     """Predict, try and decide; return what is written of it."""
-    seen = forecast(settings, world)
-    left = sizes(settings.batch.rows, world.size)
+    seen = forecast_memory(settings, world)
+    left = usable_sizes(settings.batch.rows, world.size)
     tops = [size for size in left if seen.fits(size)] or left[:1]
     while tops:
-        outcome = tried(settings, spaced(tops), world, place, report)
-        best = chosen(outcome.measured, seen.memory)
+        outcome = tried(settings, select_sizes(tops), world, place, report)
+        best = choose_size(outcome.measured, seen.memory)
         if best is not None:
             return _told(best, outcome.measured, seen, outcome.ended)
         if outcome.ended and not outcome.memory:
@@ -179,7 +186,7 @@ def _found(settings: Training, world: World, place: Path, report: Report) -> dic
                 tops[-1],
             )
             return {"rows": tops[-1], "reason": f"predicted, not tried: {outcome.ended}"}
-        smallest = spaced(tops)[0]
+        smallest = select_sizes(tops)[0]
         why = outcome.ended or "it leaves no room"
         logger.info("a microbatch of %d rows does not fit: %s", smallest, why)
         tops = [size for size in left if size < smallest]
@@ -219,4 +226,4 @@ def _key(settings: Training, world: World) -> str:
     own = {name: tables.get(name) for name in names}
     execution = settings.execution
     again, precision = execution.activation_checkpointing, execution.precision
-    return word(own, again, precision, world.size, world.local_size)
+    return digest(own, again, precision, world.size, world.local_size)

@@ -16,19 +16,21 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from regauge import accelerators
-from regauge.data.dataset import MANIFEST, Manifest, TokenizerFacts, read_manifest
+from regauge.data.dataset import Manifest, TokenizerFacts, read_manifest
+from regauge.data.unprepared import NOTHING, expected_fields, find_rows, is_prepared
 from regauge.models import architectures as models
 from regauge.models.flops import FLOPS, counts, flops_per_token
 from regauge.models.init_weights import META
-from regauge.models.multitask import parts as parts_of
+from regauge.models.multitask import modules_by_task as parts_of
 from regauge.models.tensors import dtype_of
 from regauge.processes import World
-from regauge.strategies import Form
+from regauge.strategies import ParamSpec
 from regauge.supervision.nodes.topology import several
 from regauge.training import activation_checkpointing
 from regauge.training import optimizer as optimizers
-from regauge.training.defaults import local_processes, usual
-from regauge.training.objectives import feed, made
+from regauge.training.defaults import default_strategy, local_processes
+from regauge.training.objectives import build_feed, build_module
+from regauge.units import GIGA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,48 +38,63 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regauge.data.dataset import Dataset
+    from regauge.data.unprepared import Described
     from regauge.models.modules import TextModule
     from regauge.strategies import Strategy
-    from regauge.training.settings import Aim, Optimizer, Training
+    from regauge.training.settings import Optimizer, TaskConfig, Training
 
 
 PROBE = (7, 11)
 """Dimensions of a small weight by which an optimizer shows what it keeps of each."""
 BYTES = 4
 """Of a moment."""
-GIGA = 1e9
 
 
-def sized(settings: Training) -> dict[str, Any]:
+def sized(settings: Training, described: Described = NOTHING) -> dict[str, Any]:
     """Return the weights of a run's model, the cost of a token, and what each process will hold.
 
-    Raises SettingsError for a model that cannot be made.
+    `described` has the rows of datasets that are not prepared yet. Raises SettingsError for a
+    model that cannot be made.
     """
-    manifests = [_manifest(aim) for aim in settings.aims]
-    module = made(settings, manifests)
+    manifests = [_manifest(aim, described) for aim in settings.task_configs]
+    module = build_module(settings, manifests)
     found = counts(module)
     answer: dict[str, Any] = {
         "parameters": found.all,
         **{f"{name}_parameters": count for name, count in asdict(found).items() if name != "all"},
     }
-    for aim, manifest in zip(settings.aims, manifests, strict=True):
+    for aim, manifest in zip(settings.task_configs, manifests, strict=True):
         part = parts_of(module)[aim.name]
-        length = aim.task.ladder(manifest)[-1] if manifest.fields else part.longest
+        length, source = _row_length(aim, manifest, part.longest)
         if length is not None:
             of = f"_{aim.name}" if aim.name else ""
+            answer |= {f"row_length{of}": length, f"row_length_source{of}": source}
             answer[f"flops_per_token{of}"] = flops_per_token(part.model, length)
             answer[f"flops_formula{of}"] = f"{FLOPS}; S = {length}"
     return {**answer, **_held(settings, module)}
 
 
-def _manifest(aim: Aim) -> Manifest:
-    """Return the dataset's manifest, or one of no data whose tokenizer suits any model."""
-    if (Path(aim.data.path) / MANIFEST).exists():
+def _row_length(aim: TaskConfig, manifest: Manifest, longest: int | None) -> tuple[int | None, str]:
+    """Return the length of the longest row, and where it is known from."""
+    if not manifest.fields:
+        return longest, f"assumed: the model's longest, since no [rows] describe {aim.data.path}"
+    prepared = is_prepared(Path(aim.data.path))
+    source = "the prepared data" if prepared else "[rows] of the run file"
+    return aim.task.ladder(manifest)[-1], source
+
+
+def _manifest(aim: TaskConfig, described: Described) -> Manifest:
+    """Return the dataset's manifest, or one of no data whose tokenizer suits any model.
+
+    It has the fields of rows that are described, when they are of the task's layout.
+    """
+    if is_prepared(Path(aim.data.path)):
         return read_manifest(Path(aim.data.path))
     empty = hashlib.sha256(b"").hexdigest()
     facts = TokenizerFacts(sha256=empty, vocabulary=1, pad=0, mask=0, separator=0, special=())
-    layout = aim.task.layout
-    return Manifest(layout=layout, fields={}, splits={}, tokenizer=facts, settings={})
+    layout, rows = aim.task.reads(), find_rows(described, aim.data.path)
+    fields = expected_fields(rows) if rows and rows.layout == layout else {}
+    return Manifest(layout=layout, fields=fields, splits={}, tokenizer=facts, settings={})
 
 
 def _held(settings: Training, module: nn.Module) -> dict[str, Any]:
@@ -85,7 +102,7 @@ def _held(settings: Training, module: nn.Module) -> dict[str, Any]:
     size, precision = processes_of(settings), _precision(settings)
     if precision is None:
         return {"gigabytes_per_process": "unknown: execution.precision is left to the device"}
-    strategy = settings.strategy or usual(size)
+    strategy = settings.strategy or default_strategy(size)
     parts = load(settings.optimizer, module, strategy, size, dtype_of(precision))
     parts["all"] = sum(parts.values())
     held = {name: round(count / GIGA, 6) for name, count in parts.items()}
@@ -98,10 +115,10 @@ def load(
 ) -> dict[str, int]:
     """Return the bytes that the fullest of `size` processes holds, apart from activations."""
     weights = {
-        name: Form(tuple(value.shape), value.requires_grad)
+        name: ParamSpec(tuple(value.shape), value.requires_grad)
         for name, value in module.named_parameters()
     }
-    found = strategy.load(weights, size, dtype.itemsize)
+    found = strategy.estimate_memory(weights, size, dtype.itemsize)
     return {
         "weights": found.weights,
         "masters": found.masters,
@@ -138,9 +155,9 @@ def moments(settings: Optimizer, shapes: Iterable[tuple[int, ...]]) -> int:
 def _kept(settings: Optimizer, probe: tuple[int, ...]) -> list[list[int]]:
     """Return the dimensions of each tensor that an optimizer keeps of a weight of this shape."""
     weight = torch.nn.Parameter(torch.zeros(probe))
-    optimizer = optimizers.build(settings, {"probe": weight}.items())
-    optimizers.prime(optimizer)
-    found = optimizers.tensors(optimizer, {"probe": weight}).values()
+    optimizer = optimizers.build_optimizer(settings, {"probe": weight}.items())
+    optimizers.prime_state(optimizer)
+    found = optimizers.state_tensors(optimizer, {"probe": weight}).values()
     return [[probe.index(size) for size in value.shape if size in probe] for value in found]
 
 
@@ -151,9 +168,11 @@ def bytes_per_row(
 
     Where blocks are computed again, that is what they begin with, and the inside of one of them.
     """
-    task, amount = settings.aims[0].task, settings.execution.activation_checkpointing
+    task, amount = settings.task_configs[0].task, settings.execution.activation_checkpointing
     ladder = task.ladder(dataset.manifest)
-    source = feed(task, dataset, "train", world=World(), rows=1, ladder=ladder, seed=settings.seed)
+    source = build_feed(
+        task, dataset, "train", world=World(), rows=1, ladder=ladder, seed=settings.seed
+    )
     arrays = source.empty(task.slots_per_row(), ladder[-1])
     batch = {name: torch.from_numpy(value).to(META) for name, value in arrays.items()}
     module.to(META, dtype).train()

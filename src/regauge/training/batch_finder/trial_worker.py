@@ -1,11 +1,10 @@
-"""One process of a trial: `python -m regauge.training.batch_finder.trial_worker <folder>`.
+"""One process of a trial, started by `worker.run_worker`.
 
 What it has measured stays where it dies.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,18 +13,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from regauge import choices, config, jsonl, processes
+from regauge import choices, config, processes
 from regauge.errors import explain
 from regauge.supervision.failures import kind_of
-from regauge.training.batch_finder.trial import FOUND, REQUEST
-from regauge.training.compile.warmup import empty
-from regauge.training.optimizer_step import advance
-from regauge.training.session_setup import open_session
+from regauge.training.compile.warmup import build_empty_batches
+from regauge.training.optimizer_step import optimizer_step
+from regauge.training.run_setup import set_up
 from regauge.training.settings import Training
+from regauge.worker import receive_job
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from regauge.accelerators import Batch
-    from regauge.training.session import Session
+    from regauge.training.context import RunContext
+    from regauge.training.state import TrainState
+    from regauge.worker import WorkerJob
 
 GAIN = 1.05
 """Times the rows a second of smaller sizes; a size that has less is the last."""
@@ -36,85 +39,86 @@ LONGEST_SECONDS = 60.0
 
 def main() -> None:
     """Try the sizes of the request, the smallest first."""
-    folder = Path(sys.argv[1])
+    job = receive_job()
     _die_first()
-    tables = config.read(folder / REQUEST)
+    tables = job.request
     choices.allow(tables)  # what the run's own file names; the run has written this one
     sizes = tables.pop("sizes")
     world = processes.world()
     try:
         settings = config.build(Training, tables)
-        session = open_session(settings, world)
-        climb(session, sizes, folder / FOUND)
+        context, state = set_up(settings, world)
+        climb(context, state, sizes, job)
     except Exception as error:
-        said = {"error": explain(error)[0], "memory": kind_of(error) == "memory"}
-        jsonl.append(folder / FOUND, said)
+        job.write_line({"error": explain(error)[0], "memory": kind_of(error) == "memory"})
         raise
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def climb(session: Session, sizes: tuple[int, ...], file: Path) -> None:
+def climb(context: RunContext, state: TrainState, sizes: Sequence[int], job: WorkerJob) -> None:
     """Measure rising sizes until more rows at a time no longer give more rows a second."""
-    session.rates.begin(0)
-    session.interval.begin()
-    session.guard.begin()
+    state.lr_schedule.seek(0)
+    context.metrics.begin()
+    state.guard.begin()
     best, began = 0.0, time.monotonic()
     for rows in sizes:
-        if session.world.first:
-            jsonl.append(file, {"begins": rows})
-        seconds, peak, spent = _slowest(session, rows, began)
-        speed = session.world.size * rows / seconds
-        found = {"rows": rows, "bytes": int(peak), "rows_per_second": speed}
-        if session.world.first:
-            jsonl.append(file, {"tried": found})
+        if context.world.first:
+            job.write_line({"begins": rows})
+        seconds, peak, spent = _slowest(context, state, rows, began)
+        speed = context.world.size * rows / seconds
+        if context.world.first:
+            tried = {"rows": rows, "bytes": int(peak), "rows_per_second": speed}
+            job.write_line({"tried": tried})
         if speed < GAIN * best or spent > LONGEST_SECONDS:
             return
         best = max(best, speed)
 
 
-def _slowest(session: Session, rows: int, began: float) -> tuple[float, float, float]:
+def _slowest(
+    context: RunContext, state: TrainState, rows: int, began: float
+) -> tuple[float, float, float]:
     """Return seconds of a microbatch, the most bytes, and seconds since the beginning.
 
     All processes return the same: what the worst of them has.
     """
-    seconds = _timed(session, rows)
-    peak = session.accelerator.peak_memory_bytes() or 0
+    seconds = _timed(context, state, rows)
+    peak = context.accelerator.peak_memory_bytes() or 0
     found = torch.tensor([seconds, peak, time.monotonic() - began], dtype=torch.float64)
-    if session.world.size > 1:
-        values: list[Any] = [None] * session.world.size
+    if context.world.size > 1:
+        values: list[Any] = [None] * context.world.size
         dist.all_gather_object(values, found.tolist())
         found = torch.tensor(values, dtype=torch.float64).amax(0)
     slowest, most, spent = found.tolist()
     return slowest, most, spent
 
 
-def _timed(session: Session, rows: int) -> float:
+def _timed(context: RunContext, state: TrainState, rows: int) -> float:
     """Do a whole update, then return the shortest of some passes over one microbatch.
 
     A coupled loss has the outputs of all microbatches at once, any other one those of one: a second
     shows what adding to gradients takes.
     """
-    own = -(-session.settings.batch.rows // (rows * session.world.size))
-    count = own if session.objective.task.coupled else min(2, own)
-    advance(session, _longest(session, rows, count))
-    one = torch.ones((), device=session.device)
+    own = -(-context.settings.batch.rows // (rows * context.world.size))
+    count = own if context.task_at(state.step).task.coupled else min(2, own)
+    optimizer_step(context, state, _longest(context, state, rows, count))
+    one = torch.ones((), device=context.device)
     best = float("inf")
     for _ in range(TIMED):
-        batches = _longest(session, rows, 1)
-        session.accelerator.synchronize()
+        batches = _longest(context, state, rows, 1)
+        context.accelerator.synchronize()
         began = time.monotonic()
-        session.objective.gradients.of(batches, one)
-        session.accelerator.synchronize()
+        context.task_at(state.step).gradients.accumulate_gradients(batches, one)
+        context.accelerator.synchronize()
         best = min(best, time.monotonic() - began)
-        session.prepared.clear_gradients()
+        state.model.clear_gradients()
     return best
 
 
-def _longest(session: Session, rows: int, count: int) -> list[Batch]:
+def _longest(context: RunContext, state: TrainState, rows: int, count: int) -> list[Batch]:
     """Return microbatches of the longest declared shape, with no row in them, on the device."""
-    own = session.objective
-    return empty(session, own, own.feed, own.ladder[-1], (count, rows))
+    own = context.task_at(state.step)
+    return build_empty_batches(context, own, own.feed, own.ladder[-1], (count, rows))
 
 
 def _die_first() -> None:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from regauge.errors import SettingsError
-from regauge.training import objectives, warm_start
+from regauge.training import task_schedule, warm_start
 from regauge.training.batch_finder import finder
+from regauge.training.checkpointing import save_checkpoint
 from regauge.training.compile.parallel import Part
-from regauge.training.compile.warmup import settle, warm_up
-from regauge.training.defaults import decide
-from regauge.training.session_setup import UNHEARD, open_session
+from regauge.training.compile.warmup import settle_state, warm_up
+from regauge.training.defaults import resolve_defaults
+from regauge.training.run_setup import NO_SUPERVISOR, set_up
 from regauge.training.trainer import evaluate
 
 if TYPE_CHECKING:
@@ -32,9 +33,11 @@ def compile_ahead(settings: Training, world: World, part: Part = WHOLE) -> dict[
 
     Every process of the run calls this. Raises SettingsError for a run that compiles nothing.
     """
-    settings = warm_start.started(settings, world, UNHEARD)
-    objectives.manifests(settings)
-    settings = finder.settled(decide(settings, world, UNHEARD), world, UNHEARD)
+    settings = warm_start.resolve_warm_start(settings, world, NO_SUPERVISOR)
+    task_schedule.read_manifests(settings)
+    settings = finder.resolve_microbatch(
+        resolve_defaults(settings, world, NO_SUPERVISOR), world, NO_SUPERVISOR
+    )
     accelerator = settings.accelerator
     if accelerator is None or not (accelerator.lazy or settings.execution.compile == "blocks"):
         raise SettingsError("the run compiles nothing", 'set execution.compile = "blocks"')
@@ -43,21 +46,21 @@ def compile_ahead(settings: Training, world: World, part: Part = WHOLE) -> dict[
         output = settings.output.model_copy(update={"folder": folder})
         trial = settings.model_copy(update={"output": output})
         began = time.perf_counter()
-        session = open_session(trial, world)
+        context, state = set_up(trial, world)
         opened = time.perf_counter()
-        warm_up(session, part.of(session.shapes))
-        settle(session)
+        warm_up(context, state, part.of(context.shapes))
+        settle_state(context, state)
         if part == WHOLE:
-            evaluate(session)
+            evaluate(context, state)
         took = time.perf_counter() - opened
-        session.save({})
-        session.saver.wait()
-        before = session.seal(took)
+        save_checkpoint(context, state, {})
+        context.saver.wait()
+        before = context.seal_cache(took)
         if dist.is_initialized() and not joined:
             dist.destroy_process_group()
     hits, misses = accelerator.cached()
     return {
-        "cache": str(session.cache.folder) if session.cache else None,
+        "cache": str(context.cache.folder) if context.cache else None,
         "graphs": accelerator.graphs_compiled(),
         "found": hits,
         "made": misses,

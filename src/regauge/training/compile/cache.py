@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import choices
-from regauge.checkpoint.layout import write_json
+from regauge.checkpoint.layout import digest
 from regauge.config import FORMAT, dump
-from regauge.data.dataset import file_sha256
 from regauge.errors import DataError
+from regauge.files import write_json
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Entry:
         if not self.first:
             return 0.0
         took: float = max(seconds, (read(self.folder) or {}).get("seconds", 0.0))
-        files = {name: _described(self.folder / GRAPHS / name) for name in _names(self.folder)}
+        files = {name: digest(self.folder / GRAPHS / name) for name in _names(self.folder)}
         write_json(
             self.folder / ENTRY,
             {"format": FORMAT, "facts": self.facts, "seconds": round(took, 3), "files": files},
@@ -87,7 +87,7 @@ def facts(
                 "microbatches": -(-aim.batch.microbatches // world.size),
                 "lengths": list(ladder),
             }
-            for aim, ladder in zip(settings.aims, ladders, strict=True)
+            for aim, ladder in zip(settings.task_configs, ladders, strict=True)
         ],
         "accelerator": dump(accelerator) if accelerator else None,
         "target": sorted(accelerator.features()) if accelerator else [],
@@ -218,7 +218,7 @@ def _purge(folder: Path) -> list[str]:
     removed = []
     for name in _names(folder):
         path = folder / GRAPHS / name
-        if name not in files or _described(path) != files[name]:
+        if name not in files or digest(path) != files[name]:
             path.unlink()
             removed.append(name)
     return removed
@@ -231,10 +231,6 @@ def _names(folder: Path) -> list[str]:
         for path in graphs.rglob("*")
         if path.is_file() and path.suffix != ".lock"
     )
-
-
-def _described(path: Path) -> dict[str, Any]:
-    return {"sha256": file_sha256(path), "bytes": path.stat().st_size}
 
 
 def _code(model: nn.Module) -> str:

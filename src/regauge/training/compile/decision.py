@@ -16,15 +16,17 @@ from torch._dynamo.exc import TorchDynamoException
 
 from regauge.log import logger
 from regauge.models import architectures as models
-from regauge.models.losses import Slopes
-from regauge.training.compile.warmup import empty, make_room
-from regauge.training.gradients import summed
+from regauge.models.losses import LogitGradients
+from regauge.training.compile.warmup import build_empty_batches, raise_recompile_limit
+from regauge.training.gradients import all_reduce_sum
 
 if TYPE_CHECKING:
     from torch import nn
 
     from regauge.accelerators import Accelerator
-    from regauge.training.session import Session
+    from regauge.training.context import RunContext
+    from regauge.training.settings import Training
+    from regauge.training.state import TrainState
 
 SHORT_SECONDS = 30.0
 """A run that takes less for each graph that it needs is not compiled, and that is not tried: it
@@ -47,34 +49,37 @@ class Trial(NamedTuple):
     """That compiling one shape took."""
 
 
-def install(module: nn.Module, accelerator: Accelerator) -> None:
+def compile_parts(module: nn.Module, accelerator: Accelerator) -> None:
     """Let a module's parts be compiled when they are computed next."""
     backend, options = accelerator.compile_backend(), accelerator.compile_options()
-    for part in parts(module):
-        varying = accelerator.symbolic and type(part) is Slopes
+    for part in compiled_parts(module):
+        varying = accelerator.symbolic and type(part) is LogitGradients
         part.compile(dynamic=varying, backend=backend, options=options or None)
 
 
-def parts(module: nn.Module) -> list[nn.Module]:
+def compiled_parts(module: nn.Module) -> list[nn.Module]:
     """Return what is compiled of a module: its blocks, and what gives logits their gradients."""
-    return [*models.blocks(module), *(part for part in module.modules() if type(part) is Slopes)]
+    return [
+        *models.blocks(module),
+        *(part for part in module.modules() if type(part) is LogitGradients),
+    ]
 
 
-def settle(session: Session) -> None:
-    """Decide for a session whose settings leave it open; every process calls this."""
-    execution = session.settings.execution
-    if execution.compile != "auto":
-        return
-    with session.ledger.spend("compile"):
-        works, reason = _decided(session)
-    kind = "blocks" if works else "no"
-    if session.world.first:
-        logger.info("compile %s: %s", kind, reason)
-    decided = execution.model_copy(update={"compile": kind})
-    session.settings = session.settings.model_copy(update={"execution": decided})
+def resolve_compile(context: RunContext, state: TrainState) -> Training:
+    """Return the settings with `execution.compile` resolved; every process calls this."""
+    settings = context.settings
+    if settings.execution.compile != "auto":
+        return settings
+    with context.hooks.phase("compile"):
+        is_compiled, reason = _decide(context, state)
+    kind = "blocks" if is_compiled else "no"
+    if context.world.first:
+        logger.info("torch.compile %s: %s", "on" if is_compiled else "off", reason)
+    execution = settings.execution.model_copy(update={"compile": kind})
+    return settings.model_copy(update={"execution": execution})
 
 
-def worth(trial: Trial, steps: int, graphs: int) -> tuple[bool, str]:
+def is_worthwhile(trial: Trial, steps: int, graphs: int) -> tuple[bool, str]:
     """Return whether compiling pays for a run of some steps that needs so many graphs, and why."""
     saved = (trial.eager - trial.compiled) * steps
     costs = trial.once * (graphs - 1)  # one is made already
@@ -82,67 +87,67 @@ def worth(trial: Trial, steps: int, graphs: int) -> tuple[bool, str]:
     return saved > costs, f"{took}, {steps:,} steps; {costs:.0f} s more for other graphs"
 
 
-def _decided(session: Session) -> tuple[bool, str]:
-    steps, least = session.total_steps, _least_seconds(session)
-    graphs = MODES * len(session.shapes)
+def _decide(context: RunContext, state: TrainState) -> tuple[bool, str]:
+    steps, least = context.total_steps, _least_seconds(context)
+    graphs = MODES * len(context.shapes)
     short = SHORT_SECONDS * graphs
     if least is not None and FROM_PEAK * least < short:
         return False, f"the run takes less than {short:.0f} s"
-    (eager,) = _together(session, _step_seconds(session))
+    (eager,) = _together(context, _step_seconds(context, state))
     if eager * steps < short:
         return False, f"the run takes about {eager * steps:.0f} s, and needs {graphs} graphs"
-    module = session.prepared.module
-    make_room(session)
-    install(module, session.accelerator)
+    module = state.model.module
+    raise_recompile_limit(context, state)
+    compile_parts(module, context.accelerator)
     began = time.perf_counter()
     try:
-        compiled = _step_seconds(session)
+        compiled = _step_seconds(context, state)
     except TorchDynamoException as error:
         compiled, failed = 0.0, f"it fails: {str(error).strip().partition(chr(10))[0]}"
     else:
         failed = ""
     once = time.perf_counter() - began - compiled * TIMED
-    compiled, once, failures = _together(session, compiled, once, float(bool(failed)))
-    works, reason = worth(Trial(eager, compiled, once), steps, graphs)
+    compiled, once, failures = _together(context, compiled, once, float(bool(failed)))
+    works, reason = is_worthwhile(Trial(eager, compiled, once), steps, graphs)
     if failures or not works:
-        for part in parts(module):
+        for part in compiled_parts(module):
             part._compiled_call_impl = None  # noqa: SLF001 - what Module.compile sets
     return works and not failures, failed or reason
 
 
-def _least_seconds(session: Session) -> float | None:
+def _least_seconds(context: RunContext) -> float | None:
     """Return what a run takes at the chip's peak; None where that is not known."""
-    peak = session.chip.flops_per_second.get(session.settings.execution.precision)
+    peak = context.mfu.chip.flops_per_second.get(context.settings.execution.precision)
     if peak is None:
         return None
-    turns = zip(session.turns.weights, session.objectives, strict=True)
+    turns = zip(context.task_schedule.weights, context.tasks, strict=True)
     tokens = sum(
         weight * each.batch.rows * each.task.slots_per_row() * each.ladder[-1]
         for weight, each in turns
-    ) / sum(session.turns.weights)
-    flops = tokens * session.flops_per_token * session.total_steps
-    return flops / (peak * session.world.size)
+    ) / sum(context.task_schedule.weights)
+    flops = tokens * context.mfu.flops_per_token * context.total_steps
+    return flops / (peak * context.world.size)
 
 
-def _step_seconds(session: Session) -> float:
+def _step_seconds(context: RunContext, state: TrainState) -> float:
     """Return the seconds of this process's microbatches of a step, of the first task's longest."""
-    objective = session.objectives[0]
-    size = (1, objective.batch.microbatch)
-    one = torch.ones((), device=session.device)
+    task = context.tasks[0]
+    size = (1, task.batch.microbatch)
+    one = torch.ones((), device=context.device)
     taken = []
     for _ in range(TIMED + 1):  # the first one makes graphs and room
-        batches = empty(session, objective, objective.feed, objective.ladder[-1], size)
+        batches = build_empty_batches(context, task, task.feed, task.ladder[-1], size)
         began = time.perf_counter()
-        objective.gradients.of(batches, one)
-        session.prepared.clear_gradients()
-        session.accelerator.synchronize()
+        task.gradients.accumulate_gradients(batches, one)
+        state.model.clear_gradients()
+        context.accelerator.synchronize()
         taken.append(time.perf_counter() - began)
-    own = -(-objective.batch.microbatches // session.world.size)
+    own = -(-task.batch.microbatches // context.world.size)
     return own * statistics.median(taken[1:])
 
 
-def _together(session: Session, *own: float) -> list[float]:
+def _together(context: RunContext, *own: float) -> list[float]:
     """Return the means over all processes, equal on each."""
-    found = summed(torch.tensor(own).to(session.device))
-    values: list[float] = (found / session.world.size).tolist()
+    found = all_reduce_sum(torch.tensor(own).to(context.device))
+    values: list[float] = (found / context.world.size).tolist()
     return values

@@ -15,89 +15,90 @@ import torch._dynamo.config as compiler
 from regauge.errors import NoProgressError
 from regauge.log import logger
 from regauge.models import architectures as models
-from regauge.models.multitask import turn_to
+from regauge.models.multitask import set_active_task
 from regauge.training import optimizer as optimizers
-from regauge.training.optimizer_step import advance
+from regauge.training.optimizer_step import optimizer_step
 
 if TYPE_CHECKING:
     from regauge.accelerators import Accelerator, Batch
     from regauge.data.loader import Feed
-    from regauge.training.objectives import Objective
-    from regauge.training.session import Session, Shape
+    from regauge.training.context import BatchShape, RunContext
+    from regauge.training.objectives import TaskRuntime
+    from regauge.training.state import TrainState
 
 MODES = 3
 """A shape is computed with gradients, without them, and in evaluation."""
 
 
-def warm_up(session: Session, shapes: tuple[Shape, ...]) -> None:
+def warm_up(context: RunContext, state: TrainState, shapes: tuple[BatchShape, ...]) -> None:
     """Compute declared shapes once, with weight 0; weights and gradients are unchanged.
 
     On a lazy device the whole step is computed; this comes before a checkpoint is loaded, and what
     has changed of the optimizer's state is then put right by `settle`.
     """
-    if session.accelerator.lazy:
-        _rehearse(session, shapes)
-    elif session.settings.execution.compile == "blocks":
-        _compute(session, shapes)
+    if context.accelerator.lazy:
+        _rehearse(context, state, shapes)
+    elif context.settings.execution.compile == "blocks":
+        _compute(context, state, shapes)
 
 
-def settle(session: Session) -> None:
+def settle_state(context: RunContext, state: TrainState) -> None:
     """End the making of a lazy device's state; called before the first step.
 
     Such a device updates in place what a graph made, and not what was sent to it: without this the
     second step would have other graphs than the first. A product with 1 changes no bit.
     """
-    if not session.accelerator.lazy:
+    if not context.accelerator.lazy:
         return
-    counts = [state["step"] for state in session.optimizer.state.values() if "step" in state]
+    counts = [state["step"] for state in state.optimizer.state.values() if "step" in state]
     with torch.no_grad():
-        torch._foreach_mul_(list(session.values().values()), 1.0)
-        torch._foreach_mul_(counts, float(session.resumed_step > 0))
-    session.accelerator.end_step()
+        torch._foreach_mul_(list(state.tensors().values()), 1.0)
+        torch._foreach_mul_(counts, float(state.resumed_step > 0))
+    context.accelerator.end_step()
 
 
-def _rehearse(session: Session, shapes: tuple[Shape, ...]) -> None:
+def _rehearse(context: RunContext, state: TrainState, shapes: tuple[BatchShape, ...]) -> None:
     """Do a step of no rows for every shape: no gradient, no decay, a vanishing rate."""
-    optimizers.prime(session.optimizer)
-    session.scale.tensor(session.device)
-    session.accelerator.end_step()
-    for objective, length in shapes:
-        batch = objective.batch
-        own = -(-batch.microbatches // session.world.size)
-        batches = empty(session, objective, objective.feed, length, (own, batch.microbatch))
-        session.rates.begin(-1)
-        advance(session, batches, objective)
-    session.interval.begin()
-    session.guard.begin()
+    optimizers.prime_state(state.optimizer)
+    state.loss_scale.tensor(context.device)
+    context.accelerator.end_step()
+    for task, length in shapes:
+        batch = task.batch
+        own = -(-batch.microbatches // context.world.size)
+        batches = build_empty_batches(context, task, task.feed, length, (own, batch.microbatch))
+        state.lr_schedule.seek(-1)
+        optimizer_step(context, state, batches, task)
+    context.metrics.begin()
+    state.guard.begin()
 
 
-def _compute(session: Session, shapes: tuple[Shape, ...]) -> None:
+def _compute(context: RunContext, state: TrainState, shapes: tuple[BatchShape, ...]) -> None:
     """Compute every shape forward and backward, and as an evaluation does."""
-    make_room(session)
-    for objective, length in shapes:
-        size = (1, objective.batch.microbatch)
-        batches = empty(session, objective, objective.feed, length, size)
-        objective.gradients.of(batches, torch.ones((), device=session.device))
-        session.prepared.clear_gradients()
-    session.prepared.module.eval()
+    raise_recompile_limit(context, state)
+    for task, length in shapes:
+        size = (1, task.batch.microbatch)
+        batches = build_empty_batches(context, task, task.feed, length, size)
+        task.gradients.accumulate_gradients(batches, torch.ones((), device=context.device))
+        state.model.clear_gradients()
+    state.model.module.eval()
     with torch.no_grad():
-        for objective, length in shapes:
-            for heldout in list(objective.heldout.values())[:1]:
-                turn_to(session.prepared.module, objective.name)
+        for task, length in shapes:
+            for heldout in list(task.heldout.values())[:1]:
+                set_active_task(state.model.module, task.name)
                 rows, _ = heldout.feed.largest
-                (batch,) = empty(session, objective, heldout.feed, length, (1, rows))
-                session.prepared.module(batch)
-    session.accelerator.synchronize()
+                (batch,) = build_empty_batches(context, task, heldout.feed, length, (1, rows))
+                state.model.module(batch)
+    context.accelerator.synchronize()
 
 
-def make_room(session: Session) -> None:
+def raise_recompile_limit(context: RunContext, state: TrainState) -> None:
     """Let the compiler keep every declared graph, and those of the budget, of every block.
 
     Past its own limit (8 of one function) it computes the rest eagerly and only warns, so that
     nothing would be counted any more.
     """
-    kept = MODES * len(session.shapes) * len(models.blocks(session.prepared.module))
-    wanted = kept + session.settings.execution.recompile_budget + 1
+    kept = MODES * len(context.shapes) * len(models.blocks(state.model.module))
+    wanted = kept + context.settings.execution.recompile_budget + 1
     compiler.recompile_limit = max(compiler.recompile_limit, wanted)
     compiler.accumulated_recompile_limit = max(compiler.accumulated_recompile_limit, wanted)
 
@@ -142,13 +143,17 @@ class GraphGuard:
             )
 
 
-def empty(
-    session: Session, objective: Objective, feed: Feed, length: int, size: tuple[int, int]
+def build_empty_batches(
+    context: RunContext,
+    task: TaskRuntime,
+    feed: Feed,
+    length: int,
+    size: tuple[int, int],
 ) -> list[Batch]:
     """Return empty batches of a length, on the device; `size` is how many, of how many rows."""
     count, rows = size
-    arrays = feed.empty(rows * objective.task.slots_per_row(), length)
+    arrays = feed.empty(rows * task.task.slots_per_row(), length)
     host = [{name: torch.from_numpy(value) for name, value in arrays.items()} for _ in range(count)]
-    with closing(session.accelerator.wrap_loader(iter([host]), session.device)) as placed:
+    with closing(context.accelerator.wrap_loader(iter([host]), context.device)) as placed:
         found: list[Batch] = next(placed)
     return found

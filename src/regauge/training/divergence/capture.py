@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regauge.accelerators import Batch
-    from regauge.training.session import Session
+    from regauge.training.context import RunContext
+    from regauge.training.state import TrainState
 
 SAMPLES = 1 << 16
 Stage = Literal["rows", "forward", "backward", "gradient", "update"]
@@ -54,34 +55,34 @@ class Value:
 class Capture:
     """Collects the values of one step in one process."""
 
-    def __init__(self, session: Session, noise: float = 0.0) -> None:
-        self._session = session
+    def __init__(self, context: RunContext, state: TrainState, noise: float = 0.0) -> None:
+        self._context, self._state = context, state
         self._noise = noise
         self._values: list[Value] = []
         self._samples: dict[str, Tensor] = {}
         self._before: dict[str, Tensor] = {}
         self._seen: set[tuple[Stage, str]] = set()
-        self._draw = torch.Generator().manual_seed(session.step)
+        self._draw = torch.Generator().manual_seed(state.step)
 
     @contextmanager
     def watching(self, batches: list[Batch]) -> Iterator[None]:
         """Collect what is computed within the block: one step."""
-        session = self._session
+        context, state = self._context, self._state
         with ExitStack() as stack:
-            if session.world.first:
+            if context.world.first:
                 for name, value in batches[0].items():
                     self._add("rows", name, "", value)
-                for name, module in _watched(session):
+                for name, module in _watched(context, state):
                     hook = module.register_forward_hook(self._looked(name))
                     stack.callback(hook.remove)
-            optimizer = session.optimizer
+            optimizer = state.optimizer
             stack.callback(optimizer.register_step_pre_hook(self._before_update).remove)
             stack.callback(optimizer.register_step_post_hook(self._after_update).remove)
             yield
 
     def write(self, folder: Path, step: int) -> None:
         """Write what was collected; each process writes its own files."""
-        name = f"capture-{step:08d}.{self._session.world.rank}"
+        name = f"capture-{step:08d}.{self._context.world.rank}"
         safetensors_io.write(folder / f"{name}.safetensors", self._samples)
         document = {
             "step": step,
@@ -109,14 +110,14 @@ class Capture:
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         del optimizer
-        for name, master in self._session.prepared.masters().items():
+        for name, master in self._state.model.masters().items():
             self._before[name] = sampled(master)
             if master.grad is not None:
                 self._add("gradient", name, "", master.grad)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         del optimizer
-        for name, master in self._session.prepared.masters().items():
+        for name, master in self._state.model.masters().items():
             self._add("update", name, "", master, minus=self._before[name])
 
     def _add(
@@ -139,17 +140,17 @@ class Capture:
 
     def _chosen(self) -> dict[str, Any]:
         """Return what decides which kernels compute, as far as settings and torch say."""
-        settings = self._session.settings
+        settings = self._context.settings
         return {
-            "accelerator": self._session.accelerator.kind,
-            "device": self._session.chip.name,
+            "accelerator": self._context.accelerator.kind,
+            "device": self._context.mfu.chip.name,
             "precision": settings.execution.precision,
             "attention": settings.model.attention,
             "compile": settings.execution.compile,
             "strategy": settings.strategy.kind if settings.strategy else None,
-            "processes": self._session.world.size,
+            "processes": self._context.world.size,
             "threads": settings.execution.threads,
-            "microbatch_rows": self._session.objective.batch.microbatch_rows,
+            "microbatch_rows": self._context.task_at(self._state.step).batch.microbatch_rows,
             "torch": torch.__version__,
         }
 
@@ -162,10 +163,10 @@ def sampled(value: Tensor) -> Tensor:
     return whole[::stride].to("cpu", copy=True).contiguous()
 
 
-def _watched(session: Session) -> list[tuple[str, nn.Module]]:
+def _watched(context: RunContext, state: TrainState) -> list[tuple[str, nn.Module]]:
     """Return the modules to look at by name; of a compiled block, the block as a whole."""
-    module = session.prepared.module
-    compiled = models.blocks(module) if session.settings.execution.compile == "blocks" else []
+    module = state.model.module
+    compiled = models.blocks(module) if context.settings.execution.compile == "blocks" else []
     inside = {id(part) for block in compiled for part in block.modules() if part is not block}
     return [
         (name or "(all)", part) for name, part in module.named_modules() if id(part) not in inside

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from regauge.accelerators import Chip
-    from regauge.training.profile.breakdown import Part, Times
+    from regauge.training.profile.breakdown import Breakdown, Part
     from regauge.training.settings import Training
 
-MFU_FORMULA = "real tokens x FLOP a token / seconds / peak FLOP/s, of the watched process"
+WATCHED_MFU_FORMULA = "real tokens x FLOP a token / seconds / peak FLOP/s, of the watched process"
 BYTES_A_WEIGHT = 28
 """AdamW in fp32 reads a weight, its gradient and two moments, and writes all but the gradient."""
 LEAST_SHARE = 0.01
@@ -35,10 +35,10 @@ class Advice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Observed:
+class ProfileReport:
     """The profiled steps of a process."""
 
-    times: Times
+    times: Breakdown
     settings: Training
     chip: Chip
     peak: float | None
@@ -113,7 +113,7 @@ class Observed:
                 "bytes_source": "measured here: its memory is read and written",
             },
             "mfu": self.mfu,
-            "mfu_formula": MFU_FORMULA,
+            "mfu_formula": WATCHED_MFU_FORMULA,
             "padding_share": self.padding,
             "products": {
                 "flops_per_second": flops / seconds if seconds else None,

@@ -37,7 +37,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Times:
+class Breakdown:
     """Seconds of all profiled steps together."""
 
     steps: int
@@ -50,7 +50,7 @@ class Times:
     """By name, the longest first; the numbers of repeated layers are `*`."""
 
 
-def times(trace: Trace, data_seconds: float) -> Times:
+def build_breakdown(trace: Trace, data_seconds: float) -> Breakdown:
     """Return where the time of a trace's steps went, and of the waiting for their data."""
     steps = [(step.begin, step.end) for step in trace.steps]
     inside = [each for each in trace.work if _within(steps, each.begin)]
@@ -82,7 +82,7 @@ def times(trace: Trace, data_seconds: float) -> Times:
     host = max(0.0, _length(steps) - _length(both))
     kinds |= {"communication": exposed, "data": data_seconds, "host": host}
     order = sorted(parts.items(), key=lambda item: -item[1].seconds)
-    return Times(len(steps), wall, dict(kinds), _length(sent) - exposed, dict(order))
+    return Breakdown(len(steps), wall, dict(kinds), _length(sent) - exposed, dict(order))
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:

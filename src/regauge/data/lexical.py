@@ -1,0 +1,12 @@
+"""The words of a text, as lexical search (BM25) compares them."""
+
+from __future__ import annotations
+
+import re
+
+WORD = re.compile(r"\w+")
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text in lower case."""
+    return WORD.findall(text.lower())

@@ -1,0 +1,160 @@
+"""Hooks of a training run: how the ledger, profiler, straggler detector and fault injector join it.
+
+The loop calls events and knows none of the parts behind them. A hook overrides the events that it
+needs. An event that no hook overrides runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Inject = Callable[[str], Sequence[str]]
+"""Called at a named point of a health check; returns the faults that the check must simulate."""
+
+
+def inject_nothing(_point: str) -> Sequence[str]:
+    """Return no fault: the `Inject` of checks without a fault plan."""
+    return ()
+
+
+class Hook:
+    """Events of a training run; a subclass overrides those that it needs.
+
+    `step` is the number of optimizer updates that are done. Events that a subclass leaves out
+    are never called.
+    """
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Return a context around a phase: `compile`, `data_wait`, `step`, `evaluate`, ..."""
+        raise NotImplementedError
+
+    def compilation(self) -> AbstractContextManager[None]:
+        """Return a context around device work that may compile graphs."""
+        raise NotImplementedError
+
+    def before_batches(self, step: int) -> None:
+        """Run before the batches of a step are requested."""
+
+    def row_offset(self, step: int) -> int:
+        """Return by how many rows the global batch of a step is late in the row order."""
+        raise NotImplementedError
+
+    def around_step(self, step: int, batches: list[dict[str, Any]]) -> AbstractContextManager[None]:
+        """Return a context around a step; `batches` are the tensors of this process."""
+        raise NotImplementedError
+
+    def gradient_factor(self, step: int) -> float:
+        """Return a factor of this process's gradients."""
+        raise NotImplementedError
+
+    def before_collective(self) -> None:
+        """Run before this process may wait for the others within a step."""
+
+    def after_step(self, step: int) -> None:
+        """Run after a step, which `step` includes."""
+
+    def before_evaluation(self, step: int) -> None:
+        """Run before the held-out rows are evaluated."""
+
+    def during_save(self, point: str, step: int) -> None:
+        """Run at a point of the checkpoint commit, such as `staged` or `rename`."""
+
+    def ledger_fields(self) -> dict[str, Any]:
+        """Return fields of the next line of the ledger; every process calls this."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Run when the steps are over, also after an error."""
+
+
+EVENTS = tuple(name for name in vars(Hook) if not name.startswith("_"))
+
+
+class Hooks:
+    """The hooks of a run, called in the order in which they were added."""
+
+    def __init__(self, hooks: Iterable[Hook] = ()) -> None:
+        self._callbacks: dict[str, list[Callable[..., Any]]] = {name: [] for name in EVENTS}
+        for hook in hooks:
+            self.add(hook)
+
+    def add(self, hook: Hook) -> None:
+        """Register the events that a hook overrides."""
+        for name in EVENTS:
+            if getattr(type(hook), name) is not getattr(Hook, name):
+                self._callbacks[name].append(getattr(hook, name))
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Return a context around a phase."""
+        return self._around("phase", name)
+
+    def compilation(self) -> AbstractContextManager[None]:
+        """Return a context around device work that may compile graphs."""
+        return self._around("compilation")
+
+    def around_step(self, step: int, batches: list[dict[str, Any]]) -> AbstractContextManager[None]:
+        """Return a context around a step."""
+        return self._around("around_step", step, batches)
+
+    def before_batches(self, step: int) -> None:
+        """Call the hooks before the batches of a step are requested."""
+        self._call("before_batches", step)
+
+    def before_collective(self) -> None:
+        """Call the hooks before this process may wait for the others."""
+        self._call("before_collective")
+
+    def after_step(self, step: int) -> None:
+        """Call the hooks after a step."""
+        self._call("after_step", step)
+
+    def before_evaluation(self, step: int) -> None:
+        """Call the hooks before an evaluation."""
+        self._call("before_evaluation", step)
+
+    def during_save(self, point: str, step: int) -> None:
+        """Call the hooks at a point of the checkpoint commit."""
+        self._call("during_save", point, step)
+
+    def close(self) -> None:
+        """Call the hooks when the steps are over."""
+        self._call("close")
+
+    def row_offset(self, step: int) -> int:
+        """Return the sum of the row offsets."""
+        return sum(callback(step) for callback in self._callbacks["row_offset"])
+
+    def gradient_factor(self, step: int) -> float:
+        """Return the product of the gradient factors."""
+        factor = 1.0
+        for callback in self._callbacks["gradient_factor"]:
+            factor *= callback(step)
+        return factor
+
+    def ledger_fields(self) -> dict[str, Any]:
+        """Return the ledger fields of all hooks."""
+        fields: dict[str, Any] = {}
+        for callback in self._callbacks["ledger_fields"]:
+            fields |= callback()
+        return fields
+
+    def _call(self, event: str, *values: Any) -> None:
+        for callback in self._callbacks[event]:
+            callback(*values)
+
+    def _around(self, event: str, *values: Any) -> AbstractContextManager[None]:
+        callbacks = self._callbacks[event]
+        return _nested(callbacks, values) if callbacks else nullcontext()
+
+
+@contextmanager
+def _nested(callbacks: list[Callable[..., Any]], values: tuple[Any, ...]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for callback in callbacks:
+            stack.enter_context(callback(*values))
+        yield

@@ -1,0 +1,108 @@
+"""Checkpoints of a run: save the state, resume from the newest one, take over an earlier run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from regauge import jsonl
+from regauge.checkpoint.loading import load
+from regauge.errors import DataError
+from regauge.supervision.cost_meter import say_seen
+from regauge.training import optimizer as optimizers
+from regauge.training.guards import check_replicas
+from regauge.training.ledger import LEDGER
+from regauge.training.state import MOMENT_PREFIX
+from regauge.training.task_schedule import data_identity
+from regauge.training.warm_start import checkpoint, steps_before
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from regauge.models.settings import Origin
+    from regauge.training.context import RunContext
+    from regauge.training.state import TrainState
+
+
+def save_checkpoint(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
+    """Save the state once all replicas agree; the files are written beside the next steps.
+
+    `metrics` is the evaluation of this step, or empty.
+    """
+    with context.hooks.phase("checkpoint"):
+        check_replicas(state.model.replicas(), context.world, state.step)
+        document = build_document(context, state)
+        if context.world.first:
+            say_seen(context.folder)
+        context.saver.save(state.step, state.tensors(), document, metrics)
+        if context.accelerator.lazy:  # operations of two threads would be one graph
+            context.saver.settle()
+
+
+def build_document(context: RunContext, state: TrainState) -> dict[str, Any]:
+    """Return what a checkpoint holds beside tensors: JSON-ready, and equal for equal runs."""
+    return {
+        "step": state.step,
+        "seed": context.settings.seed,
+        "data_identity": data_identity([task.manifest for task in context.tasks]),
+        "attempt": state.attempt,
+        "frozen": state.frozen_checksum,
+        "optimizer_step": state.optimizer_steps,
+        "loss_scale": state.loss_scale.state(),
+        "guard": state.guard.state(),
+        "before": state.initial_metrics,
+        "steps_before": state.lr_schedule.offset,
+        "ledger": context.ledger.state(),
+    }
+
+
+def resume_latest(context: RunContext, state: TrainState) -> bool:
+    """Load the newest whole checkpoint; return whether there is one."""
+    path = context.saver.newest()
+    if path is None:
+        return False
+    document = restore(context, state, path)
+    state.attempt = document["attempt"] + 1
+    context.ledger.restore(document["ledger"], jsonl.last(context.folder / LEDGER))
+    return True
+
+
+def restore(context: RunContext, state: TrainState, path: Path) -> dict[str, Any]:
+    """Load a whole checkpoint into the state, and return its document.
+
+    Frozen weights are in no checkpoint: they are those of step 0. Raises DataError if they have
+    changed since.
+    """
+    context.saver.settle()
+    if not state.optimizer.state:
+        optimizers.prime_state(state.optimizer)
+    document = load(path, state.tensors())
+    if document.get("frozen", state.frozen_checksum) != state.frozen_checksum:
+        raise DataError(
+            f"the frozen weights have changed since {path} was saved",
+            "restore the weights of model.path, or start a new run in another output.folder",
+        )
+    state.set_optimizer_steps(document["optimizer_step"])
+    state.model.sync_weights()
+    state.model.clear_gradients()
+    state.step = state.resumed_step = document["step"]
+    state.initial_metrics = document["before"]
+    state.lr_schedule.offset = document.get("steps_before", 0)
+    state.loss_scale.restore(document["loss_scale"])
+    state.guard.restore(document["guard"])
+    return document
+
+
+def take_over(state: TrainState, origin: Origin) -> None:
+    """Load what the settings take from an earlier run beside its weights.
+
+    These are the position in the learning rate schedule and the optimizer moments.
+    """
+    state.lr_schedule.offset = steps_before(origin)
+    if origin.optimizer == "fresh":
+        return
+    optimizers.prime_state(state.optimizer)
+    moments = {
+        name: moment for name, moment in state.tensors().items() if name.startswith(MOMENT_PREFIX)
+    }
+    document = load(checkpoint(origin), moments)
+    state.set_optimizer_steps(document["optimizer_step"])

@@ -1,0 +1,47 @@
+"""Resolves what a run file leaves open, once, before anything is allocated.
+
+One choice needs the model and follows when the run is set up: whether blocks are compiled
+(`compile/decision.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.training import run_record, task_schedule
+from regauge.training.batch_finder.finder import resolve_microbatch
+from regauge.training.defaults import resolve_defaults
+from regauge.training.warm_start import resolve_warm_start
+
+if TYPE_CHECKING:
+    from regauge.processes import World
+    from regauge.supervision.channel import WorkerReporter
+    from regauge.training.settings import Training
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """The settings of a run with every choice resolved, and which run it is."""
+
+    settings: Training
+    data_identity: str
+    """Hash of all rows and their order."""
+    run_id: str
+
+
+def resolve_run(settings: Training, world: World, reporter: WorkerReporter) -> ResolvedRun:
+    """Resolve the settings of a run; every process calls this.
+
+    A choice is taken from the command or the run file, else from the first attempt of the run, else
+    by affinity or measurement. Raises SettingsError if the output folder belongs to another run.
+    """
+    folder = Path(settings.output.folder)
+    settings = resolve_warm_start(settings, world, reporter)
+    identity = task_schedule.data_identity(task_schedule.read_manifests(settings))
+    run_id = run_record.check_same_run(folder, settings, identity)
+    settings = run_record.inherit_decisions(settings, folder)
+    settings = resolve_defaults(settings, world, reporter)
+    settings = resolve_microbatch(settings, world, reporter)
+    return ResolvedRun(settings, identity, run_id)

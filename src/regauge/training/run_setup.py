@@ -1,0 +1,281 @@
+"""Sets up a run on this process: the device, the model, the tasks, the optimizer.
+
+Nothing is allocated before the settings, the dataset and the output folder have been checked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from regauge import jsonl
+from regauge.accelerators import Accelerator, Precision, join, take
+from regauge.checkpoint.saver import Saver
+from regauge.data import mixture
+from regauge.errors import SettingsError
+from regauge.health.preflight import preflight
+from regauge.hooks import Hook, Hooks, Inject, inject_nothing
+from regauge.log import logger
+from regauge.models import architectures, multitask
+from regauge.models.init_weights import initial_weights
+from regauge.models.tensors import dtype_of
+from regauge.planning.catalog import rate
+from regauge.strategies import ShardedModel, Site, Strategy
+from regauge.supervision.channel import WorkerReporter
+from regauge.supervision.cost_meter import Meter, reading
+from regauge.supervision.watchdog import PREFLIGHT
+from regauge.training import activation_checkpointing
+from regauge.training import optimizer as optimizers
+from regauge.training.compile import cache as caches
+from regauge.training.compile import decision
+from regauge.training.compile.cache import Entry
+from regauge.training.context import RunContext
+from regauge.training.defaults import check_precision
+from regauge.training.gradients import LossScale
+from regauge.training.guards import Guard
+from regauge.training.ledger import LEDGER, Ledger
+from regauge.training.metrics import MetricsWindow, MfuMeter
+from regauge.training.objectives import (
+    Placement,
+    TaskRuntime,
+    build_module,
+    build_task_runtime,
+)
+from regauge.training.state import TrainState
+from regauge.training.straggler import StragglerDetector
+from regauge.training.task_schedule import TaskSchedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import nn
+
+    from regauge.data.dataset import Dataset, Manifest
+    from regauge.models.init_weights import InitialWeights
+    from regauge.models.modules import TextModule
+    from regauge.models.multitask import MultiTaskModel
+    from regauge.processes import World
+    from regauge.testing.faults import FaultInjector
+    from regauge.training.settings import Execution, Training
+
+NO_SUPERVISOR = WorkerReporter(None, 0)
+"""The reporter of a process without a supervisor."""
+
+
+class Run(NamedTuple):
+    """A run that is set up on this process."""
+
+    context: RunContext
+    state: TrainState
+
+
+def set_up(
+    settings: Training,
+    world: World,
+    reporter: WorkerReporter = NO_SUPERVISOR,
+    *,
+    dtype: torch.dtype | None = None,
+    injector: FaultInjector | None = None,
+) -> Run:
+    """Set up a run with resolved settings; every process calls this.
+
+    `dtype` replaces the type in which the settings compute. `injector` triggers the faults of a
+    plan. Raises SettingsError if accelerator or strategy are not resolved.
+    """
+    accelerator, strategy, execution = settings.accelerator, settings.strategy, settings.execution
+    if accelerator is None or strategy is None:
+        raise SettingsError("accelerator and strategy are open", "call resolve_defaults first")
+    precision = check_precision(accelerator, execution.precision)
+    datasets = [mixture.opened(task.data) for task in settings.task_configs]
+    module, weights = _build_module(settings, [dataset.manifest for dataset in datasets], world)
+    inject = injector.inject if injector else inject_nothing
+    device = _take_device(accelerator, execution, world, reporter, inject, precision=precision)
+    module.compute_dtype = dtype or dtype_of(precision)
+    blocks = tuple(architectures.blocks(module))
+    site = Site(world, device, module.compute_dtype, blocks, accelerator.lazy, weights)
+    model = _shard(module, site, strategy, execution, accelerator)
+    ledger = Ledger(
+        _meter(settings, world, reporter), reporter.heartbeat.beat, accelerator.compile_seconds
+    )
+    hooks = _hooks(ledger, injector, world, device)
+    mark = _end_microbatch(accelerator, reporter)
+    placement = Placement(world, device, accelerator, mark, hooks.before_collective)
+    tasks = _tasks(settings, datasets, model, placement)
+    schedule = TaskSchedule([task.weight for task in settings.task_configs])
+    context = RunContext(
+        settings=settings,
+        world=world,
+        accelerator=accelerator,
+        device=device,
+        tasks=tasks,
+        task_schedule=schedule,
+        hooks=hooks,
+        ledger=ledger,
+        metrics=MetricsWindow(device, world, ledger, tuple(task.name for task in tasks)),
+        mfu=MfuMeter(accelerator, precision, _flops_per_token(tasks, schedule), world.size),
+        saver=_saver(settings, world, hooks, reporter),
+        cache=_open_cache(settings, module, [task.ladder for task in tasks], world),
+        reporter=reporter,
+    )
+    state = _state(context, model, weights, precision)
+    if injector is not None:
+        injector.attach(state.model, state.lr_schedule)
+    return Run(context, state)
+
+
+def _state(
+    context: RunContext, model: ShardedModel, weights: InitialWeights, precision: Precision
+) -> TrainState:
+    settings, device, lazy = context.settings.optimizer, context.device, context.accelerator.lazy
+    optimizer = optimizers.build_optimizer(settings, model.masters().items(), lazy=lazy)
+    return TrainState(
+        model=model,
+        optimizer=optimizer,
+        lr_schedule=optimizers.LRSchedule(settings, context.total_steps, device, lazy=lazy),
+        loss_scale=LossScale(scaled=precision == "fp16"),
+        guard=Guard(settings.guard, optimizer, device, lazy=lazy, tasks=len(context.tasks)),
+        initial_weights=weights,
+    )
+
+
+def _hooks(
+    ledger: Ledger, injector: FaultInjector | None, world: World, device: torch.device
+) -> Hooks:
+    hooks: list[Hook] = [ledger]
+    if world.size > 1:
+        hooks.append(StragglerDetector(world, device))
+    if injector is not None:
+        hooks.append(injector)
+    return Hooks(hooks)
+
+
+def _tasks(
+    settings: Training, datasets: list[Dataset], model: ShardedModel, placement: Placement
+) -> tuple[TaskRuntime, ...]:
+    return tuple(
+        build_task_runtime(settings, config, dataset, model, placement)
+        for config, dataset in zip(settings.task_configs, datasets, strict=True)
+    )
+
+
+def _end_microbatch(accelerator: Accelerator, reporter: WorkerReporter) -> Callable[[], None]:
+    """Return what ends a microbatch on the device, and gives a heartbeat."""
+
+    def end_microbatch() -> None:
+        accelerator.end_microbatch()
+        reporter.heartbeat.beat()
+
+    return end_microbatch
+
+
+def _build_module(
+    settings: Training, manifests: list[Manifest], world: World
+) -> tuple[TextModule | MultiTaskModel, InitialWeights]:
+    """Return the module on the meta device, and its initial weights.
+
+    Raises SettingsError for rows that do not fit the model; nothing is allocated yet.
+    """
+    module = build_module(settings, manifests)
+    pairs = zip(settings.task_configs, manifests, strict=True)
+    for (task, manifest), part in zip(
+        pairs, multitask.modules_by_task(module).values(), strict=True
+    ):
+        _check_length(part, task.task.ladder(manifest))
+    optimizers.check_lr_multipliers(
+        settings.optimizer, (name for name, _ in module.named_parameters())
+    )
+    weights = initial_weights(module, settings.model, settings.seed)
+    for remark in weights.remarks if world.first else ():
+        logger.warning("%s", remark)
+    return module, weights
+
+
+def _take_device(
+    accelerator: Accelerator,
+    execution: Execution,
+    world: World,
+    reporter: WorkerReporter,
+    inject: Inject,
+    *,
+    precision: Precision,
+) -> torch.device:
+    """Take this process's device and join the others; check both if the supervisor asks for it."""
+    device = take(accelerator, world.device, execution.threads or 1)
+    if execution.compile == "blocks":
+        accelerator.expect_compiling()
+    accelerator.use(precision)
+    join(accelerator, world, execution.timeout_seconds)
+    if reporter.spec and reporter.spec.preflight:
+        with reporter.phase(PREFLIGHT):
+            preflight(accelerator, device, precision, world, inject)
+    return device
+
+
+def _meter(settings: Training, world: World, reporter: WorkerReporter) -> Meter:
+    """Return the supervisor's meter of dollars, or one that continues the last ledger line."""
+    if reporter.spec:
+        return reporter.spec.meter
+    last_line = jsonl.last(Path(settings.output.folder) / LEDGER) or {}
+    machines = -(-world.size // world.local_size)
+    price = rate(settings.execution.price)
+    usd = price.usd_per_hour if price else None
+    return Meter(reading(last_line), reporter.began, machines, world.size, usd)
+
+
+def _saver(settings: Training, world: World, hooks: Hooks, reporter: WorkerReporter) -> Saver:
+    def at_point(point: str, *, step: int) -> None:
+        hooks.during_save(point, step=step)
+        if point == "rename":
+            reporter.check_owner()
+
+    root = Path(settings.output.folder) / "checkpoints"
+    return Saver(root, settings.output.checkpoint, world, at_point, reporter.heartbeat.beat)
+
+
+def _shard(
+    module: TextModule | MultiTaskModel,
+    site: Site,
+    strategy: Strategy,
+    execution: Execution,
+    accelerator: Accelerator,
+) -> ShardedModel:
+    """Place the module on the processes, with activation checkpointing and compilation."""
+    activation_checkpointing.install(
+        site.blocks, execution.activation_checkpointing, module.dropout_keys
+    )
+    model = strategy.prepare(module, site)
+    accelerator.keep_memory()
+    if execution.activation_checkpointing != "none":
+        model.recomputes = True
+    if execution.compile == "blocks":
+        decision.compile_parts(module, accelerator)
+    return model
+
+
+def _open_cache(
+    settings: Training, module: nn.Module, ladders: list[tuple[int, ...]], world: World
+) -> Entry | None:
+    """Return the cache entry of the run's graphs, which the accelerator uses from now on."""
+    root, accelerator = settings.execution.compile_cache, settings.accelerator
+    if root is None or accelerator is None:
+        return None
+    facts = caches.facts(settings, module, ladders, world)
+    entry = caches.open_entry(Path(root).resolve(), facts, world)
+    accelerator.use_cache(entry.graphs)
+    return entry
+
+
+def _flops_per_token(tasks: tuple[TaskRuntime, ...], schedule: TaskSchedule) -> float:
+    """Return the FLOPs of training on one token; for several tasks the mean over their steps."""
+    pairs = zip(schedule.weights, tasks, strict=True)
+    return sum(weight * task.flops_per_token for weight, task in pairs) / sum(schedule.weights)
+
+
+def _check_length(module: TextModule, ladder: tuple[int, ...]) -> None:
+    limit = module.longest
+    if limit is not None and ladder[-1] > limit:
+        raise SettingsError(
+            f"rows of {ladder[-1]} tokens do not fit the model's {limit} positions",
+            "prepare shorter rows, or raise model.config.max_position_embeddings",
+        )

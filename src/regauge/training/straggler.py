@@ -1,0 +1,82 @@
+"""Straggler detection: which rank makes the others wait."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regauge.hooks import Hook
+from regauge.log import logger
+from regauge.training.gradients import all_reduce_sum
+
+if TYPE_CHECKING:
+    from regauge.processes import World
+
+LATE_SHARE = 0.2
+"""Share of a step's seconds by which a straggler is later than the median of the others."""
+MIN_SECONDS = 0.02
+"""Delays below this are the extra work of rank 0."""
+CONSECUTIVE_LINES = 2
+"""Ledger lines in a row in which a rank is late before it is reported."""
+
+
+class StragglerDetector(Hook):
+    """Measures the seconds of each step before this process first waits for the others."""
+
+    def __init__(self, world: World, device: torch.device) -> None:
+        self._world = world
+        self._device = device
+        self._step_began: float | None = None
+        self._own_seconds = 0.0
+        self._steps = 0
+        self._interval_began = time.perf_counter()
+        self._suspect: int | None = None
+        self._suspect_lines = 0
+
+    def before_batches(self, step: int) -> None:  # noqa: ARG002 - the event has it
+        self._step_began = time.perf_counter()
+
+    def before_collective(self) -> None:
+        """Stop the clock of the step; only the first collective of a step counts."""
+        if self._step_began is not None:
+            self._own_seconds += time.perf_counter() - self._step_began
+            self._steps += 1
+            self._step_began = None
+
+    def ledger_fields(self) -> dict[str, Any]:
+        """Return the straggler since the last call; every process calls this.
+
+        `{"slowest": {"rank": 1, "seconds": 0.5}}`: the rank, and by how much it is later in each
+        step. `{"slowest": None}` if no rank is.
+        """
+        return {"slowest": self._find_straggler()}
+
+    def _find_straggler(self) -> dict[str, float] | None:
+        now, steps = time.perf_counter(), max(self._steps, 1)
+        step_seconds = (now - self._interval_began) / steps
+        own_seconds = self._own_seconds / steps
+        self._interval_began, self._own_seconds, self._steps = now, 0.0, 0
+        by_rank = torch.zeros(self._world.size)
+        by_rank[self._world.rank] = own_seconds
+        seconds = all_reduce_sum(by_rank.to(self._device)).tolist()
+        slowest = max(range(len(seconds)), key=seconds.__getitem__)
+        others = statistics.median(seconds[:slowest] + seconds[slowest + 1 :])
+        delay = seconds[slowest] - others
+        if delay <= max(LATE_SHARE * step_seconds, MIN_SECONDS):
+            self._suspect = None
+            return None
+        self._suspect_lines = self._suspect_lines + 1 if slowest == self._suspect else 1
+        self._suspect = slowest
+        if self._suspect_lines < CONSECUTIVE_LINES:
+            return None
+        if self._suspect_lines == CONSECUTIVE_LINES and self._world.first:
+            logger.warning(
+                "rank %d is a straggler: %.2f s per step before it first waits, the others %.2f s",
+                slowest,
+                seconds[slowest],
+                others,
+            )
+        return {"rank": slowest, "seconds": round(delay, 6)}

@@ -1,0 +1,93 @@
+"""Which of a run's tasks a step trains, and what identifies their data; this module needs no torch.
+
+The task of a step is a function of the step alone, so that a resumed run continues in the middle of
+a cycle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from regauge.config import first_difference
+from regauge.data import mixture
+from regauge.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from regauge.data.dataset import Manifest
+    from regauge.training.settings import Training
+
+
+class ScheduledTask(NamedTuple):
+    """The task that a step trains."""
+
+    task: int
+    """The index of the task."""
+    step: int
+    """Number of steps that the task has had before."""
+
+
+class TaskSchedule:
+    """Round-robin task sampling by weights.
+
+    Of every `sum(weights)` steps a task gets as many as its weight, spread evenly: a step goes to
+    the task that is furthest behind, and of equals to the first.
+    """
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        self.weights = tuple(weights)
+        cycle = sum(weights)
+        counts = [0] * len(weights)
+        self._cycle: list[ScheduledTask] = []
+        for position in range(1, cycle + 1):
+            deficits = [
+                weight * position - cycle * count
+                for weight, count in zip(weights, counts, strict=True)
+            ]
+            task = deficits.index(max(deficits))
+            self._cycle.append(ScheduledTask(task, counts[task]))
+            counts[task] += 1
+
+    def task_at(self, step: int) -> ScheduledTask:
+        """Return the task of a step, counted from 0."""
+        cycles, position = divmod(step, len(self._cycle))
+        task, before = self._cycle[position]
+        return ScheduledTask(task, cycles * self.weights[task] + before)
+
+    def steps_per_epoch(self, first_task_steps: int) -> int:
+        """Return the number of steps in which the first task gets its epoch of steps."""
+        return math.ceil(first_task_steps * len(self._cycle) / self.weights[0])
+
+
+def read_manifests(settings: Training) -> list[Manifest]:
+    """Return the manifest of each task's dataset.
+
+    Raises DataError if a task cannot train on its dataset, or if the tokenizers differ.
+    """
+    manifests = []
+    for config in settings.task_configs:
+        manifest = mixture.manifest_of(config.data)
+        config.task.check(manifest)
+        manifests.append(manifest)
+    ours = manifests[0].tokenizer.model_dump()
+    for config, manifest in zip(settings.task_configs, manifests, strict=True):
+        theirs = manifest.tokenizer.model_dump()
+        if theirs != ours:
+            difference = first_difference("tokenizer", ours, theirs)
+            first = settings.task_configs[0].data.path
+            raise DataError(
+                f"{config.data.path} and {first} have different tokenizers: {difference}",
+                f"prepare it again with tokenizer.path = the tokenizer of {first}",
+            )
+    return manifests
+
+
+def data_identity(manifests: Sequence[Manifest]) -> str:
+    """Return the hash of all rows that a run trains on, and of their order."""
+    if len(manifests) == 1:
+        return manifests[0].identity
+    identities = " ".join(manifest.identity for manifest in manifests)
+    return hashlib.sha256(identities.encode()).hexdigest()

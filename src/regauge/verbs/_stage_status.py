@@ -1,0 +1,100 @@
+"""Whether a stage of a pipeline is done, stale or to do, and why; nothing here writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from regauge import config
+from regauge.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from regauge.verbs._stages import Ready
+
+DONE = "done.json"
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of a stage."""
+
+    state: Literal["done", "stale", "to do"]
+    """A stale stage was finished with other settings or inputs; it makes a run refuse to start."""
+    reason: str = ""
+    """Why it is not done."""
+    outcome: dict[str, Any] = field(default_factory=dict)
+    """What `done.json` holds of a stage that is done."""
+    refusal: SettingsError | None = None
+    """What a run raises for a stale stage."""
+
+    @property
+    def summary(self) -> str:
+        """The state in words, with the seconds of a stage that is done."""
+        detail = f", {self.outcome['seconds']:.1f} s" if self.outcome else f": {self.reason}"
+        return self.state + detail
+
+
+def inspect(stages: list[Ready]) -> dict[str, Status]:
+    """Return the status of every stage by its name."""
+    statuses: dict[str, Status] = {}
+    hashes: dict[str, str] = {}
+    for stage in stages:
+        identity = stage.identity(hashes)
+        hashes[stage.name] = identity["sha256"]
+        statuses[stage.name] = _inspect_stage(stage, identity, statuses)
+    return statuses
+
+
+def _inspect_stage(stage: Ready, identity: dict[str, Any], earlier: dict[str, Status]) -> Status:
+    stale_input = next((name for name in stage.inputs if earlier[name].state == "stale"), None)
+    remedy = f"delete {stage.folder} to make it again"
+    path = stage.folder / DONE
+    if not path.exists():
+        started = stage.folder.is_dir() and any(stage.folder.iterdir())
+        reason = "started, and not finished" if started else "not run yet"
+        return Status("to do", f"its input '{stale_input}' is stale" if stale_input else reason)
+    before = _read_done(path)
+    if before is None:
+        problem = f"{path} cannot be read"
+        return Status("stale", problem, refusal=SettingsError(problem, remedy))
+    if before.get("sha256") != identity["sha256"]:
+        reason = _describe_change(before, identity, earlier)
+        problem = f"stage '{stage.name}' is finished, and {reason}"
+        refusal = SettingsError(problem, f"set another output.folder, or {remedy}")
+        return Status("stale", reason, refusal=refusal)
+    missing = next((name for name in stage.inputs if earlier[name].state != "done"), None)
+    if missing:
+        problem = f"stage '{stage.name}' is finished, but its input '{missing}' is not"
+        state = "stale" if missing == stale_input else "not finished"
+        reason = f"its input '{missing}' is {state}"
+        return Status("stale", reason, refusal=SettingsError(problem, remedy))
+    return Status("done", outcome=before)
+
+
+def _read_done(path: Path) -> dict[str, Any] | None:
+    """Return the record of a finished stage, or None when it cannot be read."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        readable = isinstance(document, dict) and int(document["format"]) <= config.FORMAT
+    except (ValueError, KeyError, TypeError):
+        readable = False
+    return dict(document) if readable else None
+
+
+def _describe_change(
+    before: dict[str, Any], now: dict[str, Any], earlier: dict[str, Status]
+) -> str:
+    """Return the first difference between two identities, in words."""
+    old, new = (dict(config.flat(side.get("settings", {}))) for side in (before, now))
+    for key in sorted({*old, *new}):
+        if old.get(key) != new.get(key):
+            return f"'{key}' has changed from {old.get(key)!r} to {new.get(key)!r}"
+    inputs = before.get("inputs", {})
+    changed = [name for name, sha256 in now["inputs"].items() if inputs.get(name) != sha256]
+    if not changed:
+        return "its verb has changed"
+    state = "is stale" if earlier[changed[0]].state == "stale" else "has changed"
+    return f"its input '{changed[0]}' {state}"

@@ -1,0 +1,158 @@
+"""Files are replaced as a whole, hashed and locked."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from regauge import files
+
+OLD, NEW = "old" * 100_000, "new" * 200_000
+DIES_BEFORE_THE_RENAME = """
+import os, pathlib, signal, sys
+from regauge.files import replacing
+with replacing(pathlib.Path(sys.argv[1])) as temporary:
+    temporary.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+HOLDS_THE_LOCK = """
+import pathlib, sys, time
+from regauge.files import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    path, seen = tmp_path / "a.txt", set()
+    path.write_text(OLD)
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.add(path.read_text())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(20):
+        for content in (NEW, OLD):
+            files.write_atomic(path, content)
+    done.set()
+    reader.join()
+    assert seen <= {OLD, NEW}
+    assert path.read_text() == OLD
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_process_that_dies_before_the_rename_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    done = subprocess.run([sys.executable, "-c", DIES_BEFORE_THE_RENAME, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert path.read_text() == "old"
+    (left,) = (each for each in tmp_path.iterdir() if each != path)
+    assert files.is_temporary(left)
+    assert left.name.startswith(".a.txt.")
+    assert not files.is_temporary(path)
+
+
+def test_an_error_leaves_the_old_file_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.txt"
+    files.write_atomic(path, b"old")
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_content_is_flushed_before_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flushed = tmp_path / "a.txt", []
+    monkeypatch.setattr(os, "fsync", lambda _: flushed.append(path.exists()))
+    files.write_atomic(path, "durable")
+    assert flushed == [False]
+    files.write_atomic(path, "not durable", durable=False)
+    assert flushed == [False]
+    files.flush([path, tmp_path])
+    assert flushed == [False, True, True]
+
+
+def test_a_temporary_file_may_lie_in_another_folder(tmp_path: Path) -> None:
+    (aside := tmp_path / "aside").mkdir()
+    with files.replacing(tmp_path / "a.txt", aside) as temporary:
+        assert temporary.parent == aside
+        temporary.write_text("new")
+    assert (tmp_path / "a.txt").read_text() == "new"
+    assert list(aside.iterdir()) == []
+
+
+def test_a_new_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    files.write_atomic(tmp_path / "a.txt", "text")
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1
+
+
+def test_json_is_sorted_and_texts_are_utf_8(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "a.json", {"b": 1, "a": [2, "é"]})
+    text = (tmp_path / "a.json").read_text()
+    assert json.loads(text) == {"a": [2, "é"], "b": 1}
+    assert text.index('"a"') < text.index('"b"')
+    files.write_atomic(tmp_path / "a.txt", "é")
+    assert (tmp_path / "a.txt").read_bytes() == "é".encode()
+
+
+def test_a_file_is_hashed(tmp_path: Path) -> None:
+    data = os.urandom(3 << 20)
+    (tmp_path / "a").write_bytes(data)
+    assert files.sha256(tmp_path / "a") == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_one_process_holds_a_lock_until_it_ends(tmp_path: Path, kind: str) -> None:
+    path = tmp_path if kind == "folder" else tmp_path / ".lock"
+    command = [sys.executable, "-c", HOLDS_THE_LOCK, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with (
+            pytest.raises(BlockingIOError, match="is locked by another process"),
+            files.locked(path),
+        ):
+            pass
+        began = time.monotonic()
+        with pytest.raises(BlockingIOError), files.locked(path, wait_seconds=0.3):
+            pass
+        assert time.monotonic() - began >= 0.3
+        threading.Timer(0.2, holder.kill).start()
+        with files.locked(path, wait_seconds=60):
+            holder.wait()
+    with files.locked(path, wait_seconds=None):
+        pass
+
+
+def test_a_lock_ends_with_its_block(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with pytest.raises(ValueError, match="within"), files.locked(path):
+        raise ValueError("within")
+    with files.locked(path):
+        pass

@@ -1,0 +1,179 @@
+"""Workers are handed a request, heard line by line, and stopped at their limits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regauge import jsonl, processes
+from regauge.processes import Seats
+from regauge.timing import wait_for
+from regauge.worker import LINES, Line, WorkerExit, WorkerLimits, run_worker
+
+Run = Callable[..., WorkerExit]
+"""Runs a program with the names `job`, `os`, `sys` and `time`; keywords are those of run_worker."""
+BEGIN = """
+import os, subprocess, sys, time
+from regauge.worker import receive_job
+job = receive_job()
+"""
+PROMPT = WorkerLimits(total=60, silence=60)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    (modules := tmp_path / "modules").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+
+    def run(
+        program: str, limits: WorkerLimits = PROMPT, *, request: Any = None, **options: Any
+    ) -> WorkerExit:
+        (modules / "program.py").write_text(BEGIN + program)
+        return run_worker("program", request or {}, tmp_path / "work", limits, **options)
+
+    return run
+
+
+def seats(size: int) -> Seats:
+    return Seats(size, processes.free_port())
+
+
+def lives(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_a_worker_is_handed_its_request_and_heard_line_by_line(run: Run) -> None:
+    lines: list[Line] = []
+    seen: list[int] = []
+    program = """
+for value in job.request["values"]:
+    job.write_line({"double": 2 * value})
+    time.sleep(0.2)
+"""
+    ended = run(
+        program,
+        request={"values": [1, 2, 3]},
+        on_line=lines.append,
+        on_poll=lambda: seen.append(len(lines)),
+    )
+    assert ended == WorkerExit(0)
+    assert lines == [{"rank": 0, "double": double} for double in (2, 4, 6)]
+    assert {0, 1, 2} <= set(seen)
+
+
+def test_each_rank_is_a_worker_and_says_so(run: Run) -> None:
+    lines: list[Line] = []
+    ended = run(
+        'job.write_line({"size": os.environ["WORLD_SIZE"]})', seats=seats(3), on_line=lines.append
+    )
+    assert ended.code == 0
+    assert sorted(line["rank"] for line in lines) == [0, 1, 2]
+    assert {line["size"] for line in lines} == {"3"}
+
+
+def test_a_worker_that_fails_is_told_by_its_code_and_its_last_lines(run: Run) -> None:
+    ended = run("print('on the way'); sys.exit('it is full')")
+    assert (ended.code, ended.problem) == (1, "ended with code 1")
+    assert set(ended.last_lines) == {"on the way", "it is full"}
+
+
+def test_what_a_worker_wrote_stays_when_it_is_killed(run: Run, tmp_path: Path) -> None:
+    lines: list[Line] = []
+    ended = run('job.write_line({"begins": 4}); os.kill(os.getpid(), 9)', on_line=lines.append)
+    assert (ended.code, ended.problem) == (-9, "killed by SIGKILL")
+    assert lines == [{"rank": 0, "begins": 4}]
+    assert jsonl.whole(tmp_path / "work" / LINES) == lines
+
+
+def test_a_silent_worker_is_stopped_with_the_processes_that_it_started(run: Run) -> None:
+    lines: list[Line] = []
+    program = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+job.write_line({"pids": [os.getpid(), child.pid]})
+time.sleep(600)
+"""
+    ended = run(program, WorkerLimits(start=60, silence=0.5), on_line=lines.append)
+    assert (ended.code, ended.problem) == (None, "wrote nothing for 0.5 s")
+    worker, child = lines[0]["pids"]
+    assert not lives(worker)
+    assert wait_for(lambda: not lives(child), 10, poll_seconds=0.05)
+
+
+def test_a_worker_that_goes_on_writing_is_not_silent_and_ends_at_the_total(run: Run) -> None:
+    program = 'while True: job.write_line({"beat": 1}); time.sleep(0.05)'
+    ended = run(program, WorkerLimits(total=5, start=60, silence=3))
+    assert (ended.code, ended.problem) == (None, "did not end within 5 s")
+
+
+def test_silence_counts_from_when_every_rank_has_written(run: Run) -> None:
+    program = """
+if job.rank == 1:
+    time.sleep(2)
+job.write_line({"begins": 1})
+"""
+    assert run(program, WorkerLimits(start=60, silence=1), seats=seats(2)).code == 0
+    ended = run(program, WorkerLimits(start=0.01, silence=60), seats=seats(2))
+    assert ended.problem == "wrote nothing for 0.01 s"
+
+
+@pytest.mark.parametrize(("late", "pause", "heard"), [(0.0, 600, 0), (60.0, 1, 1)])
+def test_the_others_have_some_time_after_a_failure(
+    run: Run, late: float, pause: int, heard: int
+) -> None:
+    lines: list[Line] = []
+    program = """
+if job.rank == 1:
+    sys.exit(7)
+time.sleep(job.request["pause"])
+job.write_line({"late": 1})
+"""
+    ended = run(
+        program,
+        WorkerLimits(after_failure=late),
+        seats=seats(2),
+        request={"pause": pause},
+        on_line=lines.append,
+    )
+    assert (ended.code, ended.problem) == (7, "ended with code 7")
+    assert len(lines) == heard
+
+
+def test_a_worker_does_not_outlive_an_error_of_its_parent(run: Run) -> None:
+    lines: list[Line] = []
+
+    def fail(line: Line) -> None:
+        lines.append(line)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run('job.write_line({"pid": os.getpid()}); time.sleep(600)', on_line=fail)
+    assert not lives(lines[0]["pid"])
+
+
+def test_lines_and_logs_of_earlier_workers_are_gone(run: Run, tmp_path: Path) -> None:
+    run('job.write_line({"first": 1}); print("first")')
+    lines: list[Line] = []
+    assert run("", on_line=lines.append).last_lines == ()
+    assert lines == []
+    assert not (tmp_path / "work" / LINES).exists()
+
+
+def test_a_tail_reads_each_line_once_and_no_half_of_one(tmp_path: Path) -> None:
+    tail = jsonl.Tail(tmp_path / "a.jsonl")
+    assert tail.read() == []
+    with (tmp_path / "a.jsonl").open("w") as file:
+        file.write('{"a": 1}\n{"b"')
+        file.flush()
+        assert tail.read() == [{"a": 1}]
+        assert tail.read() == []
+        file.write(': 2}\ntorn\n{"c": 3}\n')
+        file.flush()
+        assert tail.read() == [{"b": 2}, {"c": 3}]

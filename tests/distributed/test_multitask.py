@@ -218,7 +218,7 @@ def test_datasets_of_other_tokenizers_do_not_go_together(runs: Runs, tmp_path: P
     tasks = [dict(each) for each in TASKS["several"]["task"]]
     tasks[1]["data"] = {"path": str(other)}
     asked = settings(tmp_path / "run", runs.data["pairs"], "several", task=tuple(tasks))
-    with pytest.raises(DataError, match="another tokenizer"):
+    with pytest.raises(DataError, match="have different tokenizers"):
         read_manifests(asked)
 
 

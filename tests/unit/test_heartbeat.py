@@ -12,11 +12,11 @@ from regauge.supervision.heartbeat import PHASES, Heartbeat, HeartbeatTable
 WRITER = """
 import sys
 from pathlib import Path
-from regauge.supervision.heartbeat import PHASES, Pulse
-pulse = Pulse(Path(sys.argv[1]), 1)
+from regauge.supervision.heartbeat import PHASES, Heartbeat
+heartbeat = Heartbeat(Path(sys.argv[1]), 1)
 while True:
     for phase in PHASES:
-        pulse.beat(phase)
+        heartbeat.beat(phase)
 """
 SECONDS = 1.5
 

@@ -41,7 +41,7 @@ from text import corpus
 
 from regauge import jsonl
 from regauge.checkpoint import layout as checkpoints
-from regauge.supervision.goodput import goodput
+from regauge.supervision.goodput import read_goodput
 
 STEPS, SAVE_EVERY = 100, 20
 SIZES = (1, 2)
@@ -125,18 +125,18 @@ def main() -> None:
     out = arguments.out or RESULTS / f"campaign-{arguments.seed}-{arguments.jobs}.jsonl"
     if out.exists():
         raise SystemExit(f"{out} is there: a campaign is never extended or run again over another")
-    jsonl.append(out, header(arguments.seed, arguments.jobs))
+    jsonl.append_line(out, header(arguments.seed, arguments.jobs))
     with tempfile.TemporaryDirectory() as scratch:
         campaign = Campaign(Path(scratch), arguments.seed)
         jobs = []
         for number in range(arguments.jobs):
             job = campaign.run(number)
             jobs.append(job)
-            jsonl.append(out, asdict(job))
+            jsonl.append_line(out, asdict(job))
             sys.stdout.write(f"{number + 1}/{arguments.jobs} {_told(job)}\n")
             sys.stdout.flush()
     result = summary(jobs)
-    jsonl.append(out, result)
+    jsonl.append_line(out, result)
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
 
 
@@ -209,7 +209,7 @@ class Campaign:
             SAVE_EVERY,
             model=MODEL,
             batch={"rows": 8, "microbatch_rows": 4},
-            execution={"processes": size, "supervision": {"hang_seconds": 5.0}},
+            execution={"processes": size, "supervision": {"hang_timeout_seconds": 5.0}},
             stop={"steps": STEPS},
             evaluation={"rows": 8},
         )
@@ -222,16 +222,16 @@ class Campaign:
         )
 
     def _judge(self, job: Job, folder: Path) -> None:
-        struck = jsonl.whole(folder / "faults.jsonl")
+        struck = jsonl.read_lines(folder / "faults.jsonl")
         job.struck += len({(line["kind"], line["at"], line["attempt"]) for line in struck})
-        result, found = folder / "result.json", goodput(folder)
+        result, found = folder / "result.json", read_goodput(folder)
         job.goodput = found.share if found else 0.0
         job.spent = dict(found.seconds) if found else {}
         job.attempts = len(found.ends) if found else 0
         job.step = json.loads(result.read_text())["steps"] if result.exists() else 0
-        newest = checkpoints.steps(folder / "checkpoints")[:1]
-        where = [folder / "checkpoints" / checkpoints.name_of(step) for step in newest]
-        job.checkpoint_is_whole = newest == [STEPS] and checkpoints.damage(where[0]) is None
+        newest = checkpoints.list_steps(folder / "checkpoints")[:1]
+        where = [folder / "checkpoints" / checkpoints.checkpoint_name(step) for step in newest]
+        job.checkpoint_is_whole = newest == [STEPS] and checkpoints.find_damage(where[0]) is None
         if not TRACE & set(job.kinds) and (folder / "model").exists():
             weights = load_file(folder / "model" / "model.safetensors")
             job.same_weights = all(
@@ -278,9 +278,9 @@ def _strike(process: subprocess.Popen[str], metrics: Path, step: int, how: int) 
 
     What an earlier start has told does not count; step 0 is at once.
     """
-    before = jsonl.last(metrics)
+    before = jsonl.read_last_line(metrics)
     while process.poll() is None:
-        last = jsonl.last(metrics)
+        last = jsonl.read_last_line(metrics)
         if step == 0 or (last and last != before and last["step"] >= step):
             process.send_signal(how)
             return True

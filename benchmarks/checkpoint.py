@@ -31,7 +31,7 @@ from regauge.training.checkpointing import restore, save_checkpoint
 from regauge.training.defaults import resolve_defaults
 from regauge.training.optimizer_step import optimizer_step
 from regauge.training.run_setup import Run, set_up
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 
 LENGTH, ROWS = 128, 4
 """Steps are short, so that many of them meet the writing."""
@@ -48,7 +48,7 @@ def main() -> None:
         run = opened(Path(scratch), own)
         turns = [turn(run, own.steps) for _ in range(own.turns + 1)][1:]
         loads = [loaded(run) for _ in range(own.turns)]
-    keep(own.json, "saves and loads", Cpu().chip("fp32"), figures(run, turns, loads))
+    keep(own.json, "saves and loads", Cpu().chip_peak("fp32"), figures(run, turns, loads))
 
 
 def opened(scratch: Path, own: Any) -> Run:
@@ -56,10 +56,10 @@ def opened(scratch: Path, own: Any) -> Run:
     tables = run_tables(own, LANGUAGE.sized(own), LENGTH, scratch / "data")
     tables["stop"] = {"steps": 10**6}
     tables["output"] = {"folder": str(scratch / "run"), "trackers": ()}
-    tables["execution"] = {"compile": "no"}
+    tables["execution"] = {"compile": "off"}
     tables["batch"] = {"rows": ROWS, "microbatch_rows": ROWS}
     world = processes.World()
-    run = set_up(resolve_defaults(build(Training, tables), world), world)
+    run = set_up(resolve_defaults(build(TrainSettings, tables), world), world)
     run.context.folder.mkdir()
     optimizers.prime_state(run.state.optimizer)
     step(run)
@@ -112,7 +112,7 @@ def plainly(run: Run) -> dict[str, float]:
 def loaded(run: Run) -> dict[str, float]:
     """Return the seconds to find and verify the newest checkpoint, and to load it."""
     began = time.perf_counter()
-    path = run.context.saver.newest()
+    path = run.context.saver.find_newest()
     verified = time.perf_counter()
     if path is None:
         raise SystemExit("nothing was saved")

@@ -42,7 +42,7 @@ def main() -> None:
         _prepare(Path(scratch) / "data")
         runs = {rows: starts(Path(scratch), rows) for rows in TASKS}
     benchmark = "seconds to the end of the first step, without and with kept graphs"
-    keep(arguments.json, benchmark, Cpu().chip("bf16"), {"limit": LIMIT, "runs": runs})
+    keep(arguments.json, benchmark, Cpu().chip_peak("bf16"), {"limit": LIMIT, "runs": runs})
 
 
 def starts(scratch: Path, rows: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def starts(scratch: Path, rows: str) -> dict[str, Any]:
 def _start(scratch: Path, rows: str, name: str) -> dict[str, float]:
     folder = scratch / f"{rows}-{name}"
     tables: dict[str, Any] = {
-        "output": {"folder": str(folder), "every_steps": 1},
+        "output": {"folder": str(folder), "log_every_steps": 1},
         "data": {"path": str(scratch / "data" / rows)},
         "task": TASKS[rows],
         "model": MODEL,
@@ -94,7 +94,7 @@ def _prepare(folder: Path) -> None:
     tables = {
         "data": {"path": str(folder)},
         "source": {"kind": "python-docs", "roots": roots},
-        "tokenizer": {"vocabulary": 4096},
+        "tokenizer": {"vocab_size": 4096},
         "rows": rows,
     }
     prepare.run(build(prepare.ROOT, tables))

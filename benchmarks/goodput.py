@@ -22,7 +22,7 @@ from text import corpus
 
 from regauge import jsonl
 from regauge.accelerators.cpu import Cpu
-from regauge.supervision.goodput import PRODUCTIVE, goodput
+from regauge.supervision.goodput import PRODUCTIVE, read_goodput
 
 LIMIT = 0.99
 TRIAL_STEPS = 30
@@ -49,15 +49,15 @@ def main() -> None:
     keep(
         arguments.json,
         "goodput of a run without a fault, with a save each minute",
-        Cpu().chip("fp32"),
+        Cpu().chip_peak("fp32"),
         {"limit": LIMIT, "processes": arguments.processes, "steps": steps, **figures},
     )
 
 
 def measured(folder: Path) -> dict[str, Any]:
     """Return what a run's ledger says of the time before and after the end of its first step."""
-    first = jsonl.whole(folder / "ledger.jsonl")[0]
-    found = goodput(folder)
+    first = jsonl.read_lines(folder / "ledger.jsonl")[0]
+    found = read_goodput(folder)
     if found is None or first["step"] != 1:
         raise SystemExit(f"{folder} does not say where its time went")
     before = first["seconds"]
@@ -73,7 +73,7 @@ def measured(folder: Path) -> dict[str, Any]:
 
 
 def _seconds_of_a_step(folder: Path) -> float:
-    told = jsonl.whole(folder / "ledger.jsonl")
+    told = jsonl.read_lines(folder / "ledger.jsonl")
     first, last = told[len(told) // 3], told[-1]
     steps = last["step"] - first["step"]
     return float(last["seconds"]["step"] - first["seconds"]["step"]) / steps

@@ -34,7 +34,12 @@ LARGE = {
     "intermediate_size": 4096,
 }
 """Of both: Devlin et al., 2019, section 3; Clark et al., 2020, table 6."""
-EXPORT = ("text.tokens=256", "shapes.lengths=[128,256]", "proof.texts=16", "proof.invariant=false")
+EXPORT = (
+    "text.max_seq_length=256",
+    "buckets.lengths=[128,256]",
+    "parity.num_texts=16",
+    "parity.batch_invariance=false",
+)
 
 
 def main() -> None:
@@ -55,8 +60,8 @@ def main() -> None:
             for precision in own.precisions
         ]
         out = folder / "benchmark"
-        asked = [f"inference.turns={own.turns}", f"inference.seconds={own.seconds}"]
-        asked += ["arrivals.shares=[]", f"output.folder={out}"]
+        asked = [f"inference.repeats={own.turns}", f"inference.duration_seconds={own.seconds}"]
+        asked += ["open_loop.load_fractions=[]", f"output.folder={out}"]
         if own.usd_per_hour:
             asked.append(f"execution.price.usd_per_hour={own.usd_per_hour}")
         sys.stdout.write(run("benchmark", *map(str, artifacts), *asked))
@@ -70,7 +75,7 @@ def main() -> None:
         "rows": found["rows"],
         "beside": found["beside"],
     }
-    keep(own.json, "large encoders", Cpu().chip(own.precisions[0]), figures, "transformers")
+    keep(own.json, "large encoders", Cpu().chip_peak(own.precisions[0]), figures, "transformers")
 
 
 def bert() -> PreTrainedModel:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from regauge.data.buckets import ladder, real_share
+from regauge.data.buckets import choose_bucket_lengths, real_token_share
 
 TEXTS = 100_000
 LONGEST = 512
@@ -53,15 +53,15 @@ def measured(name: str) -> list[dict[str, object]]:
     ways = {
         "one length": (LONGEST,),
         "powers of two": powers,
-        "ladder": ladder(histogram, len(powers)),
-        **{f"ladder, {count}": ladder(histogram, count) for count in SHAPES},
+        "ladder": choose_bucket_lengths(histogram, len(powers)),
+        **{f"ladder, {count}": choose_bucket_lengths(histogram, count) for count in SHAPES},
     }
     return [
         {
             "lengths": name,
             "how": how,
             "count": len(rungs),
-            "real": real_share(histogram, rungs),
+            "real": real_token_share(histogram, rungs),
             "rungs": list(rungs),
         }
         for how, rungs in ways.items()

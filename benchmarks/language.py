@@ -14,18 +14,18 @@ from recording import keep
 from text import prepared, source
 from turns import Program
 
-from regauge.accelerators import Accelerator, Chip, Precision
+from regauge.accelerators import Accelerator, ChipPeak, Precision
 from regauge.accelerators.cpu import Cpu
-from regauge.benchmarking.settings import Benchmarking
+from regauge.benchmarking.settings import TrainingBenchmarkSettings
 from regauge.config import build
 from regauge.data import mixture
 from regauge.models import multitask
-from regauge.models.flops import FLOPS, flops_per_token
+from regauge.models.flops import FLOPS_FORMULA, flops_per_token
 from regauge.models.modules import TextModule
 from regauge.training.objectives import build_module
 
 PACKAGES = ("transformers", "accelerate", "datasets")
-FORMULA = f"real tokens/s x ({FLOPS}) / peak FLOP/s"
+FORMULA = f"real tokens/s x ({FLOPS_FORMULA}) / peak FLOP/s"
 
 
 class Language(NamedTuple):
@@ -74,10 +74,10 @@ def main(doc: str | None, title: str, language: Language, turns: int = 21) -> No
 
 def measured(
     own: argparse.Namespace, languages: list[Language], accelerator: Accelerator
-) -> tuple[Chip, dict[str, Any]]:
+) -> tuple[ChipPeak, dict[str, Any]]:
     """Measure every length and dropout of languages; return the chip, and what was found."""
     precision = accelerator.precisions()[0]
-    chip, found = accelerator.chip(precision), []
+    chip, found = accelerator.chip_peak(precision), []
     for language, length in ((each, length) for each in languages for length in each.lengths):
         with tempfile.TemporaryDirectory() as scratch:
             tables = run(own, language, length, Path(scratch) / "data")
@@ -98,10 +98,10 @@ def measured(
     return chip, facts | {"measured": found}
 
 
-def faster_of(before: Chip, accelerator: Accelerator, precision: Precision) -> Chip:
+def faster_of(before: ChipPeak, accelerator: Accelerator, precision: Precision) -> ChipPeak:
     """Return the chip as it was timed before or as it is now: the machine's speed changes."""
-    accelerator.measure_again()
-    now = accelerator.chip(precision)
+    accelerator.clear_measurements()
+    now = accelerator.chip_peak(precision)
     return max(before, now, key=lambda chip: chip.flops_per_second[precision])
 
 
@@ -114,9 +114,9 @@ def mfu(program: Program, module: TextModule, length: int, peak: float) -> dict[
 
 def made_of(tables: dict[str, Any]) -> TextModule:
     """Return the module of a run, without weights of its own."""
-    settings = build(Benchmarking, tables | {"output": {"folder": "none"}})
+    settings = build(TrainingBenchmarkSettings, tables | {"output": {"folder": "none"}})
     (found,) = multitask.modules_by_task(
-        build_module(settings, [mixture.opened(settings.data).manifest])
+        build_module(settings, [mixture.open_data(settings.data).manifest])
     ).values()
     return found
 

@@ -24,11 +24,11 @@ from text import corpus
 from regauge import processes
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
-from regauge.models.tensors import dtype_of
-from regauge.trackers import RunFacts, Tracker, started
+from regauge.models.tensors import precision_dtype
+from regauge.trackers import RunInfo, Tracker, start_trackers
 from regauge.training.defaults import resolve_defaults
 from regauge.training.run_setup import Run, set_up
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 from regauge.training.trainer import train
 
 LIMIT = 0.03
@@ -54,7 +54,7 @@ class Alternating(Tracker):
     _since: float = PrivateAttr(default=0.0)
     _pairs: list[tuple[float, float]] = PrivateAttr(default_factory=list)
 
-    def start(self, run: RunFacts) -> None:
+    def start(self, run: RunInfo) -> None:
         """Nothing is opened."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -77,14 +77,14 @@ def main() -> None:
         pairs = alternate(Path(scratch), arguments.alternations, arguments.steps)
     figures = {"rows_per_step": ROWS, **comparison(pairs, arguments.steps)}
     benchmark = "overhead of the loop over a bare PyTorch loop"
-    keep(arguments.json, benchmark, Cpu().chip("bf16"), figures)
+    keep(arguments.json, benchmark, Cpu().chip_peak("bf16"), figures)
 
 
 def alternate(scratch: Path, alternations: int, steps: int) -> list[tuple[float, float]]:
     """Return seconds of (this loop, the bare loop) for each alternation but a first one."""
     data = corpus(scratch / "data")
     tables = {
-        "output": {"folder": str(scratch / "run"), "trackers": (), "every_steps": steps},
+        "output": {"folder": str(scratch / "run"), "trackers": (), "log_every_steps": steps},
         "data": {"path": str(data)},
         "task": "mlm",
         "model": MODEL,
@@ -94,13 +94,13 @@ def alternate(scratch: Path, alternations: int, steps: int) -> list[tuple[float,
         "evaluation": {"rows": 2},
     }
     world = processes.World()
-    settings = resolve_defaults(build(Training, tables), world)
+    settings = resolve_defaults(build(TrainSettings, tables), world)
     run = set_up(settings, world)
     run.context.folder.mkdir()
     tracker = Alternating()
     tracker._other = bare_loop(run, steps)  # noqa: SLF001 - this file's own class
-    facts = RunFacts(name="overhead", run_id="overhead", folder=run.context.folder)
-    with started((tracker,), facts) as trackers:
+    facts = RunInfo(name="overhead", run_id="overhead", folder=run.context.folder)
+    with start_trackers((tracker,), facts) as trackers:
         trackers.log(0, {})
         train(*run, trackers)
     return tracker._pairs[1:]  # noqa: SLF001 - this file's own class
@@ -109,10 +109,10 @@ def alternate(scratch: Path, alternations: int, steps: int) -> list[tuple[float,
 def bare_loop(run: Run, steps: int) -> Callable[[], float]:
     """Return a function that does `steps` hand-written steps and returns their seconds."""
     settings, task = run.context.settings, run.context.task_at(run.state.step).task
-    module = task.module(
+    module = task.build_module(
         settings.model, run.context.task_at(run.state.step).manifest, settings.seed
     )
-    module.compute_dtype = dtype_of(settings.execution.precision)
+    module.compute_dtype = precision_dtype(settings.execution.precision)
     masters = [value.detach().clone() for value in module.parameters()]
     module.to(module.compute_dtype).train()
     working = list(module.parameters())

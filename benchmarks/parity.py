@@ -25,13 +25,13 @@ from recording import RESULTS, keep
 
 from regauge import config, verbs
 from regauge.accelerators.cpu import Cpu
-from regauge.comparison.first_divergence import sentence
-from regauge.comparison.sentences import sentences
-from regauge.comparison.verdict import Parity, compare
+from regauge.comparison.first_divergence import describe_divergence
+from regauge.comparison.sentences import describe_parity
+from regauge.comparison.verdict import Parity, compare_pair
 from regauge.config import merge
-from regauge.results.run_folder import read
+from regauge.results.run_folder import read_run_folder
 from regauge.testing.faults import BUGS
-from regauge.verbs._localise import localise
+from regauge.verbs._localize import localize_divergence
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "runs" / "quickstart.toml"
 SOURCE = QUICKSTART.parents[1] / "src"
@@ -64,7 +64,7 @@ def main() -> None:
             "beside": beside(root, base, first, arguments.xla),
             "mistakes": mistakes(root, base, first, arguments.first),
         }
-    keep(arguments.json, "verdicts of comparisons", Cpu().chip("fp32"), figures)
+    keep(arguments.json, "verdicts of comparisons", Cpu().chip_peak("fp32"), figures)
 
 
 def prepared(root: Path, steps: int, seed: int) -> Tables:
@@ -83,7 +83,7 @@ def prepared(root: Path, steps: int, seed: int) -> Tables:
             "execution": {"precision": "fp32", "processes": 1, "threads": 2},
             "stop": {"steps": steps},
             "evaluation": {"every_steps": max(1, steps // 5)},
-            "output": {"every_steps": 1, "checkpoint": {"every_steps": 10, "keep": steps}},
+            "output": {"log_every_steps": 1, "checkpoint": {"every_steps": 10, "keep_last": steps}},
         },
     )
 
@@ -98,7 +98,11 @@ def beside(root: Path, base: Tables, first: Path, xla: Path | None) -> list[Tabl
         python = str(xla) if name == "xla" else sys.executable
         folder = root / name.replace(" ", "-")
         other = noise if name == "again" else trained(folder, merge(base, changes), python)
-        found = compare(read(first), read(other), () if name == "again" else (read(noise),))
+        found = compare_pair(
+            read_run_folder(first),
+            read_run_folder(other),
+            () if name == "again" else (read_run_folder(noise),),
+        )
         table.append(row(name, found))
     return table
 
@@ -112,11 +116,13 @@ def mistakes(root: Path, base: Tables, first: Path, step: int) -> list[Tables]:
         fault |= {"at": "order"} if kind == "row-shift" else {}
         plan.write_text(json.dumps({"fault": [fault]}))
         other = trained(root / kind, base, sys.executable, "--chaos", str(plan))
-        found = compare(read(first), read(other))
+        found = compare_pair(read_run_folder(first), read_run_folder(other))
         told = {"injected_from_step": step, **row(kind, found)}
-        if found.parted is not None:
-            where = localise((first, other), found, root / f"beside-{kind}", float64=False)
-            named = sentence(where)
+        if found.first_divergence is not None:
+            where = localize_divergence(
+                (first, other), found, root / f"beside-{kind}", float64=False
+            )
+            named = describe_divergence(where)
             told |= {"step": where.step, "named": named}
             sys.stderr.write(f"{named}\n")
         table.append(told)
@@ -127,14 +133,14 @@ def row(name: str, found: Parity) -> Tables:
     """Return what a comparison says, in figures and in words."""
     metrics = {
         metric.name: {
-            "apart": metric.worst.share,
-            "at_step": metric.worst.step,
+            "apart": metric.worst_gap.difference,
+            "at_step": metric.worst_gap.step,
             "noise": metric.noise[-1][1] if metric.noise else None,
         }
         for metric in found.metrics
     }
-    parted = found.parted.gap.step if found.parted else None
-    said = sentences(found)
+    parted = found.first_divergence.gap.step if found.first_divergence else None
+    said = describe_parity(found)
     sys.stderr.write(f"{name}: {' '.join(said)}\n")
     return {"name": name, "verdict": found.verdict, "parted": parted, "said": said} | metrics
 
@@ -151,7 +157,7 @@ def run(
     """Run a verb on some tables; a failure ends the benchmark."""
     own = {key: value for key, value in tables.items() if key not in ("verb", "name")}
     file = root / f"{name}.run.json"
-    place = config.override({}, (f"{verbs.module(verb).OUTPUT}={root / name}",))
+    place = config.apply_overrides({}, (f"{verbs.import_verb(verb).OUTPUT}={root / name}",))
     file.write_text(json.dumps(merge(own, place)))
     command = [python, "-m", "regauge", verb, str(file), *options]
     own = {**os.environ, "PYTHONPATH": str(SOURCE)}  # another Python has no regauge installed

@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from regauge.data.dataset import Rows
+from regauge.data.dataset import DatasetRows
 from regauge.models.ranker import Ranker
 from regauge.tasks import _ranking
 
@@ -66,7 +66,7 @@ def _steps(order: Order, module: nn.Module) -> Iterator[int]:
             output = model(batch)
         loss, weight = task.loss(output, batch)
         (loss / weight).backward()
-        clip_grad_norm_(module.parameters(), settings.optimizer.clip_norm)
+        clip_grad_norm_(module.parameters(), settings.optimizer.max_grad_norm)
         optimizer.step()
         decay.step()
         optimizer.zero_grad()
@@ -75,7 +75,7 @@ def _steps(order: Order, module: nn.Module) -> Iterator[int]:
 
 def _batches(order: Order) -> DataLoader[Batch]:
     """Return the rows of all steps; they are made beside the training, unless by default."""
-    rows = order.dataset.split("train")
+    rows = order.dataset.rows("train")
     workers = 0 if order.style == "default" else 1
     return DataLoader(
         _Listed(rows, taken(order)),
@@ -88,7 +88,7 @@ def _batches(order: Order) -> DataLoader[Batch]:
 class _Listed(torch.utils.data.Dataset[Any]):
     """Rows of a split, as torch takes them."""
 
-    def __init__(self, rows: Rows, numbers: list[int]) -> None:
+    def __init__(self, rows: DatasetRows, numbers: list[int]) -> None:
         self._rows = rows
         self._numbers = numbers
 
@@ -113,7 +113,7 @@ class _Together:
         texts = [torch.tensor(text) for row in rows for text in self._texts(row)]
         lengths = torch.tensor([len(text) for text in texts])
         tokens = pad_sequence(texts, batch_first=True, padding_value=self._pad)
-        table = partial(_ranking.table, rows, self._members)
+        table = partial(_ranking.build_feature_table, rows, self._members)
         hashes = table(task.categories, np.int64(-1))
         return {
             "tokens": tokens,
@@ -121,7 +121,9 @@ class _Together:
             "numbers": torch.from_numpy(table(task.numbers, np.float32(np.nan))),
             "categories": torch.from_numpy(_ranking.buckets(hashes, task.interactions.buckets)),
             "labels": torch.from_numpy(table((task.label,), np.float32(0))[..., 0]),
-            "present": torch.from_numpy(_ranking.present(rows, self._members, task.label)),
+            "present": torch.from_numpy(
+                _ranking.build_candidate_mask(rows, self._members, task.label)
+            ),
         }
 
     def _texts(self, row: dict[str, Any]) -> list[np.ndarray]:

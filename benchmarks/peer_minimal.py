@@ -61,7 +61,7 @@ def _steps(order: Order, model: Any) -> Iterator[int]:
         for master, value in zip(masters, weights, strict=True):
             master.grad = None if value.grad is None else value.grad.float()
             value.grad = None
-        clip_grad_norm_(masters, settings.optimizer.clip_norm)
+        clip_grad_norm_(masters, settings.optimizer.max_grad_norm)
         optimizer.step()
         decay.step()
         with torch.no_grad():
@@ -76,7 +76,7 @@ def _head(model: Any) -> Any:
 
 def _batches(order: Order) -> Iterator[Tensor]:
     """Yield the tokens that are computed at a time, [rows, length], shuffled anew in each epoch."""
-    length = order.settings.task.ladder(order.dataset.manifest)[-1]
+    length = order.settings.task.bucket_lengths(order.dataset.manifest)[-1]
     rows = torch.from_numpy(np.stack(cut(order.dataset, length, whole=False))).long()
     draw = torch.Generator().manual_seed(order.settings.seed)
     while True:
@@ -87,7 +87,7 @@ def _batches(order: Order) -> Iterator[Tensor]:
 
 def _masked(order: Order, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the tokens that are shown, the places that are predicted, and what is there."""
-    facts, share = order.dataset.manifest.tokenizer, order.settings.task.mask_share
+    facts, share = order.dataset.manifest.tokenizer, order.settings.task.mlm_probability
     count = max(1, round(share * tokens.shape[1]))
     places = torch.rand(tokens.shape, device=order.device).topk(count, dim=1).indices
     wanted = tokens.gather(1, places)

@@ -16,15 +16,15 @@ from regauge import accelerators, config, processes
 from regauge.accelerators import Accelerator
 from regauge.data import mixture
 from regauge.data.dataset import Dataset
-from regauge.data.row_order import PADDING, sample
+from regauge.data.row_order import PADDING, sample_rows
 from regauge.models import multitask
-from regauge.models.init_weights import initial_weights, materialize
+from regauge.models.init_weights import build_initial_weights, materialize
 from regauge.models.modules import TextModule
-from regauge.models.tensors import dtype_of
+from regauge.models.tensors import precision_dtype
 from regauge.training.defaults import check_precision
 from regauge.training.heldout import HeldoutSet
-from regauge.training.objectives import build_feed, build_module
-from regauge.training.settings import Training
+from regauge.training.objectives import build_loader, build_module
+from regauge.training.settings import TrainSettings
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Order:
 
     folder: Path
     """Where its socket is."""
-    settings: Training
+    settings: TrainSettings
     dataset: Dataset
     style: str
     turn: int
@@ -57,22 +57,22 @@ def ordered(doc: str | None) -> Order:
     own = parser.parse_args()
     tables = config.read(own.run_file)
     tables["output"] = {"folder": str(own.folder)}
-    settings = config.build(Training, tables)
+    settings = config.build(TrainSettings, tables)
     wanted = "fp32" if own.style == "default" else settings.execution.precision
     accelerator, world = settings.accelerator, processes.World()
     precision = check_precision(accelerator, wanted)
-    accelerator.use(precision)
-    threads = settings.execution.threads or processes.share_of_cores(world)
+    accelerator.set_precision(precision)
+    threads = settings.execution.threads or processes.cores_per_process(world)
     return Order(
         own.folder,
         settings,
-        mixture.opened(settings.data),
+        mixture.open_data(settings.data),
         own.style,
         own.turn,
         own.rows or settings.batch.rows,
-        dtype_of(precision),
+        precision_dtype(precision),
         accelerator,
-        accelerators.take(accelerator, 0, threads),
+        accelerators.claim_device(accelerator, 0, threads),
     )
 
 
@@ -80,14 +80,14 @@ def reading(order: Order) -> TextModule:
     """Return the module of a run with its first weights, whole."""
     settings = order.settings
     (module,) = multitask.modules_by_task(build_module(settings, [order.dataset.manifest])).values()
-    materialize(module, initial_weights(module, settings.model, settings.seed))
+    materialize(module, build_initial_weights(module, settings.model, settings.seed))
     return module
 
 
 def taken(order: Order) -> list[int]:
     """Return the numbers of the rows of all steps, one step's after the other's."""
     settings, manifest = order.settings, order.dataset.manifest
-    schedule = mixture.order(settings.data, manifest, settings.batch.rows, settings.seed)
+    schedule = mixture.build_row_order(settings.data, manifest, settings.batch.rows, settings.seed)
     numbers = np.concatenate([schedule.batch(step) for step in range(settings.stop.steps)])
     return [number for number in numbers.tolist() if number != PADDING]
 
@@ -97,16 +97,16 @@ def measuring(order: Order, reader: TextModule) -> Callable[[], float]:
     settings, dataset, dtype, device = order.settings, order.dataset, order.dtype, order.device
     task, manifest = settings.task_configs[0].task, dataset.manifest
     reader.compute_dtype = dtype
-    own = build_feed(
+    own = build_loader(
         task, dataset, "heldout", world=processes.World(), rows=settings.batch.microbatch,
-        ladder=task.ladder(manifest), seed=settings.seed,
+        bucket_lengths=task.bucket_lengths(manifest), seed=settings.seed,
     )  # fmt: skip
-    numbers = sample(len(own), settings.evaluation.rows, manifest.identity)
+    numbers = sample_rows(len(own), settings.evaluation.rows, manifest.identity)
     heldout = HeldoutSet(task, order.accelerator, lambda: None, device, own, numbers)
 
     def measured() -> float:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            loss = heldout.metrics(reader)["loss"]
+            loss = heldout.compute_metrics(reader)["loss"]
         reader.train()
         return loss
 

@@ -67,7 +67,7 @@ def _model(order: Order, encoder: Any) -> SentenceTransformer:
 
 def _pairs(order: Order) -> Table:
     """Return the pairs of all steps as texts, cut where their tokens are."""
-    tokenizer, rows = _tokenizer(order), order.dataset.split("train")
+    tokenizer, rows = _tokenizer(order), order.dataset.rows("train")
     found = rows.take(taken(order))
     return Table.from_dict(
         {

@@ -32,9 +32,11 @@ def main() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(dataset.folder / "tokenizer")
     masked = settings.task.kind == "mlm"
     collator = transformers.DataCollatorForLanguageModeling(
-        tokenizer, mlm=masked, **({"mlm_probability": settings.task.mask_share} if masked else {})
+        tokenizer,
+        mlm=masked,
+        **({"mlm_probability": settings.task.mlm_probability} if masked else {}),
     )
-    length = settings.task.ladder(dataset.manifest)[-1]
+    length = settings.task.bucket_lengths(dataset.manifest)[-1]
     rows = Table.from_dict({"input_ids": cut(dataset, length, whole=not best)})
     trainer = _Counting(
         model=reader.model,
@@ -97,7 +99,7 @@ def written(order: Order, *, compiled: bool) -> dict[str, Any]:
         "adam_beta1": optimizer.betas[0],
         "adam_beta2": optimizer.betas[1],
         "adam_epsilon": optimizer.epsilon,
-        "max_grad_norm": optimizer.clip_norm,
+        "max_grad_norm": optimizer.max_grad_norm,
         "save_strategy": "no",
         "report_to": [],
         "seed": settings.seed,
@@ -126,7 +128,7 @@ def cut(dataset: Dataset, length: int, *, whole: bool) -> list[np.ndarray]:
 
 
 def _documents(dataset: Dataset) -> Iterator[np.ndarray]:
-    rows = dataset.split("train")
+    rows = dataset.rows("train")
     for row in rows.take(range(len(rows))):
         segments = row["segments"]
         for number in range(1, int(segments.max()) + 1):

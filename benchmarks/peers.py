@@ -14,7 +14,7 @@ from recording import RESULTS
 from turns import Program, alternate
 
 from regauge.data import mixture
-from regauge.data.settings import Data
+from regauge.data.settings import DataSettings
 
 HERE = Path(__file__).parent
 SLOW_TURNS = 4
@@ -79,12 +79,12 @@ def _ours(folder: Path, tables: dict[str, Any], steps: int, unit: str) -> Progra
     folder.mkdir(parents=True)
     tracker: dict[str, Any] = {"kind": "turns:Turns", "folder": str(folder)}
     if unit != TOKENS:
-        manifest = mixture.manifest_of(Data(**tables["data"]))
+        manifest = mixture.read_data_manifest(DataSettings(**tables["data"]))
         tracker["counted"] = (manifest.splits["train"].rows, tables["batch"]["rows"])
-    output = {"folder": str(folder / "run"), "trackers": (tracker,), "every_steps": steps}
+    output = {"folder": str(folder / "run"), "trackers": (tracker,), "log_every_steps": steps}
     evaluation = tables["evaluation"] | {"every_steps": steps}
     saving = {"checkpoint": {"every_steps": 10**9}}
-    patient = {"supervision": {"hang_seconds": NEVER}}  # others have their turns meanwhile
+    patient = {"supervision": {"hang_timeout_seconds": NEVER}}  # others have their turns meanwhile
     execution = {"execution": tables["execution"] | patient}
     own = {"output": output | saving, "evaluation": evaluation}
     file = _written(folder, tables | execution | own)

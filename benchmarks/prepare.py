@@ -53,7 +53,7 @@ def main() -> None:
         if not text.exists():
             make(text, arguments.megabytes)
         figures = prepared(text, scratch / "dataset", arguments.processes)
-    keep(arguments.json, "prepare of text on this machine", Cpu().chip("fp32"), figures)
+    keep(arguments.json, "prepare of text on this machine", Cpu().chip_peak("fp32"), figures)
 
 
 def make(folder: Path, megabytes: int, file: Path | None = None) -> None:
@@ -206,7 +206,7 @@ def tables(folder: Path, dataset: Path, processes: int) -> dict[str, Any]:
     return {
         "data": {"path": str(dataset)},
         "source": {"kind": "jsonl", "files": [f"{folder}/*.jsonl"]},
-        "filter": {"fewest_words": 3},
+        "filter": {"min_words": 3},
         "rows": {"length": 256},
         "prepare": {"processes": processes},
     }

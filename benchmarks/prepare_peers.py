@@ -76,14 +76,16 @@ def main() -> None:
     ]
     figures = {"megabytes": round(read, 1), "processes": own.processes, "measured": measured}
     title = "prepare beside datasets.map and tokenizers"
-    keep(own.json, title, Cpu().chip("fp32"), figures, *PACKAGES)
+    keep(own.json, title, Cpu().chip_peak("fp32"), figures, *PACKAGES)
 
 
 def trained(text: Path, folder: Path) -> None:
     """Train the tokenizer of all ways on the first texts."""
     with next(iter(sorted(text.glob("*.jsonl")))).open(encoding="utf-8") as file:
         found = [json.loads(line)["text"] for line in islice(file, SAMPLE)]
-    tokenizer.train(iter([found]), settings.Tokenizer(vocabulary=VOCABULARY), folder)
+    tokenizer.train_tokenizer(
+        iter([found]), settings.TokenizerSettings(vocab_size=VOCABULARY), folder
+    )
 
 
 def ours(scratch: Path, what: str, own: argparse.Namespace) -> Program:

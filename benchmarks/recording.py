@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from regauge.accelerators import Chip
+from regauge.accelerators import ChipPeak
 
 RESULTS = Path("benchmarks/results")
 
@@ -22,7 +22,7 @@ def train_command(folder: Path, data: Path, save_every: int, **tables: Any) -> l
     """Write the run file of a masked LM on the CPU; return the command that trains it."""
     output = {
         "folder": str(folder),
-        "every_steps": 1,
+        "log_every_steps": 1,
         "trackers": ("jsonl",),
         "checkpoint": {"every_steps": save_every},
     }
@@ -32,7 +32,9 @@ def train_command(folder: Path, data: Path, save_every: int, **tables: Any) -> l
     return [sys.executable, "-m", "regauge", "train", str(file)]
 
 
-def keep(path: Path, benchmark: str, chip: Chip, figures: dict[str, Any], *packages: str) -> None:
+def keep(
+    path: Path, benchmark: str, chip: ChipPeak, figures: dict[str, Any], *packages: str
+) -> None:
     """Print a result and write it; the versions are those of torch and of `packages`."""
     result = {
         "benchmark": benchmark,

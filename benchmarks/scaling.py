@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     own = parser.parse_args()
     precision = Cpu().precisions()[0]
-    chip = Cpu().chip(precision)
+    chip = Cpu().chip_peak(precision)
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch) / "data"
         prepared(data, source(own.text), VOCABULARY, layout="packed", length=LENGTH)
@@ -106,11 +106,11 @@ def run(data: Path, own: argparse.Namespace) -> dict[str, Any]:
         "model": model(own.width, own.layers, LENGTH),
         "accelerator": "cpu",
         "batch": {"rows": ROWS, "microbatch_rows": ROWS // MICROBATCHES},
-        "execution": {"compile": "no", "threads": 1},
+        "execution": {"compile": "off", "threads": 1},
         "optimizer": {"learning_rate": 1e-4},
         "evaluation": {"rows": ROWS},
         "stop": {"steps": own.steps},
-        "benchmark": {"turns": 1, "steps": own.steps, "warmup_steps": WARM_STEPS},
+        "benchmark": {"repeats": 1, "steps": own.steps, "warmup_steps": WARM_STEPS},
     }
 
 

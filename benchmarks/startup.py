@@ -57,18 +57,20 @@ def main() -> None:
                     found[each.name].append(taken)
     told = {name: figures(turns) for name, turns in found.items()}
     title = "commands until their first step"
-    keep(own.json, title, Cpu().chip("fp32"), {"turns": own.turns, "commands": told}, *PACKAGES)
+    keep(
+        own.json, title, Cpu().chip_peak("fp32"), {"turns": own.turns, "commands": told}, *PACKAGES
+    )
 
 
 def made(scratch: Path, own: Any) -> list[Command]:
     """Return the commands, on a dataset that all of them read."""
     tables = run(own, SMALL.sized(own), LENGTH, scratch / "data")
     tables["stop"] = {"steps": 1}
-    tables["execution"] = {"compile": "no"}
+    tables["execution"] = {"compile": "off"}
     tables["evaluation"] = {"rows": 1}
     ours, theirs = scratch / "run.json", scratch / "trainer.json"
     folder = scratch / "run"
-    output = {"folder": str(folder), "trackers": ("jsonl",), "every_steps": 1}
+    output = {"folder": str(folder), "trackers": ("jsonl",), "log_every_steps": 1}
     ours.write_text(json.dumps(tables | {"output": output}))
     theirs.write_text(json.dumps(tables | {"output": {"folder": str(scratch / "trainer")}}))
     told = scratch / "trainer" / "told"

@@ -43,7 +43,7 @@ def texts(file: Path | None) -> Iterator[str]:
     """Yield the documents of a source."""
     tables = {"data": {"path": "none"}, "source": source(file)}
     found = build(prepare.ROOT, tables).source
-    for piece in found.pieces():
+    for piece in found.list_pieces():
         for item in found.read(piece):
             if isinstance(item, Record) and "text" in item.fields:
                 yield str(item.fields["text"])
@@ -82,8 +82,8 @@ def prepared(folder: Path, source: dict[str, Any], vocabulary: int, **rows: Any)
     """Prepare a dataset in a folder, unless it is there; return the folder."""
     tables: dict[str, Any] = {"data": {"path": str(folder)}, "source": source, "rows": rows}
     tables["tokenizer"] = {"vocabulary": vocabulary}
-    if "group" in rows:
-        tables["split"] = {"by": rows["group"]}
+    if "group_by" in rows:
+        tables["split"] = {"group_by": rows["group_by"]}
     if not folder.exists():
         prepare.run(build(prepare.ROOT, tables))
     return folder

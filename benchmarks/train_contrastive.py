@@ -48,7 +48,7 @@ def main() -> None:
         programs = raced(Path(scratch) / "programs", tables, PEER, own, "pairs")
     facts = {"precision": precision, "pairs_per_step": ROWS, **compared(programs)}
     title = "contrastive learning beside sentence-transformers"
-    keep(own.json, title, Cpu().chip(precision), facts, *PACKAGES)
+    keep(own.json, title, Cpu().chip_peak(precision), facts, *PACKAGES)
 
 
 def run(data: Path, width: int, layers: int, steps: int) -> dict[str, Any]:
@@ -59,8 +59,8 @@ def run(data: Path, width: int, layers: int, steps: int) -> dict[str, Any]:
             "kind": "contrastive",
             "query": "summary",
             "document": "body",
-            "directions": "documents",
-            "shapes": 5,
+            "symmetric": False,
+            "max_buckets": 5,
         },
         "model": {
             "architecture": "bert",

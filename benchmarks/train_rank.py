@@ -50,19 +50,19 @@ def main() -> None:
         programs = raced(Path(scratch) / "programs", tables, PEER, own, "rows")
     facts = {"precision": precision, "rows_per_step": ROWS, "candidates": CANDIDATES}
     title = "ranking beside a plain loop"
-    keep(own.json, title, Cpu().chip(precision), facts | compared(programs), *PACKAGES)
+    keep(own.json, title, Cpu().chip_peak(precision), facts | compared(programs), *PACKAGES)
 
 
 def layout(found: Search) -> dict[str, Any]:
     """Return the table of rows: a query, and the texts and features of its candidates."""
     return {
         "layout": "groups",
-        "group": "query",
+        "group_by": "query",
         "shared": ("query",),
-        "members": CANDIDATES,
+        "max_group_size": CANDIDATES,
         "fields": {"query": QUERY, "document": DOCUMENT},
-        "numbers": ("label",),
-        "reals": found.reals,
+        "integers": ("label",),
+        "floats": found.reals,
         "categories": found.categories,
     }
 
@@ -73,9 +73,9 @@ def run(data: Path, found: Search, width: int, layers: int) -> dict[str, Any]:
         "data": {"path": str(data)},
         "task": {
             "kind": "rank",
-            "numbers": found.reals,
-            "categories": found.categories,
-            "shapes": 2,
+            "numeric_features": found.reals,
+            "categorical_features": found.categories,
+            "max_buckets": 2,
         },
         "model": {
             "architecture": "bert",

@@ -16,10 +16,10 @@ from turns import Turn
 
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
-from regauge.prediction.job import facts_of, sums
-from regauge.prediction.predict import planned
-from regauge.prediction.settings import Predicting
-from regauge.prediction.shard_queue import Tickets
+from regauge.prediction.job import collect_facts, sum_shards
+from regauge.prediction.predict import plan_predict
+from regauge.prediction.settings import PredictSettings
+from regauge.prediction.shard_queue import ShardQueue
 
 
 def main() -> None:
@@ -43,21 +43,25 @@ def _answered(turn: Turn, own: argparse.Namespace, folder: Path) -> dict[str, An
         "artifact": str(own.artifact),
         "source": {"kind": "jsonl", "files": (str(own.texts),)},
         "output": {"folder": str(folder)},
-        "predict": {"rows": own.rows},
+        "predict": {"shard_records": own.rows},
     }
-    found = planned(build(Predicting, tables))
+    found = plan_predict(build(PredictSettings, tables))
     job = found.job
-    job.begin(facts_of(job.settings, found.artifact, job.pieces, found.order.kept))
-    (job.own / "aside").mkdir()
+    job.claim_folder(
+        collect_facts(job.settings, found.artifact, job.pieces, found.worker_spec.kept_fields)
+    )
+    (job.job_folder / "aside").mkdir()
     ready = 0.0
-    for event in job.settings.execution.executor.run(found.order, Tickets(job.share, {})):
+    for event in job.settings.execution.executor.run(
+        found.worker_spec, ShardQueue(job.piece_numbers, {})
+    ):
         if event["event"] == "ready":
             ready = event["seconds"]
             turn.start()
         elif event["event"] == "shard":
-            job.commit({name: value for name, value in event.items() if name != "event"})
+            job.commit_shard({name: value for name, value in event.items() if name != "event"})
     turn.stop()
-    told = sums(job.finished())
+    told = sum_shards(job.read_finished_shards())
     useful = {"useful_token_share": told["useful_token_share"], "rates": told["rows_per_second"]}
     return {"count": told["rows"], "ready_seconds": ready, **json.loads(json.dumps(useful))}
 

@@ -25,7 +25,7 @@ from pydantic import PrivateAttr
 
 from regauge import choices, jsonl
 from regauge.accelerators import Accelerator
-from regauge.trackers import RunFacts, Tracker
+from regauge.trackers import RunInfo, Tracker
 
 SOCKET = "turns"
 POLL_SECONDS = 0.5
@@ -86,7 +86,7 @@ class Turns(Tracker):
     _count: int = PrivateAttr(default=0)
     _loss: float = PrivateAttr(default=0.0)
 
-    def start(self, run: RunFacts) -> None:
+    def start(self, run: RunInfo) -> None:
         """Connect."""
         self._ledger = run.folder / "ledger.jsonl"
         kind = run.settings["accelerator"]["kind"]
@@ -109,7 +109,7 @@ class Turns(Tracker):
     def _counted(self, step: int) -> int:
         """Return what all steps so far have counted; the last of an epoch may have fewer rows."""
         if self.counted is None:
-            return int((jsonl.last(self._ledger) or {})["tokens"])
+            return int((jsonl.read_last_line(self._ledger) or {})["tokens"])
         rows, batch = self.counted
         epochs, inside = divmod(step, -(-rows // batch))
         return epochs * rows + min(inside * batch, rows)

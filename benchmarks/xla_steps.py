@@ -23,13 +23,13 @@ from recording import RESULTS, keep
 from text import corpus
 
 from regauge import processes
-from regauge.accelerators import Chip
+from regauge.accelerators import ChipPeak
 from regauge.config import build
-from regauge.trackers import RunFacts, started
-from regauge.training.compile.warmup import settle_state, warm_up
+from regauge.trackers import RunInfo, start_trackers
+from regauge.training.compile.warmup import finalize_state, warm_up
 from regauge.training.defaults import resolve_defaults
 from regauge.training.run_setup import Run, set_up
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 from regauge.training.trainer import train
 
 ROWS, MICROBATCH_ROWS = 16, 8
@@ -48,10 +48,10 @@ def main() -> None:
     keep(arguments.json, "a step on XLA over a minimal torch_xla loop", chip, figures, "torch_xla")
 
 
-def measured(scratch: Path, alternations: int, steps: int) -> tuple[Chip, dict[str, object]]:
+def measured(scratch: Path, alternations: int, steps: int) -> tuple[ChipPeak, dict[str, object]]:
     """Return the device, and the figures of a run that alternates between the two loops."""
     tables = {
-        "output": {"folder": str(scratch / "run"), "trackers": (), "every_steps": steps},
+        "output": {"folder": str(scratch / "run"), "trackers": (), "log_every_steps": steps},
         "data": {"path": str(corpus(scratch / "data"))},
         "task": "mlm",
         "model": {**MODEL, "dropout": 0.1},
@@ -62,11 +62,11 @@ def measured(scratch: Path, alternations: int, steps: int) -> tuple[Chip, dict[s
         "evaluation": {"rows": 2},
     }
     world = processes.World()
-    settings = resolve_defaults(build(Training, tables), world)
+    settings = resolve_defaults(build(TrainSettings, tables), world)
     run = set_up(settings, world)
     run.context.folder.mkdir()
     warm_up(*run, run.context.shapes)
-    settle_state(*run)
+    finalize_state(*run)
     one_step = bare_step(run)
     for _ in range(BARE_WARM_UP):
         one_step()
@@ -88,8 +88,8 @@ def measured(scratch: Path, alternations: int, steps: int) -> tuple[Chip, dict[s
 
     tracker = Alternating()
     tracker._other = chunk  # noqa: SLF001 - made for this
-    facts = RunFacts(name="xla", run_id="xla", folder=run.context.folder)
-    with started((tracker,), facts) as trackers:
+    facts = RunInfo(name="xla", run_id="xla", folder=run.context.folder)
+    with start_trackers((tracker,), facts) as trackers:
         trackers.log(0, {})
         train(*run, trackers)
     return (
@@ -110,7 +110,7 @@ def measured(scratch: Path, alternations: int, steps: int) -> tuple[Chip, dict[s
 def bare_step(run: Run) -> Callable[[], None]:
     """Return a function that does one hand-written step."""
     settings, task = run.context.settings, run.context.task_at(run.state.step).task
-    module = task.module(
+    module = task.build_module(
         settings.model, run.context.task_at(run.state.step).manifest, settings.seed
     )
     module.train().to(run.context.device)

@@ -1,4 +1,4 @@
-"""A dataset of one's own: Markdown, of which each heading with the text below it is a record."""
+"""A custom source: Markdown files, with one record per heading and the text below it."""
 
 import hashlib
 import re
@@ -11,12 +11,12 @@ class Sections(Source):
     """The Markdown files of a folder; a record has the fields `title` and `text`."""
 
     folder: str
-    """Where the files lie."""
+    """Folder of the files."""
 
-    def fields(self):
+    def field_names(self):
         return ("title", "text")
 
-    def pieces(self):
+    def list_pieces(self):
         files = [(str(path), path.read_bytes()) for path in sorted(Path(self.folder).glob("*.md"))]
         return tuple(
             Piece(name, len(data), len(data), hashlib.sha256(data).hexdigest(), files=(name,))

@@ -1,42 +1,43 @@
-"""A model and a loss of one's own: masked tokens by their neighbours, hard ones counted more."""
+"""A custom module and loss: masked tokens are predicted from their neighbours, with focal loss."""
 
 import torch
 from torch import nn
 
-from regauge.models.custom import Own
+from regauge.models.custom import CustomModule
 from regauge.models.modules import token_losses
 from regauge.tasks.mlm import Mlm
 
 
 class Neighbours(nn.Module):
-    """Says each masked token by those within some places of it."""
+    """Predicts each masked token from the tokens within `reach` positions of it."""
 
-    def __init__(self, vocabulary, width, reach):
+    def __init__(self, vocab_size, width, reach):
         super().__init__()
-        self.words = nn.Embedding(vocabulary, width)
-        self.around = nn.Conv1d(width, width, 2 * reach + 1, padding=reach)
-        self.say = nn.Linear(width, vocabulary)
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.convolution = nn.Conv1d(width, width, 2 * reach + 1, padding=reach)
+        self.head = nn.Linear(width, vocab_size)
 
     def forward(self, batch):
-        words = self.words(batch["tokens"])  # [rows, length, width]
-        hidden = torch.relu(self.around(words.transpose(1, 2))).transpose(1, 2)
-        places = batch["masked"][..., None].expand(-1, -1, hidden.shape[2])
-        return token_losses(self.say(hidden.gather(1, places)), batch["labels"])
+        embedded = self.embedding(batch["tokens"])  # [rows, length, width]
+        hidden = torch.relu(self.convolution(embedded.transpose(1, 2))).transpose(1, 2)
+        positions = batch["masked"][..., None].expand(-1, -1, hidden.shape[2])
+        return token_losses(self.head(hidden.gather(1, positions)), batch["labels"])
 
 
 class Gaps(Mlm):
-    """Masked tokens, of which those that are known already count less (focal loss)."""
+    """Masked tokens, weighted by how uncertain the model is about them (focal loss)."""
 
     width: int = 64
     """Width of the hidden states."""
     reach: int = 2
-    """How many tokens to each side are read."""
+    """Number of tokens to each side that are read."""
     focus: float = 2.0
-    """Power of what is missing to certainty; 0 is the plain loss. Held-out losses are plain."""
+    """Exponent of the uncertainty, 1 - p; 0 is cross-entropy. Held-out losses are cross-entropy."""
 
-    def module(self, model, manifest, seed):
-        return Own(Neighbours(manifest.tokenizer.vocabulary, self.width, self.reach))
+    def build_module(self, model, manifest, seed):
+        return CustomModule(Neighbours(manifest.tokenizer.vocabulary, self.width, self.reach))
 
     def loss(self, output, batch):
-        doubt = 1 - output["nll"].neg().exp()
-        return (output["nll"] * doubt**self.focus * batch["weights"]).sum(), batch["weights"].sum()
+        uncertainty = 1 - output["nll"].neg().exp()
+        losses = output["nll"] * uncertainty**self.focus
+        return (losses * batch["weights"]).sum(), batch["weights"].sum()

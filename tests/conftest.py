@@ -74,7 +74,7 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for kind, found in accelerators.survey().items():
         accelerator = choices.load("accelerators", kind)()
-        if accelerator.lazy and found.fitness > 0:
+        if accelerator.is_lazy and found.fitness > 0:
             torch.ones(2, device=accelerator.claim(0, 1)).add(1).cpu()
 
 

@@ -23,7 +23,7 @@ Proofs = dict[str, dict[str, str]]
 def chip(kind: str) -> str:
     """Return the name of the chip that an accelerator uses here."""
     accelerator = choices.load("accelerators", kind)()
-    name: str = accelerator.chip(accelerator.precisions()[0]).name
+    name: str = accelerator.chip_peak(accelerator.precisions()[0]).name
     return name
 
 

@@ -1,8 +1,8 @@
-"""One run file, any accelerator, and the proof that nothing was lost on the way.
+"""Train, evaluate, compile, compare and batch-infer transformer models on any accelerator.
 
-Every verb is also a function: `regauge.train("run.toml", "stop.steps=10")`, and
-`regauge.load("artifact").encode(texts)` answers in this process. Importing this package costs
-nothing: a verb's file is imported when its function is first asked for.
+Every verb of the command line is also a function: `regauge.train("run.toml", "stop.steps=10")`.
+`regauge.load("artifact").encode(texts)` runs an artifact in this process. The import is lazy: the
+module of a verb is imported when its function is first used.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _VERBS = frozenset(
     if not path.stem.startswith("_")
 )
 
-# The file of a verb is its registration, here too: a new verb edits no list.
+# The list follows from the files in verbs/, so a new verb needs no change here.
 __all__ = ["__version__", *sorted({"load", *_VERBS})]  # noqa: PLE0604 (a star expression of names)
 
 
 def __getattr__(name: str) -> Any:
-    """Return the `main` of the verb whose file has this name, or what loads artifacts."""
+    """Return the `main` function of a verb, or the function that loads an artifact."""
     if name == "load":
         return importlib.import_module("regauge.artifacts.model").load
     if name not in _VERBS:

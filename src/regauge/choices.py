@@ -1,11 +1,12 @@
-"""Choices are found by their file names; a folder is the registry.
+"""Finds choices by file name: a folder is the registry of its choices.
 
-`strategies/ddp.py` is the choice `ddp` of the folder `strategies`, and adding it edits no other
-file. A package outside of Regauge adds a choice through an entry point of the group
-`regauge.<folder>`. A file whose name starts with an underscore is a part, not a choice.
+`strategies/ddp.py` is the choice `ddp` of the folder `strategies`. A new file adds a choice; no
+other file changes. Another package adds a choice with an entry point of the group
+`regauge.<folder>`. A file or folder whose name starts with an underscore is shared by the choices.
 
-A name with a colon, `module:Class`, is a user's own code. It is imported only where the run file or
-the command line of this command names it; what else is read, such as an earlier run, cannot ask.
+A name with a colon, `module:Class`, is custom code. It is imported only if the run file or the
+command line of this command names it. Other files, such as the `run.json` of an earlier run,
+cannot cause an import.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ from typing import Any
 from regauge.errors import DataError, SettingsError
 
 PACKAGE = Path(__file__).parent
-PLACES = "REGAUGE_PLACES"
-"""Set by our own launcher: the folders where the modules of a run file are looked for."""
+MODULE_FOLDERS_VARIABLE = "REGAUGE_MODULE_FOLDERS"
+"""Environment variable for child processes: the folders that are searched for custom modules."""
 
-_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_named: set[str] = set()
-_places: list[str] = []
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_allowed_paths: set[str] = set()
+_module_folders: list[str] = []
 
 
 def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
-    """Return the remedy for a misspelt word: the nearest known one, or all of them, or none."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean '{near[0]}'?"
+    """Return the remedy for a misspelled word: the closest known word, or all known words."""
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if matches:
+        return f"did you mean '{matches[0]}'?"
     return f"known: {', '.join(sorted(known)) or 'none'}"
 
 
 @cache
 def names(folder: str) -> tuple[str, ...]:
-    """Return the names of the choices of a folder, sorted; `-` stands for `_` in a file name."""
+    """Return the sorted names of a folder's choices; `_` in a file name is `-` in the name."""
     files = (path.stem for path in (PACKAGE / folder).glob("*.py"))
     built_in = {stem.rstrip("_").replace("_", "-") for stem in files if not stem.startswith("_")}
     group = importlib.metadata.entry_points(group=f"regauge.{folder.replace('/', '.')}")
@@ -53,7 +54,7 @@ def names(folder: str) -> tuple[str, ...]:
 
 
 def module_name(folder: str, name: str) -> str:
-    """Return the dotted name of the file that holds a choice."""
+    """Return the dotted module name of a choice."""
     stem = name.replace("-", "_")
     if (PACKAGE / folder / f"{stem}_.py").exists():
         stem += "_"
@@ -62,153 +63,166 @@ def module_name(folder: str, name: str) -> str:
 
 @cache
 def load(folder: str, name: str) -> type[Any]:
-    """Return the class of a choice: the only class its file defines with a `kind` of its own.
+    """Import a choice and return its class, the only class in its file that defines `kind`.
 
-    Raises SettingsError for a name that no file and no entry point has.
+    Raises SettingsError if no file and no entry point has this name.
     """
     if ":" in name:
-        return _own(folder, name)
+        return _load_class(folder, name)
     if name not in names(folder):
-        what = folder.rsplit("/", maxsplit=1)[-1]
-        raise SettingsError(f"no {what} named '{name}'", did_you_mean(name, names(folder)))
+        category = folder.rsplit("/", maxsplit=1)[-1]
+        raise SettingsError(f"no {category} named '{name}'", did_you_mean(name, names(folder)))
     for point in importlib.metadata.entry_points(group=f"regauge.{folder.replace('/', '.')}"):
         if point.name == name:
             return point.load()  # type: ignore[no-any-return]
     module = importlib.import_module(module_name(folder, name))
-    found = [
+    classes = [
         member
         for _, member in inspect.getmembers(module, inspect.isclass)
         if member.__module__ == module.__name__ and "kind" in vars(member)
     ]
-    if len(found) != 1:
-        raise TypeError(f"{module.__name__} must define exactly one choice, found {found}")
-    return found[0]
+    if len(classes) != 1:
+        raise TypeError(f"{module.__name__} must define exactly one choice, not {classes}")
+    return classes[0]
 
 
 def summary(folder: str, name: str) -> str:
-    """Return the first line of a choice's docstring without importing its file."""
+    """Return the first docstring line of a choice without importing its file."""
     if ":" in name:
         return (load(folder, name).__doc__ or "").strip().partition("\n")[0]
     path = PACKAGE.parent / (module_name(folder, name).replace(".", "/") + ".py")
     if not path.exists():
-        return "from another package"
+        return "Defined in another package."
     return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
 
 
-def allow(written: Any, beside: Path | None = None) -> None:
-    """Let the import paths in what a user wrote be loaded, at any depth of its tables.
+def allow_imports(value: Any, folder: Path | None = None) -> None:
+    """Permit the import paths that occur in a user's settings, at any depth.
 
-    Modules are looked for in the folder `beside`, then in the working directory, then among the
-    installed ones.
+    Modules are searched in `folder`, then in the working directory, then in the installed packages.
     """
-    if isinstance(written, dict | list | tuple):
-        for item in written.values() if isinstance(written, dict) else written:
-            allow(item, beside)
-    elif isinstance(written, str) and _PATH.fullmatch(written):
-        _named.add(written)
-        for found in (beside, Path.cwd()):
-            if found is not None and str(found.resolve()) not in _places:
-                _places.append(str(found.resolve()))
+    if isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            allow_imports(item, folder)
+    elif isinstance(value, str) and _IMPORT_PATH.fullmatch(value):
+        _allowed_paths.add(value)
+        for module_folder in (folder, Path.cwd()):
+            if module_folder is not None and str(module_folder.resolve()) not in _module_folders:
+                _module_folders.append(str(module_folder.resolve()))
 
 
-def places() -> dict[str, str]:
-    """Return the environment variable by which processes that are started find the same modules."""
-    found = _looked()
-    return {PLACES: os.pathsep.join(found)} if found else {}
+def module_folders_environment() -> dict[str, str]:
+    """Return the environment variable that makes child processes find the same custom modules."""
+    folders = _list_module_folders()
+    return {MODULE_FOLDERS_VARIABLE: os.pathsep.join(folders)} if folders else {}
 
 
-def _looked() -> list[str]:
-    """Return the folders that our launcher told, which a forked process hears late, and ours."""
-    told = [found for found in os.environ.get(PLACES, "").split(os.pathsep) if found]
-    return [*told, *(found for found in _places if found not in told)]
+def _list_module_folders() -> list[str]:
+    """Return the module folders of the parent process, then the folders of this process.
 
-
-def function(path: str) -> Any:
-    """Return the function at an import path of a user's own code.
-
-    Raises SettingsError where this command's run file or command line does not name it, and for
-    none.
+    The variable is read at each call: a forked process receives it after this import.
     """
-    module = _allowed(path, "give it there, if it is yours")
+    variable = os.environ.get(MODULE_FOLDERS_VARIABLE, "")
+    inherited = [folder for folder in variable.split(os.pathsep) if folder]
+    return [*inherited, *(folder for folder in _module_folders if folder not in inherited)]
+
+
+def load_function(path: str) -> Any:
+    """Import a custom function.
+
+    Raises SettingsError if the function is missing, or if neither the run file nor the command line
+    of this command names it.
+    """
+    module = _load_module(path, "name it there if you trust it")
     name = path.rpartition(":")[2]
     if not callable(getattr(module, name, None)):
-        where = getattr(module, "__file__", None) or module.__name__
-        known = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        remedy = did_you_mean(name, known) if known else f"define one: def {name}():"
-        raise SettingsError(f"'{path}': {where} has no function '{name}'", remedy)
+        file = getattr(module, "__file__", None) or module.__name__
+        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        remedy = did_you_mean(name, functions) if functions else f"define it: def {name}():"
+        raise SettingsError(f"'{path}': {file} has no function '{name}'", remedy)
     return getattr(module, name)
 
 
-def _allowed(path: str, remedy: str) -> ModuleType:
-    """Return the module of an import path that a user named; raises SettingsError for another."""
-    if path not in _named:
-        problem = f"'{path}' is code, and the run file of this command does not name it"
+def _load_module(path: str, remedy: str) -> ModuleType:
+    """Import the module of an import path; raises SettingsError if the user did not name it."""
+    if path not in _allowed_paths:
+        problem = f"'{path}' is custom code, but the run file of this command does not name it"
         raise SettingsError(problem, remedy)
-    return _imported(path.partition(":")[0], path)
+    return _import_module(path.partition(":")[0], path)
 
 
-def _own(folder: str, path: str) -> type[Any]:
-    """Return the class at an import path, which is then its `kind`."""
-    module = _allowed(path, f"give it there as a kind of {folder}, if it is yours")
+def _load_class(folder: str, path: str) -> type[Any]:
+    """Import a custom class; its import path becomes its `kind`."""
+    module = _load_module(path, f"set it there as a kind of {folder} if you trust it")
     module_path, _, name = path.partition(":")
-    interface = _interface(folder)
-    fitting = [key for key, value in vars(module).items() if _fits(value, interface)]
-    where = getattr(module, "__file__", None) or module_path
+    interface = _find_interface(folder)
+    candidates = [key for key, value in vars(module).items() if _implements(value, interface)]
+    file = getattr(module, "__file__", None) or module_path
     if name not in vars(module):
-        remedy = did_you_mean(name, fitting) if fitting else f"define one: class {name}(…)"
-        raise SettingsError(f"'{path}': {where} has no class '{name}'", remedy)
-    found = vars(module)[name]
-    if not _fits(found, interface):
-        wanted = f"{interface.__module__}.{interface.__name__}"
-        raise SettingsError(f"'{path}' is no {interface.__name__}", f"let it inherit from {wanted}")
-    chosen: type[Any] = found
-    if not chosen.__module__.startswith("regauge."):
-        chosen.kind = path
-    return chosen
+        remedy = did_you_mean(name, candidates) if candidates else f"define it: class {name}(…)"
+        raise SettingsError(f"'{path}': {file} has no class '{name}'", remedy)
+    choice: type[Any] = vars(module)[name]
+    if not _implements(choice, interface):
+        base = f"{interface.__module__}.{interface.__name__}"
+        raise SettingsError(
+            f"'{path}' is not a subclass of {interface.__name__}", f"inherit from {base}"
+        )
+    if not choice.__module__.startswith("regauge."):
+        choice.kind = path
+    return choice
 
 
-def _imported(module: str, path: str) -> ModuleType:
-    """Import a user's module; raises SettingsError for none, DataError for one that fails."""
-    sys.path[:0] = [found for found in _looked() if found not in sys.path]
+def _import_module(module: str, path: str) -> ModuleType:
+    """Import a custom module.
+
+    Raises SettingsError if it is missing, and DataError if its import fails.
+    """
+    folders = _list_module_folders()
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise _failed(module, error) from error
-        known = [file.stem for found in _looked() for file in Path(found).glob("*.py")]
-        near = difflib.get_close_matches(module, known, n=1)
-        remedy = f"did you mean '{near[0]}'?" if near else "put its file beside the run file"
-        looked = ", ".join(_looked())
-        raise SettingsError(f"'{path}': no module '{module}' in {looked}", remedy) from None
+            raise _build_import_error(module, error) from error
+        modules = [file.stem for folder in folders for file in Path(folder).glob("*.py")]
+        matches = difflib.get_close_matches(module, modules, n=1)
+        hint = "put its file into the folder of the run file"
+        remedy = f"did you mean '{matches[0]}'?" if matches else hint
+        problem = f"'{path}': no module '{module}' in {', '.join(folders)}"
+        raise SettingsError(problem, remedy) from None
     except Exception as error:
-        raise _failed(module, error) from error
+        raise _build_import_error(module, error) from error
 
 
-def _failed(module: str, error: Exception) -> DataError:
-    every = [each for each in traceback.extract_tb(error.__traceback__) if _outside(each)]
-    frames = [frame for frame in every if _of_user(frame)] or every
-    where = f" in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    what = f"{type(error).__name__}{where}: {' '.join(str(error).split())}"
-    return DataError(f"the module '{module}' cannot be imported: {what}", "correct it there")
+def _build_import_error(module: str, error: Exception) -> DataError:
+    """Return the error of a module whose import failed, with the innermost line of user code."""
+    outside = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if _is_outside_package(frame)
+    ]
+    frames = [frame for frame in outside if _is_user_code(frame)] or outside
+    location = f" in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    reason = f"{type(error).__name__}{location}: {' '.join(str(error).split())}"
+    return DataError(f"the module '{module}' cannot be imported: {reason}", "correct that file")
 
 
-def _outside(frame: traceback.FrameSummary) -> bool:
+def _is_outside_package(frame: traceback.FrameSummary) -> bool:
     return not (frame.filename.startswith("<") or Path(frame.filename).is_relative_to(PACKAGE))
 
 
-def _of_user(frame: traceback.FrameSummary) -> bool:
-    """Return whether a frame is of a user's own file, and not of a library beside it."""
+def _is_user_code(frame: traceback.FrameSummary) -> bool:
+    """Return whether a frame belongs to a custom module, and not to an installed library."""
     file = Path(frame.filename)
-    return "site-packages" not in file.parts and any(map(file.is_relative_to, _looked()))
+    folders = _list_module_folders()
+    return "site-packages" not in file.parts and any(map(file.is_relative_to, folders))
 
 
 @cache
-def _interface(folder: str) -> type[Any]:
-    """Return what every choice of a folder is: the class of the folder itself."""
+def _find_interface(folder: str) -> type[Any]:
+    """Return the base class of a folder's choices, which the folder's package defines."""
     package = f"regauge.{folder.replace('/', '.')}"
-    lineage = load(folder, names(folder)[0]).__mro__
-    return next(base for base in lineage if base.__module__ == package)
+    base_classes = load(folder, names(folder)[0]).__mro__
+    return next(base for base in base_classes if base.__module__ == package)
 
 
-def _fits(value: Any, interface: type[Any]) -> bool:
+def _implements(value: Any, interface: type[Any]) -> bool:
     return isinstance(value, type) and issubclass(value, interface) and value is not interface

@@ -1,7 +1,7 @@
 """The command line: `regauge <verb> run.toml key.path=value …`.
 
-Verbs are registered by name alone and imported when they are called, so help needs no torch.
-What a verb raises ends here, as one line and an exit code; no verb knows how it is printed.
+Verbs are registered by name and imported when they are called, so `--help` needs no torch. Every
+exception of a verb ends here: it is printed as one line and becomes an exit code.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from cyclopts import App, CycloptsError, Parameter
 
 from regauge import __doc__ as package_doc
 from regauge import __version__, choices, log, processes
-from regauge.errors import SHOW_TRACEBACK, SettingsError, explain
+from regauge.errors import SHOW_TRACEBACK, SettingsError, describe_error
 
 _EPILOGUE = f"""\
-A run file is TOML; key.path=value on the command line goes over it. With {SHOW_TRACEBACK} an \
-error is shown whole. `regauge explain` lists every setting and exit code."""
+A run file is TOML; key.path=value arguments override it. {SHOW_TRACEBACK} prints the traceback \
+of an error. `regauge explain` documents every setting and exit code."""
 
 
-def app() -> App:
-    """Return the command line with every verb that has a file."""
+def build_app() -> App:
+    """Build the command line, with one command for each verb."""
     application = App(
         name="regauge",
         help=(package_doc or "").partition("\n")[0],
@@ -48,35 +48,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_traceback = SHOW_TRACEBACK in tokens
     log.configure()
     try:
-        _call([token for token in tokens if token != SHOW_TRACEBACK])
+        _run_verb([token for token in tokens if token != SHOW_TRACEBACK])
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 (torch's CheckpointException is no Exception)
         if show_traceback:
             traceback.print_exception(error)
-        line, code = explain(error)
-        if processes.supervised():
-            return code  # Its supervisor says the line.
+        line, code = describe_error(error)
+        if processes.is_supervised():
+            return code  # The supervisor prints the line.
         log.stderr.print(f"regauge: {line}", style="red", markup=False)
         return code
     return 0
 
 
-def _call(tokens: list[str]) -> None:
-    application = app()
+def _run_verb(tokens: list[str]) -> None:
+    application = build_app()
     verb = tokens[0] if tokens else ""
     if verb and verb not in application:
-        what = "option" if verb.startswith("-") else "verb"
+        category = "option" if verb.startswith("-") else "verb"
         known = [name for name in application if name.startswith("-") == verb.startswith("-")]
-        raise SettingsError(f"no {what} named '{verb}'", choices.did_you_mean(verb, known))
+        raise SettingsError(f"no {category} named '{verb}'", choices.did_you_mean(verb, known))
     try:
         application(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise _usage(error, verb) from None
+        raise _convert_usage_error(error, verb) from None
 
 
-def _usage(error: CycloptsError, verb: str) -> SettingsError:
-    """Return a mistake on the command line as a problem and a remedy."""
+def _convert_usage_error(error: CycloptsError, verb: str) -> SettingsError:
+    """Convert a usage error of cyclopts to a problem and a remedy."""
     error.verbose = False
     problem, _, remedy = str(error).strip().partition(". ")
     problem = problem[:1].lower() + problem[1:].rstrip(".")

@@ -1,8 +1,8 @@
-"""Strict text in, frozen settings out.
+"""Parses run files into strict, frozen settings.
 
-A run file is TOML. Every verb has one settings root; a run file may hold the tables of several
-verbs, and each verb reads its own, but every name in the file is checked. This module knows no
-verb and no choice: roots and folders are handed to it.
+A run file is TOML. Each verb has one settings root. A run file may contain the tables of several
+verbs: a verb reads the tables of its root, and every other name must belong to another verb. This
+module knows no verb and no choice; callers pass the root.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 FORMAT = 1
-"""The version of every JSON document that Regauge writes; a reader refuses a later one."""
+"""Version of every JSON document that Regauge writes; a reader refuses a later version."""
 
-FACTS = "run"
-"""The table of a saved `run.json` that is no setting: who the run is."""
+RUN_IDENTITY = "run"
+"""The table of a saved `run.json` that identifies the run; it is not a setting."""
 
 Tables = dict[str, Any]
 
 
 class Settings(BaseModel):
-    """A frozen table of settings; a field's docstring is its help."""
+    """A frozen table of settings; the docstring of a field is its help text."""
 
     model_config = ConfigDict(
         strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
@@ -48,7 +48,7 @@ class Settings(BaseModel):
 
 
 class Choice(Settings):
-    """Settings whose class is chosen by `kind`, which is the name of the file that defines it."""
+    """Settings whose class is selected by `kind`, the name of the file that defines it."""
 
     kind: ClassVar[str]
 
@@ -63,226 +63,240 @@ class Choice(Settings):
         return {"kind": type(self).kind, **handler(self)}
 
 
-def chosen(folder: str) -> BeforeValidator:
-    """Mark a field that a choice of a folder fills.
+def choice_of(folder: str) -> BeforeValidator:
+    """Mark a field whose value is a choice of a folder.
 
-    The field reads `task: Annotated[SerializeAsAny[Task], chosen("tasks")]`.
+    Declare the field as `task: Annotated[SerializeAsAny[Task], choice_of("tasks")]`.
     """
-    return BeforeValidator(partial(choose, folder))
+    return BeforeValidator(partial(parse_choice, folder))
 
 
-def choose(folder: str, value: Any) -> Any:
-    """Turn a table with a `kind`, or a bare name, into the settings of that choice."""
+def parse_choice(folder: str, value: Any) -> Any:
+    """Convert a table with a `kind`, or a name alone, to the settings of that choice."""
     if isinstance(value, str):
         value = {"kind": value}
     if not isinstance(value, dict):
         return value
     kind = value.get("kind")
     if not isinstance(kind, str):
-        told = f"the kind of '{folder}' is a name, got {kind!r}"
-        problem = told if "kind" in value else f"a choice of '{folder}' has no kind"
+        wrong_type = f"the kind of '{folder}' must be a name, got {kind!r}"
+        problem = wrong_type if "kind" in value else f"a choice of '{folder}' has no kind"
         raise SettingsError(problem, f"set kind to one of: {', '.join(choices.names(folder))}")
     choice = choices.load(folder, kind)
     rest = {key: item for key, item in value.items() if key != "kind"}
     try:
         return choice.model_validate(rest)
     except ValidationError as error:
-        raise _first_problem(error, choice, f"{folder} '{kind}'") from None
+        raise _convert_error(error, choice, f"{folder} '{kind}'") from None
 
 
 S = TypeVar("S", bound=Settings)
 
 
 def read(path: Path | str) -> Tables:
-    """Read a run file (TOML), or the `run.json` that an earlier run saved, as nested tables."""
+    """Read a run file (TOML), or the `run.json` of an earlier run, as nested tables."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
         tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         raise SettingsError(
-            f"no run file {path}", "name an existing one, or write one with 'regauge init'"
+            f"no run file {path}", "name an existing file, or write one with 'regauge init'"
         ) from None
     except IsADirectoryError:
         raise SettingsError(f"{path} is a folder", "name a run file (.toml or run.json)") from None
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}", "correct it there") from None
+        raise SettingsError(f"{path} cannot be read: {error}", "correct that file") from None
     if not isinstance(tables, dict):
-        raise SettingsError(f"{path} holds no tables", "name a run file (.toml or run.json)")
-    return {name: _tuples(table) for name, table in tables.items() if name != FACTS}
+        raise SettingsError(f"{path} has no tables", "name a run file (.toml or run.json)")
+    return {name: _convert_lists(table) for name, table in tables.items() if name != RUN_IDENTITY}
 
 
-def override(tables: Tables, assignments: tuple[str, ...]) -> Tables:
-    """Return the tables with `key.path=value` assignments applied; a value is TOML, else text."""
+def apply_overrides(tables: Tables, assignments: tuple[str, ...]) -> Tables:
+    """Return the tables with `key.path=value` assignments applied.
+
+    A value is parsed as TOML; a value that is not TOML is text.
+    """
     result = copy.deepcopy(tables)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
-            raise SettingsError(f"'{assignment}' is no assignment", "write key.path=value")
-        place: Any = result
-        *parents, last = key.strip().split(".")
+            raise SettingsError(f"'{assignment}' is not an assignment", "write key.path=value")
+        table: Any = result
+        *parents, last_key = key.strip().split(".")
         for parent in parents:
-            place = _inside(place, parent)
-            if not isinstance(place, dict | tuple):
-                raise SettingsError(f"'{parent}' in '{key}' is no table", "assign to a table's key")
-        if isinstance(place, tuple):
-            found = [each for each in place if isinstance(each, dict)]
-            names = [str(each["name"]) for each in found if "name" in each]
+            table = _get_table(table, parent)
+            if not isinstance(table, dict | tuple):
+                problem = f"'{parent}' in '{key}' is not a table"
+                raise SettingsError(problem, "assign to a key of a table")
+        if isinstance(table, tuple):
+            names = [
+                str(item["name"]) for item in table if isinstance(item, dict) and "name" in item
+            ]
             remedy = f"name one of them: {', '.join(names)}" if names else "write the whole list"
             raise SettingsError(f"'{parents[-1]}' in '{key}' is a list", remedy)
-        place[last] = _value(text.strip())
-    return {name: _tuples(table) for name, table in result.items()}
+        table[last_key] = _parse_value(text.strip())
+    return {name: _convert_lists(table) for name, table in result.items()}
 
 
-def _inside(place: Any, name: str) -> Any:
-    """Return a table in a table, made where there is none, or in a list of them by its name."""
-    if isinstance(place, dict):
-        return place.setdefault(name, {})
-    return next((each for each in place if isinstance(each, dict) and each.get("name") == name), 0)
+def _get_table(parent: Any, name: str) -> Any:
+    """Return the table `name` of a parent table, created if missing, or of a list of tables."""
+    if isinstance(parent, dict):
+        return parent.setdefault(name, {})
+    tables = (item for item in parent if isinstance(item, dict))
+    return next((table for table in tables if table.get("name") == name), None)
 
 
-def merge(below: Tables, above: Tables) -> Tables:
-    """Return `below` with every leaf of `above` laid over it; a table of another kind replaces."""
-    result = dict(below)
-    for key, value in above.items():
+def merge(base: Tables, overlay: Tables) -> Tables:
+    """Return `base` with every leaf of `overlay` applied.
+
+    A table with another `kind` replaces the whole table of `base`.
+    """
+    result = dict(base)
+    for key, value in overlay.items():
         old = result.get(key)
         if isinstance(value, dict) and isinstance(old, dict):
-            same = "kind" not in value or value["kind"] == old.get("kind")
-            result[key] = merge(old, value) if same else value
+            is_same_kind = "kind" not in value or value["kind"] == old.get("kind")
+            result[key] = merge(old, value) if is_same_kind else value
         else:
             result[key] = value
     return result
 
 
-def build(root: type[S], tables: Tables, known: tuple[str, ...] = (), where: str = "") -> S:
-    """Return the settings of a verb out of a run file's tables.
+def build(root: type[S], tables: Tables, other_tables: tuple[str, ...] = (), source: str = "") -> S:
+    """Build the settings of a verb from the tables of a run file.
 
-    `known` names the tables of the other verbs, which are passed over; any other name is refused.
-    Raises SettingsError in one line with the nearest name.
+    `other_tables` are the table names of other verbs, which are ignored. `source` names the run
+    file in messages. Raises SettingsError, with the closest known name for an unknown one.
     """
     fields = tuple(root.model_fields)
     for name in tables:
-        if name not in fields and name not in known:
-            remedy = choices.did_you_mean(name, tuple({*fields, *known}))
-            raise SettingsError(f"{_prefix(where)}unknown key '{name}'", remedy)
-    own = {name: value for name, value in tables.items() if name in fields}
+        if name not in fields and name not in other_tables:
+            remedy = choices.did_you_mean(name, tuple({*fields, *other_tables}))
+            raise SettingsError(f"{_format_location(source)}unknown key '{name}'", remedy)
+    root_tables = {name: value for name, value in tables.items() if name in fields}
     try:
-        return root.model_validate(_tuples(own))
+        return root.model_validate(_convert_lists(root_tables))
     except SettingsError as error:
-        raise (error.within(where) if where else error) from None
+        raise (error.add_location(source) if source else error) from None
     except ValidationError as error:
-        raise _first_problem(error, root, where) from None
+        raise _convert_error(error, root, source) from None
 
 
 def dump(settings: Settings) -> Tables:
-    """Return settings as JSON-ready tables; `build` of the same root takes them back."""
+    """Return settings as JSON-ready tables, from which `build` restores them."""
     return settings.model_dump(mode="json", exclude_none=True)
 
 
-def flat(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    """Return the leaves of nested tables by their dotted keys; a list is a leaf."""
+def flatten(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    """Return the leaves of nested tables with their dotted keys; a list is a leaf."""
     leaves: list[tuple[str, Any]] = []
     for name, value in tree.items():
         key = f"{path}.{name}" if path else name
-        leaves += flat(value, key) if isinstance(value, dict) and value else [(key, value)]
+        leaves += flatten(value, key) if isinstance(value, dict) and value else [(key, value)]
     return leaves
 
 
 def save(path: Path, document: Tables) -> None:
-    """Write a JSON document with its format version; a reader sees all of it or none."""
+    """Write a JSON document with its format version, atomically."""
     text = json.dumps({"format": FORMAT, **document}, indent=2, sort_keys=True, default=str)
     files.write_atomic(path, text + "\n")
 
 
-def _prefix(where: str) -> str:
-    return f"{where}: " if where else ""
+def _format_location(source: str) -> str:
+    return f"{source}: " if source else ""
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
 
 
-def _tuples(value: Any) -> Any:
+def _convert_lists(value: Any) -> Any:
+    """Return the value with tuples in place of its lists, as frozen settings need them."""
     if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
+        return {key: _convert_lists(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(_tuples(item) for item in value)
+        return tuple(_convert_lists(item) for item in value)
     return value
 
 
-def _first_problem(error: ValidationError, root: type[Settings], where: str) -> SettingsError:
+def _convert_error(error: ValidationError, root: type[Settings], source: str) -> SettingsError:
+    """Convert pydantic's most useful problem to one line with a remedy."""
+    location = _format_location(source)
     problems = error.errors(include_url=False)
-    # A misspelt key that is required is both missing and unknown: what was written says more.
+    # A misspelled required key is both missing and unknown; the unknown key helps more.
     unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
-    first = next(unknown, None) or _of_union(root, problems)
-    path = ".".join(_key(root, first["loc"])) or error.title
+    first = next(unknown, None) or _select_problem(root, problems)
+    path = ".".join(_strip_union_tags(root, first["loc"])) or error.title
     if first["type"] == "extra_forbidden":
         word = str(first["loc"][-1])
-        remedy = choices.did_you_mean(word, _siblings(root, first["loc"]))
-        return SettingsError(f"{_prefix(where)}unknown key '{path}'", remedy)
+        remedy = choices.did_you_mean(word, _list_sibling_keys(root, first["loc"]))
+        return SettingsError(f"{location}unknown key '{path}'", remedy)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
-        return SettingsError(f"{_prefix(where)}'{path}' is missing", f"set {path}")
-    got = first.get("input")
-    if first["type"] == "tuple_type" and isinstance(got, str | int | float):
-        listed = f"write {path} = {json.dumps([got])}"
-        return SettingsError(f"{_prefix(where)}'{path}' is a list, got {got!r}", listed)
-    shown = "" if isinstance(got, dict | BaseModel) else f", got {got!r}"
-    return SettingsError(f"{_prefix(where)}'{path}': {message}{shown}", f"correct {path}")
+        return SettingsError(f"{location}'{path}' is missing", f"set {path}")
+    value = first.get("input")
+    if first["type"] == "tuple_type" and isinstance(value, str | int | float):
+        remedy = f"write {path} = {json.dumps([value])}"
+        return SettingsError(f"{location}'{path}' is a list, got {value!r}", remedy)
+    got = "" if isinstance(value, dict | BaseModel) else f", got {value!r}"
+    return SettingsError(f"{location}'{path}': {message}{got}", f"correct {path}")
 
 
-def _of_union(root: type[Settings], problems: list[ErrorDetails]) -> ErrorDetails:
-    """Return the first problem; of a value that fits none of several types, what says most."""
-    first, key = problems[0], _key(root, problems[0]["loc"])
-    same = [each for each in problems if _key(root, each["loc"])[: len(key)] == key]
-    for each in same:
-        if each["type"] != "literal_error" and not each["type"].endswith("_type"):
-            return each
-    other = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in same[1:])
-    return {**first, "msg": " or ".join([first["msg"], *other])}
+def _select_problem(root: type[Settings], problems: list[ErrorDetails]) -> ErrorDetails:
+    """Return the first problem; for a union, the problem of the closest type or all of them."""
+    first, key = problems[0], _strip_union_tags(root, problems[0]["loc"])
+    same_key = [
+        item for item in problems if _strip_union_tags(root, item["loc"])[: len(key)] == key
+    ]
+    for problem in same_key:
+        if problem["type"] != "literal_error" and not problem["type"].endswith("_type"):
+            return problem
+    others = (problem["msg"].removeprefix("Input should be ") for problem in same_key[1:])
+    return {**first, "msg": " or ".join([first["msg"], *dict.fromkeys(others)])}
 
 
-def _key(annotation: Any, loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    """Return a place without what pydantic puts between its keys: which type of several failed."""
+def _strip_union_tags(annotation: Any, loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    """Return the keys of a location, without the union members that pydantic inserts."""
     if not loc or loc == ("[key]",):
         return ()
     inner = get_args(annotation)
     if get_origin(annotation) is Annotated:
-        return _key(inner[0], loc)
+        return _strip_union_tags(inner[0], loc)
     if get_origin(annotation) in (Union, UnionType):
-        types = [each for each in inner if each is not NoneType]
-        return min((_key(each, loc[len(types) > 1 :]) for each in types), key=len)
-    below = inner[-2 if ... in inner else -1] if inner else None
+        types = [member for member in inner if member is not NoneType]
+        return min((_strip_union_tags(member, loc[len(types) > 1 :]) for member in types), key=len)
+    item = inner[-2 if ... in inner else -1] if inner else None
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         field = annotation.model_fields.get(str(loc[0]))
-        below = field.annotation if field else None
-    return (*([str(loc[0])] if loc[0] != "" else []), *_key(below, loc[1:]))
+        item = field.annotation if field else None
+    return (*([str(loc[0])] if loc[0] != "" else []), *_strip_union_tags(item, loc[1:]))
 
 
-def _siblings(root: type[Settings], loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    """Return the keys that a misspelt one at `loc` could have been."""
+def _list_sibling_keys(root: type[Settings], loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    """Return the known keys of the table that contains an unknown key."""
     model = root
     for part in loc[:-1]:
         if isinstance(part, str) and part in model.model_fields:
-            model = settings_in(model.model_fields[part].annotation) or model
+            model = find_settings_class(model.model_fields[part].annotation) or model
     return tuple(model.model_fields)
 
 
-def settings_in(annotation: Any) -> type[Settings] | None:
-    """Return the settings class inside of `X | None`, `tuple[X, ...]` or `X` itself."""
+def find_settings_class(annotation: Any) -> type[Settings] | None:
+    """Return the settings class `X` of an annotation such as `X`, `X | None` or `tuple[X, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return annotation
-    return next((found for part in get_args(annotation) if (found := settings_in(part))), None)
+    return next(filter(None, map(find_settings_class, get_args(annotation))), None)
 
 
-def first_difference(key: str, ours: Any, theirs: Any) -> str:
-    """Return the first name below a key at which two documents differ, with both values."""
+def describe_first_difference(key: str, ours: Any, theirs: Any) -> str:
+    """Describe the first key at which two documents differ, with both values."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for name in sorted({*ours, *theirs}):
             if ours.get(name) != theirs.get(name):
-                below = f"{key}.{name}" if key else name
-                return first_difference(below, ours.get(name), theirs.get(name))
+                path = f"{key}.{name}" if key else name
+                return describe_first_difference(path, ours.get(name), theirs.get(name))
     return f"{key} is {theirs!r} there and {ours!r} here"

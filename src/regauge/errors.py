@@ -1,6 +1,6 @@
-"""Every way a verb can end, as an exception with its exit code.
+"""Exceptions that end a verb, each with its exit code.
 
-A message is one line: what is wrong, then what to do. Nothing here knows how it is printed.
+A message is one line: the problem, a semicolon, the remedy. `cli` prints it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ SHOW_TRACEBACK = "--traceback"
 
 PACKAGE = Path(__file__).parent
 INTERRUPTED = 130
-"""The exit code after Ctrl-C where nothing was saved, as shells have it."""
-UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
-"""What the system says of a place that nobody should have named."""
+"""Exit code after Ctrl-C if nothing was saved, as in shells."""
+UNUSABLE_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+"""Errors of the operating system for a path that the user cannot use."""
 
 
 class RegaugeError(Exception):
-    """A failure with a way out: `problem` says what is wrong, `remedy` what to do about it."""
+    """A failure with a `problem`, which describes it, and a `remedy`, which is an instruction."""
 
     exit_code = 1
 
@@ -31,86 +31,86 @@ class RegaugeError(Exception):
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
-        """Let another process have both parts: the message alone does not make an error again."""
+        """Pickle both parts; the message alone cannot rebuild the error."""
         return type(self), (self.problem, self.remedy)
 
-    def within(self, where: str) -> Self:
-        """Return this error with the place it happened in before its problem."""
-        self.problem = f"{where}: {self.problem}"
+    def add_location(self, location: str) -> Self:
+        """Put a location in front of the problem and return this error."""
+        self.problem = f"{location}: {self.problem}"
         self.args = (f"{self.problem}; {self.remedy}",)
         return self
 
 
 class SettingsError(RegaugeError):
-    """The command line, the run file or a combination of settings is wrong."""
+    """The command line, the run file or a combination of settings is invalid."""
 
     exit_code = 2
 
 
 class DataError(RegaugeError):
-    """The user's data or code is wrong: empty, undecodable, outside the declared limits."""
+    """The user's data or code is invalid: empty, undecodable, or outside the declared limits."""
 
     exit_code = 64
 
 
 class NoCheckpointError(RegaugeError):
-    """Checkpoints exist, and none of them can be loaded."""
+    """Checkpoints exist, but none of them can be loaded."""
 
     exit_code = 65
 
 
 class NoProgressError(RegaugeError):
-    """The run cannot go on: it fails in the same place, or compiles without end."""
+    """The run cannot continue: it fails at the same step again, or recompiles without end."""
 
     exit_code = 66
 
 
-class RollBackError(NoProgressError):
-    """Steps that must not count: the run goes back to its last checkpoint, once."""
+class RollbackError(NoProgressError):
+    """Steps must be discarded: the run returns to its last checkpoint, once."""
 
 
 class LimitReachedError(RegaugeError):
-    """The run stopped at a limit of time or dollars, and saved."""
+    """The run reached a limit of time or dollars and saved a checkpoint."""
 
     exit_code = 67
 
 
 class DifferenceError(RegaugeError):
-    """Runs that should have come to the same did not, by more than the band and their noise."""
+    """Compared runs differ by more than the tolerance and their noise floor."""
 
     exit_code = 68
 
 
-class NotShownError(RegaugeError):
-    """Whether runs came to the same cannot be said: they are not comparable, or not measured."""
+class InconclusiveError(RegaugeError):
+    """A comparison is inconclusive: the runs are not comparable, or not measured."""
 
     exit_code = 69
 
 
 class TransientError(RegaugeError):
-    """Something outside of the run failed that may work the next time: storage, network."""
+    """An external failure that a retry may fix, such as storage or network."""
 
     exit_code = 75
 
 
 class DeviceError(TransientError):
-    """A device computed something else than it should have."""
+    """A device computed a wrong result."""
 
 
 class PreflightError(RegaugeError):
-    """This machine is not fit to start the run."""
+    """The pre-flight checks failed: this machine cannot start the run."""
 
     exit_code = 76
 
 
 class PreemptedError(RegaugeError):
-    """The run was told to stop, and saved."""
+    """The run received a stop signal and saved a checkpoint."""
 
     exit_code = 143
 
 
 class ChildError(RegaugeError):
-    """A process that was started here ended with a code of its own; the line says why."""
+    """A child process failed; this error passes on its exit code and its message."""
 
     def __init__(self, exit_code: int, line: str) -> None:
         problem, _, remedy = line.rpartition("; ")
@@ -122,27 +122,27 @@ class ChildError(RegaugeError):
         return type(self), (self.exit_code, *self.args)
 
 
-def explain(error: BaseException) -> tuple[str, int]:
-    """Return the one line for an error that ended a verb, and the exit code."""
+def describe_error(error: BaseException) -> tuple[str, int]:
+    """Return the one-line message and the exit code of an exception that ended a verb."""
     if isinstance(error, KeyboardInterrupt):
-        return "stopped; run the same command again and it continues", INTERRUPTED
+        return "interrupted; run the same command again to continue", INTERRUPTED
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        where = f" at {error.filename}" if error.filename else ""
+        location = f" at {error.filename}" if error.filename else ""
         error = TransientError(
-            f"no space left on the disk{where}", "free some and run the same command again"
+            f"no space left on the disk{location}", "free some and run the same command again"
         )
-    if isinstance(error, OSError) and error.errno in UNUSABLE and error.filename:
+    if isinstance(error, OSError) and error.errno in UNUSABLE_PATH_ERRNOS and error.filename:
         problem = f"{error.filename} cannot be used: {error.strerror}"
-        error = SettingsError(problem, "name another place, or see who may use it")
+        error = SettingsError(problem, "name another path, or change its permissions")
     if isinstance(error, RegaugeError):
-        return _one_line(str(error)), error.exit_code
-    what = _one_line(str(error)) or "no message"
-    remedy = f"run again with {SHOW_TRACEBACK} to see all of it"
-    return f"{type(error).__name__} in {_place(error)}: {what}; {remedy}", 1
+        return _join_lines(str(error)), error.exit_code
+    message = _join_lines(str(error)) or "no message"
+    remedy = f"run again with {SHOW_TRACEBACK} to see the traceback"
+    return f"{type(error).__name__} in {_find_code_location(error)}: {message}; {remedy}", 1
 
 
 def find_refusal(check: Callable[[], object]) -> dict[str, str]:
-    """Return what a dry run answers for a check of its output folder that fails, else nothing."""
+    """Return the `would_refuse` entry of a dry run if a check fails, otherwise nothing."""
     try:
         check()
     except RegaugeError as error:
@@ -150,24 +150,24 @@ def find_refusal(check: Callable[[], object]) -> dict[str, str]:
     return {}
 
 
-def plain(error: object) -> str:
-    """Return the first line of what an error says, or its kind where it says nothing."""
-    said = str(error).strip().splitlines()
-    return said[0] if said else type(error).__name__
+def first_line(error: object) -> str:
+    """Return the first line of an error's message, or the error's type if there is none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(text.split())
 
 
-def _place(error: BaseException) -> str:
-    """Return `file:line` of the innermost frame of Regauge, or of the innermost one of all."""
-    walked = traceback.walk_tb(error.__traceback__)
-    places = [(Path(frame.f_code.co_filename), line) for frame, line in walked]
-    ours = [
+def _find_code_location(error: BaseException) -> str:
+    """Return `file:line` of the innermost frame in Regauge, or else of the innermost frame."""
+    frames = traceback.walk_tb(error.__traceback__)
+    locations = [(Path(frame.f_code.co_filename), line) for frame, line in frames]
+    in_package = [
         (path.relative_to(PACKAGE.parent), line)
-        for path, line in places
+        for path, line in locations
         if path.is_relative_to(PACKAGE)
     ]
-    path, line = (ours or places)[-1]
+    path, line = (in_package or locations)[-1]
     return f"{path}:{line}"

@@ -1,10 +1,9 @@
-"""Files that are replaced as a whole, hashed and locked.
+"""Atomic replacement, hashing and locking of files.
 
-    .<name>.<8 hex digits>.tmp    a file that is being written, beside the one that it replaces
+    .<name>.<8 hex digits>.tmp    a file that is being written, next to the file that it replaces
 
-A process that is killed may leave such a file behind; nothing reads it. Unless `durable` is False,
-the content is on the disk before the rename: a name then holds the old content or the new one after
-a crash of the machine, too.
+A killed process may leave such a file behind; no reader uses it. Unless `durable` is False, the
+content is on the disk before the rename. So the file survives a crash of the machine, too.
 """
 
 from __future__ import annotations
@@ -24,38 +23,41 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TEMPORARY = ".tmp"
-"""End of the name of a file that is being written; it begins with a dot."""
+"""Suffix of a file that is being written; its name begins with a dot."""
 LOCK = ".lock"
-"""The lock file of a folder in which one process at a time may work."""
+"""Lock file of a folder in which only one process at a time may write."""
 LOCK_POLL_SECONDS = 0.1
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Replace a file as a whole: a reader sees the old content or the new one.
+    """Replace the content of a file; a reader sees either the old or the new content.
 
-    Several processes may write the same file at once; the content of the last one stays.
+    Several processes may write the same file at once; the last one wins.
     """
-    with replacing(path, durable=durable) as temporary:
+    with replace_atomically(path, durable=durable) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write a JSON document as `write_atomic` does, with sorted keys."""
+    """Write a JSON document with sorted keys, atomically."""
     write_atomic(path, json.dumps(document, indent=1, sort_keys=True))
 
 
 @contextmanager
-def replacing(path: Path, folder: Path | None = None, *, durable: bool = True) -> Iterator[Path]:
-    """Yield the path of a temporary file, which replaces `path` if the block ends well.
+def replace_atomically(
+    path: Path, folder: Path | None = None, *, durable: bool = True
+) -> Iterator[Path]:
+    """Yield the path of a temporary file, which replaces `path` if the block succeeds.
 
-    The temporary file lies beside `path`, or in `folder`, which must be on the same file system.
+    The temporary file is in the folder of `path`, or in `folder`, which must be on the same file
+    system.
     """
     name = f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}"
     temporary = (folder or path.parent) / name
     try:
         yield temporary
         if durable:
-            flush([temporary])
+            fsync_paths([temporary])
         temporary.replace(path)
     except BaseException:
         with suppress(OSError):
@@ -64,12 +66,12 @@ def replacing(path: Path, folder: Path | None = None, *, durable: bool = True) -
 
 
 def is_temporary(path: Path) -> bool:
-    """Return whether a path has the name of a file that is being written, or never was finished."""
+    """Return whether a path is the temporary file of an unfinished or interrupted write."""
     return path.name.startswith(".") and path.name.endswith(TEMPORARY)
 
 
-def flush(paths: Iterable[Path]) -> None:
-    """Wait until the contents of files are on the disk; of folders, the names in them."""
+def fsync_paths(paths: Iterable[Path]) -> None:
+    """Flush files to the disk: the content of a file, the entries of a folder."""
     for path in paths:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -79,17 +81,17 @@ def flush(paths: Iterable[Path]) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal digits, read in pieces."""
+    """Return the SHA-256 of a file as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
-def locked(path: Path, wait_seconds: float | None = 0.0) -> Iterator[None]:
-    """Hold the exclusive lock of a file, made if it is missing, or of a folder.
+def hold_lock(path: Path, wait_seconds: float | None = 0.0) -> Iterator[None]:
+    """Hold the exclusive lock of a folder, or of a file, which is created if it is missing.
 
-    The lock ends with the block, or with this process however it ends. If another process holds it
-    for longer than `wait_seconds`, BlockingIOError is raised; None waits without a limit.
+    The lock ends with the block or with this process. Raises BlockingIOError if another process
+    holds it for longer than `wait_seconds`; None waits without a limit.
     """
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     handle = os.open(path, flags, 0o666)

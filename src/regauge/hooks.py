@@ -1,7 +1,7 @@
-"""Hooks of a training run: how the ledger, profiler, straggler detector and fault injector join it.
+"""Hooks of a training run, such as the ledger, profiler, straggler detector and fault injector.
 
-The loop calls events and knows none of the parts behind them. A hook overrides the events that it
-needs. An event that no hook overrides runs nothing.
+The training loop calls events and does not know the hooks. A hook overrides the events that it
+needs. An event that no hook overrides costs nothing.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ Inject = Callable[[str], Sequence[str]]
 
 
 def inject_nothing(_point: str) -> Sequence[str]:
-    """Return no fault: the `Inject` of checks without a fault plan."""
+    """Return no faults; the `Inject` function of a check without a fault plan."""
     return ()
 
 
 class Hook:
-    """Events of a training run; a subclass overrides those that it needs.
+    """Events of a training run; a subclass overrides the events that it needs.
 
-    `step` is the number of optimizer updates that are done. Events that a subclass leaves out
-    are never called.
+    `step` is the number of finished optimizer updates. Events without an override are never called.
     """
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -41,7 +40,7 @@ class Hook:
         """Run before the batches of a step are requested."""
 
     def row_offset(self, step: int) -> int:
-        """Return by how many rows the global batch of a step is late in the row order."""
+        """Return the number of rows by which a step's global batch is shifted in the row order."""
         raise NotImplementedError
 
     def around_step(self, step: int, batches: list[dict[str, Any]]) -> AbstractContextManager[None]:
@@ -49,14 +48,14 @@ class Hook:
         raise NotImplementedError
 
     def gradient_factor(self, step: int) -> float:
-        """Return a factor of this process's gradients."""
+        """Return a factor for the gradients of this rank."""
         raise NotImplementedError
 
     def before_collective(self) -> None:
-        """Run before this process may wait for the others within a step."""
+        """Run before a collective in which this rank may wait for other ranks."""
 
     def after_step(self, step: int) -> None:
-        """Run after a step, which `step` includes."""
+        """Run after a step; `step` includes it."""
 
     def before_evaluation(self, step: int) -> None:
         """Run before the held-out rows are evaluated."""
@@ -65,11 +64,11 @@ class Hook:
         """Run at a point of the checkpoint commit, such as `staged` or `rename`."""
 
     def ledger_fields(self) -> dict[str, Any]:
-        """Return fields of the next line of the ledger; every process calls this."""
+        """Return fields for the next line of the ledger; every rank calls this."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Run when the steps are over, also after an error."""
+        """Run after the last step, also after an error."""
 
 
 EVENTS = tuple(name for name in vars(Hook) if not name.startswith("_"))
@@ -106,7 +105,7 @@ class Hooks:
         self._call("before_batches", step)
 
     def before_collective(self) -> None:
-        """Call the hooks before this process may wait for the others."""
+        """Call the hooks before a collective in which this rank may wait for other ranks."""
         self._call("before_collective")
 
     def after_step(self, step: int) -> None:
@@ -122,7 +121,7 @@ class Hooks:
         self._call("during_save", point, step)
 
     def close(self) -> None:
-        """Call the hooks when the steps are over."""
+        """Call the hooks after the last step."""
         self._call("close")
 
     def row_offset(self, step: int) -> int:
@@ -149,11 +148,11 @@ class Hooks:
 
     def _around(self, event: str, *values: Any) -> AbstractContextManager[None]:
         callbacks = self._callbacks[event]
-        return _nested(callbacks, values) if callbacks else nullcontext()
+        return _enter_contexts(callbacks, values) if callbacks else nullcontext()
 
 
 @contextmanager
-def _nested(callbacks: list[Callable[..., Any]], values: tuple[Any, ...]) -> Iterator[None]:
+def _enter_contexts(callbacks: list[Callable[..., Any]], values: tuple[Any, ...]) -> Iterator[None]:
     with ExitStack() as stack:
         for callback in callbacks:
             stack.enter_context(callback(*values))

@@ -1,7 +1,7 @@
-"""Files of JSON lines that only ever grow, such as `metrics.jsonl` and `ledger.jsonl`.
+"""Append-only JSON Lines files, such as `metrics.jsonl` and `ledger.jsonl`.
 
-A process that is killed may leave its last line torn. Such a line is ended before the next one is
-written, so that it stays the only one that cannot be read.
+A killed process may leave an incomplete last line. The next writer ends that line first, so that
+only one line is unreadable. Readers skip it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def opened(path: Path) -> FileIO:
-    """Open a file to append lines; a last line that a dead process left torn is ended first.
+def open_for_append(path: Path) -> FileIO:
+    """Open a file for appending lines; an incomplete last line is ended first.
 
-    Unbuffered, so that a line is with the operating system when `write` returns.
+    The file is unbuffered: the operating system has a line when `write` returns.
     """
     file = path.open("a+b", buffering=0)
     size = file.seek(0, os.SEEK_END)
@@ -30,40 +30,40 @@ def opened(path: Path) -> FileIO:
     return file
 
 
-def write(file: FileIO, document: Mapping[str, Any]) -> None:
-    """Write one document as a line; raises ValueError for a number that JSON cannot write."""
+def write_line(file: FileIO, document: Mapping[str, Any]) -> None:
+    """Write one document as a line; raises ValueError for NaN and infinity."""
     data = (json.dumps(document, allow_nan=False, default=str) + "\n").encode()
     while data:
         data = data[file.write(data) or 0 :]
 
 
-def append(path: Path, document: Mapping[str, Any]) -> None:
-    """Add one document at the end of a file."""
-    with opened(path) as file:
-        write(file, document)
+def append_line(path: Path, document: Mapping[str, Any]) -> None:
+    """Append one document to a file."""
+    with open_for_append(path) as file:
+        write_line(file, document)
 
 
-def whole(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a file, a torn one passed over; none where there is no file."""
-    texts = path.read_bytes().splitlines() if path.exists() else []
-    return [document for text in texts if (document := _parsed(text)) is not None]
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the documents of a file, without incomplete lines; none if the file is missing."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [document for line in lines if (document := _parse_line(line)) is not None]
 
 
-def last(path: Path) -> dict[str, Any] | None:
-    """Return the last whole line of a file; None where there is none."""
-    texts = path.read_bytes().splitlines() if path.exists() else []
-    return next(filter(None, map(_parsed, reversed(texts))), None)
+def read_last_line(path: Path) -> dict[str, Any] | None:
+    """Return the last complete document of a file; None if there is none."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return next(filter(None, map(_parse_line, reversed(lines))), None)
 
 
 class Tail:
-    """The lines of a file that grows, each read once; there need not be a file yet."""
+    """Reads each line of a growing file once; the file may not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the whole lines that were added since the last call."""
+        """Return the documents that were appended since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -72,13 +72,13 @@ class Tail:
             return []
         end = data.rfind(b"\n") + 1
         self._offset += end
-        texts = data[:end].splitlines()
-        return [document for text in texts if (document := _parsed(text)) is not None]
+        lines = data[:end].splitlines()
+        return [document for line in lines if (document := _parse_line(line)) is not None]
 
 
-def _parsed(text: bytes) -> dict[str, Any] | None:
+def _parse_line(line: bytes) -> dict[str, Any] | None:
     try:
-        document: dict[str, Any] = json.loads(text)
+        document: dict[str, Any] = json.loads(line)
     except ValueError:
         return None
     return document

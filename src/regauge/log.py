@@ -1,6 +1,6 @@
-"""What a verb says while it works: lines for people, one JSON document for machines.
+"""Terminal output of verbs: log lines for people, one JSON document for machines.
 
-Lines go to standard error, so that standard output holds the answer alone.
+Log lines go to standard error, so that standard output contains only the answer.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rich.console import Console
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 stdout = Console(highlight=False, soft_wrap=True)
 logger = logging.getLogger("regauge")
-SECONDS_BETWEEN_LINES = 10.0
-"""Of progress, when no person watches."""
+PROGRESS_INTERVAL_SECONDS = 10.0
+"""Pause between progress lines if standard error is not a terminal."""
 
 
-class _Lines(logging.Handler):
-    """Prints a record as one line; a warning and worse carries its level."""
+class _LineHandler(logging.Handler):
+    """Prints a log record as one line; warnings and errors begin with their level."""
 
     def emit(self, record: logging.LogRecord) -> None:
         style = {"WARNING": "yellow", "ERROR": "red"}.get(record.levelname, "")
@@ -29,18 +29,21 @@ class _Lines(logging.Handler):
 
 
 def configure(*, quiet: bool = False) -> None:
-    """Send the lines of this process to standard error; `quiet` keeps warnings and errors."""
-    logger.handlers[:] = [_Lines()]
+    """Send the log lines of this process to standard error.
+
+    `quiet` drops all lines except warnings and errors.
+    """
+    logger.handlers[:] = [_LineHandler()]
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
     logger.propagate = False
 
 
-def interactive() -> bool:
-    """Return whether a person watches: live progress is for terminals alone."""
+def is_interactive() -> bool:
+    """Return whether standard error is a terminal; only a terminal shows live progress."""
     return stderr.is_terminal
 
 
-def answer(document: dict[str, Any]) -> None:
-    """Print one JSON document on standard output."""
+def print_json(document: dict[str, Any]) -> None:
+    """Print one JSON document to standard output."""
     sys.stdout.write(json.dumps(document, indent=2, sort_keys=True, default=str) + "\n")
     sys.stdout.flush()

@@ -1,6 +1,7 @@
-"""The processes of a run: who this one is, and starting the others on this machine.
+"""Processes of a run: the rank of this process, and child processes on this machine.
 
-No torch here: the parent of local processes only starts them, waits, and stops what is left.
+This module does not import torch: a parent process only starts its children, waits for them, and
+stops them.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ from typing import Protocol
 
 from regauge import choices, timing
 from regauge.errors import SettingsError
-from regauge.slurm import torchrun_variables
+from regauge.slurm import build_torchrun_variables
 
-ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What a launcher sets for each process, in torchrun's names."""
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that a launcher sets for each process, with torchrun's names."""
 
-SUPERVISED = "REGAUGE_SUPERVISED"
-"""Set by our own launcher: the folder where a process finds its orders and leaves signs of life."""
-DEVICE = "REGAUGE_DEVICE"
-"""Set by our own launcher where devices are left out: the index of the one that a process takes."""
-RECORDER: Mapping[str, str] = MappingProxyType({"TORCH_FR_BUFFER_SIZE": "256"})
-"""Collectives that torch's flight recorder keeps for the supervisor, where the backend has one."""
-NOTHING: Mapping[str, str] = MappingProxyType({})
-INHERITED: Mapping[str, str] = MappingProxyType(dict(os.environ))
-"""The environment that this process was started with; libraries add to it when imported."""
+SUPERVISED_VARIABLE = "REGAUGE_SUPERVISED"
+"""Set by the supervisor: the scratch folder with the attempt's specification and heartbeats."""
+DEVICE_VARIABLE = "REGAUGE_DEVICE"
+"""Set by the supervisor if it excludes devices: the index of the device of a process."""
+FLIGHT_RECORDER_VARIABLES: Mapping[str, str] = MappingProxyType({"TORCH_FR_BUFFER_SIZE": "256"})
+"""Number of collectives that torch's flight recorder keeps, if the backend has a recorder."""
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+INHERITED_ENVIRONMENT: Mapping[str, str] = MappingProxyType(dict(os.environ))
+"""The environment at the start of this process; imported libraries may change it later."""
 
 PR_SET_PDEATHSIG = 1
 PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-"""Looked up once: between fork and exec nothing is loaded."""
+"""Loaded at import, because nothing may be loaded between fork and exec."""
 GRACE_SECONDS = 10.0
 POLL_SECONDS = 0.05
 
 
 class Child(Protocol):
-    """A process that was started, with the methods that subprocess.Popen has."""
+    """A child process, with the methods of subprocess.Popen."""
 
     pid: int
 
@@ -54,13 +55,13 @@ class Child(Protocol):
     def kill(self) -> None: ...
 
 
-Start = Callable[[list[str], Path | None, Mapping[str, str]], Child]
-"""Starts a command with a log, or in this terminal, and more environment variables."""
+SpawnFunction = Callable[[list[str], Path | None, Mapping[str, str]], Child]
+"""Starts a command, with a log file (None: this terminal) and additional variables."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all processes of a run."""
+    """The rank of this process and the number of processes of the run."""
 
     rank: int = 0
     size: int = 1
@@ -68,54 +69,57 @@ class World:
     local_size: int = 1
 
     @property
-    def first(self) -> bool:
-        """Whether this process speaks for the run."""
+    def is_main_process(self) -> bool:
+        """Whether this process has rank 0, which writes the output of the run."""
         return self.rank == 0
 
     @property
-    def device(self) -> int:
-        """Index of this process's device: its own number on its machine where none is left out."""
-        return int(os.environ.get(DEVICE, self.local_rank))
+    def device_index(self) -> int:
+        """Index of this process's device; its local rank unless devices are excluded."""
+        return int(os.environ.get(DEVICE_VARIABLE, self.local_rank))
 
 
 @dataclass(frozen=True)
-class Seats:
-    """Where the processes of this machine stand among all, and where these meet."""
+class RankLayout:
+    """The ranks of this machine's processes, and the address of the rendezvous."""
 
-    size: int
-    """Processes of all machines."""
+    world_size: int
+    """Number of processes on all machines."""
     port: int
-    first: int = 0
-    """Rank of this machine's first process."""
+    first_rank: int = 0
+    """Rank of the first process of this machine."""
     address: str = "127.0.0.1"
     devices: tuple[int, ...] = ()
-    """Of this machine's processes, where some are left out."""
+    """Device index of each process of this machine; empty if no device is excluded."""
 
 
-def launched() -> bool:
-    """Return whether a launcher (torchrun, srun, ours) started this process as one of several.
+def is_launched() -> bool:
+    """Return whether a launcher (torchrun, srun or the supervisor) started the ranks of the run.
 
-    A node's only process, as the Kubeflow training operator starts it, starts those of the run;
-    `srun` tells how many tasks its step has.
+    The Kubeflow training operator starts one process per node, which then starts the ranks: returns
+    False for that process. `srun` is a launcher only if its step has several tasks.
     """
     if "PET_NNODES" in os.environ and "LOCAL_RANK" not in os.environ:
         return False
-    several = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
-    return ("RANK" in os.environ and "WORLD_SIZE" in os.environ) or several
+    has_several_tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    return ("RANK" in os.environ and "WORLD_SIZE" in os.environ) or has_several_tasks
 
 
-def supervised() -> bool:
-    """Return whether our own supervisor started this process: it answers for it, too."""
-    return SUPERVISED in os.environ
+def is_supervised() -> bool:
+    """Return whether Regauge's supervisor started this process."""
+    return SUPERVISED_VARIABLE in os.environ
 
 
-def world() -> World:
-    """Return this process's place as its launcher set it; alone where no launcher did."""
-    if not launched():
+def detect_world() -> World:
+    """Return the rank of this process from its launcher's variables; rank 0 of 1 without them.
+
+    Raises SettingsError if the launcher set only some of the variables.
+    """
+    if not is_launched():
         return World()
     if "RANK" not in os.environ:
-        os.environ.update(torchrun_variables(os.environ))
-    missing = [name for name in ENVIRONMENT if name not in os.environ]
+        os.environ.update(build_torchrun_variables(os.environ))
+    missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
     if missing:
         raise SettingsError(
             f"the launcher set RANK but not {', '.join(missing)}", "start it with torchrun"
@@ -130,60 +134,60 @@ def world() -> World:
 
 
 def available_cores() -> int:
-    """Return how many cores this process may run on."""
+    """Return the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def share_of_cores(world: World) -> int:
-    """Return how many of this machine's cores each of its processes can have, 1 at least."""
+def cores_per_process(world: World) -> int:
+    """Return the number of CPU cores for each process of this machine, at least 1."""
     return max(1, available_cores() // world.local_size)
 
 
-def free_port() -> int:
-    """Return a TCP port of the loopback interface that is free now."""
+def find_free_port() -> int:
+    """Return a TCP port that is currently free on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def start(command: list[str], size: int, logs: Path) -> int:
-    """Run a command as `size` local processes; return 0, or the code of the first that failed.
+def run_processes(command: list[str], size: int, logs: Path) -> int:
+    """Run a command as `size` local processes; return 0 or the first nonzero exit code.
 
-    When one fails, the others are told to stop and killed after ten seconds.
+    If one fails, the others receive SIGTERM, and SIGKILL after ten seconds.
     """
-    with started(command, size, logs) as children:
-        return _awaited(children)
+    with start_processes(command, size, logs) as children:
+        return _wait_and_stop(children)
 
 
 @contextmanager
-def started(
+def start_processes(
     command: list[str],
     size: int,
     logs: Path,
-    variables: Mapping[str, str] = NOTHING,
+    variables: Mapping[str, str] = NO_VARIABLES,
     *,
     quiet: bool = False,
-    seats: Seats | None = None,
-    start: Start | None = None,
+    layout: RankLayout | None = None,
+    spawn_function: SpawnFunction | None = None,
 ) -> Iterator[list[Child]]:
-    """Start a command as `size` local processes, all there are where no seats are given.
+    """Start a command as `size` local processes; they are killed at the end of the block.
 
-    Rank 0 keeps this terminal unless it shall be quiet; the others write `<logs>/<rank>.log`. They
-    die with this process, and are killed at the end of the block. Signals of the terminal reach
-    this process alone where it has variables for them: then it is their supervisor.
+    They also die with this process. Without a layout they are all processes of the run. Rank 0
+    prints to this terminal unless `quiet`; the other ranks write `<logs>/<rank>.log`. If the
+    variables name a supervisor, signals of the terminal do not reach the processes.
     """
-    seats = seats or Seats(size, free_port())
-    if seats.size > 1 or quiet:
+    layout = layout or RankLayout(size, find_free_port())
+    if layout.world_size > 1 or quiet:
         logs.mkdir(parents=True, exist_ok=True)
     children: list[Child] = []
     try:
-        for number in range(size):
-            rank = seats.first + number
-            own = {**_place(number, size, seats), **variables}
+        for local_rank in range(size):
+            rank = layout.first_rank + local_rank
+            rank_variables = {**_build_rank_variables(local_rank, size, layout), **variables}
             log = logs / f"{rank}.log" if rank or quiet else None
-            children.append((start or spawn)(command, log, own))
+            children.append((spawn_function or spawn)(command, log, rank_variables))
         yield children
     finally:
         for child in children:
@@ -192,13 +196,13 @@ def started(
             child.wait()
 
 
-def start_beside(commands: list[list[str]], logs: Path, variables: Mapping[str, str]) -> int:
-    """Run commands that know nothing of each other at once, with more environment variables.
+def run_commands(commands: list[list[str]], logs: Path, variables: Mapping[str, str]) -> int:
+    """Run independent commands at the same time, with additional environment variables.
 
-    The output of each is in `<logs>/<number>.log`; failures are as in `start`.
+    The output of command n, counted from 1, is in `<logs>/<n>.log`. Returns as `run_processes`.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    return _awaited(
+    return _wait_and_stop(
         [
             spawn(command, logs / f"{number}.log", variables)
             for number, command in enumerate(commands, start=1)
@@ -206,22 +210,22 @@ def start_beside(commands: list[list[str]], logs: Path, variables: Mapping[str, 
     )
 
 
-def _place(number: int, size: int, seats: Seats) -> dict[str, str]:
-    device = {DEVICE: str(seats.devices[number])} if seats.devices else {}
+def _build_rank_variables(local_rank: int, size: int, layout: RankLayout) -> dict[str, str]:
+    device = {DEVICE_VARIABLE: str(layout.devices[local_rank])} if layout.devices else {}
     return {
         **device,
-        "RANK": str(seats.first + number),
-        "LOCAL_RANK": str(number),
-        "WORLD_SIZE": str(seats.size),
+        "RANK": str(layout.first_rank + local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(layout.world_size),
         "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": seats.address,
-        "MASTER_PORT": str(seats.port),
+        "MASTER_ADDR": layout.address,
+        "MASTER_PORT": str(layout.port),
     }
 
 
 @contextmanager
-def own_environment() -> Iterator[None]:
-    """Let what a block, or a library in it, sets in the environment end with the block."""
+def restore_environment() -> Iterator[None]:
+    """Restore the environment variables of this process at the end of the block."""
     before = dict(os.environ)
     try:
         yield
@@ -236,54 +240,57 @@ def spawn(
     log: Path | None,
     variables: Mapping[str, str],
     *,
-    own_session: bool = False,
+    new_session: bool = False,
 ) -> Child:
-    """Start a command with a log, or in this terminal, and more environment variables.
+    """Start a command, with a log file (None: this terminal) and additional variables.
 
-    Signals of the terminal do not reach a command with a session of its own; it leads the group of
-    the processes that it starts.
+    With `new_session`, signals of the terminal do not reach the command, and it leads the process
+    group of its children.
     """
     with log.open("ab") if log else nullcontext() as file:
         return subprocess.Popen(
             command,
-            env={**os.environ, **choices.places(), **variables},
+            env={**os.environ, **choices.module_folders_environment(), **variables},
             stdout=file,
             stderr=file,
-            # Only the child can ask this; it takes no lock that a thread of the parent may hold.
+            # Only the child can request this. It takes no lock that a parent thread may hold.
             preexec_fn=die_with_parent,  # noqa: PLW1509
-            start_new_session=own_session or SUPERVISED in variables,
+            start_new_session=new_session or SUPERVISED_VARIABLE in variables,
         )
 
 
-def _awaited(children: list[Child]) -> int:
+def _wait_and_stop(children: list[Child]) -> int:
     try:
-        return _wait(children)
+        return _wait_for_exit(children)
     except KeyboardInterrupt:
-        return _wait(children)
+        return _wait_for_exit(children)
     finally:
-        _stop(children)
+        _stop_processes(children)
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends, where it can."""
+    """Ask the kernel to kill this process when its parent ends; only Linux can."""
     if PRCTL is not None:
         PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def exit_code(children: Sequence[Child]) -> int | None:
-    """Return the code of the first process that failed, 0 if all ended well, otherwise None."""
+def find_exit_code(children: Sequence[Child]) -> int | None:
+    """Return the first nonzero exit code, 0 if all processes succeeded, or None if some still run.
+
+    A code is negative if a signal ended the process.
+    """
     codes = [child.poll() for child in children]
     failed = next((code for code in codes if code), None)
     return 0 if failed is None and None not in codes else failed
 
 
-def _wait(children: list[Child]) -> int:
-    timing.wait_for(lambda: exit_code(children) is not None, poll_seconds=POLL_SECONDS)
-    code = exit_code(children) or 0
+def _wait_for_exit(children: list[Child]) -> int:
+    timing.wait_for(lambda: find_exit_code(children) is not None, poll_seconds=POLL_SECONDS)
+    code = find_exit_code(children) or 0
     return code if code >= 0 else 128 - code
 
 
-def _stop(children: list[Child]) -> None:
+def _stop_processes(children: list[Child]) -> None:
     for child in children:
         if child.poll() is None:
             child.terminate()

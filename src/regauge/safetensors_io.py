@@ -1,4 +1,4 @@
-"""Files of tensors: safetensors with the permissions of any other new file."""
+"""Writes safetensors files with the permissions of any other new file."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-FORMAT = {"format": "pt"}
-"""What transformers wants to find in a header."""
+PYTORCH_METADATA = {"format": "pt"}
+"""Metadata that transformers requires in the header."""
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] = FORMAT) -> None:
-    """Write tensors, from where they lie if that is on the host and contiguous.
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = PYTORCH_METADATA
+) -> None:
+    """Write tensors to a safetensors file; contiguous tensors on the host are not copied.
 
-    safetensors writes aside and renames, which leaves files that only their owner may read.
+    `save_file` renames a temporary file that only its owner may read. The mode is corrected here.
     """
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
-    own = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    save_file(own, path, metadata=dict(facts))
+    host_tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    save_file(host_tensors, path, metadata=dict(metadata))
     path.chmod(mode)

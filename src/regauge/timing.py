@@ -1,4 +1,4 @@
-"""Timing of work, and waiting for what another thread or process does."""
+"""Timing of work, and waiting for another thread or process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Timed = Callable[[], float]
+    TimedWork = Callable[[], float]
 
 T = TypeVar("T")
-TRIES = 3
-"""Of each size before the last one."""
+MIN_TRIES = 3
+"""Default minimum number of measurements."""
 MAX_REPEATS, REPEAT_PAUSE_SECONDS, REPEAT_SECONDS = 4, 0.2, 2.0
-"""Of an implausible measurement: how often it is repeated, the pause before each repetition, and
-the time after which none is begun."""
+"""Limits of the repetitions of an implausible measurement: their number, the pause before each of
+them, and the time after which no repetition begins."""
 
 
 def wait_for(
@@ -26,32 +26,35 @@ def wait_for(
     poll_seconds: float,
     on_poll: Callable[[], object] | None = None,
 ) -> T:
-    """Call `find` until it returns something true or the time is over; return its last result.
+    """Call `find` until its result is true or the timeout is over; return the last result.
 
-    `on_poll` is called before each pause. `find` is called at least once, and once more when the
-    time is over.
+    `on_poll` is called before each pause. `find` is called at least once, and again at the end of
+    the timeout.
     """
-    end = time.monotonic() + timeout_seconds
+    deadline = time.monotonic() + timeout_seconds
     while not (result := find()):
-        left = end - time.monotonic()
-        if left <= 0:
+        seconds_left = deadline - time.monotonic()
+        if seconds_left <= 0:
             break
         if on_poll is not None:
             on_poll()
-        time.sleep(min(poll_seconds, left))
+        time.sleep(min(poll_seconds, seconds_left))
     return result
 
 
-def best(seconds: Timed, during: float, tries: int = TRIES) -> float:
-    """Return the least of the seconds that some work takes, tried so often and for so long.
+def measure_min_seconds(
+    work: TimedWork, min_total_seconds: float, min_tries: int = MIN_TRIES
+) -> float:
+    """Measure some work repeatedly; return the shortest duration in seconds.
 
-    The least is taken because what else a machine does now and then is no property of the work.
+    `work` returns the duration of one run. The minimum is used because other load on the machine
+    can only lengthen a run.
     """
-    until = time.perf_counter() + during
-    least, count = seconds(), 1
-    while time.perf_counter() < until or count < tries:
-        least, count = min(least, seconds()), count + 1
-    return least
+    deadline = time.perf_counter() + min_total_seconds
+    shortest, count = work(), 1
+    while time.perf_counter() < deadline or count < min_tries:
+        shortest, count = min(shortest, work()), count + 1
+    return shortest
 
 
 def repeat_below(
@@ -61,30 +64,30 @@ def repeat_below(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> tuple[float, int]:
-    """Return the largest of some measurements of a rate, and how many there were.
+    """Measure a rate until it reaches `floor`; return the highest rate and their number.
 
-    The first that reaches `floor` ends them. A lower one is implausible: other work had the
-    machine. It is repeated after a pause, in which that work may end.
+    A rate below `floor` is implausible: other work was using the machine. The measurement is
+    repeated after a pause in which that work may end.
     """
     highest, count = measure(), 1
-    end = clock() + REPEAT_SECONDS
-    while highest < floor and count <= MAX_REPEATS and clock() < end:
+    deadline = clock() + REPEAT_SECONDS
+    while highest < floor and count <= MAX_REPEATS and clock() < deadline:
         sleep(REPEAT_PAUSE_SECONDS)
         highest, count = max(highest, measure()), count + 1
     return highest, count
 
 
-def grown(
-    made: Callable[[int], Timed], first: int, largest: int, enough: float
-) -> tuple[int, Timed]:
-    """Return the first size whose work takes long enough, and that work; sizes double.
+def find_timed_size(
+    build_work: Callable[[int], TimedWork], min_size: int, max_size: int, min_seconds: float
+) -> tuple[int, TimedWork]:
+    """Double a size until its work takes `min_seconds`; return the size and the work.
 
-    What takes less is measured for its launch. Each is done once before it is timed.
+    A shorter run would mostly measure launch overhead. Each work runs once before it is timed.
     """
-    size = first
+    size = min_size
     while True:
-        seconds = made(size)
-        seconds()
-        if 2 * size > largest or best(seconds, 0) >= enough:
-            return size, seconds
+        work = build_work(size)
+        work()
+        if 2 * size > max_size or measure_min_seconds(work, 0) >= min_seconds:
+            return size, work
         size *= 2

@@ -1,4 +1,4 @@
-"""Factors between units."""
+"""Conversion factors between units."""
 
 from __future__ import annotations
 

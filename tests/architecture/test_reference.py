@@ -10,4 +10,4 @@ REMEDY = "it is out of date: run 'regauge explain --markdown > docs/settings.md'
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == _markdown.page(), REMEDY
+    assert PAGE.read_text(encoding="utf-8") == _markdown.build_page(), REMEDY

@@ -1,4 +1,4 @@
-"""Every golden run file can be run as it is: names, types and choices are right."""
+"""Every example run file can be run as it is: names, types and choices are right."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def validated(path: Path, folder: Path) -> list[str]:
         return ["pipeline"]
     found = []
     for verb in choices.names("verbs"):
-        root = getattr(verbs.module(verb), "ROOT", None)
+        root = getattr(verbs.import_verb(verb), "ROOT", None)
         fields = root.model_fields if root else {}
         required = {name for name, field in fields.items() if field.is_required()}
         if required and required <= tables.keys():
-            config.build(root, tables, verbs.tables(), str(path))
+            config.build(root, tables, verbs.table_names(), str(path))
             found.append(verb)
     if not found:
         raise SettingsError(f"{path} has all tables of no verb", "add the missing tables")

@@ -12,7 +12,7 @@ import pytest
 
 LARGE = ("torch", "numpy", "transformers", "pyarrow", "matplotlib")
 HELP = "from regauge.cli import main; main(['--help'])"
-ALL_VERBS = "from regauge import verbs; verbs.tables()"
+ALL_VERBS = "from regauge import verbs; verbs.table_names()"
 
 LIBRARIES = "import cyclopts, rich.console"
 LIBRARIES_SECONDS = 0.1
@@ -36,7 +36,10 @@ def test_the_files_of_all_verbs_import_nothing_large() -> None:
 
 
 def test_what_a_supervisor_asks_of_devices_imports_no_torch() -> None:
-    assert imported("from regauge import accelerators; accelerators.foreseen()", LARGE) == []
+    assert (
+        imported("from regauge import accelerators; accelerators.choose_without_torch()", LARGE)
+        == []
+    )
 
 
 def test_help_takes_less_than_300_ms(report: Callable[[str], None]) -> None:

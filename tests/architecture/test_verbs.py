@@ -41,7 +41,7 @@ def _has_output(root: type[Settings], path: str | None) -> bool:
 
 @pytest.mark.parametrize("verb", choices.names("verbs"))
 def test_a_verb_has_what_the_command_line_and_a_pipeline_call(verb: str) -> None:
-    assert faults(verbs.module(verb)) == []
+    assert faults(verbs.import_verb(verb)) == []
 
 
 class Root(Settings):

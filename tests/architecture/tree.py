@@ -1,4 +1,4 @@
-"""The source tree as the architecture tests see it: files, rooms and syntax trees."""
+"""The source tree as the architecture tests see it: files, packages and syntax trees."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Source:
         return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     @property
-    def room(self) -> str:
-        """The folder below `regauge`, or the file's name for one that lies in no folder."""
+    def package(self) -> str:
+        """The folder below `regauge`, or the name of a file that is in no folder."""
         parts = self.path.split("/")
         return parts[1] if len(parts) > 2 else parts[1].removesuffix(".py")
 
@@ -70,9 +70,15 @@ def docstrings(tree: ast.AST) -> set[int]:
     }
 
 
-def imports(source: Source) -> Iterator[tuple[int, str]]:
-    """Yield the line and the dotted name of everything of Regauge that a file imports."""
+def imports(source: Source, *, typing: bool = True) -> Iterator[tuple[int, str]]:
+    """Yield the line and the dotted name of every module of Regauge that a file imports.
+
+    Without `typing`, imports for annotations alone are left out.
+    """
+    annotations = set() if typing else _annotation_imports(source.tree)
     for node in ast.walk(source.tree):
+        if id(node) in annotations:
+            continue
         if isinstance(node, ast.Import):
             for name in node.names:
                 if name.name.split(".")[0] == "regauge":
@@ -82,6 +88,16 @@ def imports(source: Source) -> Iterator[tuple[int, str]]:
             if module.split(".")[0] == "regauge":
                 for name in node.names:
                     yield node.lineno, _target(module, name.name)
+
+
+def _annotation_imports(tree: ast.Module) -> set[int]:
+    """Return the identities of the import statements below `if TYPE_CHECKING`."""
+    blocks = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+    )
+    return {id(statement) for block in blocks for statement in ast.walk(block)}
 
 
 def _target(module: str, name: str) -> str:

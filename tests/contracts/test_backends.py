@@ -1,4 +1,4 @@
-"""What every backend must do where it is usable; elsewhere it must say why it is not."""
+"""The contract of every backend: it computes like eager PyTorch, or states why it is unusable."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ from regauge.accelerators.cpu import Cpu
 from regauge.backends import (
     Backend,
     Calibration,
-    Job,
+    CompileJob,
+    ExecutionContext,
     Payload,
     Shape,
-    Site,
-    _rounding,
-    require,
-    usable_for,
+    check_usable,
+    list_usable,
 )
-from regauge.backends._integers import Rounded
-from regauge.backends._rounding import rounded
+from regauge.backends._int8 import quantize
+from regauge.backends._int8.linear import Int8Linear
+from regauge.backends._int8.quantize import quantize_linear_layers
 from regauge.errors import PreflightError, SettingsError
 from regauge.models import architectures
-from regauge.models.inference_modules import TextProgram, cast, tensors
-from regauge.models.io_spec import Input
+from regauge.models.inference_modules import TextProgram, cast_program, named_tensors
+from regauge.models.io_spec import TensorSpec
 from regauge.models.modules import Encoder
 from regauge.models.settings import Model
-from regauge.safetensors_io import write
+from regauge.safetensors_io import write_tensors
 
 KINDS = choices.names("backends")
 LIBRARIES = ("onnxruntime", "onnx", "onnxscript", "openvino")
 VENDORS = ("torch_xla", "torch_neuronx", "torch_neuron", "habana_frameworks")
-OUTSIDE = {"inductor", "onnx", "openvino"}
-"""Backends whose payloads hold no weights."""
+WEIGHTLESS = {"inductor", "onnx", "openvino"}
+"""Backends whose payloads contain no weights."""
 SHAPES = (Shape(6, 8), Shape(4, 16), Shape(3, 24))
 VOCABULARY = 60
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.half}
 ERRORS = {"fp32": 1e-5, "tf32": 3e-3, "bf16": 3e-2, "fp16": 3e-3}
-ROUNDED = 0.1
+INT8_ERROR = 0.1
 """Largest difference from eager in fp32, as a share of the largest value."""
-BOUND = 0.001
-"""Share of the quality of answers that integers may lose: what an export allows by itself."""
-WRITTEN_OUT = 8
-"""Numbers of a vector that a compiler may write into its code."""
-Form = tuple[Any, Any]
-EXACT: Form = ("fp32", "no")
+MAX_QUALITY_LOSS = 0.001
+"""Share of the quality that int8 may lose; the default of an export."""
+MAX_INLINED_NUMBERS = 8
+"""Size of a vector that a compiler may copy into its code."""
+Format = tuple[Any, Any]
+EXACT: Format = ("fp32", "none")
 
 
-class Priced(nn.Module):
-    """Numbers and a kind in, two values out: no text, no length, and a buffer."""
+class TableModel(nn.Module):
+    """A model of numbers and a category, with two outputs, a buffer, and no text."""
 
     offset: Tensor
 
@@ -80,12 +80,12 @@ def encoder() -> nn.Module:
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 32}
     widths = {"hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.2}
     settings = Model(architecture="bert", config={**sizes, **widths}, attention="sdpa")
-    model, keys = architectures.build(settings, "none", VOCABULARY, 0)
+    model, keys = architectures.build_model(settings, "none", VOCABULARY, 0)
     return TextProgram(Encoder(model, keys), "vectors")
 
 
 def text_batch(rows: int, length: int) -> tuple[Tensor, ...]:
-    """Return texts of all lengths with their padding, and where there is room one without words."""
+    """Return padded texts of all lengths; the third one is empty."""
     draw = torch.Generator().manual_seed(rows)
     tokens = torch.randint(1, VOCABULARY, (rows, length), generator=draw, dtype=torch.int32)
     lengths = torch.randint(1, length + 1, (rows,), generator=draw, dtype=torch.int32)
@@ -94,25 +94,25 @@ def text_batch(rows: int, length: int) -> tuple[Tensor, ...]:
     return tokens * (torch.arange(length)[None] < lengths[:, None]).int(), lengths
 
 
-def priced_batch(rows: int, length: int) -> tuple[Tensor, ...]:
+def table_batch(rows: int, length: int) -> tuple[Tensor, ...]:
     draw = torch.Generator().manual_seed(rows + length)
     return torch.randn(rows, 5, generator=draw), torch.randint(0, 7, (rows,), generator=draw)
 
 
 @dataclass(frozen=True)
 class Example:
-    """A program with what it takes."""
+    """A program with its inputs."""
 
     make: Callable[[], nn.Module]
-    inputs: tuple[Input, ...]
+    inputs: tuple[TensorSpec, ...]
     batch: Callable[[int, int], tuple[Tensor, ...]]
 
-    def drawn(self) -> nn.Module:
+    def build(self) -> nn.Module:
         torch.manual_seed(0)
-        return self.make().eval().requires_grad_(False)  # noqa: FBT003 - torch's own
+        return self.make().eval().requires_grad_(False)  # noqa: FBT003 - the API of torch
 
     def batches(self) -> Iterator[tuple[Tensor, ...]]:
-        """Yield full batches of every length, fewer rows, and one."""
+        """Yield batches of every length: full, with one row less, and with one row."""
         for shape in SHAPES:
             for rows in (shape.rows, shape.rows - 1, 1):
                 yield self.batch(rows, shape.length)
@@ -121,98 +121,108 @@ class Example:
 TEXT = Example(
     encoder,
     (
-        Input(name="tokens", shape=("rows", "length"), dtype="int32"),
-        Input(name="lengths", shape=("rows",), dtype="int32"),
+        TensorSpec(name="tokens", shape=("rows", "length"), dtype="int32"),
+        TensorSpec(name="lengths", shape=("rows",), dtype="int32"),
     ),
     text_batch,
 )
-PRICED = Example(
-    Priced,
+TABLE = Example(
+    TableModel,
     (
-        Input(name="numbers", shape=("rows", 5)),
-        Input(name="kind", shape=("rows",), dtype="int64"),
+        TensorSpec(name="numbers", shape=("rows", 5)),
+        TensorSpec(name="kind", shape=("rows",), dtype="int64"),
     ),
-    priced_batch,
+    table_batch,
 )
-EXAMPLES = {"text": TEXT, "priced": PRICED}
-WHOLE = pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.full)])
+EXAMPLES = {"text": TEXT, "table": TABLE}
+ALL_FORMATS = pytest.mark.parametrize(
+    "all_formats", [False, pytest.param(True, marks=pytest.mark.full)]
+)
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
+def _restore_torch_settings() -> Iterator[None]:
     threads, precision = torch.get_num_threads(), torch.backends.cuda.matmul.fp32_precision
-    with inductor.patch(compile_threads=1):  # several would live on
+    with inductor.patch(compile_threads=1):  # worker processes would stay alive
         yield
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.fp32_precision = precision
     torch._dynamo.reset()
 
 
-def found(kind: str) -> tuple[Backend, Site]:
-    """Return a backend, and the fittest device here that it is for; skip where there is none."""
+def find_usable(kind: str) -> tuple[Backend, ExecutionContext]:
+    """Return a backend and the fittest device that it supports; skip the test if there is none."""
     backend: Backend = choices.load("backends", kind)()
     reason: str | None = backend.available().reason
     if backend.available().fitness > 0:
         survey = accelerators.survey()
-        for name in sorted(survey, key=lambda each: -survey[each].fitness):
+        for name in sorted(survey, key=lambda kind: -survey[kind].fitness):
             accelerator = choices.load("accelerators", name)()
-            reason = backend.fits(accelerator)
+            reason = backend.obstacle(accelerator)
             if reason is None and survey[name].fitness > 0:
-                return backend, Site(accelerator, accelerator.claim(0, 2), 2)
+                return backend, ExecutionContext(accelerator, accelerator.claim(0, 2), 2)
     pytest.skip(f"not proved here: {kind}: {reason}")
 
 
 @pytest.fixture(params=KINDS)
-def usable(request: pytest.FixtureRequest) -> tuple[Backend, Site]:
-    return found(request.param)
+def usable(request: pytest.FixtureRequest) -> tuple[Backend, ExecutionContext]:
+    return find_usable(request.param)
 
 
-Export = Callable[[Backend, Site, Example, Form], Path]
+Export = Callable[[Backend, ExecutionContext, Example, Format], Path]
 
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory: pytest.TempPathFactory) -> Export:
-    """Return a function that writes a payload, once for all tests."""
-    made: dict[tuple[Any, ...], Path] = {}
+    """Return a function that exports a payload, once for all tests."""
+    folders: dict[tuple[Any, ...], Path] = {}
 
-    def exported(backend: Backend, site: Site, example: Example, form: Form) -> Path:
-        key = backend.kind, example.make, form
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp(backend.kind)
-            program = example.drawn()
-            cast(program, TYPES[form[0]])
-            calibration = Calibration(example.drawn(), [example.batch(64, 24)], BOUND)
-            job = Job(program, example.inputs, SHAPES, *form, None, calibration)
-            backend.export(job, site, made[key])
-        return made[key]
+    def export_once(
+        backend: Backend, context: ExecutionContext, example: Example, number_format: Format
+    ) -> Path:
+        key = backend.kind, example.make, number_format
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp(backend.kind)
+            program = example.build()
+            cast_program(program, TYPES[number_format[0]])
+            calibration = Calibration(example.build(), [example.batch(64, 24)], MAX_QUALITY_LOSS)
+            job = CompileJob(program, example.inputs, SHAPES, *number_format, None, calibration)
+            backend.export(job, context, folders[key])
+        return folders[key]
 
-    return exported
+    return export_once
 
 
-def loaded(
-    backend: Backend, site: Site, example: Example, folder: Path, program: nn.Module, form: Form
+def load_payload(
+    backend: Backend,
+    context: ExecutionContext,
+    example: Example,
+    folder: Path,
+    program: nn.Module,
+    number_format: Format,
 ) -> Any:
-    """Load a payload; what is compiled ahead is not handed the program."""
+    """Load a payload; a backend that compiles ahead of time does not get the program."""
     program = copy.deepcopy(program)
-    cast(program, TYPES[form[0]])
+    cast_program(program, TYPES[number_format[0]])
 
-    def refused() -> NoReturn:
-        raise AssertionError(f"{backend.kind} is compiled ahead, and asks for the program")
+    def refuse() -> NoReturn:
+        raise AssertionError(f"{backend.kind} compiles ahead of time but requests the program")
 
-    def weights() -> dict[str, Tensor]:
-        return {name: value.detach() for name, value in tensors(program).items()}
+    def read_weights() -> dict[str, Tensor]:
+        return {name: value.detach() for name, value in named_tensors(program).items()}
 
-    make = refused if backend.ahead else (lambda: program)
-    return backend.load(Payload(folder, example.inputs, SHAPES, form[0], weights, make), site)
+    build = refuse if backend.is_ahead_of_time else (lambda: program)
+    payload = Payload(folder, example.inputs, SHAPES, number_format[0], read_weights, build)
+    return backend.load(payload, context)
 
 
-def differ(runner: Any, example: Example, plain: nn.Module) -> float:
+def max_difference(runner: Any, example: Example, plain: nn.Module) -> float:
     """Return the largest difference from eager, relative to the largest value of a batch."""
     largest = 0.0
-    for given in example.batches():
+    for inputs in example.batches():
         with torch.no_grad():
-            expected = plain(*given)
-        output = runner(*given).float().cpu()
+            expected = plain(*inputs)
+        output = runner(*inputs).float().cpu()
         assert output.shape == expected.shape
         assert output.isfinite().all()
         error = (output - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
@@ -221,19 +231,21 @@ def differ(runner: Any, example: Example, plain: nn.Module) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_availability_is_told_with_its_reason_and_never_raised(kind: str) -> None:
+def test_availability_has_a_reason_and_never_raises(kind: str) -> None:
     backend: Backend = choices.load("backends", kind)()
     availability = backend.available()
     assert isinstance(availability, Availability)
     assert availability.reason
     cpu = choices.load("accelerators", "cpu")()
-    obstacle = backend.fits(cpu)
+    obstacle = backend.obstacle(cpu)
     assert obstacle is None or obstacle.strip()
-    usable_here = availability.fitness > 0 and obstacle is None
-    assert (kind in [each.kind for each in usable_for(cpu)]) == usable_here
-    if not usable_here:
-        with pytest.raises(SettingsError, match=f"'{kind}' is not usable here: .*usable: .*eager"):
-            require(backend, cpu)
+    is_usable = availability.fitness > 0 and obstacle is None
+    assert (kind in [other.kind for other in list_usable(cpu)]) == is_usable
+    if not is_usable:
+        with pytest.raises(
+            SettingsError, match=f"'{kind}' is not usable here: .*use one of: .*eager"
+        ):
+            check_usable(backend, cpu)
 
 
 BLOCKED = f"""
@@ -241,39 +253,39 @@ import sys
 for name in {(*LIBRARIES, *VENDORS)}:
     sys.modules[name] = None
 from regauge import choices
-from regauge.backends import usable_for
+from regauge.backends import list_usable
 for kind in choices.names("backends"):
     backend = choices.load("backends", kind)()
-    found = backend.available()
-    print(kind, found.fitness, found.reason, sep="|")
-usable = [each.kind for each in usable_for(choices.load("accelerators", "cpu")())]
+    availability = backend.available()
+    print(kind, availability.fitness, availability.reason, sep="|")
+usable = [backend.kind for backend in list_usable(choices.load("accelerators", "cpu")())]
 print("usable", *usable, sep="|")
 """
 
 
 class Abacus(Cpu):
-    """The processor under another name, as another package may offer it."""
+    """The CPU under another name, as another package may provide it."""
 
     kind: ClassVar[str] = "abacus"
 
 
 class Sundial(Cpu):
-    """A device of which no backend's library has heard."""
+    """A device that no backend supports."""
 
     kind: ClassVar[str] = "sundial"
     on_host: ClassVar[bool] = False
-    ahead_of_time: ClassVar[bool] = False
+    supports_aot: ClassVar[bool] = False
     onnx_provider: ClassVar[str | None] = None
 
 
 @pytest.mark.parametrize("kind", ["inductor", "onnx", "openvino"])
-def test_a_backend_asks_what_a_device_states_and_not_its_name(kind: str) -> None:
+def test_backends_decide_by_the_properties_of_a_device_and_not_by_its_name(kind: str) -> None:
     backend: Backend = choices.load("backends", kind)()
-    assert backend.fits(Abacus()) is None
-    assert "sundial" in (backend.fits(Sundial()) or "")
+    assert backend.obstacle(Abacus()) is None
+    assert "sundial" in (backend.obstacle(Sundial()) or "")
 
 
-def test_the_runtime_of_a_graph_gets_the_settings_of_the_device() -> None:
+def test_onnx_runtime_gets_the_options_of_the_device() -> None:
     for kind in choices.names("accelerators"):
         accelerator = choices.load("accelerators", kind)()
         provider = accelerator.onnx_provider
@@ -287,15 +299,16 @@ def test_the_runtime_of_a_graph_gets_the_settings_of_the_device() -> None:
         )
 
 
-def test_what_is_not_installed_is_said_with_what_installs_it() -> None:
+def test_a_missing_library_is_reported_with_its_install_command() -> None:
     command = [sys.executable, "-c", BLOCKED]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    *lines, usable = done.stdout.splitlines()
-    said = {kind: (int(fitness), reason) for kind, fitness, reason in (x.split("|") for x in lines)}
-    assert said.keys() == set(KINDS)
-    assert said["onnx"] == (0, "onnxruntime is not installed: pip install 'regauge[onnx]'")
-    assert said["openvino"] == (0, "openvino is not installed: pip install 'regauge[openvino]'")
-    assert all(reason for _, reason in said.values())
+    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    *lines, usable = process.stdout.splitlines()
+    rows = (line.split("|") for line in lines)
+    survey = {kind: (int(fitness), reason) for kind, fitness, reason in rows}
+    assert survey.keys() == set(KINDS)
+    assert survey["onnx"] == (0, "onnxruntime is not installed: pip install 'regauge[onnx]'")
+    assert survey["openvino"] == (0, "openvino is not installed: pip install 'regauge[openvino]'")
+    assert all(reason for _, reason in survey.values())
     assert {"onnx", "openvino"}.isdisjoint(usable.split("|"))
     assert {"eager", "inductor"} <= set(usable.split("|"))
 
@@ -303,125 +316,144 @@ def test_what_is_not_installed_is_said_with_what_installs_it() -> None:
 @pytest.mark.parametrize(
     ("usable", "name"),
     [
-        # It compiles again what `inductor` has compiled, at each shape.
-        pytest.param(kind, name, marks=[pytest.mark.full] * ((kind, name) == ("lazy", "text")))
+        # torch.compile compiles the program again for each shape.
+        pytest.param(
+            kind, name, marks=[pytest.mark.full] * ((kind, name) == ("torch-compile", "text"))
+        )
         for kind in KINDS
         for name in EXAMPLES
     ],
     indirect=["usable"],
 )
-def test_answers_are_those_of_eager_to_the_bit_each_time(
-    usable: tuple[Backend, Site], name: str, export: Export
+def test_outputs_equal_eager_and_are_repeatable_to_the_bit(
+    usable: tuple[Backend, ExecutionContext], name: str, export: Export
 ) -> None:
-    """Over several shapes with padding in rows; no graph comes after each was met once."""
-    backend, site = usable
+    """All shapes are tested, with padding; no graph is added after each shape was computed once."""
+    backend, context = usable
     example = EXAMPLES[name]
-    plain = example.drawn()
-    runner = loaded(backend, site, example, export(backend, site, example, EXACT), plain, EXACT)
-    assert differ(runner, example, plain) < ERRORS["fp32"]
-    known = runner.graphs()
-    assert known <= 1 or not backend.ahead
-    for given in example.batches():
-        first = runner(*given).clone()
-        assert runner(*given).equal(first)
-    assert runner.graphs() == known
+    plain = example.build()
+    runner = load_payload(
+        backend, context, example, export(backend, context, example, EXACT), plain, EXACT
+    )
+    assert max_difference(runner, example, plain) < ERRORS["fp32"]
+    num_graphs = runner.num_graphs()
+    assert num_graphs <= 1 or not backend.is_ahead_of_time
+    for inputs in example.batches():
+        first = runner(*inputs).clone()
+        assert runner(*inputs).equal(first)
+    assert runner.num_graphs() == num_graphs
 
 
-@WHOLE
-def test_every_form_is_computed(
-    usable: tuple[Backend, Site],
-    whole: bool,  # noqa: FBT001 - a case
+@ALL_FORMATS
+def test_every_supported_format_is_computed(
+    usable: tuple[Backend, ExecutionContext],
+    all_formats: bool,  # noqa: FBT001 - a case
     export: Export,
 ) -> None:
-    backend, site = usable
-    forms = backend.forms(site.accelerator)
+    backend, context = usable
+    forms = backend.supported_formats(context.accelerator)
     assert len(set(forms)) == len(forms) > 0
-    assert {precision for precision, _ in forms} <= set(site.accelerator.precisions())
-    for form, example in cases(backend, site, whole=whole):
-        plain, folder = example.drawn(), export(backend, site, example, form)
-        runner = loaded(backend, site, example, folder, plain, form)
-        error, most = differ(runner, example, plain), ERRORS[form[0]]
-        assert error < (most if form[1] == "no" else most + ROUNDED), form
-        exact = form == EXACT or not site.accelerator.repeatable
-        assert exact or error > ERRORS["fp32"], f"{form} is computed in fp32"
+    assert {precision for precision, _ in forms} <= set(context.accelerator.precisions())
+    for number_format, example in cases(backend, context, all_formats=all_formats):
+        plain, folder = example.build(), export(backend, context, example, number_format)
+        runner = load_payload(backend, context, example, folder, plain, number_format)
+        error, max_error = max_difference(runner, example, plain), ERRORS[number_format[0]]
+        assert error < (max_error if number_format[1] == "none" else max_error + INT8_ERROR), (
+            number_format
+        )
+        is_exact = number_format == EXACT or not context.accelerator.is_deterministic
+        assert is_exact or error > ERRORS["fp32"], f"{number_format} is computed in fp32"
 
 
-def cases(backend: Backend, site: Site, *, whole: bool) -> list[tuple[Form, Example]]:
-    """Return every form with attention; or those that an export tries by itself, types without.
+def cases(
+    backend: Backend, context: ExecutionContext, *, all_formats: bool
+) -> list[tuple[Format, Example]]:
+    """Return every format with attention; or the default formats of an export.
 
-    What has no attention is compiled the fastest.
+    Only int8 needs attention then: a program without it compiles faster.
     """
-    forms = backend.forms(site.accelerator)
-    if whole:
-        return [(form, TEXT) for form in forms]
-    every = site.accelerator.precisions()
-    tried = every[: every.index("fp32") + 1]
-    return [(form, PRICED if form[1] == "no" else TEXT) for form in forms if form[0] in tried]
+    forms = backend.supported_formats(context.accelerator)
+    if all_formats:
+        return [(number_format, TEXT) for number_format in forms]
+    precisions = context.accelerator.precisions()
+    defaults = precisions[: precisions.index("fp32") + 1]
+    return [
+        (number_format, TABLE if number_format[1] == "none" else TEXT)
+        for number_format in forms
+        if number_format[0] in defaults
+    ]
 
 
-def test_an_answer_is_not_written_over(usable: tuple[Backend, Site], export: Export) -> None:
-    backend, site = usable
-    folder = export(backend, site, PRICED, EXACT)
-    runner = loaded(backend, site, PRICED, folder, PRICED.drawn(), EXACT)
-    first = runner(*priced_batch(3, 8))
-    kept = first.clone()
-    runner(*priced_batch(3, 16))
-    assert first.equal(kept)
+def test_an_output_is_not_overwritten_by_the_next_one(
+    usable: tuple[Backend, ExecutionContext], export: Export
+) -> None:
+    backend, context = usable
+    folder = export(backend, context, TABLE, EXACT)
+    runner = load_payload(backend, context, TABLE, folder, TABLE.build(), EXACT)
+    first = runner(*table_batch(3, 8))
+    copied = first.clone()
+    runner(*table_batch(3, 16))
+    assert first.equal(copied)
 
 
-def test_weights_are_those_that_are_given(usable: tuple[Backend, Site], export: Export) -> None:
-    backend, site = usable
-    folder, changed = export(backend, site, PRICED, EXACT), PRICED.drawn()
-    for number, value in enumerate(tensors(changed).values()):
-        if value.numel() > WRITTEN_OUT:
-            value.add_(0.1 * (number + 1))
-    runner = loaded(backend, site, PRICED, folder, changed, EXACT)
-    assert differ(runner, PRICED, changed) < ERRORS["fp32"]
-    assert differ(runner, PRICED, PRICED.drawn()) > 0.1
+def test_the_weights_of_the_payload_are_used(
+    usable: tuple[Backend, ExecutionContext], export: Export
+) -> None:
+    backend, context = usable
+    folder, changed = export(backend, context, TABLE, EXACT), TABLE.build()
+    for index, value in enumerate(named_tensors(changed).values(), start=1):
+        if value.numel() > MAX_INLINED_NUMBERS:
+            value.add_(0.1 * index)
+    runner = load_payload(backend, context, TABLE, folder, changed, EXACT)
+    assert max_difference(runner, TABLE, changed) < ERRORS["fp32"]
+    assert max_difference(runner, TABLE, TABLE.build()) > 0.1
 
 
-@WHOLE
-@pytest.mark.parametrize("kind", sorted(OUTSIDE))
-def test_a_payload_holds_no_weights(
+@ALL_FORMATS
+@pytest.mark.parametrize("kind", sorted(WEIGHTLESS))
+def test_a_payload_contains_no_weights(
     kind: str,
-    whole: bool,  # noqa: FBT001 - a case
+    all_formats: bool,  # noqa: FBT001 - a case
     export: Export,
 ) -> None:
-    backend, site = found(kind)
-    for form, example in cases(backend, site, whole=whole):
-        program = example.drawn()
-        cast(program, TYPES[form[0]])
-        every = [
-            value.contiguous().view(torch.uint8).numpy().tobytes()[-64:]  # padding is 0, and first
+    backend, context = find_usable(kind)
+    for number_format, example in cases(backend, context, all_formats=all_formats):
+        program = example.build()
+        cast_program(program, TYPES[number_format[0]])
+        weights = [
+            value.contiguous()
+            .view(torch.uint8)
+            .numpy()
+            .tobytes()[-64:]  # the padding row is 0 and comes first
             for value in program.parameters()
             if value.ndim > 1
         ]
-        assert every
-        for path in export(backend, site, example, form).rglob("*"):
+        assert weights
+        for path in export(backend, context, example, number_format).rglob("*"):
             content = path.read_bytes() if path.is_file() else b""
-            assert not any(weight in content for weight in every), path
+            assert not any(weight in content for weight in weights), path
 
 
-ALONE = """
+LOAD_PAYLOADS = """
 import faulthandler, json, signal, sys
 from pathlib import Path
 from safetensors.torch import load_file, save_file
 from regauge import choices
-from regauge.backends import Payload, Shape, Site
-from regauge.models.io_spec import Input
+from regauge.backends import ExecutionContext, Payload, Shape
+from regauge.models.io_spec import TensorSpec
 
-faulthandler.enable()  # signals have a stack of their own
-told = json.loads(sys.argv[1])
-inputs = [Input.model_validate_json(each) for each in told["inputs"]]
-given, here = load_file(told["given"]), Path(told["given"]).parent
-for kind, device, folder in told["payloads"]:
+faulthandler.enable()  # it gives signals a separate stack
+request = json.loads(sys.argv[1])
+inputs = [TensorSpec.model_validate_json(spec) for spec in request["inputs"]]
+batch, out = load_file(request["batch"]), Path(request["batch"]).parent
+for kind, device, folder in request["payloads"]:
     accelerator = choices.load("accelerators", device)()
-    site = Site(accelerator, accelerator.claim(0, 2), 2)
-    weights = lambda: load_file(told["weights"])
+    context = ExecutionContext(accelerator, accelerator.claim(0, 2), 2)
+    weights = lambda: load_file(request["weights"])
     payload = Payload(Path(folder), inputs, [Shape(6, 8)], "fp32", weights, None)
-    runners = [choices.load("backends", kind)().load(payload, site) for _ in range(2)]
-    save_file({"answers": runners[0](*given.values()).cpu()}, here / kind)
-    while runners:  # the first goes first
+    runners = [choices.load("backends", kind)().load(payload, context) for _ in range(2)]
+    save_file({"output": runners[0](*batch.values()).cpu()}, out / kind)
+    while runners:  # the first one is destroyed first
         del runners[0]
 signal.signal(signal.SIGTERM, lambda *_: None)
 signal.raise_signal(signal.SIGTERM)
@@ -432,117 +464,127 @@ print(*(name for name in ("transformers", "openvino_telemetry") if sys.modules.g
 def test_a_payload_and_its_weights_are_enough_for_another_process(
     export: Export, tmp_path: Path
 ) -> None:
-    """Which needs no library of models, tells nobody of it, and is told of signals after it."""
-    plain, payloads = TEXT.drawn(), []
+    """The process does not import transformers, sends no telemetry, and still handles signals."""
+    plain, payloads = TEXT.build(), []
     for backend in (choices.load("backends", kind)() for kind in KINDS):
         cpu = Cpu()
-        ready = backend.ahead and backend.available().fitness and backend.fits(cpu) is None
-        if ready and backend.forms(cpu):
-            site = Site(cpu, cpu.claim(0, 2), 2)
-            payloads.append((backend.kind, "cpu", str(export(backend, site, TEXT, EXACT))))
-    given = dict(zip(("a", "b"), text_batch(4, 16), strict=True))
-    write(tmp_path / "weights", tensors(plain))
-    write(tmp_path / "given", given)
-    told = {
-        "inputs": [each.model_dump_json() for each in TEXT.inputs],
+        ready = (
+            backend.is_ahead_of_time
+            and backend.available().fitness
+            and backend.obstacle(cpu) is None
+        )
+        if ready and backend.supported_formats(cpu):
+            context = ExecutionContext(cpu, cpu.claim(0, 2), 2)
+            payloads.append((backend.kind, "cpu", str(export(backend, context, TEXT, EXACT))))
+    inputs = dict(zip(("a", "b"), text_batch(4, 16), strict=True))
+    write_tensors(tmp_path / "weights", named_tensors(plain))
+    write_tensors(tmp_path / "batch", inputs)
+    request = {
+        "inputs": [spec.model_dump_json() for spec in TEXT.inputs],
         "payloads": payloads,
         "weights": str(tmp_path / "weights"),
-        "given": str(tmp_path / "given"),
+        "batch": str(tmp_path / "batch"),
     }
-    command = [sys.executable, "-c", ALONE, json.dumps(told)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout.split() == []
+    command = [sys.executable, "-c", LOAD_PAYLOADS, json.dumps(request)]
+    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert process.stdout.split() == []
     assert payloads
-    expected = plain(*given.values())
+    expected = plain(*inputs.values())
     for kind, _, _ in payloads:
-        answers = load_file(tmp_path / kind)["answers"]
-        assert float((answers - expected).abs().max()) < ERRORS["fp32"], kind
+        output = load_file(tmp_path / kind)["output"]
+        assert float((output - expected).abs().max()) < ERRORS["fp32"], kind
 
 
-def test_needs_are_features_of_the_machine(usable: tuple[Backend, Site]) -> None:
-    backend, site = usable
-    features = site.accelerator.features()
-    assert backend.needs(site, None) <= features
+def test_required_features_are_features_of_the_machine(
+    usable: tuple[Backend, ExecutionContext],
+) -> None:
+    backend, context = usable
+    features = context.accelerator.features()
+    assert backend.required_features(context, None) <= features
     try:
-        needed = backend.needs(site, "x86-64-v3")
+        required = backend.required_features(context, "x86-64-v3")
     except SettingsError:
         return
-    assert not needed or "avx2" in needed
+    assert not required or "avx2" in required
 
 
-def test_settings_survive_the_run_file(usable: tuple[Backend, Site]) -> None:
+def test_settings_survive_the_run_file(usable: tuple[Backend, ExecutionContext]) -> None:
     backend, _ = usable
     saved = backend.model_dump(mode="json")
     assert saved["kind"] in KINDS
-    assert config.choose("backends", saved) == backend
+    assert config.parse_choice("backends", saved) == backend
     assert "torch" in backend.versions()
 
 
-# Integers
+# int8
 
 
-def deep(scale: float) -> nn.Module:
-    """Return two layers; a feature of the first one's input is larger than others for few rows."""
+def two_layers(scale: float) -> nn.Module:
+    """Return two linear layers for inputs whose first feature is multiplied by `scale`."""
     torch.manual_seed(0)
-    made = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).eval()
-    made.requires_grad_(False)[0].weight[:, 0] /= scale  # noqa: FBT003 - torch's own
-    return made
+    program = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).eval()
+    program.requires_grad_(False)[0].weight[:, 0] /= scale  # noqa: FBT003 - the API of torch
+    return program
 
 
-def uneven(rows: int, scale: float) -> Tensor:
-    given = torch.randn(rows, 16, generator=torch.Generator().manual_seed(rows))
-    given[:, 0] *= scale
-    return given
+def scaled_inputs(rows: int, scale: float) -> Tensor:
+    inputs = torch.randn(rows, 16, generator=torch.Generator().manual_seed(rows))
+    inputs[:, 0] *= scale
+    return inputs
 
 
 @pytest.mark.parametrize("scale", [1.0, 1000.0])
-def test_integers_are_near_where_features_differ_in_size(scale: float) -> None:
-    plain = deep(scale)
-    made = rounded(plain, Calibration(plain, [(uneven(200, scale),)], BOUND))
-    assert [type(each) for each in made] == [Rounded, nn.GELU, Rounded]
-    assert tensors(plain).keys() <= tensors(made).keys()
+def test_int8_is_accurate_if_features_have_different_scales(scale: float) -> None:
+    plain = two_layers(scale)
+    quantized = quantize_linear_layers(
+        plain, Calibration(plain, [(scaled_inputs(200, scale),)], MAX_QUALITY_LOSS)
+    )
+    assert [type(layer) for layer in quantized] == [Int8Linear, nn.GELU, Int8Linear]
+    assert named_tensors(plain).keys() <= named_tensors(quantized).keys()
     assert type(plain[0]) is nn.Linear
-    given = uneven(50, scale)
-    error = (made(given) - plain(given)).norm() / plain(given).norm()
-    assert 0 < float(error) < ROUNDED
-    torch.testing.assert_close(made(given.unflatten(0, (5, 10))).flatten(0, 1), made(given))
+    inputs = scaled_inputs(50, scale)
+    error = (quantized(inputs) - plain(inputs)).norm() / plain(inputs).norm()
+    assert 0 < float(error) < INT8_ERROR
+    nested = quantized(inputs.unflatten(0, (5, 10)))
+    torch.testing.assert_close(nested.flatten(0, 1), quantized(inputs))
 
 
-def test_a_layer_that_would_be_off_stays_as_it_is() -> None:
-    """One row in a thousand has all of its features a million times as large."""
-    plain, given = deep(1.0), uneven(1000, 1.0)
-    given[0] *= 1e6
-    with pytest.raises(ValueError, match="no linear layer is near enough"):
-        rounded(plain[:1], Calibration(plain[:1], [(given,)], BOUND))
-    squashed = nn.Sequential(plain[0], nn.Tanh(), nn.Linear(32, 4))
-    made = rounded(squashed, Calibration(squashed, [(given,)], BOUND))
-    assert [type(each) for each in made] == [nn.Linear, nn.Tanh, Rounded]
+def test_an_inaccurate_layer_stays_unquantized() -> None:
+    """In one row of a thousand, all features are a million times as large."""
+    plain, inputs = two_layers(1.0), scaled_inputs(1000, 1.0)
+    inputs[0] *= 1e6
+    with pytest.raises(ValueError, match="no linear layer is accurate enough"):
+        quantize_linear_layers(plain[:1], Calibration(plain[:1], [(inputs,)], MAX_QUALITY_LOSS))
+    bounded = nn.Sequential(plain[0], nn.Tanh(), nn.Linear(32, 4))
+    quantized = quantize_linear_layers(bounded, Calibration(bounded, [(inputs,)], MAX_QUALITY_LOSS))
+    assert [type(layer) for layer in quantized] == [nn.Linear, nn.Tanh, Int8Linear]
 
 
-def test_integers_are_chosen_by_samples() -> None:
-    with pytest.raises(ValueError, match="there is none"):
-        rounded(deep(1.0), Calibration(deep(1.0), [], BOUND))
+def test_int8_needs_samples() -> None:
+    with pytest.raises(ValueError, match="there is no sample"):
+        quantize_linear_layers(two_layers(1.0), Calibration(two_layers(1.0), [], MAX_QUALITY_LOSS))
 
 
-def test_what_is_chosen_once_serves_weights_of_fewer_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, given = deep(1000.0), uneven(50, 1000.0)
-    calibration = Calibration(plain, [(uneven(200, 1000.0),)], BOUND)
-    rounded(plain, calibration)
-    monkeypatch.setattr(_rounding, "_chosen", None)
+def test_one_plan_is_used_for_weights_of_lower_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, inputs = two_layers(1000.0), scaled_inputs(50, 1000.0)
+    calibration = Calibration(plain, [(scaled_inputs(200, 1000.0),)], MAX_QUALITY_LOSS)
+    quantize_linear_layers(plain, calibration)
+    monkeypatch.setattr(quantize, "_build_plan", None)
     program = copy.deepcopy(plain)
-    cast(program, torch.bfloat16)
-    cast(program, torch.float32)
-    made = rounded(program, calibration)
-    assert [type(each) for each in made] == [Rounded, nn.GELU, Rounded]
-    assert torch.equal(made[0].weight, program[0].weight)
-    assert not torch.equal(made[0].weight, plain[0].weight)
-    assert float((made(given) - program(given)).norm() / program(given).norm()) < ROUNDED
+    cast_program(program, torch.bfloat16)
+    cast_program(program, torch.float32)
+    quantized = quantize_linear_layers(program, calibration)
+    assert [type(layer) for layer in quantized] == [Int8Linear, nn.GELU, Int8Linear]
+    assert torch.equal(quantized[0].weight, program[0].weight)
+    assert not torch.equal(quantized[0].weight, plain[0].weight)
+    error = (quantized(inputs) - program(inputs)).norm() / program(inputs).norm()
+    assert float(error) < INT8_ERROR
     with pytest.raises(TypeError):
-        rounded(plain, calibration, most=63)
+        quantize_linear_layers(plain, calibration, max_weight=63)
 
 
-class Exact(Cpu):
-    """A processor that adds products of integers in 32 bits."""
+class ExactSumsCpu(Cpu):
+    """A processor that adds integer products in 32 bits."""
 
     kind = "cpu"
 
@@ -553,8 +595,8 @@ class Exact(Cpu):
         return ("bf16", "fp32")
 
 
-class Coarse(Cpu):
-    """A processor that does not."""
+class InexactSumsCpu(Cpu):
+    """A processor that adds integer products in 16 bits."""
 
     kind = "cpu"
 
@@ -565,25 +607,27 @@ class Coarse(Cpu):
         return ("fp32", "bf16")
 
 
-def test_integers_of_8_bits_are_refused_where_their_sums_would_be_cut_off(tmp_path: Path) -> None:
-    backend, site = found("openvino")
-    exact, coarse = (Site(each(), site.device, 2) for each in (Exact, Coarse))
-    assert backend.forms(coarse.accelerator) == (("fp32", "no"), ("fp32", "int8"))
-    assert backend.forms(exact.accelerator) == (
+def test_int8_is_refused_on_processors_whose_sums_could_overflow(tmp_path: Path) -> None:
+    backend, context = find_usable("openvino")
+    exact, inexact = (
+        ExecutionContext(cpu(), context.device, 2) for cpu in (ExactSumsCpu, InexactSumsCpu)
+    )
+    assert backend.supported_formats(inexact.accelerator) == (("fp32", "none"), ("fp32", "int8"))
+    assert backend.supported_formats(exact.accelerator) == (
         ("bf16", "int8"),
         ("fp32", "int8"),
-        ("bf16", "no"),
-        ("fp32", "no"),
+        ("bf16", "none"),
+        ("fp32", "none"),
     )
-    program = PRICED.drawn()
-    calibration = Calibration(program, [priced_batch(64, 8)], BOUND)
-    job = Job(program, PRICED.inputs, SHAPES, "fp32", "int8", None, calibration)
-    for name, place in (("exact", exact), ("coarse", coarse)):
+    program = TABLE.build()
+    calibration = Calibration(program, [table_batch(64, 8)], MAX_QUALITY_LOSS)
+    job = CompileJob(program, TABLE.inputs, SHAPES, "fp32", "int8", None, calibration)
+    for name, context in (("exact", exact), ("inexact", inexact)):
         (tmp_path / name).mkdir()
-        backend.export(job, place, tmp_path / name)
-    parts = backend, coarse, PRICED
-    assert loaded(*parts, tmp_path / "coarse", program, EXACT).graphs() == 0
-    with pytest.raises(PreflightError, match=r"adds them in 32 bits.*export it again"):
-        loaded(*parts, tmp_path / "exact", program, EXACT)
-    runner = loaded(backend, exact, PRICED, tmp_path / "exact", program, EXACT)
-    assert runner(*priced_batch(3, 8)).shape == (3, 2)
+        backend.export(job, context, tmp_path / name)
+    arguments = backend, inexact, TABLE
+    assert load_payload(*arguments, tmp_path / "inexact", program, EXACT).num_graphs() == 0
+    with pytest.raises(PreflightError, match=r"32-bit integer sums.*export it again"):
+        load_payload(*arguments, tmp_path / "exact", program, EXACT)
+    runner = load_payload(backend, exact, TABLE, tmp_path / "exact", program, EXACT)
+    assert runner(*table_batch(3, 8)).shape == (3, 2)

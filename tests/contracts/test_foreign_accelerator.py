@@ -1,4 +1,4 @@
-"""An accelerator from another package: one file and an entry point, and nothing here changes."""
+"""An accelerator from another package needs one file and an entry point, and no change here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distributed.runs import settings
 from regauge.config import dump
 
 TOY = '''
-"""The processor under another name, which counts what the loop asks of it."""
+"""The CPU under another name, which counts the calls of the training loop."""
 
 import json
 import os
@@ -51,56 +51,56 @@ class Abacus(Cpu):
 COUNTS = {}
 
 
-def _count(what):
-    COUNTS[what] = COUNTS.get(what, 0) + 1
+def _count(name):
+    COUNTS[name] = COUNTS.get(name, 0) + 1
     Path(os.environ["ABACUS"]).write_text(json.dumps(COUNTS))
 '''
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """Return a folder of installed packages with the toy in it."""
+    """Return a folder of installed packages that contains the test accelerator."""
     folder = tmp_path / "packages"
-    facts = folder / "abacus-1.0.dist-info"
-    facts.mkdir(parents=True)
+    metadata = folder / "abacus-1.0.dist-info"
+    metadata.mkdir(parents=True)
     (folder / "abacus.py").write_text(TOY)
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: abacus\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[regauge.accelerators]\nabacus = abacus:Abacus\n")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: abacus\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[regauge.accelerators]\nabacus = abacus:Abacus\n")
     return folder
 
 
 def regauge(package: Path, counts: Path, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(package), "ABACUS": str(counts)}
     command = [sys.executable, "-m", "regauge", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.mark.full
-def test_a_toy_from_outside_trains(package: Path, tmp_path: Path) -> None:
-    data, counts = datasets.packed(tmp_path / "data"), tmp_path / "counts.json"
-    ours = settings(tmp_path / "cpu", data, "mlm", stop={"steps": 4})
-    found = {}
+def test_an_accelerator_of_another_package_trains(package: Path, tmp_path: Path) -> None:
+    data, counts = datasets.write_packed(tmp_path / "data"), tmp_path / "counts.json"
+    run = settings(tmp_path / "cpu", data, "mlm", stop={"steps": 4})
+    losses_by_kind = {}
     for kind in ("cpu", "abacus"):
         file = tmp_path / f"{kind}.json"
-        output = {**dump(ours)["output"], "folder": str(tmp_path / kind)}
+        output = {**dump(run)["output"], "folder": str(tmp_path / kind)}
         table = {"kind": kind, **({"beads": 3} if kind == "abacus" else {})}
-        file.write_text(json.dumps({**dump(ours), "accelerator": table, "output": output}))
+        file.write_text(json.dumps({**dump(run), "accelerator": table, "output": output}))
         regauge(package, counts, "train", str(file))
-        found[kind] = losses(lines(tmp_path / kind))
-    assert found["abacus"] == found["cpu"]
+        losses_by_kind[kind] = losses(lines(tmp_path / kind))
+    assert losses_by_kind["abacus"] == losses_by_kind["cpu"]
     saved = json.loads((tmp_path / "abacus" / "run.json").read_text())
     assert saved["accelerator"] == {"kind": "abacus", "beads": 3}
-    counted = json.loads(counts.read_text())
-    assert counted["updates"] == 4
-    assert counted["microbatches"] >= 4 * 4
-    assert counted["steps"] >= 4
+    calls = json.loads(counts.read_text())
+    assert calls["updates"] == 4
+    assert calls["microbatches"] >= 4 * 4
+    assert calls["steps"] >= 4
 
 
-def test_it_is_known_by_its_name(package: Path, tmp_path: Path) -> None:
-    said = json.loads(regauge(package, tmp_path / "counts", "doctor", "--survey", "--json"))
-    rows = {row["name"]: row for row in said["accelerators"]}
+def test_doctor_lists_it_by_name(package: Path, tmp_path: Path) -> None:
+    report = json.loads(regauge(package, tmp_path / "counts", "doctor", "--survey", "--json"))
+    rows = {row["name"]: row for row in report["accelerators"]}
     assert rows["abacus"]["why"] == "it is a toy"
     assert rows["abacus"]["usable"] == "yes"
-    assert said["chosen"] != "abacus"
+    assert report["chosen"] != "abacus"

@@ -1,7 +1,7 @@
-"""A lazy device asks its kept graphs for the same keys at a second start, and for no others.
+"""The graph cache of a lazy device has the same keys at a second start.
 
-XLA's client for the CPU writes executables and cannot read them back, so that a second start that
-compiles nothing is proved for the CPU by torch's compiler alone (tests/end_to_end/test_compile.py).
+XLA's CPU client writes executables and cannot read them. So only torch's compiler proves on the CPU
+that a second start compiles nothing (tests/end_to_end/test_compile.py).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from distributed.runs import settings
 from regauge import accelerators, choices
 from regauge.config import dump
 
-HERE = [
+LAZY_KINDS = [
     kind
-    for kind, found in accelerators.survey().items()
-    if found.fitness > 0 and choices.load("accelerators", kind)().lazy
+    for kind, availability in accelerators.survey().items()
+    if availability.fitness > 0 and choices.load("accelerators", kind)().is_lazy
 ]
-NOBODY = "no lazy device is here: that a second start asks for the same graphs is not proved"
+NO_DEVICE = "this machine has no lazy device: not proved that a second start has the same graphs"
 
 
-@pytest.mark.skipif(not HERE, reason=NOBODY)
-@pytest.mark.parametrize("kind", HERE)
-def test_a_second_start_asks_for_the_same_graphs(kind: str, tmp_path: Path) -> None:
-    data, graphs = datasets.packed(tmp_path / "data"), tmp_path / "graphs"
+@pytest.mark.skipif(not LAZY_KINDS, reason=NO_DEVICE)
+@pytest.mark.parametrize("kind", LAZY_KINDS)
+def test_a_second_start_has_the_same_graphs(kind: str, tmp_path: Path) -> None:
+    data, graphs = datasets.write_packed(tmp_path / "data"), tmp_path / "graphs"
     keys = []
     for name, steps in (("first", 4), ("second", 9)):
         run = settings(
@@ -44,8 +44,8 @@ def test_a_second_start_asks_for_the_same_graphs(kind: str, tmp_path: Path) -> N
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps(dump(run)))
         line = [sys.executable, "-m", "regauge", "train", str(file)]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        process = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stderr
         (path,) = graphs.glob("*/entry.json")
         keys.append(sorted(json.loads(path.read_text())["files"]))
     assert keys[0]

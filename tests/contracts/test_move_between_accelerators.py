@@ -1,6 +1,6 @@
-"""A run on one accelerator is the run on any other, and moves between them in mid-flight.
+"""A run is equal on every accelerator, and can move between accelerators while it runs.
 
-Every pair of the accelerators that this machine offers is tested, in fp32 with dropout on.
+The tests cover every pair of accelerators of this machine, in fp32 with dropout.
 """
 
 from __future__ import annotations
@@ -19,29 +19,31 @@ from distributed.jobs import lines, losses
 from distributed.runs import settings
 from regauge import accelerators, choices, processes
 from regauge.errors import LimitReachedError
-from regauge.models.tensors import move
+from regauge.models.tensors import move_module
 from regauge.training import dry_run, trainer
 from regauge.training import run as training_run
-from regauge.training.compile.warmup import GraphGuard
+from regauge.training.compile.warmup import RecompileMonitor
 from regauge.training.context import RunContext
 from regauge.training.run import attempt
 from regauge.training.state import TrainState
 
 STEPS = 50
-LOSS, METRIC = 1e-4, 1e-3
-HERE = tuple(kind for kind, found in accelerators.survey().items() if found.fitness > 0)
-PAIRS = list(itertools.permutations(HERE, 2))
+LOSS_ERROR, METRIC_ERROR = 1e-4, 1e-3
+KINDS = tuple(
+    kind for kind, availability in accelerators.survey().items() if availability.fitness > 0
+)
+PAIRS = list(itertools.permutations(KINDS, 2))
 TASKS = ("mlm", "clm", "contrastive")
-ALONE = "one accelerator is here: that a run is the same on another, and moves, is not proved"
+ONE_KIND = "one accelerator on this machine: not proved that runs are equal on others and can move"
 
 pytestmark = [
-    pytest.mark.skipif(not PAIRS, reason=ALONE),
+    pytest.mark.skipif(not PAIRS, reason=ONE_KIND),
     pytest.mark.timeout(300),
 ]
 
 
 @pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
+def _restore_threads() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -50,8 +52,8 @@ def _threads() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("data")
-    packed = datasets.packed(root / "packed")
-    return {"mlm": packed, "clm": packed, "contrastive": datasets.pairs(root / "pairs")}
+    packed = datasets.write_packed(root / "packed")
+    return {"mlm": packed, "clm": packed, "contrastive": datasets.write_pairs(root / "pairs")}
 
 
 Run = Callable[..., Path]
@@ -59,7 +61,7 @@ Run = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, data: dict[str, Path]) -> Run:
-    """Return a function that goes on with a run, or does it once for the same arguments."""
+    """Return a function that runs or resumes a run, once for the same arguments."""
     root, done = tmp_path_factory.mktemp("runs"), {}
 
     def run(kind: str, task: str, /, name: str = "", **changes: Any) -> Path:
@@ -83,23 +85,23 @@ def run(tmp_path_factory: pytest.TempPathFactory, data: dict[str, Path]) -> Run:
     return run
 
 
-def worst(one: Path, other: Path, figure: Callable[[str, float], None], what: str) -> None:
+def check_equal(one: Path, other: Path, figure: Callable[[str, float], None], name: str) -> None:
     """Compare the losses of every step, and the held-out metrics."""
-    ours, theirs = losses(lines(one)), losses(lines(other))
-    assert len(ours) == len(theirs) == STEPS
-    found = max(abs(a - b) / abs(a) for a, b in zip(ours, theirs, strict=True))
-    figure(f"loss {what}", found)
-    assert found < LOSS
+    pairs = list(zip(losses(lines(one)), losses(lines(other)), strict=True))
+    assert len(pairs) == STEPS
+    error = max(abs(loss - other_loss) / abs(loss) for loss, other_loss in pairs)
+    figure(f"loss {name}", error)
+    assert error < LOSS_ERROR
     metrics = [
         json.loads((folder / "result.json").read_text())["metrics"] for folder in (one, other)
     ]
-    for name, value in metrics[0].items():
-        assert metrics[1][name] == pytest.approx(value, rel=METRIC), name
+    for metric, value in metrics[0].items():
+        assert metrics[1][metric] == pytest.approx(value, rel=METRIC_ERROR), metric
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(HERE, 2)))
-def test_fifty_steps_are_the_same(
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(KINDS, 2)))
+def test_fifty_steps_are_equal(
     run: Run,
     first: str,
     second: str,
@@ -107,7 +109,7 @@ def test_fifty_steps_are_the_same(
     figure: Callable[[str, float], None],
     supports: Callable[[str, str, str], None],
 ) -> None:
-    worst(run(first, task), run(second, task), figure, f"{first} {second} {task}")
+    check_equal(run(first, task), run(second, task), figure, f"{first} {second} {task}")
     for kind in (first, second):
         supports(kind, "single", task)
 
@@ -117,84 +119,88 @@ def test_a_run_that_moves_twice_ends_where_the_unmoved_one_ends(
     run: Run, first: str, second: str, figure: Callable[[str, float], None]
 ) -> None:
     task, name = "mlm", f"moved-{first}-{second}"
-    every = json.loads((run(first, task) / "result.json").read_text())["tokens"]
-    for kind, limit in ((first, every * 2 // 5), (second, every * 4 // 5), (first, None)):
+    tokens = json.loads((run(first, task) / "result.json").read_text())["tokens"]
+    for kind, limit in ((first, tokens * 2 // 5), (second, tokens * 4 // 5), (first, None)):
         folder = run(kind, task, name=name, tokens=limit)
     assert {line["attempt"] for line in lines(folder)} == {1, 2, 3}
-    worst(run(first, task), folder, figure, f"moved twice {first} {second}")
+    check_equal(run(first, task), folder, figure, f"moved twice {first} {second}")
     results = [
         json.loads((path / "result.json").read_text()) for path in (run(first, task), folder)
     ]
-    assert results[0]["tokens"] == results[1]["tokens"], "the ledger did not go on"
+    assert results[0]["tokens"] == results[1]["tokens"], "the ledger did not continue"
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_a_checkpoint_arrives_to_the_last_bit(
+def test_a_checkpoint_is_equal_to_the_bit_on_another_accelerator(
     first: str, second: str, run: Run, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the second one saves at once is what the first one had saved."""
-    kept: list[dict[str, torch.Tensor]] = []
+    """The state after the resume equals the state that the first accelerator saved."""
+    saved_states: list[dict[str, torch.Tensor]] = []
     save = trainer.save_checkpoint
 
-    def spied(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
-        kept.append({name: value.detach().cpu().clone() for name, value in state.tensors().items()})
+    def record_and_save(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
+        saved_states.append(
+            {name: value.detach().cpu().clone() for name, value in state.tensors().items()}
+        )
         save(context, state, metrics)
 
-    monkeypatch.setattr(trainer, "save_checkpoint", spied)
+    monkeypatch.setattr(trainer, "save_checkpoint", record_and_save)
     folder = run(first, "mlm", name=f"arrives-{first}-{second}", stop={"steps": 4})
-    seen: list[dict[str, torch.Tensor]] = []
+    resumed_states: list[dict[str, torch.Tensor]] = []
     resume = training_run.resume_latest
 
-    def looked(context: RunContext, state: TrainState) -> bool:
+    def resume_and_record(context: RunContext, state: TrainState) -> bool:
         is_resumed = resume(context, state)
-        seen.append({name: value.detach().cpu().clone() for name, value in state.tensors().items()})
+        resumed_states.append(
+            {name: value.detach().cpu().clone() for name, value in state.tensors().items()}
+        )
         return is_resumed
 
-    monkeypatch.setattr(training_run, "resume_latest", looked)
+    monkeypatch.setattr(training_run, "resume_latest", resume_and_record)
     attempt(
         settings(folder, data["mlm"], "mlm", accelerator=second, stop={"steps": 6}),
         processes.World(),
     )
-    saved, loaded = kept[0], seen[0]
+    saved, loaded = saved_states[0], resumed_states[0]
     assert saved.keys() == loaded.keys()
     assert any(name.startswith("optimizer.") for name in saved)
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
 
 
-@pytest.mark.parametrize("kind", HERE)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("task", ["mlm", "contrastive"])
-def test_no_graph_is_made_after_the_warm_up(
+def test_no_graph_is_compiled_after_the_warm_up(
     kind: str, task: str, tmp_path: Path, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """200 steps with evaluations and saves; a lazy device has made as many as were planned."""
+    """200 steps with evaluations and checkpoints; a lazy device compiles the planned number."""
     accelerator = choices.load("accelerators", kind)()
-    guards: list[GraphGuard] = []
-    init = GraphGuard.__init__
+    guards: list[RecompileMonitor] = []
+    init = RecompileMonitor.__init__
 
-    def kept(self: GraphGuard, *arguments: Any) -> None:
+    def record_init(self: RecompileMonitor, *arguments: Any) -> None:
         init(self, *arguments)
         guards.append(self)
 
-    monkeypatch.setattr(GraphGuard, "__init__", kept)
+    monkeypatch.setattr(RecompileMonitor, "__init__", record_init)
     changes = {
         "accelerator": kind,
         "stop": {"steps": 200},
         "evaluation": {"every_steps": 60},
-        "output": {"every_steps": 7, "checkpoint": {"every_steps": 50}},
-        # A process keeps its graphs: those of the other tests are of another width.
+        "output": {"log_every_steps": 7, "checkpoint": {"every_steps": 50}},
+        # A process keeps its graphs, so this test uses another width than the others.
         "model": {"config": {"hidden_size": 48}},
     }
     run = settings(tmp_path / "run", data[task], task, **changes)
     accelerator.claim(0, 1)
-    before = accelerator.graphs_compiled()
-    planned = dry_run.plan(run).get("graphs")
+    before = accelerator.num_compiled_graphs()
+    planned = dry_run.plan_run(run).get("graphs")
     attempt(run, processes.World())
-    assert guards[0].late == 0
-    made = accelerator.graphs_compiled() - before
-    assert made == (planned if accelerator.lazy else 0)
+    assert guards[0].num_recompiled == 0
+    num_graphs = accelerator.num_compiled_graphs() - before
+    assert num_graphs == (planned if accelerator.is_lazy else 0)
 
 
-@pytest.mark.parametrize("kind", HERE)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_move_keeps_tied_weights_tied(kind: str) -> None:
     class Tied(torch.nn.Module):
         def __init__(self) -> None:
@@ -206,7 +212,7 @@ def test_a_move_keeps_tied_weights_tied(kind: str) -> None:
 
     device = choices.load("accelerators", kind)().claim(0, 1)
     module = Tied()
-    move(module, device)
+    move_module(module, device)
     assert module.head.weight is module.embeddings.weight
     assert len(list(module.parameters())) == 1
     assert module.head.weight.device.type == module.places.device.type == device.type

@@ -1,4 +1,4 @@
-"""What every strategy must do, as far as one process shows it; tests/distributed has the rest."""
+"""The contract of every strategy in one process; tests/distributed has several processes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from regauge import choices, config
 from regauge.models.init_weights import InitialWeights
-from regauge.models.tensors import bits
+from regauge.models.tensors import bit_sum
 from regauge.processes import World
-from regauge.strategies import ParamSpec, ShardedModel, Site, Strategy
+from regauge.strategies import ParamSpec, Placement, ShardedModel, Strategy
 
-ALONE = World()
+ONE_PROCESS = World()
 TYPES = [torch.float32, torch.bfloat16]
 
 
 class Tiny(nn.Module):
-    """Two blocks and a head; one weight is not trained and one is not used."""
+    """A model of two blocks and a head, with a frozen weight and an unused one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class Tiny(nn.Module):
         return result.float()
 
 
-class Drawn(nn.Module):
-    """Two blocks and a head, all of torch's own."""
+class Initialized(nn.Module):
+    """A model of two blocks and a head, with modules that torch can initialize."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,21 +60,21 @@ def _no_group() -> Iterator[None]:
 
 @pytest.fixture(params=choices.names("strategies"))
 def strategy(request: pytest.FixtureRequest) -> Strategy:
-    found: Strategy = choices.load("strategies", request.param)()
-    obstacle = found.obstacle(ALONE, "adamw")
+    strategy: Strategy = choices.load("strategies", request.param)()
+    obstacle = strategy.obstacle(ONE_PROCESS, "adamw")
     if obstacle:
         pytest.skip(f"not proved here: {request.param}: {obstacle}")
-    return found
+    return strategy
 
 
 @pytest.fixture
 def prepare(strategy: Strategy) -> Callable[[torch.dtype], ShardedModel]:
-    def prepared(dtype: torch.dtype) -> ShardedModel:
+    def prepare_tiny(dtype: torch.dtype) -> ShardedModel:
         module = tiny()
-        site = Site(ALONE, torch.device("cpu"), dtype, tuple(module.layers))
-        return strategy.prepare(module, site)
+        placement = Placement(ONE_PROCESS, torch.device("cpu"), dtype, tuple(module.layers))
+        return strategy.prepare(module, placement)
 
-    return prepared
+    return prepare_tiny
 
 
 def rows(number: int) -> Tensor:
@@ -83,27 +83,28 @@ def rows(number: int) -> Tensor:
 
 def accumulate(prepared: ShardedModel) -> None:
     for number in range(3):
-        with prepared.accumulating(last=number == 2):
+        with prepared.backward_pass(is_last=number == 2):
             prepared.module(rows(number)).square().sum().backward()
 
 
-def whole(value: Tensor) -> Tensor:
+def full_tensor(value: Tensor) -> Tensor:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def test_obstacles_are_words_or_nothing() -> None:
+def test_an_obstacle_is_a_text_or_none() -> None:
     for kind in choices.names("strategies"):
-        found = choices.load("strategies", kind)()
+        strategy = choices.load("strategies", kind)()
         for size in (1, 2, 3, 4, 8):
             for optimizer in ("adamw", "lamb", "sgd", "adafactor"):
-                obstacle = found.obstacle(World(size=size), optimizer)
+                obstacle = strategy.obstacle(World(size=size), optimizer)
                 assert obstacle is None or obstacle.strip()
-            ours = (found.obstacle(World(size=size), name) for name in ("adamw", "lamb"))
-            assert len(set(ours)) == 1, "lamb can be spread as adamw can"
+            world = World(size=size)
+            obstacles = {strategy.obstacle(world, name) for name in ("adamw", "lamb")}
+            assert len(obstacles) == 1, "lamb can be sharded if adamw can"
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_masters_are_the_weights_in_fp32_by_their_own_names(
+def test_masters_are_the_fp32_weights_by_their_unsharded_names(
     prepare: Callable[[torch.dtype], ShardedModel], dtype: torch.dtype
 ) -> None:
     prepared = prepare(dtype)
@@ -113,7 +114,7 @@ def test_masters_are_the_weights_in_fp32_by_their_own_names(
     for name, value in expected.items():
         if name in masters:
             assert masters[name].dtype == torch.float32
-            assert whole(masters[name].detach()).equal(value)
+            assert full_tensor(masters[name].detach()).equal(value)
         assert prepared.full_tensor(name).equal(value)
         assert prepared.full_tensor(name).dtype == torch.float32
 
@@ -129,10 +130,10 @@ def test_gradients_are_the_sum_over_microbatches(
     for name, value in plain.named_parameters():
         gradient = masters[name].grad if name in masters else None
         if value.grad is None:
-            assert gradient is None or not whole(gradient).any(), name
+            assert gradient is None or not full_tensor(gradient).any(), name
         else:
             assert gradient is not None
-            torch.testing.assert_close(whole(gradient), value.grad, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(full_tensor(gradient), value.grad, rtol=1e-6, atol=1e-7)
     used = [value.grad for value in plain.parameters() if value.grad is not None]
     norm = torch.stack([value.norm() for value in used]).norm()
     assert float(prepared.gradient_norm()) == pytest.approx(float(norm), rel=1e-6)
@@ -144,7 +145,7 @@ def test_gradients_are_the_sum_over_microbatches(
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_a_published_step_is_what_computes(
+def test_synchronized_weights_are_used_by_the_next_forward_pass(
     prepare: Callable[[torch.dtype], ShardedModel], dtype: torch.dtype
 ) -> None:
     prepared = prepare(dtype)
@@ -164,56 +165,64 @@ def test_a_published_step_is_what_computes(
         {name: prepared.full_tensor(name) for name, _ in plain.named_parameters()}
     )
     with torch.no_grad():
-        now = prepared.module(rows(9))
+        output = prepared.module(rows(9))
         expected = plain.to(dtype)(rows(9))
-    assert not now.equal(first)
-    torch.testing.assert_close(now, expected, rtol=1e-6, atol=1e-6)
+    assert not output.equal(first)
+    torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_a_weight_that_is_not_trained_lies_in_the_type_of_the_computation(
+def test_a_frozen_weight_has_the_dtype_of_the_computation(
     prepare: Callable[[torch.dtype], ShardedModel], dtype: torch.dtype
 ) -> None:
     prepared = prepare(dtype)
     frozen = prepared.module.get_parameter("frozen")
     assert frozen.dtype == dtype
     trained = sum(value.numel() for value in tiny().parameters() if value.requires_grad)
-    held = prepared.memory()
-    assert held["gradients"] == 4 * trained
-    assert held["masters"] in (0, 4 * trained)
+    memory = prepared.memory()
+    assert memory["gradients"] == 4 * trained
+    assert memory["masters"] in (0, 4 * trained)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_what_will_be_held_is_told_before(
+def test_the_memory_estimate_equals_the_memory(
     strategy: Strategy, prepare: Callable[[torch.dtype], ShardedModel], dtype: torch.dtype
 ) -> None:
-    forms = {
+    specs = {
         name: ParamSpec(tuple(value.shape), value.requires_grad)
         for name, value in tiny().named_parameters()
     }
-    load = strategy.estimate_memory(forms, 1, dtype.itemsize)
-    told = {"weights": load.weights, "masters": load.masters, "gradients": load.gradients}
+    estimate = strategy.estimate_memory(specs, 1, dtype.itemsize)
+    expected = {
+        "weights": estimate.weights,
+        "masters": estimate.masters,
+        "gradients": estimate.gradients,
+    }
     prepared = prepare(dtype)
-    assert told == prepared.memory()
-    assert sorted(load.updated) == sorted(tuple(v.shape) for v in prepared.masters().values())
+    assert prepared.memory() == expected
+    assert sorted(estimate.updated_shapes) == sorted(
+        tuple(v.shape) for v in prepared.masters().values()
+    )
 
 
-def test_a_module_on_the_meta_device_gets_the_weights_of_the_site(strategy: Strategy) -> None:
+def test_a_module_on_the_meta_device_gets_the_initial_weights(strategy: Strategy) -> None:
     with torch.device("meta"):
-        empty, template = Drawn(), Drawn()
+        empty, template = Initialized(), Initialized()
     weights = InitialWeights(template, 3, {})
-    site = Site(ALONE, torch.device("cpu"), torch.float32, tuple(empty.layers), weights=weights)
-    prepared = strategy.prepare(empty, site)
-    again = dict(weights)
-    for name, _ in Drawn().named_parameters():
+    placement = Placement(
+        ONE_PROCESS, torch.device("cpu"), torch.float32, tuple(empty.layers), weights=weights
+    )
+    prepared = strategy.prepare(empty, placement)
+    expected = dict(weights)
+    for name, _ in Initialized().named_parameters():
         value = prepared.full_tensor(name)
-        assert value.equal(again[name][:])
-        assert weights.sums[name] == int(bits(value))
+        assert value.equal(expected[name][:])
+        assert weights.bit_sums[name] == int(bit_sum(value))
     assert prepared.full_tensor("head.weight").std() > 0
 
 
 def test_a_small_step_in_bf16_is_not_lost(prepare: Callable[[torch.dtype], ShardedModel]) -> None:
-    """A thousandth of a weight is below the last bit of bf16, and above that of its master."""
+    """A thousandth of a weight is below the precision of bf16 and above that of its fp32 master."""
     prepared = prepare(torch.bfloat16)
     before = prepared.full_tensor("head.weight").clone()
     with torch.no_grad():
@@ -227,4 +236,4 @@ def test_a_small_step_in_bf16_is_not_lost(prepare: Callable[[torch.dtype], Shard
 def test_settings_survive_the_run_file(strategy: Strategy) -> None:
     saved = strategy.model_dump(mode="json")
     assert saved["kind"] in choices.names("strategies")
-    assert config.choose("strategies", saved) == strategy
+    assert config.parse_choice("strategies", saved) == strategy

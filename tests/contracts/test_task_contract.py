@@ -1,4 +1,4 @@
-"""What every task must do: static shapes, weights that say what is real, and draws keyed by row."""
+"""The contract of every task: static shapes, weights for real rows, randomness keyed by row."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from distributed.runs import TASKS
 from regauge import choices, config
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
-from regauge.data.batches import Arrays, Draw, Piece
-from regauge.data.dataset import Dataset, Rows
-from regauge.data.loader import Facts, Feed, Share
+from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+from regauge.data.dataset import Dataset, DatasetRows
+from regauge.data.loader import BatchLoader, CollatorConfig, RankShare
 from regauge.data.row_order import PADDING
-from regauge.models.init_weights import META, initial_weights, materialize
+from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.modules import TextModule
 from regauge.models.settings import Model
 from regauge.processes import World
-from regauge.strategies import ShardedModel, Site
+from regauge.strategies import Placement, ShardedModel
 from regauge.strategies.single import Single
 from regauge.tasks import Task
 from regauge.training.gradients import GradientComputer
 from regauge.training.heldout import compute_means
 
 SEED, ROWS, BATCH = 5, 20, 4
-WHERE_IT_LIES = {"slots"}
-"""What of a batch follows the place of a text, and not its row."""
+POSITION_DEPENDENT = {"slots"}
+"""Arrays of a batch that depend on the position of a text in the batch."""
 OF_TOKENS = {"tokens", "segments", "positions", "types"}
 
 
@@ -45,54 +45,54 @@ class Case:
     model: Model
 
     @property
-    def rows(self) -> Rows:
-        return self.data.split("train")
+    def rows(self) -> DatasetRows:
+        return self.data.rows("train")
 
     @property
     def ladder(self) -> tuple[int, ...]:
-        return self.task.ladder(self.data.manifest)
+        return self.task.bucket_lengths(self.data.manifest)
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> CollatorConfig:
         facts = self.data.manifest.tokenizer
         members = max(field.members for field in self.data.manifest.fields.values())
-        return Facts(facts.vocabulary, facts.pad, facts.mask, facts.special, members)
+        return CollatorConfig(facts.vocabulary, facts.pad, facts.mask, facts.special, members)
 
-    def feed(self) -> Feed:
-        return Feed(
+    def feed(self) -> BatchLoader:
+        return BatchLoader(
             self.task,
             self.rows,
-            facts=self.facts,
+            config=self.facts,
             microbatch_rows=BATCH,
-            ladder=self.ladder,
-            share=Share(0, 1),
+            bucket_lengths=self.ladder,
+            share=RankShare(0, 1),
             seed=SEED,
         )
 
-    def pieces(self, numbers: np.ndarray) -> list[Piece]:
-        return self.task.cut(self.rows, numbers, BATCH, self.ladder)
+    def pieces(self, numbers: np.ndarray) -> list[MicrobatchPlan]:
+        return self.task.split_batch(self.rows, numbers, BATCH, self.ladder)
 
-    def batch(self, piece: Piece, epoch: int = 0, step: int = 0) -> Arrays:
-        return self.task.batch(self.rows, piece, Draw(SEED, epoch, step), self.facts)
+    def batch(self, piece: MicrobatchPlan, epoch: int = 0, step: int = 0) -> Arrays:
+        return self.task.build_batch(self.rows, piece, RandomKey(SEED, epoch, step), self.facts)
 
     def module(self) -> TextModule:
         with META:
-            module = self.task.module(self.model, self.data.manifest, 0)
-        materialize(module, initial_weights(module, self.model, 0))
+            module = self.task.build_module(self.model, self.data.manifest, 0)
+        materialize(module, build_initial_weights(module, self.model, 0))
         return module
 
-    def prepared(self) -> ShardedModel:
+    def prepare_model(self) -> ShardedModel:
         module = self.module()
-        site = Site(World(), torch.device("cpu"), torch.float32, ())
-        return Single().prepare(module, site)
+        placement = Placement(World(), torch.device("cpu"), torch.float32, ())
+        return Single().prepare(module, placement)
 
 
 @pytest.fixture(params=[*choices.names("tasks"), "next-sentence"], scope="module")
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     run = TASKS[request.param]
-    task: Task = config.choose("tasks", run["task"])
+    task: Task = config.parse_choice("tasks", run["task"])
     folder: Path = tmp_path_factory.mktemp(request.param) / "data"
-    write = datasets.WRITERS[task.reads()]
+    write = datasets.WRITERS[task.row_layout()]
     return Case(task, Dataset(write(folder, ROWS)), build(Model, run["model"]))
 
 
@@ -104,7 +104,7 @@ def shapes(arrays: Arrays) -> dict[str, Any]:
     return {name: (value.shape, value.dtype) for name, value in arrays.items()}
 
 
-def every_batch(case: Case) -> Iterator[tuple[Piece, Arrays]]:
+def every_batch(case: Case) -> Iterator[tuple[MicrobatchPlan, Arrays]]:
     order = np.random.default_rng(0).permutation(ROWS)
     for numbers in order.reshape(-1, BATCH):
         for piece in case.pieces(numbers):
@@ -112,9 +112,11 @@ def every_batch(case: Case) -> Iterator[tuple[Piece, Arrays]]:
 
 
 def test_every_batch_has_a_declared_shape(case: Case) -> None:
-    texts = BATCH * case.task.texts_per_row(case.data.manifest)
+    texts = BATCH * case.task.sequences_per_row(case.data.manifest)
     slots = BATCH * case.task.slots_per_row()
-    declared = {length: shapes(case.feed().empty(slots, length)) for length in case.ladder}
+    declared = {
+        length: shapes(case.feed().build_empty_batch(slots, length)) for length in case.ladder
+    }
     seen = 0
     for piece, arrays in every_batch(case):
         assert arrays["tokens"].shape == (texts, piece.length)
@@ -132,7 +134,7 @@ def test_pieces_hold_every_text_once_and_fill_every_slot(case: Case) -> None:
     texts = [
         pair
         for piece in pieces
-        for pair in zip(piece.rows, piece.parts, strict=True)
+        for pair in zip(piece.row_numbers, piece.text_numbers, strict=True)
         if pair[0] >= 0
     ]
     parts = case.task.slots_per_row()
@@ -143,11 +145,11 @@ def test_pieces_hold_every_text_once_and_fill_every_slot(case: Case) -> None:
 
 def test_an_empty_batch_weighs_nothing_and_has_no_gradient(case: Case) -> None:
     slots = BATCH * case.task.slots_per_row()
-    prepared = case.prepared()
+    prepared = case.prepare_model()
     mark = Cpu().end_microbatch
     gradients = GradientComputer(case.task, prepared, mark, slots, mark)
     for length in case.ladder:
-        batch = tensors(case.feed().empty(slots, length))
+        batch = tensors(case.feed().build_empty_batch(slots, length))
         loss, weight = gradients.accumulate_gradients([batch], torch.ones(())).tolist()
         assert (loss, weight) == (0.0, 0.0)
         for name, master in prepared.masters().items():
@@ -156,24 +158,24 @@ def test_an_empty_batch_weighs_nothing_and_has_no_gradient(case: Case) -> None:
 
 
 def test_padding_rows_change_neither_loss_nor_gradient(case: Case) -> None:
-    """The rest of an epoch's last batch: its rows are not there."""
+    """The last batch of an epoch is filled with padding rows."""
     numbers = np.array([3, 7, 11])
     padded = np.concatenate([numbers, np.full(5, PADDING)])
-    found = []
+    results = []
     for rows, pieces in (
-        (3, case.task.cut(case.rows, numbers, 3, case.ladder)),
-        (8, case.task.cut(case.rows, padded, 4, case.ladder)),
+        (3, case.task.split_batch(case.rows, numbers, 3, case.ladder)),
+        (8, case.task.split_batch(case.rows, padded, 4, case.ladder)),
     ):
-        prepared = case.prepared()
+        prepared = case.prepare_model()
         slots = rows * case.task.slots_per_row()
         mark = Cpu().end_microbatch
         gradients = GradientComputer(case.task, prepared, mark, slots, mark)
         batches = [tensors(case.batch(piece)) for piece in pieces]
         totals = gradients.accumulate_gradients(batches, torch.ones(()))
-        found.append((totals, prepared.gradient_norm()))
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-5, atol=1e-6)
-    assert float(found[0][0][1]) > 0
+        results.append((totals, prepared.gradient_norm()))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-5, atol=1e-6)
+    assert float(results[0][0][1]) > 0
 
 
 def test_the_loss_is_a_sum_with_a_weight_and_so_is_every_metric(case: Case) -> None:
@@ -182,13 +184,15 @@ def test_the_loss_is_a_sum_with_a_weight_and_so_is_every_metric(case: Case) -> N
     batch = tensors(case.batch(case.pieces(numbers)[0]))
     with torch.no_grad():
         output = module(batch)
-        order = batch["slots"].argsort() if case.task.whole else None
-        given, of = output, batch
+        order = batch["slots"].argsort() if case.task.metrics_need_all_rows else None
+        outputs, targets = output, batch
         if order is not None:
-            given = {"vectors": case.task.kept(output, batch)[order]}
-            of = {"real": batch["real"][order]}
-        loss, weight = case.task.loss(*((given, of) if case.task.coupled else (output, batch)))
-        sums = case.task.tally(given, of)
+            outputs = {"vectors": case.task.eval_outputs(output, batch)[order]}
+            targets = {"real": batch["real"][order]}
+        loss, weight = case.task.loss(
+            *((outputs, targets) if case.task.needs_global_batch else (output, batch))
+        )
+        sums = case.task.metric_sums(outputs, targets)
     assert loss.shape == weight.shape == ()
     assert float(weight) > 0
     assert compute_means(sums)["loss"] == pytest.approx(float(loss / weight), rel=1e-6)
@@ -196,35 +200,39 @@ def test_the_loss_is_a_sum_with_a_weight_and_so_is_every_metric(case: Case) -> N
     assert len(sums) > 1
 
 
-def part_of(values: np.ndarray, place: int, piece: Piece) -> np.ndarray:
-    """Return what an array holds of one text, or of all texts of one row."""
-    each = len(values) // len(piece.rows)
-    return values[place * each : (place + 1) * each]
+def slice_of(values: np.ndarray, index: int, piece: MicrobatchPlan) -> np.ndarray:
+    """Return the values of one text, or of all texts of one row."""
+    size = len(values) // len(piece.row_numbers)
+    return values[index * size : (index + 1) * size]
 
 
-def by_text(case: Case, pieces: list[Piece], **draw: int) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return what a batch holds of each text, without padding at its end and its place."""
-    found = {}
+def by_text(
+    case: Case, pieces: list[MicrobatchPlan], **draw: int
+) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return the values of each text without padding and without position-dependent arrays."""
+    texts = {}
     for piece in pieces:
         arrays = case.batch(piece, **draw)
-        for place, text in enumerate(zip(piece.rows.tolist(), piece.parts.tolist(), strict=True)):
-            kept = {name: part_of(value, place, piece) for name, value in arrays.items()}
-            longest = int(kept["segments"].astype(bool).sum(-1).max())
-            found[text] = {
+        for index, text in enumerate(
+            zip(piece.row_numbers.tolist(), piece.text_numbers.tolist(), strict=True)
+        ):
+            values = {name: slice_of(value, index, piece) for name, value in arrays.items()}
+            longest = int(values["segments"].astype(bool).sum(-1).max())
+            texts[text] = {
                 name: np.nan_to_num(value[..., :longest] if name in OF_TOKENS else value).tolist()
-                for name, value in kept.items()
-                if name not in WHERE_IT_LIES
+                for name, value in values.items()
+                if name not in POSITION_DEPENDENT
             }
-    return found
+    return texts
 
 
 def test_a_row_is_the_same_in_any_batch_place_and_microbatch(case: Case) -> None:
     numbers = np.arange(2 * BATCH)
     whole = by_text(case, case.pieces(numbers))
     others = [
-        case.task.cut(case.rows, numbers[::-1].copy(), BATCH, case.ladder),
-        case.task.cut(case.rows, numbers, 1, case.ladder),
-        case.task.cut(case.rows, np.roll(numbers, 3), 2 * BATCH, case.ladder),
+        case.task.split_batch(case.rows, numbers[::-1].copy(), BATCH, case.ladder),
+        case.task.split_batch(case.rows, numbers, 1, case.ladder),
+        case.task.split_batch(case.rows, np.roll(numbers, 3), 2 * BATCH, case.ladder),
     ]
     for pieces in others:
         assert by_text(case, pieces) == whole
@@ -243,6 +251,6 @@ def test_dropout_is_drawn_anew_in_each_step_and_masks_in_each_epoch(case: Case) 
 
 
 def test_settings_survive_the_run_file(case: Case) -> None:
-    saved = config.override({"task": case.task.model_dump(mode="json")}, ())["task"]
+    saved = config.apply_overrides({"task": case.task.model_dump(mode="json")}, ())["task"]
     assert saved["kind"] in choices.names("tasks")
-    assert config.choose("tasks", saved) == case.task
+    assert config.parse_choice("tasks", saved) == case.task

@@ -1,4 +1,4 @@
-"""What every tracker must do, whichever it is: follow a run, be closed at any time, resume."""
+"""The contract of every tracker: record a run, close at any time, resume."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from regauge import choices, config
 from regauge.errors import SettingsError
-from regauge.trackers import RunFacts, Tracker, started
+from regauge.trackers import RunInfo, Tracker, start_trackers
 
 TRAIN = {
     "train/loss": 3.214,
@@ -24,13 +24,13 @@ HELDOUT = {"heldout/loss": 2.9, "heldout/recall@10": 0.787}
 @pytest.fixture(params=choices.names("trackers"))
 def tracker(request: pytest.FixtureRequest) -> Tracker:
     try:
-        return config.choose("trackers", request.param)
+        return config.parse_choice("trackers", request.param)
     except SettingsError as error:
         pytest.skip(f"not proved for '{request.param}': {error}")
 
 
-def facts(folder: Path, attempt: int = 1, resumed_step: int = 0) -> RunFacts:
-    return RunFacts("pairs", "a1b2", folder, attempt, 20, resumed_step, {"seed": 1})
+def run_info(folder: Path, attempt: int = 1, resumed_step: int = 0) -> RunInfo:
+    return RunInfo("pairs", "a1b2", folder, attempt, 20, resumed_step, {"seed": 1})
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -39,42 +39,42 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_follows_a_run_and_writes_inside_its_folder_alone(
+def test_a_tracker_writes_only_in_the_folder_of_its_run(
     tracker: Tracker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    with started([tracker], facts(folder)) as together:
-        together.log(10, TRAIN)
-        together.log(10, HELDOUT)
-        together.log(20, TRAIN | {"train/mfu": 0.4, "train/usd": 0.02})
-        together.finish({"steps": 20, "reason": "finished", **HELDOUT})
+    with start_trackers([tracker], run_info(folder)) as group:
+        group.log(10, TRAIN)
+        group.log(10, HELDOUT)
+        group.log(20, TRAIN | {"train/mfu": 0.4, "train/usd": 0.02})
+        group.finish({"steps": 20, "reason": "finished", **HELDOUT})
     assert [path.name for path in tmp_path.iterdir()] in ([], ["run"])
     out, err = capsys.readouterr()
     assert content(folder) or err
-    assert out == "", "standard output is the answer's"
+    assert out == "", "standard output must contain only the answer"
 
 
-def test_goes_on_in_the_same_place_as_attempt_2(
+def test_attempt_2_continues_the_same_records(
     tracker: Tracker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with started([tracker], facts(tmp_path)) as together:
-        together.log(10, TRAIN)
-        together.log(20, TRAIN)
+    with start_trackers([tracker], run_info(tmp_path)) as group:
+        group.log(10, TRAIN)
+        group.log(20, TRAIN)
     before = content(tmp_path)
     first = capsys.readouterr().err
-    with started([tracker], facts(tmp_path, attempt=2, resumed_step=10)) as together:
-        together.log(20, TRAIN)
-        together.finish({"steps": 20})
+    with start_trackers([tracker], run_info(tmp_path, attempt=2, resumed_step=10)) as group:
+        group.log(20, TRAIN)
+        group.finish({"steps": 20})
     after = content(tmp_path)
     kept = all(len(after[name]) >= len(data) for name, data in before.items())
     assert kept, "an attempt was overwritten"
     assert after != before or (first and capsys.readouterr().err)
 
 
-def test_is_closed_without_a_finish_when_the_run_fails(tracker: Tracker, tmp_path: Path) -> None:
+def test_a_failed_run_closes_its_tracker_without_finish(tracker: Tracker, tmp_path: Path) -> None:
     def fail() -> None:
-        with started([tracker], facts(tmp_path)) as together:
-            together.log(10, TRAIN)
+        with start_trackers([tracker], run_info(tmp_path)) as group:
+            group.log(10, TRAIN)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -88,4 +88,4 @@ def test_is_closed_without_a_finish_when_the_run_fails(tracker: Tracker, tmp_pat
 def test_settings_survive_the_run_file(tracker: Tracker) -> None:
     saved = tracker.model_dump(mode="json")
     assert saved["kind"] in choices.names("trackers")
-    assert config.choose("trackers", saved).model_dump() == tracker.model_dump()
+    assert config.parse_choice("trackers", saved).model_dump() == tracker.model_dump()

@@ -1,8 +1,8 @@
-"""Backends that make a graph for each shape: XLA where it is, AWS's and Intel's against stand-ins.
+"""Backends with one graph per shape: XLA if it is installed, AWS and Intel against stand-ins.
 
-The stand-ins compute with torch what the vendor's functions would, refuse what those refuse, and
-write down what is asked of them. This holds a backend to the vendor's documented names, order and
-shapes. It is no proof that it works on the device, and nothing here enters the support table.
+The stand-ins compute the results of the vendor's functions with torch, reject the same arguments,
+and record all calls. They check that a backend uses the vendor's documented names, order and
+shapes. They do not prove that it works on the device, and no result enters the support table.
 """
 
 from __future__ import annotations
@@ -26,29 +26,38 @@ import torch
 from torch import Tensor, nn
 
 from regauge import accelerators, choices, config
-from regauge.backends import Backend, Calibration, Job, Payload, Shape, Site, require, usable_for
+from regauge.backends import (
+    Backend,
+    Calibration,
+    CompileJob,
+    ExecutionContext,
+    Payload,
+    Shape,
+    check_usable,
+    list_usable,
+)
 from regauge.backends import neuron as neuron_backend
-from regauge.backends._static import Static
+from regauge.backends._static import StaticShapeRunner
 from regauge.errors import DataError, SettingsError
 from regauge.models.dropout import DropoutKeys
-from regauge.models.inference_modules import TextProgram, cast, tensors
-from regauge.models.io_spec import LENGTH, ROWS, Fields, Input, of_texts
+from regauge.models.inference_modules import TextProgram, cast_program, named_tensors
+from regauge.models.io_spec import LENGTH, ROWS, InputSpec, TensorSpec, program_inputs
 from regauge.models.modules import Encoder
 
 KINDS = ("xla", "neuron", "gaudi")
 PACKAGES = {"xla": "torch_xla", "neuron": "torch_neuronx", "gaudi": "habana_frameworks"}
-INPUTS = of_texts(Fields())
+INPUTS = program_inputs(InputSpec())
 SHAPES = (Shape(8, 8), Shape(4, 16), Shape(2, 24))
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ERRORS = {"fp32": 1e-6, "bf16": 1e-2}
 """Largest difference from eager in the same type, as a share of the largest value."""
-Said = list[tuple[Any, ...]]
+Calls = list[tuple[Any, ...]]
 Make = Callable[..., Payload]
 VOCABULARY = 60
 
 
 class Tied(nn.Module):
-    """Words in, the scores of words out, by one weight with two names."""
+    """A model of tokens whose embedding and output weights are tied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,9 +100,9 @@ def texts(model: nn.Module) -> nn.Module:
     return TextProgram(Encoder(model, DropoutKeys()), "vectors").eval()
 
 
-def drawn(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+def build(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return make().eval().requires_grad_(False)  # noqa: FBT003 - torch's own
+    return make().eval().requires_grad_(False)  # noqa: FBT003 - the API of torch
 
 
 def batch(rows: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -104,185 +113,195 @@ def batch(rows: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def payload(program: nn.Module, folder: Path, precision: Any = "fp32") -> Payload:
-    return Payload(folder, INPUTS, SHAPES, precision, lambda: tensors(program), lambda: program)
+    return Payload(
+        folder, INPUTS, SHAPES, precision, lambda: named_tensors(program), lambda: program
+    )
 
 
-def job(program: nn.Module) -> Job:
-    return Job(program, INPUTS, SHAPES, "fp32", "no", None, Calibration(program, (), 0.0))
+def job(program: nn.Module) -> CompileJob:
+    return CompileJob(program, INPUTS, SHAPES, "fp32", "none", None, Calibration(program, (), 0.0))
 
 
-def chosen(room: str, kind: str, **table: Any) -> Any:
-    return config.choose(room, {"kind": kind, **table})
+def parse(room: str, kind: str, **table: Any) -> Any:
+    return config.parse_choice(room, {"kind": kind, **table})
 
 
-def differ(ours: Callable[..., Tensor], theirs: nn.Module) -> float:
-    """Return the largest relative difference over full batches, fewer rows, and one, of a length.
+def max_difference(runner: Callable[..., Tensor], program: nn.Module) -> float:
+    """Return the largest difference, relative to the largest value of a batch.
 
-    Relative to the largest value of a batch.
+    The batches of each length are full, have one row less, and have one row.
     """
-    found = 0.0
+    largest = 0.0
     for shape in SHAPES:
         for rows in {shape.rows, shape.rows - 1, 1}:
-            given = batch(rows, shape.length, rows)
+            inputs = batch(rows, shape.length, rows)
             with torch.no_grad():
-                expected = theirs(*given)
-            output = ours(*given)
+                expected = program(*inputs)
+            output = runner(*inputs)
             assert output.shape == expected.shape
             assert output.device.type == "cpu"
             error = (output.float() - expected.float()).abs().max() / expected.abs().max()
-            found = max(found, float(error))
-    return found
+            largest = max(largest, float(error))
+    return largest
 
 
 # Every backend
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_availability_is_told_with_the_vendor_s_package_and_imports_nothing(kind: str) -> None:
+def test_availability_names_the_vendor_s_package_and_imports_nothing(kind: str) -> None:
     choice: type[Backend] = choices.load("backends", kind)
     before = set(sys.modules)
-    found = choice.available()
-    assert PACKAGES[kind] in found.reason
+    availability = choice.available()
+    assert PACKAGES[kind] in availability.reason
     imported = {name.split(".")[0] for name in set(sys.modules) - before}
     assert not imported & {"torch_xla", "torch_neuronx", "torch_neuron", "habana_frameworks"}
     backend = choice()
-    assert not backend.symbolic
-    assert config.choose("backends", backend.model_dump()) == backend
-    if found.fitness == 0:
+    assert not backend.has_dynamic_shapes
+    assert config.parse_choice("backends", backend.model_dump()) == backend
+    if availability.fitness == 0:
         with pytest.raises(SettingsError, match=f"backend '{kind}' is not usable here"):
-            require(backend, accelerators.choose()[0])
+            check_usable(backend, accelerators.choose()[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_none_is_for_the_cpu_or_names_an_instruction_set(kind: str) -> None:
-    backend, cpu = chosen("backends", kind), chosen("accelerators", "cpu")
-    assert "not for cpu" in backend.fits(cpu)
-    assert kind not in [each.kind for each in usable_for(cpu)]
-    with pytest.raises(SettingsError, match="compiles for no instruction set by name"):
-        backend.needs(Site(cpu, torch.device("cpu"), 1), "x86-64-v3")
+def test_vendor_backends_support_neither_the_cpu_nor_a_named_instruction_set(kind: str) -> None:
+    backend, cpu = parse("backends", kind), parse("accelerators", "cpu")
+    assert "not for cpu" in backend.obstacle(cpu)
+    assert kind not in [backend.kind for backend in list_usable(cpu)]
+    with pytest.raises(SettingsError, match="cannot compile for a named instruction set"):
+        backend.required_features(ExecutionContext(cpu, torch.device("cpu"), 1), "x86-64-v3")
 
 
 @pytest.mark.parametrize(
     ("kind", "table"),
-    [("neuron", {"cores": 0}), ("neuron", {"share": "heads"}), ("gaudi", {"tensor_cache": True})],
+    [
+        ("neuron", {"cores": 0}),
+        ("neuron", {"parallelism": "heads"}),
+        ("gaudi", {"tensor_cache": "sometimes"}),
+    ],
 )
 def test_settings_are_strict(kind: str, table: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
-        chosen("backends", kind, **table)
+        parse("backends", kind, **table)
 
 
 # Batches in declared shapes
 
 
 def test_a_batch_is_computed_in_the_smallest_shape_that_holds_it() -> None:
-    seen: list[tuple[Shape, list[int], int]] = []
+    computed: list[tuple[Shape, list[int], int]] = []
 
     def compute(shape: Shape, inputs: tuple[Tensor, ...]) -> Tensor:
-        seen.append((shape, list(inputs[0].shape), int(inputs[1].sum())))
+        computed.append((shape, list(inputs[0].shape), int(inputs[1].sum())))
         return inputs[1] * 10
 
     shapes = [Shape(8, 16), Shape(2, 16), Shape(8, 8)]
-    runner = Static(INPUTS, shapes, compute, lambda: 3).warmed()
-    assert [shape for shape, *_ in seen] == [Shape(2, 16), Shape(8, 8), Shape(8, 16)]
+    runner = StaticShapeRunner(INPUTS, shapes, compute, lambda: 3).warm_up()
+    assert [shape for shape, *_ in computed] == [Shape(2, 16), Shape(8, 8), Shape(8, 16)]
     tokens, lengths = torch.ones(3, 16, dtype=torch.int32), torch.tensor([5, 6, 7])
     assert runner(tokens, lengths).tolist() == [50, 60, 70]
-    assert seen[-1] == (Shape(8, 16), [8, 16], 18)
+    assert computed[-1] == (Shape(8, 16), [8, 16], 18)
     runner(tokens[:2], lengths[:2])
-    assert seen[-1] == (Shape(2, 16), [2, 16], 11)
-    assert runner.graphs() == 3
+    assert computed[-1] == (Shape(2, 16), [2, 16], 11)
+    assert runner.num_graphs() == 3
 
 
-def test_a_batch_that_has_no_graph_is_refused() -> None:
-    runner = Static(INPUTS, SHAPES, lambda _, inputs: inputs[1], lambda: 0)
+def test_a_batch_without_a_graph_is_refused() -> None:
+    runner = StaticShapeRunner(INPUTS, SHAPES, lambda _, inputs: inputs[1], lambda: 0)
     for rows, length in ((9, 8), (1, 9)):
-        with pytest.raises(DataError, match=f"no graph is there for {rows} rows of {length} "):
+        with pytest.raises(DataError, match=f"no graph for {rows} rows of {length} tokens"):
             runner(*batch(rows, length))
 
 
-def test_inputs_of_an_own_module_are_filled_along_their_rows() -> None:
-    inputs = (Input(name="table", shape=(3, 3)), Input(name="values", shape=(2, ROWS)))
-    runner = Static(inputs, [Shape(4, 1)], lambda _, given: given[1].T @ torch.ones(2), lambda: 0)
+def test_inputs_of_a_custom_module_are_padded_along_their_rows() -> None:
+    inputs = (TensorSpec(name="table", shape=(3, 3)), TensorSpec(name="values", shape=(2, ROWS)))
+    runner = StaticShapeRunner(
+        inputs, [Shape(4, 1)], lambda _, values: values[1].T @ torch.ones(2), lambda: 0
+    )
     assert runner(torch.eye(3), torch.ones(2, 3)).tolist() == [2, 2, 2]
-    whole = Static((Input(name="x", shape=(2, LENGTH)),), SHAPES, lambda _, given: given[0], int)
-    assert whole(torch.ones(2, 16)).shape == (2, 16)
+    by_length = StaticShapeRunner(
+        (TensorSpec(name="x", shape=(2, LENGTH)),), SHAPES, lambda _, values: values[0], int
+    )
+    assert by_length(torch.ones(2, 16)).shape == (2, 16)
 
 
-# XLA, for real
+# XLA, on the CPU
 
 
 @pytest.fixture
-def xla() -> Site:
-    found = choices.load("backends", "xla").available()
-    if found.fitness == 0:
-        pytest.skip(f"not proved here: xla: {found.reason}")
-    accelerator = chosen("accelerators", "xla")
-    return Site(accelerator, accelerator.claim(0, 1), 1)
+def xla() -> ExecutionContext:
+    availability = choices.load("backends", "xla").available()
+    if availability.fitness == 0:
+        pytest.skip(f"not proved here: xla: {availability.reason}")
+    accelerator = parse("accelerators", "xla")
+    return ExecutionContext(accelerator, accelerator.claim(0, 1), 1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_xla_gives_what_eager_gives_by_one_graph_a_shape(
-    precision: Any, xla: Site, tmp_path: Path, figure: Callable[[str, float], None]
+def test_xla_equals_eager_with_one_graph_per_shape(
+    precision: Any, xla: ExecutionContext, tmp_path: Path, figure: Callable[[str, float], None]
 ) -> None:
-    program = drawn(lambda: texts(bert()))
-    cast(program, TYPES[precision])
+    program = build(lambda: texts(bert()))
+    cast_program(program, TYPES[precision])
     plain = copy.deepcopy(program)
-    backend = chosen("backends", "xla")
-    assert backend.fits(xla.accelerator) is None
-    assert backend.needs(xla, None) == frozenset()
+    backend = parse("backends", "xla")
+    assert backend.obstacle(xla.accelerator) is None
+    assert backend.required_features(xla, None) == frozenset()
     backend.export(job(program), xla, tmp_path)
     assert not list(tmp_path.iterdir())
-    earlier = xla.accelerator.counters()["fallen_back"]
+    fallbacks = xla.accelerator.counters()["fallen_back"]
     runner = backend.load(payload(program, tmp_path, precision), xla)
-    assert runner.graphs() == len(SHAPES)
-    error = differ(runner, plain)
+    assert runner.num_graphs() == len(SHAPES)
+    error = max_difference(runner, plain)
     figure(f"xla against eager, {precision}", error)
     assert error < ERRORS[precision]
-    assert runner.graphs() == len(SHAPES)
-    assert xla.accelerator.counters()["fallen_back"] == earlier
+    assert runner.num_graphs() == len(SHAPES)
+    assert xla.accelerator.counters()["fallen_back"] == fallbacks
 
 
-def test_xla_keeps_tied_weights_tied(xla: Site, tmp_path: Path) -> None:
-    program: Any = drawn(Tied)
+def test_xla_keeps_tied_weights_tied(xla: ExecutionContext, tmp_path: Path) -> None:
+    program: Any = build(Tied)
     plain = copy.deepcopy(program)
-    runner = chosen("backends", "xla").load(payload(program, tmp_path), xla)
+    runner = parse("backends", "xla").load(payload(program, tmp_path), xla)
     assert program.head.weight is program.embed.weight
     assert program.head.weight.device.type == "xla"
-    assert differ(runner, plain) < ERRORS["fp32"]
+    assert max_difference(runner, plain) < ERRORS["fp32"]
 
 
 CACHED = """
 import sys, torch
 from pathlib import Path
 from regauge import config
-from regauge.backends import Payload, Shape, Site
-from regauge.models.io_spec import Input
+from regauge.backends import ExecutionContext, Payload, Shape
+from regauge.models.io_spec import TensorSpec
 cache = sys.argv[1]
-accelerator = config.choose("accelerators", "xla")
-site = Site(accelerator, accelerator.claim(0, 1), 1)
-inputs = (Input(name="x", shape=("rows", 4)),)
+accelerator = config.parse_choice("accelerators", "xla")
+context = ExecutionContext(accelerator, accelerator.claim(0, 1), 1)
+inputs = (TensorSpec(name="x", shape=("rows", 4)),)
 def load(cache, rows):
-    backend = config.choose("backends", {"kind": "xla", "cache": cache})
-    shapes = [Shape(each, 1) for each in rows]
-    make = lambda: torch.nn.Linear(4, 3)
-    return backend.load(Payload(Path(), inputs, shapes, "fp32", dict, make), site)
+    backend = config.parse_choice("backends", {"kind": "xla", "cache": cache})
+    shapes = [Shape(count, 1) for count in rows]
+    build = lambda: torch.nn.Linear(4, 3)
+    return backend.load(Payload(Path(), inputs, shapes, "fp32", dict, build), context)
 first, second = load(cache, (2, 3)), load(cache, (4,))
 try:
     load(cache + "-other", (5,))
 except Exception as error:
-    print(first.graphs(), accelerator.cached(), type(error).__name__, error)
+    print(first.num_graphs(), accelerator.graph_cache_counts(), type(error).__name__, error)
 """
 
 
-def test_xla_s_graphs_persist_where_cache_says(xla: Site, tmp_path: Path) -> None:
-    """The client for the CPU writes each graph, and does not read it back in another process."""
+def test_xla_graphs_are_stored_in_the_cache_folder(xla: ExecutionContext, tmp_path: Path) -> None:
+    """XLA's CPU client writes each graph, but does not read it in another process."""
     del xla
     cache = tmp_path / "graphs"
     for _ in range(2):
         command = [sys.executable, "-c", CACHED, str(cache)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-        last = done.stdout.splitlines()[-1]
+        process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        last = process.stdout.splitlines()[-1]
         assert last.startswith("3 (0, 3) SettingsError cache = ")
-        assert "comes too late: this process has compiled graphs" in last
+        assert "has no effect: this process has already compiled graphs" in last
         assert len(list(cache.iterdir())) == 3
 
 
@@ -290,7 +309,7 @@ def test_xla_s_graphs_persist_where_cache_says(xla: Site, tmp_path: Path) -> Non
 
 
 class StandIn(ModuleType):
-    """A module of a vendor that is not installed; what it has not is not asked for."""
+    """A stand-in for a vendor's module that is not installed."""
 
     def __init__(self, name: str, **contents: Any) -> None:
         super().__init__(name)
@@ -301,20 +320,20 @@ class StandIn(ModuleType):
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def stand_in(name: str, **contents: Any) -> None:
-        made = StandIn(name, **contents)
-        monkeypatch.setitem(sys.modules, name, made)
+    def install_stand_in(name: str, **contents: Any) -> None:
+        module = StandIn(name, **contents)
+        monkeypatch.setitem(sys.modules, name, module)
         parent, _, last = name.rpartition(".")
         if parent in sys.modules:
-            monkeypatch.setattr(sys.modules[parent], last, made, raising=False)
+            monkeypatch.setattr(sys.modules[parent], last, module, raising=False)
 
-    return stand_in
+    return install_stand_in
 
 
-def scripted(program: Any, inputs: tuple[Tensor, ...]) -> Any:
-    """Return a program as TorchScript, as every tracer of this vendor gives it."""
+def trace_program(program: Any, inputs: tuple[Tensor, ...]) -> Any:
+    """Return a program as TorchScript, the result of all of AWS's tracers."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the tracer reads what transformers no longer wants read
+        warnings.simplefilter("ignore")  # the tracer reads deprecated attributes of transformers
         return torch.jit.trace(copy.deepcopy(program), inputs, check_trace=False)
 
 
@@ -322,23 +341,25 @@ def scripted(program: Any, inputs: tuple[Tensor, ...]) -> Any:
 
 
 @pytest.fixture
-def gaudi() -> Callable[[str], Site]:
-    return lambda mode: Site(chosen("accelerators", "gaudi", mode=mode), torch.device("cpu"), 1)
+def gaudi() -> Callable[[str], ExecutionContext]:
+    return lambda mode: ExecutionContext(
+        parse("accelerators", "gaudi", mode=mode), torch.device("cpu"), 1
+    )
 
 
-@pytest.mark.parametrize(("setting", "disabled"), [("no", True), ("yes", False)])
-def test_gaudi_records_a_graph_for_each_shape_and_replays_it(
-    setting: str,
-    disabled: bool,  # noqa: FBT001 - a case
+@pytest.mark.parametrize(("tensor_cache", "is_disabled"), [(False, True), (True, False)])
+def test_gaudi_records_and_replays_a_graph_for_each_shape(
+    tensor_cache: bool,  # noqa: FBT001 - a case
+    is_disabled: bool,  # noqa: FBT001 - a case
     install: Callable[..., None],
-    gaudi: Callable[[str], Site],
+    gaudi: Callable[[str], ExecutionContext],
     tmp_path: Path,
 ) -> None:
-    said: Said = []
+    calls: Calls = []
     recorded: dict[torch.Size, Tensor] = {}
 
     def wrap_in_hpu_graph(module: nn.Module, **options: Any) -> Callable[..., Tensor]:
-        said.append(("wrap_in_hpu_graph", options))
+        calls.append(("wrap_in_hpu_graph", options))
 
         def replay(*inputs: Tensor) -> Tensor:
             shape = inputs[0].shape
@@ -354,44 +375,44 @@ def test_gaudi_records_a_graph_for_each_shape_and_replays_it(
     install(root)
     install(f"{root}.torch")
     install(f"{root}.torch.hpu", wrap_in_hpu_graph=wrap_in_hpu_graph)
-    program = drawn(lambda: texts(bert()))
-    plain, site = copy.deepcopy(program), gaudi("lazy")
-    backend = chosen("backends", "gaudi", tensor_cache=setting)
-    assert backend.fits(site.accelerator) is None
-    runner = backend.load(payload(program, tmp_path), site)
-    assert said == [("wrap_in_hpu_graph", {"disable_tensor_cache": disabled, "max_graphs": 3})]
+    program = build(lambda: texts(bert()))
+    plain, context = copy.deepcopy(program), gaudi("lazy")
+    backend = parse("backends", "gaudi", tensor_cache=tensor_cache)
+    assert backend.obstacle(context.accelerator) is None
+    runner = backend.load(payload(program, tmp_path), context)
+    assert calls == [("wrap_in_hpu_graph", {"disable_tensor_cache": is_disabled, "max_graphs": 3})]
     assert [tuple(shape) for shape in recorded] == sorted(SHAPES)
-    assert runner.graphs() == len(SHAPES)
-    assert differ(runner, plain) == 0
-    assert len(recorded) == runner.graphs() == len(SHAPES)
+    assert runner.num_graphs() == len(SHAPES)
+    assert max_difference(runner, plain) == 0
+    assert len(recorded) == runner.num_graphs() == len(SHAPES)
     first = runner(*batch(8, 8, 1))
-    kept = first.clone()
+    copied = first.clone()
     runner(*batch(8, 8, 2))
-    assert first.equal(kept)
+    assert first.equal(copied)
 
 
 def test_gaudi_compiles_each_shape_in_eager_mode(
-    gaudi: Callable[[str], Site], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gaudi: Callable[[str], ExecutionContext], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from torch._dynamo.backends import registry as compilers
 
     shapes: list[tuple[int, ...]] = []
 
     def hpu_backend(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
-        shapes.extend(tuple(each.shape) for each in inputs if each.dtype == torch.int32)
+        shapes.extend(tuple(value.shape) for value in inputs if value.dtype == torch.int32)
         return graph.forward
 
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     monkeypatch.setitem(compilers._BACKENDS, "hpu_backend", None)
     monkeypatch.setitem(compilers._COMPILER_FNS, "hpu_backend", hpu_backend)
     torch._dynamo.reset()
-    program = drawn(Tied)
+    program = build(Tied)
     plain = copy.deepcopy(program)
-    runner = chosen("backends", "gaudi").load(payload(program, tmp_path), gaudi("eager"))
+    runner = parse("backends", "gaudi").load(payload(program, tmp_path), gaudi("eager"))
     assert sorted(shapes) == sorted([*SHAPES, *((rows,) for rows, _ in SHAPES)])
-    assert runner.graphs() == len(SHAPES)
-    assert differ(runner, plain) < ERRORS["fp32"]
-    assert runner.graphs() == len(SHAPES)
+    assert runner.num_graphs() == len(SHAPES)
+    assert max_difference(runner, plain) < ERRORS["fp32"]
+    assert runner.num_graphs() == len(SHAPES)
     torch._dynamo.reset()
 
 
@@ -399,23 +420,25 @@ def test_gaudi_compiles_each_shape_in_eager_mode(
 
 
 @pytest.fixture
-def neuron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Site]:
-    """Return a function that makes a site, of which nothing but its settings is known."""
+def neuron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ExecutionContext]:
+    """Return a function that builds a context of a device from settings alone."""
     monkeypatch.setattr("regauge.accelerators._xla.version", lambda _: "2.9.0")
     monkeypatch.setattr("regauge.accelerators.neuron.PRODUCT", tmp_path / "none")
-    return lambda **table: Site(chosen("accelerators", "neuron", **table), torch.device("cpu"), 1)
+    return lambda **table: ExecutionContext(
+        parse("accelerators", "neuron", **table), torch.device("cpu"), 1
+    )
 
 
 @pytest.fixture
-def trn1(neuron: Callable[..., Site]) -> Site:
+def trn1(neuron: Callable[..., ExecutionContext]) -> ExecutionContext:
     return neuron(target="trn1")
 
 
 class NeuronX:
-    """What torch_neuronx has for traced programs."""
+    """A stand-in for the functions of torch_neuronx for traced programs."""
 
     def __init__(self) -> None:
-        self.said: Said = []
+        self.calls: Calls = []
 
     def trace(
         self,
@@ -425,58 +448,58 @@ class NeuronX:
         compiler_args: list[str],
         inline_weights_to_neff: bool,
     ) -> Any:
-        shapes = [tuple(each.shape) for each in example_inputs]
-        self.said.append(("trace", shapes[0], " ".join(compiler_args), inline_weights_to_neff))
-        graph = scripted(func, example_inputs)
-        if not inline_weights_to_neff:  # what is put there later is what counts
+        shapes = [tuple(value.shape) for value in example_inputs]
+        self.calls.append(("trace", shapes[0], " ".join(compiler_args), inline_weights_to_neff))
+        graph = trace_program(func, example_inputs)
+        if not inline_weights_to_neff:  # the weights are replaced when the graph is loaded
             for weight in graph.parameters():
                 weight.zero_()
         return graph
 
     def lazy_load(self, trace: Any) -> None:
         assert isinstance(trace, torch.jit.ScriptModule)
-        self.said.append(("lazy_load",))
+        self.calls.append(("lazy_load",))
 
     def replace_weights(self, neuron_model: Any, weights: dict[str, Tensor]) -> None:
-        self.said.append(("replace_weights",))
-        missing, strange = neuron_model.load_state_dict(weights, strict=False)
-        assert not strange
+        self.calls.append(("replace_weights",))
+        missing, unexpected = neuron_model.load_state_dict(weights, strict=False)
+        assert not unexpected
         assert not {*missing} & {name for name, _ in neuron_model.named_parameters()}
 
     def move_trace_to_device(self, trace: Any, device_id: int) -> None:
         assert isinstance(trace, torch.jit.ScriptModule)
-        self.said.append(("move_trace_to_device", device_id))
+        self.calls.append(("move_trace_to_device", device_id))
 
-    def DataParallel(  # noqa: N802 - its name
+    def DataParallel(  # noqa: N802 - the name of AWS
         self, model: Any, device_ids: list[int], dim: int, *, set_dynamic_batching: bool = False
     ) -> Any:
-        self.said.append(("DataParallel", device_ids, dim, set_dynamic_batching))
-        return Replicas(model, len(device_ids), self.said)
+        self.calls.append(("DataParallel", device_ids, dim, set_dynamic_batching))
+        return Replicas(model, len(device_ids), self.calls)
 
 
 class Replicas:
-    """A graph on several cores: rows are cut into equal parts, one for each."""
+    """A graph on several cores, each of which computes an equal part of the rows."""
 
-    def __init__(self, model: Any, cores: int, said: Said) -> None:
-        self.model, self.cores, self.said = model, cores, said
+    def __init__(self, model: Any, cores: int, calls: Calls) -> None:
+        self.model, self.cores, self.calls = model, cores, calls
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        parts = zip(*(each.chunk(self.cores) for each in inputs), strict=True)
-        answers = [self.model(*each) for each in parts]
-        assert len(answers) == self.cores
-        assert len({len(each) for each in answers}) == 1
-        return torch.cat(answers)
+        parts = zip(*(value.chunk(self.cores) for value in inputs), strict=True)
+        outputs = [self.model(*part) for part in parts]
+        assert len(outputs) == self.cores
+        assert len({len(output) for output in outputs}) == 1
+        return torch.cat(outputs)
 
     def disable_dynamic_batching(self) -> None:
-        self.said.append(("disable_dynamic_batching",))
+        self.calls.append(("disable_dynamic_batching",))
 
 
 @pytest.fixture
 def neuronx(install: Callable[..., None]) -> NeuronX:
-    made = NeuronX()
+    neuronx = NeuronX()
     names = ("trace", "lazy_load", "replace_weights", "move_trace_to_device", "DataParallel")
-    install("torch_neuronx", **{name: getattr(made, name) for name in names})
-    return made
+    install("torch_neuronx", **{name: getattr(neuronx, name) for name in names})
+    return neuronx
 
 
 FLAGS = "--target trn1 --model-type transformer --auto-cast none --optlevel 2"
@@ -485,106 +508,114 @@ SCRIPT = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 @SCRIPT
 @pytest.mark.parametrize("make", [Tied, lambda: texts(bert())])
-def test_neuron_traces_every_shape_and_puts_the_weights_in_when_it_loads(
-    make: Callable[[], nn.Module], neuronx: NeuronX, trn1: Site, tmp_path: Path
+def test_neuron_traces_every_shape_and_replaces_the_weights_at_load(
+    make: Callable[[], nn.Module], neuronx: NeuronX, trn1: ExecutionContext, tmp_path: Path
 ) -> None:
-    backend = chosen("backends", "neuron")
-    assert chosen("backends", "xla").fits(trn1.accelerator) is None
-    assert backend.ahead
-    assert backend.fits(trn1.accelerator) is None
-    assert backend.needs(trn1, None) == {"neuron", "trn1"}
-    program, other = drawn(make), drawn(make, 1)
+    backend = parse("backends", "neuron")
+    assert parse("backends", "xla").obstacle(trn1.accelerator) is None
+    assert backend.is_ahead_of_time
+    assert backend.obstacle(trn1.accelerator) is None
+    assert backend.required_features(trn1, None) == {"neuron", "trn1"}
+    program, other = build(make), build(make, 1)
     backend.export(job(program), trn1, tmp_path)
-    assert neuronx.said == [("trace", tuple(shape), FLAGS, False) for shape in SHAPES]
+    assert neuronx.calls == [("trace", tuple(shape), FLAGS, False) for shape in SHAPES]
     assert {path.name for path in tmp_path.iterdir()} == {"8x8.pt", "4x16.pt", "2x24.pt"}
-    neuronx.said.clear()
+    neuronx.calls.clear()
     runner = backend.load(payload(other, tmp_path), trn1)
-    assert neuronx.said == [("replace_weights",), ("move_trace_to_device", 0)] * len(SHAPES)
-    assert differ(runner, other) < ERRORS["fp32"]
-    assert differ(runner, program) > 0.01
-    assert runner.graphs() == 0
+    assert neuronx.calls == [("replace_weights",), ("move_trace_to_device", 0)] * len(SHAPES)
+    assert max_difference(runner, other) < ERRORS["fp32"]
+    assert max_difference(runner, program) > 0.01
+    assert runner.num_graphs() == 0
 
 
 @SCRIPT
-def test_neuron_can_leave_weights_inside(neuronx: NeuronX, trn1: Site, tmp_path: Path) -> None:
-    backend = chosen("backends", "neuron", weights="inside")
-    program, other = drawn(Tied), drawn(Tied, 1)
+def test_neuron_can_inline_the_weights(
+    neuronx: NeuronX, trn1: ExecutionContext, tmp_path: Path
+) -> None:
+    backend = parse("backends", "neuron", inline_weights=True)
+    program, other = build(Tied), build(Tied, 1)
     backend.export(job(program), trn1, tmp_path)
-    assert [each[3] for each in neuronx.said] == [True] * len(SHAPES)
-    neuronx.said.clear()
+    assert [call[3] for call in neuronx.calls] == [True] * len(SHAPES)
+    neuronx.calls.clear()
     runner = backend.load(payload(other, tmp_path), trn1)
-    assert neuronx.said == [("move_trace_to_device", 0)] * len(SHAPES)
-    assert differ(runner, program) < ERRORS["fp32"]
+    assert neuronx.calls == [("move_trace_to_device", 0)] * len(SHAPES)
+    assert max_difference(runner, program) < ERRORS["fp32"]
 
 
 @SCRIPT
-def test_neuron_s_cores_share_rows(neuronx: NeuronX, trn1: Site, tmp_path: Path) -> None:
-    backend = chosen("backends", "neuron", cores=2)
-    program = drawn(lambda: texts(bert()))
+def test_neuron_cores_share_rows(neuronx: NeuronX, trn1: ExecutionContext, tmp_path: Path) -> None:
+    backend = parse("backends", "neuron", cores=2)
+    program = build(lambda: texts(bert()))
     backend.export(job(program), trn1, tmp_path)
     traced = [("trace", (rows // 2, length), FLAGS, False) for rows, length in SHAPES]
-    assert neuronx.said == [step for each in traced for step in (each, ("lazy_load",))]
-    neuronx.said.clear()
+    assert neuronx.calls == [call for trace in traced for call in (trace, ("lazy_load",))]
+    neuronx.calls.clear()
     runner = backend.load(payload(program, tmp_path), trn1)
-    spread = ("DataParallel", [0, 1], 0, False)
-    assert neuronx.said == [("replace_weights",), spread] * len(SHAPES)
-    assert differ(runner, program) < ERRORS["fp32"]
+    replicated = ("DataParallel", [0, 1], 0, False)
+    assert neuronx.calls == [("replace_weights",), replicated] * len(SHAPES)
+    assert max_difference(runner, program) < ERRORS["fp32"]
 
 
-def test_neuron_says_what_cores_cannot_share(neuronx: NeuronX, trn1: Site, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="4 cores cannot share 2 rows of 24 tokens evenly"):
-        chosen("backends", "neuron", cores=4).export(job(drawn(Tied)), trn1, tmp_path)
-    assert not neuronx.said
-    assert "Inf1 alone" in chosen("backends", "neuron", share="layers").fits(trn1.accelerator)
-    divided = chosen("backends", "neuron", share="weights")
-    assert "neuronx_distributed is not installed" in divided.fits(trn1.accelerator)
+def test_neuron_refuses_indivisible_rows_and_unsupported_parallelism(
+    neuronx: NeuronX, trn1: ExecutionContext, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match="cores = 4 does not divide 2 rows of 24 tokens"):
+        parse("backends", "neuron", cores=4).export(job(build(Tied)), trn1, tmp_path)
+    assert not neuronx.calls
+    assert "only Inf1 supports pipeline parallelism" in parse(
+        "backends", "neuron", parallelism="pipeline"
+    ).obstacle(trn1.accelerator)
+    tensor_parallel = parse("backends", "neuron", parallelism="tensor")
+    assert "needs neuronx_distributed, which is not installed" in tensor_parallel.obstacle(
+        trn1.accelerator
+    )
 
 
-def test_neuron_s_compiler_gets_the_settings(trn1: Site) -> None:
-    backend = chosen(
+def test_the_neuron_compiler_gets_the_settings(trn1: ExecutionContext) -> None:
+    backend = parse(
         "backends",
         "neuron",
         auto_cast="matmult",
         auto_cast_type="fp16",
         optlevel=3,
         model_type="generic",
-        flags=("--enable-fast-loading-neuron-binaries",),
+        compiler_flags=("--enable-fast-loading-neuron-binaries",),
     )
-    assert " ".join(backend._plan(trn1.accelerator).flags) == (
+    assert " ".join(backend._build_options(trn1.accelerator).flags) == (
         "--target trn1 --model-type generic --auto-cast matmult --auto-cast-type fp16 "
         "--optlevel 3 --enable-fast-loading-neuron-binaries"
     )
 
 
-def test_an_unknown_generation_is_refused_before_anything_is_compiled(
-    neuronx: NeuronX, neuron: Callable[..., Site], tmp_path: Path
+def test_an_unknown_generation_is_refused_before_compilation(
+    neuronx: NeuronX, neuron: Callable[..., ExecutionContext], tmp_path: Path
 ) -> None:
-    site, backend = neuron(), chosen("backends", "neuron")
-    said = re.escape("set accelerator.target to one of inf2, trn1, trn2")
-    with pytest.raises(SettingsError, match=said):
-        backend.export(job(drawn(Tied)), site, tmp_path)
-    with pytest.raises(SettingsError, match=said):
-        backend.needs(site, None)
-    assert not neuronx.said
+    context, backend = neuron(), parse("backends", "neuron")
+    message = re.escape("set accelerator.target to one of inf2, trn1, trn2")
+    with pytest.raises(SettingsError, match=message):
+        backend.export(job(build(Tied)), context, tmp_path)
+    with pytest.raises(SettingsError, match=message):
+        backend.required_features(context, None)
+    assert not neuronx.calls
 
 
-# AWS: weights on several cores
+# AWS: tensor parallelism
 
 
-class Cores(threading.local):
-    """Which core a thread is, while a program is computed on all of them."""
+class CoreOfThread(threading.local):
+    """The core that a thread simulates while a program runs on all cores."""
 
     rank = 0
 
 
 class Distributed:
-    """What neuronx_distributed has for programs that are compiled; its layers are divided."""
+    """A stand-in for neuronx_distributed with its compiler and its parallel layers."""
 
     def __init__(self, install: Callable[..., None]) -> None:
-        self.said: Said = []
+        self.calls: Calls = []
         self.size = 0
-        self.here = Cores()
-        self.kept: dict[str, nn.Module] = {}
+        self.core = CoreOfThread()
+        self.saved: dict[str, nn.Module] = {}
         owner = self
 
         class ColumnParallelLinear(nn.Module):
@@ -592,8 +623,8 @@ class Distributed:
                 self,
                 input_size: int,
                 output_size: int,
-                bias: bool = True,  # noqa: FBT001, FBT002 - theirs
-                gather_output: bool = True,  # noqa: FBT001, FBT002 - theirs
+                bias: bool = True,  # noqa: FBT001, FBT002 - the API of AWS
+                gather_output: bool = True,  # noqa: FBT001, FBT002 - the API of AWS
                 dtype: torch.dtype = torch.float32,
             ) -> None:
                 super().__init__()
@@ -613,8 +644,8 @@ class Distributed:
                 self,
                 input_size: int,
                 output_size: int,
-                bias: bool = True,  # noqa: FBT001, FBT002 - theirs
-                input_is_parallel: bool = False,  # noqa: FBT001, FBT002 - theirs
+                bias: bool = True,  # noqa: FBT001, FBT002 - the API of AWS
+                input_is_parallel: bool = False,  # noqa: FBT001, FBT002 - the API of AWS
                 dtype: torch.dtype = torch.float32,
             ) -> None:
                 super().__init__()
@@ -627,13 +658,13 @@ class Distributed:
                 self.axes = {"weight": 1}
 
             def forward(self, value: Tensor) -> Tensor:
-                summed = owner.summed(nn.functional.linear(value, self.weight))
-                return summed if self.bias is None else summed + self.bias
+                total = owner.all_reduce(nn.functional.linear(value, self.weight))
+                return total if self.bias is None else total + self.bias
 
         @contextmanager
         def world(*, world_size: int, tensor_model_parallel_size: int) -> Iterator[None]:
             assert world_size == tensor_model_parallel_size
-            self.said.append(("NxDParallelState", world_size))
+            self.calls.append(("NxDParallelState", world_size))
             self.size = world_size
             yield
             self.size = 0
@@ -644,58 +675,60 @@ class Distributed:
             ModelBuilder=lambda model: Builder(self, model),
             NxDModel=StandIn("NxDModel", load=lambda path: Compiled(self, path)),
             NxDParallelState=world,
-            shard_checkpoint=self.shards,
+            shard_checkpoint=self.shard_checkpoint,
         )
         layers = {"ColumnParallelLinear": self.columns, "RowParallelLinear": self.rows}
         install("neuronx_distributed.parallel_layers", **layers)
         install("neuronx_distributed.utils")
         install("neuronx_distributed.utils.model_utils", init_on_device=torch.device)
 
-    def summed(self, part: Tensor) -> Tensor:
-        """Return the sum of a value over the cores, in their order."""
-        self.parts[self.here.rank] = part
-        self.meet.wait()
+    def all_reduce(self, part: Tensor) -> Tensor:
+        """Return the sum of a value over the cores, in the order of the cores."""
+        self.parts[self.core.rank] = part
+        self.barrier.wait()
         total = torch.stack(self.parts).sum(0)
-        self.meet.wait()
+        self.barrier.wait()
         return total
 
-    def shards(self, checkpoint: dict[str, Tensor], model: nn.Module) -> list[dict[str, Tensor]]:
-        """Return each core's part of the weights, as the layers of a model want them."""
-        found: list[dict[str, Tensor]] = [dict(checkpoint) for _ in range(self.size)]
+    def shard_checkpoint(
+        self, checkpoint: dict[str, Tensor], model: nn.Module
+    ) -> list[dict[str, Tensor]]:
+        """Return the shard of the weights for each core, as the parallel layers need it."""
+        shards: list[dict[str, Tensor]] = [dict(checkpoint) for _ in range(self.size)]
         on_meta = 0
         for name, layer in model.named_modules():
             if isinstance(layer, self.columns | self.rows):
                 on_meta += layer.weight.is_meta
                 for kind, axis in layer.axes.items():
-                    whole = checkpoint.get(f"{name}.{kind}")
-                    if whole is not None:
-                        parts = whole.chunk(self.size, axis)
+                    weight = checkpoint.get(f"{name}.{kind}")
+                    if weight is not None:
+                        parts = weight.chunk(self.size, axis)
                         for rank, part in enumerate(parts):
-                            found[rank][f"{name}.{kind}"] = part
-        self.said.append(("shard_checkpoint", on_meta))
-        return found
+                            shards[rank][f"{name}.{kind}"] = part
+        self.calls.append(("shard_checkpoint", on_meta))
+        return shards
 
-    def everywhere(self, models: list[nn.Module], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        """Return what the model of each core gives, all computed at the same time."""
-        self.meet = threading.Barrier(len(models), timeout=60)
+    def run_on_all_cores(self, models: list[nn.Module], inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        """Return the output of each core; all cores compute at the same time."""
+        self.barrier = threading.Barrier(len(models), timeout=60)
         self.parts = [torch.empty(0)] * len(models)
-        answers = [torch.empty(0)] * len(models)
+        outputs = [torch.empty(0)] * len(models)
 
         def compute(rank: int) -> None:
-            self.here.rank = rank
+            self.core.rank = rank
             with torch.no_grad():
-                answers[rank] = models[rank](*inputs)
+                outputs[rank] = models[rank](*inputs)
 
         threads = [threading.Thread(target=compute, args=(rank,)) for rank in range(len(models))]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-        return answers
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return outputs
 
 
 class Builder:
-    """Collects the shapes of a model, and compiles them into one."""
+    """Collects the shapes of a model and compiles them into one program."""
 
     def __init__(self, owner: Distributed, model: nn.Module) -> None:
         self.owner, self.model = owner, model
@@ -703,48 +736,48 @@ class Builder:
 
     def trace(self, *, args: tuple[Tensor, ...], tag: str) -> Builder:
         assert self.owner.size
-        self.owner.said.append(("trace", tag, tuple(args[0].shape)))
+        self.owner.calls.append(("trace", tag, tuple(args[0].shape)))
         self.tags[tag] = list(args[0].shape)
         return self
 
     def compile(self, *, compiler_workdir: str, compiler_args: str) -> Builder:
         assert Path(compiler_workdir).is_dir()
-        self.owner.said.append(("compile", compiler_args))
+        self.owner.calls.append(("compile", compiler_args))
         return self
 
     def save(self, path: str) -> None:
-        """Write the shapes; the graphs themselves, without weights, are kept in memory."""
+        """Write the shapes; the graphs, which have no weights, stay in memory."""
         Path(path).write_text(json.dumps(self.tags))
-        self.owner.kept[path] = self.model
-        self.owner.said.append(("save",))
+        self.owner.saved[path] = self.model
+        self.owner.calls.append(("save",))
 
 
 class Compiled:
-    """What was compiled, loaded again."""
+    """A compiled program that was loaded."""
 
     def __init__(self, owner: Distributed, path: str) -> None:
-        self.owner, self.ready = owner, False
+        self.owner, self.is_ready = owner, False
         self.tags = json.loads(Path(path).read_text())
-        self.model = owner.kept[path]
-        owner.said.append(("load",))
+        self.model = owner.saved[path]
+        owner.calls.append(("load",))
 
     def set_weights(self, parts: list[dict[str, Tensor]]) -> None:
-        assert not self.ready
+        assert not self.is_ready
         self.models = []
         for part in parts:
             model = copy.deepcopy(self.model)
             model.load_state_dict(part, assign=True)
             self.models.append(model)
-        self.owner.said.append(("set_weights", len(parts)))
+        self.owner.calls.append(("set_weights", len(parts)))
 
     def to_neuron(self) -> None:
-        self.ready = True
-        self.owner.said.append(("to_neuron",))
+        self.is_ready = True
+        self.owner.calls.append(("to_neuron",))
 
     def __call__(self, *inputs: Tensor, model_name: str) -> Tensor:
-        assert self.ready
+        assert self.is_ready
         assert list(inputs[0].shape) == self.tags[model_name]
-        return self.owner.everywhere(self.models, inputs)[0]
+        return self.owner.run_on_all_cores(self.models, inputs)[0]
 
 
 @pytest.fixture
@@ -754,123 +787,131 @@ def distributed(install: Callable[..., None], neuronx: NeuronX) -> Distributed:
 
 
 @pytest.mark.parametrize("make", [bert, distilbert, llama])
-def test_neuron_s_cores_share_weights(
-    make: Callable[[], Any], distributed: Distributed, trn1: Site, tmp_path: Path
+def test_neuron_cores_share_weights(
+    make: Callable[[], Any], distributed: Distributed, trn1: ExecutionContext, tmp_path: Path
 ) -> None:
-    backend = chosen("backends", "neuron", cores=2, share="weights")
-    assert backend.fits(trn1.accelerator) is None
-    program = drawn(lambda: texts(make()))
+    backend = parse("backends", "neuron", cores=2, parallelism="tensor")
+    assert backend.obstacle(trn1.accelerator) is None
+    program = build(lambda: texts(make()))
     plain = copy.deepcopy(program)
     backend.export(job(program), trn1, tmp_path)
     traced = [("trace", f"{rows}x{length}", (rows, length)) for rows, length in SHAPES]
-    assert distributed.said == [("NxDParallelState", 2), *traced, ("compile", FLAGS), ("save",)]
+    assert distributed.calls == [("NxDParallelState", 2), *traced, ("compile", FLAGS), ("save",)]
     assert [path.name for path in tmp_path.iterdir()] == ["program.pt"]
     assert all(map(torch.equal, program.parameters(), plain.parameters()))
-    distributed.said.clear()
+    distributed.calls.clear()
     runner = backend.load(payload(program, tmp_path), trn1)
     layers = {bert: 12, distilbert: 12, llama: 14}[make]
-    assert distributed.said == [
+    assert distributed.calls == [
         ("load",),
         ("NxDParallelState", 2),
         ("shard_checkpoint", layers),
         ("set_weights", 2),
         ("to_neuron",),
     ]
-    assert differ(runner, plain) < ERRORS["fp32"]
+    assert max_difference(runner, plain) < ERRORS["fp32"]
 
 
 @pytest.mark.parametrize(
-    ("cores", "make", "said"),
+    ("cores", "make", "message"),
     [
-        (3, lambda: texts(bert()), r"3 cores cannot share 4 heads \(num_attention_heads\)"),
-        (4, lambda: texts(llama()), r"4 cores cannot share 2 heads \(num_key_value_heads\)"),
-        (4, lambda: texts(bert(intermediate_size=66)), "4 cores cannot share 66 features of"),
-        (2, Tied, "nothing in Tied can be divided between cores"),
+        (3, lambda: texts(bert()), r"cores = 3 does not divide 4 heads \(num_attention_heads\)"),
+        (4, lambda: texts(llama()), r"cores = 4 does not divide 2 heads \(num_key_value_heads\)"),
+        (4, lambda: texts(bert(intermediate_size=66)), "cores = 4 does not divide 66 features of"),
+        (2, Tied, "Tied has no layers that tensor parallelism can split"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(
+def test_an_indivisible_program_is_refused(
     cores: int,
     make: Callable[[], nn.Module],
-    said: str,
+    message: str,
     distributed: Distributed,
-    trn1: Site,
+    trn1: ExecutionContext,
     tmp_path: Path,
 ) -> None:
     del distributed
-    backend = chosen("backends", "neuron", cores=cores, share="weights")
-    with pytest.raises(SettingsError, match=said):
-        backend.export(job(drawn(make)), trn1, tmp_path)
+    backend = parse("backends", "neuron", cores=cores, parallelism="tensor")
+    with pytest.raises(SettingsError, match=message):
+        backend.export(job(build(make)), trn1, tmp_path)
 
 
-# AWS: the first generation
+# AWS: Inf1, the first generation
 
 
 @pytest.fixture
-def first(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Said:
-    said: Said = []
+def inf1_calls(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Calls:
+    calls: Calls = []
 
     def trace(
         model: nn.Module, example_inputs: tuple[Tensor, ...], *, compiler_args: list[str]
     ) -> Any:
-        said.append(("trace", tuple(example_inputs[0].shape), " ".join(compiler_args)))
-        return scripted(model, example_inputs)
+        calls.append(("trace", tuple(example_inputs[0].shape), " ".join(compiler_args)))
+        return trace_program(model, example_inputs)
 
     def data_parallel(model: Any, device_ids: list[int], dim: int) -> Replicas:
-        said.append(("DataParallel", device_ids, dim))
-        return Replicas(model, len(device_ids), said)
+        calls.append(("DataParallel", device_ids, dim))
+        return Replicas(model, len(device_ids), calls)
 
     monkeypatch.delitem(sys.modules, "torch_neuronx", raising=False)
     install("torch_neuron", trace=trace, DataParallel=data_parallel)
-    return said
+    return calls
 
 
 @SCRIPT
-def test_inf1_splits_a_program_into_a_pipeline(first: Said, tmp_path: Path) -> None:
-    site = Site(chosen("accelerators", "cpu"), torch.device("cpu"), 1)
-    backend = chosen("backends", "neuron", cores=4, share="layers")
-    assert backend.fits(site.accelerator) is None
-    assert backend.needs(site, None) == {"cpu"}
-    assert backend.forms(site.accelerator) == (("fp32", "no"),)
-    program = drawn(Tied)
-    backend.export(job(program), site, tmp_path)
+def test_inf1_splits_a_program_into_a_pipeline(inf1_calls: Calls, tmp_path: Path) -> None:
+    context = ExecutionContext(parse("accelerators", "cpu"), torch.device("cpu"), 1)
+    backend = parse("backends", "neuron", cores=4, parallelism="pipeline")
+    assert backend.obstacle(context.accelerator) is None
+    assert backend.required_features(context, None) == {"cpu"}
+    assert backend.supported_formats(context.accelerator) == (("fp32", "none"),)
+    program = build(Tied)
+    backend.export(job(program), context, tmp_path)
     flags = "--fast-math none --neuroncore-pipeline-cores 4"
-    assert first == [("trace", tuple(shape), flags) for shape in SHAPES]
-    first.clear()
-    assert differ(backend.load(payload(program, tmp_path), site), program) < ERRORS["fp32"]
-    assert not first
+    assert inf1_calls == [("trace", tuple(shape), flags) for shape in SHAPES]
+    inf1_calls.clear()
+    assert (
+        max_difference(backend.load(payload(program, tmp_path), context), program) < ERRORS["fp32"]
+    )
+    assert not inf1_calls
 
 
 @SCRIPT
-def test_inf1_s_cores_share_rows(first: Said, tmp_path: Path) -> None:
-    site = Site(chosen("accelerators", "cpu"), torch.device("cpu"), 1)
-    backend = chosen("backends", "neuron", cores=2, auto_cast="matmult")
-    program = drawn(Tied)
-    backend.export(job(program), site, tmp_path)
+def test_inf1_cores_share_rows(inf1_calls: Calls, tmp_path: Path) -> None:
+    context = ExecutionContext(parse("accelerators", "cpu"), torch.device("cpu"), 1)
+    backend = parse("backends", "neuron", cores=2, auto_cast="matmult")
+    program = build(Tied)
+    backend.export(job(program), context, tmp_path)
     flags = "--fast-math fp32-cast-matmult-bf16"
-    assert first == [("trace", (rows // 2, length), flags) for rows, length in SHAPES]
-    first.clear()
-    runner = backend.load(payload(program, tmp_path), site)
-    spread = [("DataParallel", [0, 1], 0), ("disable_dynamic_batching",)]
-    assert first == spread * len(SHAPES)
-    assert differ(runner, program) < ERRORS["fp32"]
-    assert "not share weights" in chosen("backends", "neuron", share="weights").fits(
-        site.accelerator
-    )
-    narrow = chosen("backends", "neuron", auto_cast="all", auto_cast_type="tf32")
-    with pytest.raises(SettingsError, match="Inf1 does not narrow to tf32"):
-        narrow.export(job(program), site, tmp_path)
+    assert inf1_calls == [("trace", (rows // 2, length), flags) for rows, length in SHAPES]
+    inf1_calls.clear()
+    runner = backend.load(payload(program, tmp_path), context)
+    replicated = [("DataParallel", [0, 1], 0), ("disable_dynamic_batching",)]
+    assert inf1_calls == replicated * len(SHAPES)
+    assert max_difference(runner, program) < ERRORS["fp32"]
+    assert "Inf1 does not support tensor parallelism" in parse(
+        "backends", "neuron", parallelism="tensor"
+    ).obstacle(context.accelerator)
+    unsupported = parse("backends", "neuron", auto_cast="all", auto_cast_type="tf32")
+    with pytest.raises(SettingsError, match="Inf1 does not support auto_cast_type = 'tf32'"):
+        unsupported.export(job(program), context, tmp_path)
 
 
-def test_inf1_says_which_torch_it_needs_and_whether_a_device_is_there(
-    first: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_inf1_reports_the_needed_torch_and_a_missing_device(
+    inf1_calls: Calls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    del first
-    found = neuron_backend.Neuron.available()
-    assert (found.fitness, found.reason) == (0, "torch_neuron is not installed as a package")
+    del inf1_calls
+    availability = neuron_backend.Neuron.available()
+    assert (availability.fitness, availability.reason) == (
+        0,
+        "torch_neuron is not installed as a package",
+    )
     versions = {"torch": "2.13.0+cpu", "torch_neuron": "1.13.1.2.9"}
     monkeypatch.setattr(neuron_backend, "version", versions.__getitem__)
-    told = neuron_backend.Neuron.available()
-    assert (told.fitness, told.reason) == (0, "torch_neuron needs torch 1.13, here is 2.13.0+cpu")
+    availability = neuron_backend.Neuron.available()
+    assert (availability.fitness, availability.reason) == (
+        0,
+        "torch_neuron needs torch 1.13; torch 2.13.0+cpu is installed",
+    )
     versions["torch"] = "1.13.1"
     monkeypatch.setattr(neuron_backend, "DEVICE", tmp_path / "none")
     assert "shows no device" in neuron_backend.Neuron.available().reason

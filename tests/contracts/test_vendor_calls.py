@@ -1,7 +1,7 @@
-"""Adapters of devices that are not here, against doubles that record what is asked of them.
+"""Accelerators whose devices are not available, tested against stand-ins that record all calls.
 
-This holds the adapter to the vendor's documented names, flags and order. It is no proof that a run
-works on the device, and nothing here enters the support table.
+The tests check the vendor's documented names, flags and order. They do not prove that a run works
+on the device, and no result enters the support table.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from regauge import accelerators, config, processes
 from regauge.accelerators import Accelerator, gaudi, neuron, neuron_native
 from regauge.errors import PreflightError, SettingsError
 from regauge.training.defaults import resolve_defaults
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 
 Calls = list[tuple[str, dict[str, str]]]
-"""Names that were called or imported, with the environment at that moment."""
+"""Names of called functions, with the environment at that moment."""
 FLAGS = "--auto-cast none --model-type transformer --optlevel 1"
 
 
-class Double(ModuleType):
-    """A module that records its import and every call of a function in it."""
+class StandIn(ModuleType):
+    """A stand-in for a module that records every call of its functions."""
 
-    def __init__(self, name: str, calls: Calls, answers: dict[str, Any]) -> None:
+    def __init__(self, name: str, calls: Calls, results: dict[str, Any]) -> None:
         super().__init__(name)
         self.__spec__ = importlib.machinery.ModuleSpec(name, None)
         self.__path__: list[str] = []
-        self._calls, self._answers = calls, answers
+        self._calls, self._results = calls, results
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
 
-        def called(*_: Any, **__: Any) -> Any:
+        def record_call(*_: Any, **__: Any) -> Any:
             self._calls.append((f"{self.__name__}.{name}", dict(os.environ)))
-            return self._answers.get(name)
+            return self._results.get(name)
 
-        return called
+        return record_call
 
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin without variables of the vendors, and give back what an adapter sets."""
+    """Start without variables of the vendors, and undo the changes of an accelerator."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     for name in list(os.environ):
         if name.startswith(("NEURON", "PT_HPU_", "PJRT_", "NCCL_")):
@@ -60,12 +60,12 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
-    """Return a function that installs doubles of modules and returns their record."""
+    """Return a function that installs stand-ins of modules and returns their recorded calls."""
 
-    def install(*names: str, **answers: Any) -> Calls:
+    def install(*names: str, **results: Any) -> Calls:
         calls: Calls = []
         for name in names:
-            double = Double(name, calls, answers)
+            double = StandIn(name, calls, results)
             monkeypatch.setitem(sys.modules, name, double)
             parent, _, last = name.rpartition(".")
             if parent in sys.modules:
@@ -75,12 +75,12 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
     return install
 
 
-def chosen(kind: str, **table: Any) -> Any:
-    return config.choose("accelerators", {"kind": kind, **table})
+def parse(kind: str, **table: Any) -> Any:
+    return config.parse_choice("accelerators", {"kind": kind, **table})
 
 
 def mark(accelerator: Accelerator, calls: Calls) -> list[str]:
-    """Return what is called at the end of two microbatches and of their step."""
+    """Return the calls at the end of two microbatches and of their step."""
     before = len(calls)
     accelerator.end_microbatch()
     accelerator.end_microbatch()
@@ -88,12 +88,12 @@ def mark(accelerator: Accelerator, calls: Calls) -> list[str]:
     return [name for name, _ in calls[before:]]
 
 
-def test_neuron_s_compiler_is_set_before_its_client_starts(
+def test_the_neuron_compiler_is_configured_before_its_client_starts(
     installed: Callable[..., Calls],
 ) -> None:
     calls = installed("torch_xla", device=torch.device("cpu"))
-    found = chosen("neuron", target="trn1", auto_cast="all", cache="s3://graphs/bert")
-    found.claim(0, 1)
+    accelerator = parse("neuron", target="trn1", auto_cast="all", cache="s3://graphs/bert")
+    accelerator.claim(0, 1)
     name, environment = calls[0]
     assert name == "torch_xla.device"
     assert environment["PJRT_DEVICE"] == "NEURON"
@@ -102,102 +102,106 @@ def test_neuron_s_compiler_is_set_before_its_client_starts(
     )
     assert environment["NEURON_COMPILE_CACHE_URL"] == "s3://graphs/bert"
     assert environment["NEURON_RT_STOCHASTIC_ROUNDING_EN"] == "0"
-    assert mark(found, calls) == ["torch_xla.sync"] * 3
-    assert found.flags()[-1] == "1"
+    assert mark(accelerator, calls) == ["torch_xla.sync"] * 3
+    assert accelerator.flags()[-1] == "1"
 
 
-def test_neuron_always_says_its_auto_cast(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_neuron_always_passes_auto_cast(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(neuron, "PRODUCT", tmp_path / "none")
     assert " ".join(neuron.Neuron().flags()) == FLAGS
     (tmp_path / "name").write_text("trn1.32xlarge\n")
     monkeypatch.setattr(neuron, "PRODUCT", tmp_path / "name")
     assert " ".join(neuron.Neuron().flags()) == f"--target trn1 {FLAGS}"
-    assert neuron.Neuron().chip("bf16").flops_per_second == {"bf16": 95e12}
-    assert neuron.Neuron(target="trn2").chip("bf16").flops_per_second == {}
+    assert neuron.Neuron().chip_peak("bf16").flops_per_second == {"bf16": 95e12}
+    assert neuron.Neuron(target="trn2").chip_peak("bf16").flops_per_second == {}
 
 
 def test_a_foreign_value_is_refused(installed: Callable[..., Calls]) -> None:
     installed("torch_xla", device=torch.device("cpu"))
     os.environ["NEURON_CC_FLAGS"] = "--optlevel 3"
-    with pytest.raises(SettingsError, match="NEURON_CC_FLAGS=--optlevel 3 is set from outside"):
+    with pytest.raises(
+        SettingsError, match="NEURON_CC_FLAGS=--optlevel 3 in the environment contradicts"
+    ):
         neuron.Neuron().claim(0, 1)
 
 
 @pytest.mark.parametrize(("mode", "marks"), [("eager", 0), ("lazy", 3)])
-def test_gaudi_marks_in_lazy_mode_alone(
+def test_gaudi_marks_steps_only_in_lazy_mode(
     mode: str, marks: int, installed: Callable[..., Calls], tmp_path: Path
 ) -> None:
     names = ("", ".torch", ".torch.core", ".torch.hpu", ".torch.distributed")
     root = "habana_frameworks"
     calls = installed(*(root + name for name in names), f"{root}.torch.distributed.hccl")
-    found = chosen("gaudi", mode=mode, recipe_cache=str(tmp_path))
-    assert found.claim(0, 1) == torch.device("hpu")
+    accelerator = parse("gaudi", mode=mode, recipe_cache=str(tmp_path))
+    assert accelerator.claim(0, 1) == torch.device("hpu")
     assert os.environ["PT_HPU_LAZY_MODE"] == ("1" if marks else "0")
     assert os.environ["PT_HPU_RECIPE_CACHE_CONFIG"] == f"{tmp_path},false,1024"
-    assert found.collectives() == "hccl"
-    assert mark(found, calls) == ["habana_frameworks.torch.core.mark_step"] * marks
-    assert found.lazy == bool(marks)
-    assert (found.obstacle_to_compiling() is None) == (mode == "eager")
-    assert found.compile_backend() == "hpu_backend"
+    assert accelerator.distributed_backend() == "hccl"
+    assert mark(accelerator, calls) == ["habana_frameworks.torch.core.mark_step"] * marks
+    assert accelerator.is_lazy == bool(marks)
+    assert (accelerator.compile_obstacle() is None) == (mode == "eager")
+    assert accelerator.compile_backend() == "hpu_backend"
 
 
 @pytest.mark.parametrize(
     ("table", "wrapped"),
-    [({"mode": "lazy"}, 1), ({"mode": "lazy", "hpu_graphs": "no"}, 0), ({"mode": "eager"}, 0)],
+    [({"mode": "lazy"}, 1), ({"mode": "lazy", "hpu_graphs": False}, 0), ({"mode": "eager"}, 0)],
 )
 def test_gaudi_replays_saved_models_in_lazy_mode(
     table: dict[str, str], wrapped: int, installed: Callable[..., Calls]
 ) -> None:
     root = "habana_frameworks"
     calls = installed(root, f"{root}.torch", f"{root}.torch.hpu")
-    chosen("gaudi", **table).for_inference(torch.nn.Identity())
+    parse("gaudi", **table).prepare_for_inference(torch.nn.Identity())
     assert [name for name, _ in calls] == [f"{root}.torch.hpu.wrap_in_hpu_graph"] * wrapped
 
 
-def test_nccl_is_set_before_a_gpu_is_taken_and_said(
+def test_nccl_is_configured_before_a_gpu_is_claimed_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = chosen("cuda", nccl={"SOCKET_IFNAME": "eth0", "NTHREADS": 512}, cuda_graphs="yes")
-    seen: list[str | None] = []
-    taken = lambda _: seen.append(os.environ.get("NCCL_NTHREADS"))  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "set_device", taken)
-    assert found.claim(0, 1) == torch.device("cuda", 0)
-    assert seen == ["512"]
+    accelerator = parse("cuda", nccl={"SOCKET_IFNAME": "eth0", "NTHREADS": 512}, cuda_graphs=True)
+    values: list[str | None] = []
+    set_device = lambda _: values.append(os.environ.get("NCCL_NTHREADS"))  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    assert accelerator.claim(0, 1) == torch.device("cuda", 0)
+    assert values == ["512"]
     assert "NCCL: SOCKET_IFNAME=eth0 NTHREADS=512" in caplog.text
-    assert found.compile_options() == {"triton.cudagraphs": True}
-    assert chosen("cuda").compile_options() == {}
+    assert accelerator.compile_options() == {"triton.cudagraphs": True}
+    assert parse("cuda").compile_options() == {}
     os.environ["NCCL_SOCKET_IFNAME"] = "eth1"
-    with pytest.raises(SettingsError, match="NCCL_SOCKET_IFNAME=eth1 is set from outside"):
-        found.claim(0, 1)
+    with pytest.raises(
+        SettingsError, match="NCCL_SOCKET_IFNAME=eth1 in the environment contradicts"
+    ):
+        accelerator.claim(0, 1)
     with pytest.raises(SettingsError, match="write NCCL_DEBUG as DEBUG"):
-        chosen("cuda", nccl={"NCCL_DEBUG": "INFO"})
+        parse("cuda", nccl={"NCCL_DEBUG": "INFO"})
 
 
-def test_a_device_in_use_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_in_use_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(_: int) -> None:
         raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nMore")
 
     monkeypatch.setattr(torch.cuda, "set_device", busy)
     with pytest.raises(PreflightError) as caught:
-        accelerators.take(chosen("cuda"), 3, 1)
+        accelerators.claim_device(parse("cuda"), 3, 1)
     assert "\n" not in str(caught.value)
-    assert "device 3 of 'cuda' cannot be taken: CUDA error" in str(caught.value)
-    assert "see whether another process uses it" in str(caught.value)
+    assert "device 3 of 'cuda' cannot be claimed: CUDA error" in str(caught.value)
+    assert "check for other processes with `regauge doctor`" in str(caught.value)
 
 
-def test_gaudi_knows_its_chips(installed: Callable[..., Calls]) -> None:
+def test_gaudi_peaks_depend_on_the_device_name(installed: Callable[..., Calls]) -> None:
     root = "habana_frameworks"
     installed(root, f"{root}.torch", f"{root}.torch.hpu", get_device_name="GAUDI2")
-    assert gaudi.Gaudi().chip("bf16").flops_per_second == {"bf16": 432e12}
-    assert gaudi.Gaudi().chip("fp32").source == "unknown"
+    assert gaudi.Gaudi().chip_peak("bf16").flops_per_second == {"bf16": 432e12}
+    assert gaudi.Gaudi().chip_peak("fp32").source == "unknown"
 
 
-def test_an_sdk_without_its_device_is_a_reason(
+def test_an_sdk_without_its_device_is_unavailable_with_a_reason(
     installed: Callable[..., Calls], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     installed("torch_neuronx", "torch_xla", "habana_frameworks")
     monkeypatch.setattr(neuron, "version", lambda name: f"{name} 2.9")
-    monkeypatch.setattr(neuron, "missing", lambda: None)
+    monkeypatch.setattr(neuron, "torch_xla_obstacle", lambda: None)
     for module in (neuron, gaudi):
         monkeypatch.setattr(module, "DEVICE", tmp_path / "none")
     assert "the Neuron driver shows no device" in neuron.Neuron.available().reason
@@ -208,15 +212,18 @@ def test_an_sdk_without_its_device_is_a_reason(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"strategy": "fsdp"}, "torch's fully_shard does not record"),
-        ({"optimizer": {"kind": "sgd"}}, "takes its learning rate as a number"),
-        ({"execution": {"activation_checkpointing": "full"}}, "would merge what is computed again"),
+        ({"optimizer": {"kind": "sgd"}}, "needs the learning rate as a number"),
+        (
+            {"execution": {"activation_checkpointing": "full"}},
+            "would undo activation checkpointing",
+        ),
     ],
 )
-def test_a_lazy_device_refuses_what_it_cannot_do(
-    change: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+def test_a_lazy_device_refuses_unsupported_settings(
+    change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = {
         "output": {"folder": "out"},
@@ -227,7 +234,7 @@ def test_a_lazy_device_refuses_what_it_cannot_do(
         "stop": {"steps": 1},
         "accelerator": {"kind": "gaudi", "mode": "lazy"},
     }
-    monkeypatch.setattr("regauge.accelerators.require", lambda _: None)
-    run = config.build(Training, config.merge(table, change))
-    with pytest.raises(SettingsError, match=said):
+    monkeypatch.setattr("regauge.accelerators.check_available", lambda _: None)
+    run = config.build(TrainSettings, config.merge(table, change))
+    with pytest.raises(SettingsError, match=message):
         resolve_defaults(run, processes.World())

@@ -1,4 +1,4 @@
-"""One shared world for each size; the world of one process is this one."""
+"""Fixtures: one shared world per size; the world of one process is the test process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from distributed.world import World
 
 
 class Alone:
-    """The world of one process: the test's own."""
+    """The world of one process: the test process."""
 
     size = 1
     whole = True
 
     def run(self, job: str, *arguments: Any) -> list[Any]:
-        """Call `jobs.<job>` here; return its result as that of rank 0."""
+        """Call `jobs.<job>` in this process; return its result as the result of rank 0."""
         return [getattr(jobs, job)(*arguments)]
 
     def close(self) -> None:
@@ -28,7 +28,7 @@ class Alone:
 
 @pytest.fixture(scope="session")
 def worlds() -> Iterator[Callable[[int], World | Alone]]:
-    """Return a function from a size to its world, started when it is first asked for."""
+    """Return a function from a size to its world, which starts at its first use."""
     started: dict[int, World | Alone] = {}
 
     def world(size: int) -> World | Alone:
@@ -39,8 +39,8 @@ def worlds() -> Iterator[Callable[[int], World | Alone]]:
         return started[size]
 
     yield world
-    for each in started.values():
-        each.close()
+    for shared_world in started.values():
+        shared_world.close()
 
 
 @pytest.fixture(scope="session")

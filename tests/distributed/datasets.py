@@ -13,10 +13,17 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from regauge.config import dump
-from regauge.data.batches import Draw
-from regauge.data.columns import MARKS, TOKENS, VALUES
-from regauge.data.dataset import Dataset, Field, Manifest, Shard, Split, TokenizerFacts
-from regauge.data.loader import Facts
+from regauge.data.batches import RandomKey
+from regauge.data.columns import MARKS_TYPE, TOKENS_TYPE, VALUE_TYPES
+from regauge.data.dataset import (
+    ColumnInfo,
+    Dataset,
+    DatasetManifest,
+    ShardInfo,
+    SplitInfo,
+    TokenizerInfo,
+)
+from regauge.data.loader import CollatorConfig
 from regauge.files import sha256
 from regauge.tasks import Task
 
@@ -24,7 +31,7 @@ Row = dict[str, Any]
 VOCABULARY = 300
 MEMBERS = 5
 LENGTH = 32
-FACTS = TokenizerFacts(
+FACTS = TokenizerInfo(
     sha256=hashlib.sha256(b"none").hexdigest(),
     vocabulary=VOCABULARY,
     pad=0,
@@ -34,43 +41,46 @@ FACTS = TokenizerFacts(
 )
 
 
-def packed(folder: Path, rows: int = 40, heldout: int = 10, seed: int = 1) -> Path:
+def write_packed(folder: Path, rows: int = 40, heldout: int = 10, seed: int = 1) -> Path:
     """Write packed rows of two or three documents each; the last tokens of some are padding."""
     splits = {"train": _packed_rows(rows, seed), "heldout": _packed_rows(heldout, seed + 1)}
-    fields = {"tokens": Field(limit=LENGTH), "segments": Field(limit=LENGTH, kind="segments")}
+    fields = {
+        "tokens": ColumnInfo(limit=LENGTH),
+        "segments": ColumnInfo(limit=LENGTH, kind="segments"),
+    }
     return _write(folder, "packed", fields, splits)
 
 
-def pairs(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
-    """Write pairs that share tokens, and a class that a token says: something to learn."""
+def write_pairs(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
+    """Write pairs that share tokens, and a class that one token determines."""
     splits = {"train": _pair_rows(rows, 3), "heldout": _pair_rows(heldout, 4)}
     limits = {"query": 12, "document": LENGTH}
-    fields = {name: _described(name, limit, splits) for name, limit in limits.items()}
-    fields["label"] = Field(limit=1, kind="number", least=0, most=2)
+    fields = {name: _build_text_column(name, limit, splits) for name, limit in limits.items()}
+    fields["label"] = ColumnInfo(limit=1, kind="number", least=0, most=2)
     return _write(folder, "fields", fields, splits)
 
 
-def _described(name: str, limit: int, splits: dict[str, list[Row]]) -> Field:
+def _build_text_column(name: str, limit: int, splits: dict[str, list[Row]]) -> ColumnInfo:
     """Return a column of texts with the histograms of their lengths."""
     lengths = {
         split: tuple(np.bincount([len(row[name]) for row in rows], minlength=limit + 1).tolist())
         for split, rows in splits.items()
     }
-    return Field(limit=limit, lengths=lengths)
+    return ColumnInfo(limit=limit, lengths=lengths)
 
 
-def groups(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
-    """Write queries with up to five candidates, of which one has the query's first token."""
+def write_groups(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
+    """Write queries with up to five candidates, one of which has the first token of the query."""
     splits = {"train": _group_rows(rows, 5), "heldout": _group_rows(heldout, 6)}
     fields = {
-        name: Field(limit=limit, lengths={"train": _spread(limit), "heldout": _spread(limit)})
+        name: ColumnInfo(limit=limit, lengths={"train": _spread(limit), "heldout": _spread(limit)})
         for name, limit in (("query", 8), ("document", 16))
     }
     number, listed = {"limit": 1, "least": 0, "most": 1, "mean": 0.5}, {"members": MEMBERS}
     fields["document"] = fields["document"].model_copy(update=listed)
-    fields["price"] = Field(kind="real", deviation=2.0, **number, **listed)
-    fields["brand"] = Field(limit=1, kind="category", distinct=9, **listed)
-    fields["label"] = Field(kind="number", deviation=0.5, **number, **listed)
+    fields["price"] = ColumnInfo(kind="real", deviation=2.0, **number, **listed)
+    fields["brand"] = ColumnInfo(limit=1, kind="category", distinct=9, **listed)
+    fields["label"] = ColumnInfo(kind="number", deviation=0.5, **number, **listed)
     return _write(folder, "groups", fields, splits)
 
 
@@ -85,12 +95,12 @@ def _group_rows(count: int, seed: int) -> list[Row]:
         size = int(draw.integers(2, MEMBERS + 1))
         query = draw.integers(5, 60, int(draw.integers(2, 9))).tolist()
         texts = [draw.integers(5, 60, int(draw.integers(3, 17))).tolist() for _ in range(size)]
-        own = int(draw.integers(0, size))
-        texts[own][0] = query[0]
+        relevant = int(draw.integers(0, size))
+        texts[relevant][0] = query[0]
         prices = draw.normal(0.5, 2, size)
         prices[0] = np.nan
         brands = [int(brand) for brand in draw.integers(-1, 9, size)]
-        labels = [int(place == own) for place in range(size)]
+        labels = [int(index == relevant) for index in range(size)]
         rows.append(
             {
                 "query": query,
@@ -103,23 +113,23 @@ def _group_rows(count: int, seed: int) -> list[Row]:
     return rows
 
 
-def chats(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
-    """Write the rows of `packed`, of whose documents the ends are answers."""
+def write_chats(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
+    """Write the rows of `packed`; the ends of their documents are answers."""
     splits = {
         name: [{**row, "answers": _ends(row["segments"])} for row in _packed_rows(count, seed)]
         for name, count, seed in (("train", rows, 1), ("heldout", heldout, 2))
     }
     kinds: dict[str, Any] = {"tokens": "tokens", "segments": "segments", "answers": "answers"}
-    fields = {name: Field(limit=LENGTH, kind=kind) for name, kind in kinds.items()}
+    fields = {name: ColumnInfo(limit=LENGTH, kind=kind) for name, kind in kinds.items()}
     return _write(folder, "chat", fields, splits)
 
 
-def halves(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
-    """Write rows of two pieces that share their first word, so that pairs can be told."""
+def write_halves(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
+    """Write rows of two halves that share their first word, so that pairs can be recognized."""
     splits = {"train": _half_rows(rows, 7), "heldout": _half_rows(heldout, 8)}
     limit = LENGTH // 2
-    fields = {name: _described(name, limit, splits) for name in ("first", "second")}
-    return _write(folder, "halves", fields, splits)
+    fields = {name: _build_text_column(name, limit, splits) for name in ("first", "second")}
+    return _write(folder, "sentence-pairs", fields, splits)
 
 
 def _half_rows(count: int, seed: int) -> list[Row]:
@@ -136,21 +146,21 @@ def _half_rows(count: int, seed: int) -> list[Row]:
 
 
 WRITERS = {
-    "packed": packed,
-    "fields": pairs,
-    "chat": chats,
-    "groups": groups,
-    "halves": halves,
+    "packed": write_packed,
+    "fields": write_pairs,
+    "chat": write_chats,
+    "groups": write_groups,
+    "sentence-pairs": write_halves,
 }
-"""What writes a dataset of each layout."""
+"""Functions that write a dataset, by layout."""
 
 
 def _ends(segments: list[int]) -> list[int]:
     """Return 1 for each token of the second half of its segment."""
     marks = []
-    for place, segment in enumerate(segments):
+    for index, segment in enumerate(segments):
         first, count = segments.index(segment), segments.count(segment)
-        marks.append(int(segment > 0 and place - first >= count / 2))
+        marks.append(int(segment > 0 and index - first >= count / 2))
     return marks
 
 
@@ -160,7 +170,7 @@ def _packed_rows(count: int, seed: int) -> list[Row]:
     for _ in range(count):
         cuts = sorted(draw.choice(np.arange(4, LENGTH - 2), 2, replace=False).tolist())
         end = int(draw.integers(LENGTH - 2, LENGTH + 1))
-        segments = [1 + (place >= cuts[0]) + (place >= cuts[1]) for place in range(end)]
+        segments = [1 + (position >= cuts[0]) + (position >= cuts[1]) for position in range(end)]
         tokens = (5 + draw.integers(0, 40, end) ** 2 % (VOCABULARY - 5)).tolist()
         padding = [0] * (LENGTH - end)
         rows.append({"tokens": tokens + padding, "segments": segments + padding})
@@ -178,16 +188,16 @@ def _pair_rows(count: int, seed: int) -> list[Row]:
     return rows
 
 
-def _type(field: Field) -> pa.DataType:
-    lists = {"tokens": TOKENS, "segments": TOKENS, "answers": MARKS}
-    one = lists[field.kind] if field.kind in lists else VALUES[field.kind]
+def _type(field: ColumnInfo) -> pa.DataType:
+    lists = {"tokens": TOKENS_TYPE, "segments": TOKENS_TYPE, "answers": MARKS_TYPE}
+    one = lists[field.kind] if field.kind in lists else VALUE_TYPES[field.kind]
     return pa.list_(one) if field.members > 1 else one
 
 
 def _write(
     folder: Path,
     layout: str,
-    fields: dict[str, Field],
+    fields: dict[str, ColumnInfo],
     splits: dict[str, list[Row]],
 ) -> Path:
     (folder / "tokenizer").mkdir(parents=True)
@@ -200,9 +210,9 @@ def _write(
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             writer.write_table(table)
         tokens = sum(len(row[next(iter(fields))]) for row in rows)
-        shard = Shard(file=path.name, rows=len(rows), tokens=tokens, sha256=sha256(path))
-        described[name] = Split(rows=len(rows), tokens=tokens, shards=(shard,))
-    manifest = Manifest(
+        shard = ShardInfo(file=path.name, rows=len(rows), tokens=tokens, sha256=sha256(path))
+        described[name] = SplitInfo(rows=len(rows), tokens=tokens, shards=(shard,))
+    manifest = DatasetManifest(
         layout=layout, fields=fields, splits=described, tokenizer=FACTS, settings={}
     )
     (folder / "manifest.json").write_text(json.dumps(dump(manifest)))
@@ -210,7 +220,7 @@ def _write(
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of which token 17 is the word "w17"; the first ones are special."""
+    """Write a tokenizer whose token 17 is the word "w17"; the first tokens are special."""
     roles = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
     words = [*roles.values(), *(f"w{number}" for number in range(len(roles), VOCABULARY))]
     vocabulary = {word: number for number, word in enumerate(words)}
@@ -223,9 +233,11 @@ def _write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
 
 
-def first_batch(task: Task, data: Dataset, facts: Facts, count: int = 6) -> dict[str, torch.Tensor]:
-    """Return the first rows to train on, in the order of the dataset, as one microbatch."""
-    rows = data.split("train")
-    (piece,) = task.cut(rows, np.arange(count), count, task.ladder(data.manifest))
-    made = task.batch(rows, piece, Draw(0, 0, 0), facts)
+def read_first_batch(
+    task: Task, data: Dataset, facts: CollatorConfig, count: int = 6
+) -> dict[str, torch.Tensor]:
+    """Return the first training rows, in the order of the dataset, as one microbatch."""
+    rows = data.rows("train")
+    (piece,) = task.split_batch(rows, np.arange(count), count, task.bucket_lengths(data.manifest))
+    made = task.build_batch(rows, piece, RandomKey(0, 0, 0), facts)
     return {name: torch.from_numpy(value) for name, value in made.items()}

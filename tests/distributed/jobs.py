@@ -1,6 +1,6 @@
-"""What the processes of a shared world are asked to do; every function is called on all ranks.
+"""Jobs for the processes of a shared world; `World.run` calls one function on all ranks.
 
-In the test's own process they are the run of one process.
+A test may also call them in its own process, as a run of one process.
 """
 
 from __future__ import annotations
@@ -31,162 +31,169 @@ from transformers import BertConfig, BertModel
 
 from distributed.runs import settings
 from regauge import processes
-from regauge.checkpoint.loading import load
+from regauge.checkpoint.loading import load_checkpoint
 from regauge.config import build, dump, merge
-from regauge.data.loader import Feed
+from regauge.data.loader import BatchLoader
 from regauge.errors import RegaugeError
 from regauge.models.dropout import CounterDropout, DropoutKeys
 from regauge.training import optimizer as optimizers
 from regauge.training import run as running
 from regauge.training import trainer
-from regauge.training.batch_finder.memory import sized
+from regauge.training.batch_finder.memory import describe_model
 from regauge.training.compile import decision
-from regauge.training.compile.warmup import GraphGuard
+from regauge.training.compile.warmup import RecompileMonitor
 from regauge.training.context import RunContext
 from regauge.training.defaults import resolve_defaults
-from regauge.training.dry_run import plan
+from regauge.training.dry_run import plan_run
 from regauge.training.gradients import GradientComputer
 from regauge.training.metrics import memory_by_part
 from regauge.training.run import attempt
 from regauge.training.run_setup import set_up
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 from regauge.training.state import TrainState
 
 M_MMAP_THRESHOLD = -3
-"""Of malloc.h: what is larger is given back when it is freed."""
+"""Option of mallopt: larger blocks are returned to the system when they are freed."""
 Lines = list[dict[str, float]]
 Step = tuple[int, list[list[tuple[int, int]]]]
 """The number of a step, and (row, part) of every text in every microbatch of one process."""
 
 
 def train(folder: str, data: str, task: str, changes: dict[str, Any]) -> Lines:
-    """Train a tiny model in this world; return the lines of metrics that the run wrote."""
-    attempt(settings(Path(folder), Path(data), task, **changes), processes.world())
-    _meet()
+    """Train a tiny model in this world; return the lines of metrics.jsonl."""
+    attempt(settings(Path(folder), Path(data), task, **changes), processes.detect_world())
+    _barrier()
     return lines(Path(folder))
 
 
-def stopped(folder: str, data: str, task: str, changes: dict[str, Any]) -> tuple[int, str]:
-    """Train to a limit; return the exit code and the message of the error that says so."""
+def train_to_limit(folder: str, data: str, task: str, changes: dict[str, Any]) -> tuple[int, str]:
+    """Train to a limit; return the exit code and the message of the error."""
     try:
-        attempt(settings(Path(folder), Path(data), task, **changes), processes.world())
+        attempt(settings(Path(folder), Path(data), task, **changes), processes.detect_world())
     except RegaugeError as error:
         return error.exit_code, str(error)
     return 0, ""
 
 
-def watched(folder: str, data: str, task: str, changes: dict[str, Any]) -> list[Step]:
-    """Train; return the rows that this process really computed, by step."""
+def train_recording_rows(folder: str, data: str, task: str, changes: dict[str, Any]) -> list[Step]:
+    """Train; return the rows that this process computed, by step."""
     run = settings(Path(folder), Path(data), task, **changes)
-    with _watching(run) as seen:
-        attempt(run, processes.world())
-    _meet()
-    return seen
+    with _recording_rows(run) as steps:
+        attempt(run, processes.detect_world())
+    _barrier()
+    return steps
 
 
 @contextmanager
-def _watching(run: Training) -> Iterator[list[Step]]:
-    kind, seen = type(run.task), []
-    built, computed = kind.batch, GradientComputer.accumulate_gradients
+def _recording_rows(run: TrainSettings) -> Iterator[list[Step]]:
+    kind, steps = type(run.task), []
+    build_batch, accumulate = kind.build_batch, GradientComputer.accumulate_gradients
 
-    def batch(self: Any, rows: Any, piece: Any, draw: Any, facts: Any) -> dict[str, np.ndarray]:
-        named = {"rows": piece.rows, "parts": piece.parts, "step": np.array([draw.step])}
-        return {**built(self, rows, piece, draw, facts), **named}
+    def build_named_batch(
+        self: Any, rows: Any, plan: Any, draw: Any, config: Any
+    ) -> dict[str, np.ndarray]:
+        names = {
+            "rows": plan.row_numbers,
+            "parts": plan.text_numbers,
+            "step": np.array([draw.step]),
+        }
+        return {**build_batch(self, rows, plan, draw, config), **names}
 
-    def accumulate_gradients(
-        self: GradientComputer, batches: list[Any], *rest: Any
-    ) -> torch.Tensor:
+    def record_rows(self: GradientComputer, batches: list[Any], *rest: Any) -> torch.Tensor:
         texts = [list(zip(b["rows"].tolist(), b["parts"].tolist(), strict=True)) for b in batches]
-        seen.append((int(batches[0]["step"]), texts))
-        return computed(self, batches, *rest)
+        steps.append((int(batches[0]["step"]), texts))
+        return accumulate(self, batches, *rest)
 
     with (
-        patch.object(kind, "batch", batch),
-        patch.object(GradientComputer, "accumulate_gradients", accumulate_gradients),
+        patch.object(kind, "build_batch", build_named_batch),
+        patch.object(GradientComputer, "accumulate_gradients", record_rows),
     ):
-        yield seen
+        yield steps
 
 
-def saved_hashes(
+def hash_saved_states(
     folder: str, data: str, task: str, changes: dict[str, Any]
 ) -> dict[int, dict[str, str]]:
-    """Train; return the hash of every whole tensor in memory, at each step that was saved."""
-    found: dict[int, dict[str, str]] = {}
+    """Train; return the hash of every unsharded tensor in memory, at each saved step."""
+    hashes: dict[int, dict[str, str]] = {}
     save = trainer.save_checkpoint
 
-    def hashed(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
-        found[state.step] = _hashes(state)
+    def hash_and_save(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
+        hashes[state.step] = _hash_state(state)
         save(context, state, metrics)
 
-    with patch.object(trainer, "save_checkpoint", hashed):
-        attempt(settings(Path(folder), Path(data), task, **changes), processes.world())
-    return found
+    with patch.object(trainer, "save_checkpoint", hash_and_save):
+        attempt(settings(Path(folder), Path(data), task, **changes), processes.detect_world())
+    return hashes
 
 
-def loaded_hashes(
+def hash_loaded_states(
     folder: str, data: str, task: str, changes: dict[str, Any], checkpoints: list[str]
 ) -> list[dict[str, str]]:
     """Load checkpoints one after the other into one run; return the hashes after each."""
-    world, joined = processes.world(), dist.is_initialized()
+    world, was_initialized = processes.detect_world(), dist.is_initialized()
     run = resolve_defaults(settings(Path(folder), Path(data), task, **changes), world)
-    opened_run = set_up(run, world)
-    optimizers.prime_state(opened_run.state.optimizer)
-    found = []
+    state = set_up(run, world).state
+    optimizers.prime_state(state.optimizer)
+    hashes = []
     for checkpoint in checkpoints:
-        state = load(Path(checkpoint), opened_run.state.tensors())
-        count = state["optimizer_step"]
-        optimizers.set_steps_taken(
-            opened_run.state.optimizer, opened_run.state.model.masters(), count
-        )
-        found.append(_hashes(opened_run.state))
-    if dist.is_initialized() and not joined:
+        document = load_checkpoint(Path(checkpoint), state.tensors())
+        count = document["optimizer_step"]
+        optimizers.set_step_count(state.optimizer, state.model.masters(), count)
+        hashes.append(_hash_state(state))
+    if dist.is_initialized() and not was_initialized:
         dist.destroy_process_group()
-    return found
+    return hashes
 
 
-def opened(folder: str, data: str, task: str, changes: dict[str, Any]) -> dict[str, int]:
-    """Set up a run; return the most bytes by which memory grew on the way.
+def measure_set_up_memory(
+    folder: str, data: str, task: str, changes: dict[str, Any]
+) -> dict[str, int]:
+    """Set up a run; return the bytes by which the memory of this process grew at most.
 
-    Beside them stand the bytes of all weights, and of the largest one. The C library gives what is
-    freed back to the system, where it would keep some of it for later.
+    Also returns the bytes of all weights, and of the largest weight. Freed memory is returned to
+    the system at once; by default the C library would keep some of it.
     """
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 << 10)
-    world, joined = processes.world(), dist.is_initialized()
+    world, was_initialized = processes.detect_world(), dist.is_initialized()
     run = resolve_defaults(settings(Path(folder), Path(data), task, **changes), world)
-    before = _memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forget the largest of what came before
-    opened_run = set_up(run, world)
-    most = _memory("VmHWM") - before
-    sizes = [value.numel() * 4 for value in opened_run.state.model.module.parameters()]
-    if dist.is_initialized() and not joined:
+    before = _read_memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak (VmHWM)
+    state = set_up(run, world).state
+    growth = _read_memory("VmHWM") - before
+    sizes = [value.numel() * 4 for value in state.model.module.parameters()]
+    if dist.is_initialized() and not was_initialized:
         dist.destroy_process_group()
-    return {"most": most, "whole": sum(sizes), "largest": max(sizes)}
+    return {"growth": growth, "all_weights": sum(sizes), "largest_weight": max(sizes)}
 
 
-def tied(folder: str, data: str, task: str, changes: dict[str, Any]) -> bool:
+def has_tied_shards(folder: str, data: str, task: str, changes: dict[str, Any]) -> bool:
     """Set up a run; return whether its head and its embeddings are one sharded weight."""
-    run = resolve_defaults(settings(Path(folder), Path(data), task, **changes), processes.world())
-    module: Any = set_up(run, processes.world()).state.model.module
+    world = processes.detect_world()
+    run = resolve_defaults(settings(Path(folder), Path(data), task, **changes), world)
+    module: Any = set_up(run, world).state.model.module
     inner = module.model
-    words = inner.get_input_embeddings().weight
-    return isinstance(words, DTensor) and inner.get_output_embeddings().weight is words
+    embeddings = inner.get_input_embeddings().weight
+    is_tied = inner.get_output_embeddings().weight is embeddings
+    return isinstance(embeddings, DTensor) and is_tied
 
 
-def holding(
+def measure_memory(
     folder: str, data: str, task: str, changes: dict[str, Any]
 ) -> tuple[dict[str, int], dict[str, Any]]:
-    """Set up a run; return what this process holds, and what a dry run says of it."""
+    """Set up a run; return the memory of this process by part, and the plan of a dry run."""
+    world = processes.detect_world()
     run = settings(Path(folder), Path(data), task, **changes)
-    opened_run = set_up(resolve_defaults(run, processes.world()), processes.world())
-    optimizers.prime_state(opened_run.state.optimizer)
-    found = memory_by_part(*opened_run)
-    found.pop("peak", None)
-    size = merge(dump(run), {"execution": {"processes": processes.world().size}})
-    return found, sized(build(Training, size))
+    context, state = set_up(resolve_defaults(run, world), world)
+    optimizers.prime_state(state.optimizer)
+    memory = memory_by_part(context, state)
+    memory.pop("peak", None)
+    tables = merge(dump(run), {"execution": {"processes": world.size}})
+    return memory, describe_model(build(TrainSettings, tables))
 
 
-def _memory(name: str) -> int:
-    """Return a line of this process's memory, in bytes."""
+def _read_memory(name: str) -> int:
+    """Return a value of /proc/self/status in bytes."""
     table = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return int(table[name].split()[0]) * 1024
 
@@ -194,170 +201,172 @@ def _memory(name: str) -> int:
 def final_outputs(
     folder: str, data: str, task: str, changes: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Train alone; return the outputs of the model in memory at the end, and their tokens."""
-    kept: list[TrainState] = []
+    """Train alone; return the outputs of the final model in memory, and their tokens."""
+    states: list[TrainState] = []
     save = trainer.save_checkpoint
 
-    def keeping(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
-        kept.append(state)
+    def record_and_save(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
+        states.append(state)
         save(context, state, metrics)
 
-    with patch.object(trainer, "save_checkpoint", keeping):
-        attempt(settings(Path(folder), Path(data), task, **changes), processes.world())
+    with patch.object(trainer, "save_checkpoint", record_and_save):
+        attempt(settings(Path(folder), Path(data), task, **changes), processes.detect_world())
     tokens = torch.arange(5, 29).view(2, 12)
-    inner: Any = kept[-1].model.module.eval().model
+    inner: Any = states[-1].model.module.eval().model
     with torch.no_grad():
-        output = inner(tokens)
-    whole = output.last_hidden_state if task == "contrastive" else output.logits
-    return {"tokens": tokens, "output": whole}
+        outputs = inner(tokens)
+    output = outputs.last_hidden_state if task == "contrastive" else outputs.logits
+    return {"tokens": tokens, "output": output}
 
 
-def _hashes(state: TrainState) -> dict[str, str]:
-    """Return the hash of every tensor that this process holds, whole, and the optimizer's step."""
-    found = {}
+def _hash_state(state: TrainState) -> dict[str, str]:
+    """Return the hash of every tensor of a checkpoint, unsharded, and the optimizer's step."""
+    hashes = {}
     for name, value in state.tensors().items():
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        data = whole.detach().cpu().contiguous().numpy().tobytes()
-        found[name] = f"{tuple(whole.shape)} {hashlib.sha256(data).hexdigest()}"
-    found["step"] = str(state.optimizer_steps)
-    return found
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        data = full.detach().cpu().contiguous().numpy().tobytes()
+        hashes[name] = f"{tuple(full.shape)} {hashlib.sha256(data).hexdigest()}"
+    hashes["step"] = str(state.optimizer_steps)
+    return hashes
 
 
-def compiled(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> dict[str, Any]:
-    """Train with compiled graphs, and an undeclared length in one step; tell what was made when.
+def count_graphs(folder: str, data: str, changes: dict[str, Any], odd_step: int) -> dict[str, Any]:
+    """Train with compiled blocks, and an undeclared length in one step; count graphs by step.
 
-    Graphs are the same whichever backend computes them, and "aot_eager" is the fastest to make.
+    The number of graphs does not depend on the backend; "aot_eager" compiles fastest.
     """
     torch.compiler.reset()
     counters.clear()
-    dynamo.recompile_limit = 2  # a run needs more than that, and has to make the room itself
+    dynamo.recompile_limit = 2  # a run needs more than that, and must raise the limit
     run = settings(Path(folder), Path(data), "contrastive", **changes)
     counts: list[int] = []
     shapes: set[tuple[int, ...]] = set()
-    batches, check, computed = (
-        Feed.batches,
-        GraphGuard.check_step,
+    load_batches, check_step, accumulate = (
+        BatchLoader.load_batches,
+        RecompileMonitor.check_step,
         GradientComputer.accumulate_gradients,
     )
 
-    def odd(self: Feed, numbers: Any, *, epoch: int, step: int) -> Any:
-        declared = self._ladder
-        self._ladder = (declared[-1] + 8,) if step == odd_step else declared
-        made = batches(self, numbers, epoch=epoch, step=step)
-        self._ladder = declared
-        return made
+    def load_odd_batches(self: BatchLoader, numbers: Any, *, epoch: int, step: int) -> Any:
+        declared = self._bucket_lengths
+        self._bucket_lengths = (declared[-1] + 8,) if step == odd_step else declared
+        batches = load_batches(self, numbers, epoch=epoch, step=step)
+        self._bucket_lengths = declared
+        return batches
 
-    def counted(self: GraphGuard, step: int, batch: list[Any]) -> None:
-        counts.append(run.accelerator.graphs_compiled() if run.accelerator else 0)
-        check(self, step, batch)
+    def count_and_check(self: RecompileMonitor, step: int, batches: list[Any]) -> None:
+        counts.append(run.accelerator.num_compiled_graphs() if run.accelerator else 0)
+        check_step(self, step, batches)
 
-    def accumulate_gradients(self: GradientComputer, given: list[Any], *rest: Any) -> torch.Tensor:
-        shapes.update(tuple(batch["tokens"].shape) for batch in given)
-        return computed(self, given, *rest)
+    def record_shapes(self: GradientComputer, batches: list[Any], *rest: Any) -> torch.Tensor:
+        shapes.update(tuple(batch["tokens"].shape) for batch in batches)
+        return accumulate(self, batches, *rest)
 
     answer = {"code": 0, "problem": ""}
     with (
-        warnings.catch_warnings(action="ignore"),  # the compiler's own, about torch itself
-        patch.object(Feed, "batches", odd),
-        patch.object(GraphGuard, "check_step", counted),
-        patch.object(GradientComputer, "accumulate_gradients", accumulate_gradients),
-        _quick_graphs(),
+        warnings.catch_warnings(action="ignore"),  # the compiler warns about torch itself
+        patch.object(BatchLoader, "load_batches", load_odd_batches),
+        patch.object(RecompileMonitor, "check_step", count_and_check),
+        patch.object(GradientComputer, "accumulate_gradients", record_shapes),
+        _fast_backend(),
     ):
         try:
-            attempt(run, processes.world())
+            attempt(run, processes.detect_world())
         except RegaugeError as error:
             answer = {"code": error.exit_code, "problem": str(error)}
-    end = run.accelerator.graphs_compiled() if run.accelerator else 0
-    planned = plan(run)["graphs_per_block"]
+    end = run.accelerator.num_compiled_graphs() if run.accelerator else 0
+    planned = plan_run(run)["graphs_per_block"]
     return {**answer, "counts": [*counts, end], "shapes": sorted(shapes), "planned": planned}
 
 
 @contextmanager
-def _quick_graphs() -> Iterator[None]:
-    """Have blocks compiled by the backend that is the fastest to make a graph."""
+def _fast_backend() -> Iterator[None]:
+    """Compile blocks with the backend that compiles fastest."""
     compile_module = torch.nn.Module.compile
 
-    def chosen(self: torch.nn.Module, **named: Any) -> None:
-        compile_module(self, **{**named, "backend": "aot_eager"})
+    def compile_fast(self: torch.nn.Module, **options: Any) -> None:
+        compile_module(self, **{**options, "backend": "aot_eager"})
 
-    with patch.object(torch.nn.Module, "compile", chosen):
+    with patch.object(torch.nn.Module, "compile", compile_fast):
         yield
 
 
-def train_undecided(folder: str, data: str, changes: dict[str, Any], trial: str) -> tuple[str, int]:
-    """Train where it is left open whether blocks are compiled; return what was decided, and graphs.
+def train_undecided(
+    folder: str, data: str, changes: dict[str, Any], verdict: str
+) -> tuple[str, int]:
+    """Train with `execution.compile` = "auto"; return the decision and the number of graphs.
 
-    The trial says that it "pays" or not; there must be none where it is "over".
+    The verdict of the timing is "pays" or something else; with "over" there must be no timing.
     """
     torch.compiler.reset()
     counters.clear()
     run = settings(Path(folder), Path(data), "mlm", **changes)
-    decided: list[str] = []
+    decisions: list[str] = []
     train = running.train
 
-    def seen(context: Any, *rest: Any) -> Any:
-        decided.append(context.settings.execution.compile)
+    def record_decision(context: Any, *rest: Any) -> Any:
+        decisions.append(context.settings.execution.compile)
         return train(context, *rest)
 
-    def said(*_: Any) -> tuple[bool, str]:
-        assert trial != "over", "it is decided once"
-        return trial == "pays", "it is said so"
+    def judge(*_: Any) -> tuple[bool, str]:
+        assert verdict != "over", "it is decided once"
+        return verdict == "pays", "a test decides"
 
     with (
         warnings.catch_warnings(action="ignore"),
-        patch.object(decision, "SHORT_SECONDS", 0.0),
-        patch.object(decision, "is_worthwhile", said),
-        patch.object(running, "train", seen),
-        _quick_graphs(),
+        patch.object(decision, "MIN_SECONDS_PER_GRAPH", 0.0),
+        patch.object(decision, "is_worthwhile", judge),
+        patch.object(running, "train", record_decision),
+        _fast_backend(),
     ):
-        attempt(run, processes.world())
-    return decided[0], run.accelerator.graphs_compiled() if run.accelerator else 0
+        attempt(run, processes.detect_world())
+    return decisions[0], run.accelerator.num_compiled_graphs() if run.accelerator else 0
 
 
-def train_graphed(folder: str, data: str, task: str, changes: dict[str, Any]) -> int:
-    """Train with blocks compiled; return how many graphs there were."""
+def train_counting_graphs(folder: str, data: str, task: str, changes: dict[str, Any]) -> int:
+    """Train with compiled blocks; return the number of graphs."""
     torch.compiler.reset()
     counters.clear()
-    with warnings.catch_warnings(action="ignore"), _quick_graphs():
+    with warnings.catch_warnings(action="ignore"), _fast_backend():
         train(folder, data, task, changes)
     return int(counters["stats"]["unique_graphs"])
 
 
 def train_compiled(folder: str, data: str, task: str, changes: dict[str, Any]) -> Lines:
-    """Train as `train` does; what the compiler warns of, about torch itself, is no error."""
+    """Train as `train` does; warnings of the compiler about torch itself are no errors."""
     torch.compiler.reset()
     with warnings.catch_warnings(action="ignore"):
         return train(folder, data, task, changes)
 
 
 def dropout_compiled(vector_bits: int | None) -> bool:
-    """Return whether compiled and eager dropout have the same bits; 1 compiles scalar code."""
+    """Return whether compiled and eager dropout are bitwise equal; 1 bit compiles scalar code."""
     torch.compiler.reset()
-    holder = DropoutKeys()
-    holder.rows = torch.arange(8, dtype=torch.int32) * 7919
-    part = CounterDropout(0.1, 2, holder)
+    keys = DropoutKeys()
+    keys.rows = torch.arange(8, dtype=torch.int32) * 7919
+    dropout = CounterDropout(0.1, 2, keys)
     hidden = torch.randn(8, 16, 32, generator=torch.Generator().manual_seed(0))
     with patch.object(inductor.cpp, "simdlen", vector_bits):
-        found = torch.compile(part, dynamic=False, fullgraph=True)(hidden)
-    return bool(found.equal(part(hidden)) and (found == 0).any())
+        output = torch.compile(dropout, dynamic=False, fullgraph=True)(hidden)
+    return bool(output.equal(dropout(hidden)) and (output == 0).any())
 
 
-def _meet() -> None:
+def _barrier() -> None:
     if dist.is_initialized():
         dist.barrier()
 
 
 def lines(folder: Path) -> Lines:
-    """Return the metrics of a run; of a step that two attempts wrote, the later one counts."""
-    found: dict[tuple[int, bool], dict[str, float]] = {}
+    """Return the lines of metrics of a run; if two attempts wrote a step, the later one counts."""
+    by_step: dict[tuple[int, bool], dict[str, float]] = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         try:
             values = json.loads(line)
         except ValueError:  # torn by a kill
             continue
         if "summary" not in values:
-            found[values["step"], "train/loss" in values] = values
-    return [found[key] for key in sorted(found)]
+            by_step[values["step"], "train/loss" in values] = values
+    return [by_step[key] for key in sorted(by_step)]
 
 
 def losses(rows: Lines) -> list[float]:
@@ -380,4 +389,4 @@ def save_with_torch(sizes: dict[str, int], given: str, folder: str) -> None:
     weights, moments = get_state_dict(model, optimizer)
     document = {"model": weights, "optim": moments, "step": 3}
     dcp.save(document, checkpoint_id=folder, no_dist=not dist.is_initialized())
-    _meet()
+    _barrier()

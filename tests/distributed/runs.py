@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from regauge.config import build, choose, merge
-from regauge.training.settings import Training
+from regauge.config import build, merge, parse_choice
+from regauge.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from distributed.world import World
@@ -44,29 +44,34 @@ LLAMA = {
     },
 }
 ORDERED = {"epsilon": 1e-6}
-"""A loss over an order does not see what a row's candidates share: those gradients are rounding."""
+"""Ranking losses ignore components that all candidates share; those gradients are rounding."""
 TASKS: dict[str, dict[str, Any]] = {
     "mlm": {"task": {"kind": "mlm"}, "model": BERT},
-    "next-sentence": {"task": {"kind": "mlm", "next_sentence": "yes"}, "model": BERT},
+    "next-sentence": {"task": {"kind": "mlm", "next_sentence": True}, "model": BERT},
     "clm": {"task": {"kind": "clm"}, "model": GPT},
     "sft": {"task": {"kind": "sft"}, "model": LLAMA},
     "llama": {"task": {"kind": "clm"}, "model": LLAMA},
     # At 0.05 the loss falls to 0.001, where the last bits of a cosine are 1e-5 of it.
     "contrastive": {
-        "task": {"kind": "contrastive", "shapes": 2, "temperature": 0.5},
+        "task": {"kind": "contrastive", "max_buckets": 2, "temperature": 0.5},
         "model": BERT,
     },
     "grouped": {
-        "task": {"kind": "contrastive", "shapes": 2, "temperature": 0.5, "negatives": 4},
+        "task": {
+            "kind": "contrastive",
+            "max_buckets": 2,
+            "temperature": 0.5,
+            "negatives_group_size": 4,
+        },
         "model": BERT,
     },
     "rank": {
         "task": {
             "kind": "rank",
-            "numbers": ("price",),
-            "categories": ("brand",),
+            "numeric_features": ("price",),
+            "categorical_features": ("brand",),
             "interactions": {"hidden": (16,), "width": 4, "buckets": 50},
-            "shapes": 2,
+            "max_buckets": 2,
         },
         "model": BERT,
         "optimizer": ORDERED,
@@ -75,10 +80,10 @@ TASKS: dict[str, dict[str, Any]] = {
         "task": {
             "kind": "rank",
             "objective": "pairwise",
-            "encoder": 1,
-            "numbers": ("price",),
+            "trainable_layers": 1,
+            "numeric_features": ("price",),
             "interactions": {"hidden": (16,), "rank": 4, "experts": 2, "structure": "stacked"},
-            "shapes": 2,
+            "max_buckets": 2,
         },
         "model": BERT,
         "optimizer": ORDERED,
@@ -86,17 +91,22 @@ TASKS: dict[str, dict[str, Any]] = {
     "apart": {
         "task": {
             "kind": "rank",
-            "encoders": "apart",
-            "encoder": 1,
-            "numbers": ("price",),
+            "encoders": "separate",
+            "trainable_layers": 1,
+            "numeric_features": ("price",),
             "interactions": {"hidden": (16,)},
-            "shapes": 2,
+            "max_buckets": 2,
         },
         "model": BERT,
         "optimizer": ORDERED,
     },
     "classify": {
-        "task": {"kind": "classify", "texts_of": ("query", "document"), "classes": 3, "shapes": 2},
+        "task": {
+            "kind": "classify",
+            "text_fields": ("query", "document"),
+            "classes": 3,
+            "max_buckets": 2,
+        },
         "model": merge(BERT, {"config": {"max_position_embeddings": 48}}),
     },
 }
@@ -115,29 +125,29 @@ TASKS["several"] = {
 }
 FULL = pytest.mark.full
 DATA = {"fields": "pairs"}
-"""What the dataset of a layout is called, where it has another name."""
+"""Names of datasets that differ from their layout."""
 STRATEGIES = {
     1: ("single", "ddp", "zero1", "fsdp"),
     2: ("ddp", "zero1", "fsdp", "shard-grad-op"),
     3: ("ddp", "zero1", "fsdp"),
     4: ("ddp", "zero1", "fsdp", "shard-grad-op", "hsdp"),
 }
-"""What a model can be spread by, by the number of processes."""
+"""Strategies by the number of processes."""
 
 
 def cases(every: Iterable[tuple[Any, ...]], first: Collection[tuple[Any, ...]]) -> list[Any]:
-    """Return every case; what is not among the first is left to `make test-rest`."""
+    """Return every case; those that are not in `first` run only in `make test-rest`."""
     return [pytest.param(*case, marks=[] if case in first else FULL) for case in every]
 
 
-def named(strategy: str) -> dict[str, str]:
-    """Return the table of a strategy; fsdp's second sharding goes by its own name here."""
+def strategy_table(strategy: str) -> dict[str, str]:
+    """Return the table of a strategy; "shard-grad-op" is the second sharding of fsdp."""
     if strategy == "shard-grad-op":
         return {"kind": "fsdp", "sharding": strategy}
     return {"kind": strategy}
 
 
-def settings(folder: Path, data: Path, task: str = "mlm", /, **changes: Any) -> Training:
+def settings(folder: Path, data: Path, task: str = "mlm", /, **changes: Any) -> TrainSettings:
     """Return a run of 12 steps of 8 rows in 4 microbatches; `changes` are laid over it.
 
     A model with a path replaces the task's.
@@ -146,8 +156,8 @@ def settings(folder: Path, data: Path, task: str = "mlm", /, **changes: Any) -> 
         "output": {
             "folder": str(folder),
             "trackers": ("jsonl",),
-            "every_steps": 1,
-            "checkpoint": {"every_steps": 4, "keep": 10, "writing": "blocking"},
+            "log_every_steps": 1,
+            "checkpoint": {"every_steps": 4, "keep_last": 10, "async_save": False},
         },
         "seed": 7,
         "data": {"path": str(data), "workers": 0},
@@ -160,19 +170,19 @@ def settings(folder: Path, data: Path, task: str = "mlm", /, **changes: Any) -> 
     tables = merge(merge(base, TASKS[task]), changes)
     if isinstance(tables["task"], tuple):  # a dataset of its own lies beside the run's
         tables["task"] = tuple(
-            merge(each, {"data": {"path": str(data.parent / each["data"]["path"])}})
-            if "data" in each
-            else each
-            for each in tables["task"]
+            merge(table, {"data": {"path": str(data.parent / table["data"]["path"])}})
+            if "data" in table
+            else table
+            for table in tables["task"]
         )
     if "path" in (model := changes.get("model", {})):
         tables["model"] = model
-    return build(Training, tables)
+    return build(TrainSettings, tables)
 
 
 @dataclass
 class Runs:
-    """Runs by size, task and changes, each done once, and every one in a folder of its own."""
+    """Runs by size, task and changes; each is done once, in a separate folder."""
 
     root: Path
     data: dict[str, Path]
@@ -180,19 +190,23 @@ class Runs:
     done: dict[str, Path] = field(default_factory=dict)
 
     def folder(self, name: str) -> Path:
-        """Return a folder that no other run has."""
+        """Return a new folder."""
         path = self.root / f"{len(list(self.root.iterdir())):03d}-{name}"
         path.mkdir()
         return path
 
     def job(self, job: str, size: int, folder: Path, task: str, changes: dict[str, Any]) -> Any:
-        """Do a job on every process of a world; return what each returned."""
-        own = TASKS[task]["task"]
-        layout = "fields" if isinstance(own, tuple) else choose("tasks", own).reads()
+        """Run a job on every process of a world; return the results in the order of ranks."""
+        task_table = TASKS[task]["task"]
+        layout = (
+            "fields"
+            if isinstance(task_table, tuple)
+            else parse_choice("tasks", task_table).row_layout()
+        )
         data = self.data[DATA.get(layout, layout)]
         return self.world(size).run(job, str(folder), str(data), task, changes)
 
-    def trained(self, size: int, task: str, **changes: Any) -> Path:
+    def train_once(self, size: int, task: str, **changes: Any) -> Path:
         """Return the folder of a finished run."""
         key = json.dumps([size, task, changes], sort_keys=True)
         if key not in self.done:

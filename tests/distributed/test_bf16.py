@@ -1,4 +1,4 @@
-"""In bf16 the masters stay fp32, and strategies agree as far as bf16 goes."""
+"""In bf16 master weights stay fp32, and strategies agree to the precision of bf16."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from safetensors import safe_open
 
 from distributed.jobs import lines, losses
-from distributed.runs import Runs, cases, named
-from regauge.checkpoint.layout import name_of
+from distributed.runs import Runs, cases, strategy_table
+from regauge.checkpoint.layout import checkpoint_name
 from regauge.config import read
 
 BF16: dict[str, Any] = {"execution": {"precision": "bf16"}}
 TOLERANCE = 1e-3
-"""A value of bf16 has 8 bits (0.4 %); a loss is a mean of many, so it is nearer than that."""
+"""A bf16 value has 8 bits (0.4 %); a loss is a mean of many values, so its error is smaller."""
 
 
 @pytest.mark.parametrize(
@@ -36,23 +36,23 @@ TOLERANCE = 1e-3
 def test_strategies_agree_and_masters_are_fp32(
     runs: Runs, size: int, strategy: str, task: str, figure: Callable[[str, float], None]
 ) -> None:
-    expected = losses(lines(runs.trained(1, task, **BF16)))
-    folder = runs.trained(size, task, strategy=named(strategy), **BF16)
-    found = losses(lines(folder))
-    error = max(abs(a - b) / a for a, b in zip(expected, found, strict=True))
+    expected = losses(lines(runs.train_once(1, task, **BF16)))
+    folder = runs.train_once(size, task, strategy=strategy_table(strategy), **BF16)
+    run_losses = losses(lines(folder))
+    error = max(abs(a - b) / a for a, b in zip(expected, run_losses, strict=True))
     figure(f"bf16 {task}", error)
     assert error < TOLERANCE
-    assert expected != losses(lines(runs.trained(1, task))), "this is fp32"
+    assert expected != losses(lines(runs.train_once(1, task))), "this is fp32"
     types = set()
-    for path in (folder / "checkpoints" / name_of(12)).glob("*.safetensors"):
+    for path in (folder / "checkpoints" / checkpoint_name(12)).glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             types |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     assert types == {"F32"}
 
 
-def test_all_processes_of_a_run_compute_in_what_the_first_has_measured(runs: Runs) -> None:
-    folder = runs.trained(2, "mlm", execution={"precision": "auto"})
+def test_all_processes_use_the_precision_measured_by_process_0(runs: Runs) -> None:
+    folder = runs.train_once(2, "mlm", execution={"precision": "auto"})
     decided = read(folder / "probe" / "precision.json")["precision"]
     assert read(folder / "run.json")["execution"]["precision"] == decided
-    same = runs.trained(2, "mlm", execution={"precision": decided})
+    same = runs.train_once(2, "mlm", execution={"precision": decided})
     assert losses(lines(folder)) == losses(lines(same))

@@ -1,4 +1,4 @@
-"""What is computed depends neither on the strategy nor on the number of processes.
+"""Losses depend neither on the strategy nor on the number of processes.
 
 Every run of a task starts from the same seed, has dropout on, and gives the losses of the run of
 one process to 1e-5, for 20 steps, in fp32.
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distributed.jobs import lines, losses
-from distributed.runs import FULL, STRATEGIES, TASKS, Runs, cases, named
+from distributed.runs import FULL, STRATEGIES, TASKS, Runs, cases, strategy_table
 
 STEPS = 20
 LONG: dict[str, Any] = {"stop": {"steps": STEPS}, "output": {"checkpoint": {"every_steps": 12}}}
@@ -20,9 +20,9 @@ QUICK: dict[str, Any] = {"output": {"checkpoint": {"every_steps": 1000}}}
 TOLERANCE = 1e-5
 EVERY = [(size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[size]]
 FIRST = [(2, "ddp"), (2, "fsdp"), (3, "zero1"), (4, "hsdp")]
-"""Of these, what `make test` proves of every change; of most other tasks, their first case."""
+"""Cases of these tasks that `make test` runs; for most other tasks it runs the first case."""
 LATER = ("apart", "frozen", "llama")
-"""Tasks whose own parts have unit tests; `make test-rest` spreads them."""
+"""Tasks with unit tests; `make test-rest` runs them on several processes."""
 SOME = {
     "clm": [(2, "fsdp"), (3, "zero1"), (4, "ddp"), (4, "hsdp")],
     "contrastive": [(2, "zero1"), (2, "shard-grad-op"), (3, "ddp"), (3, "fsdp"), (4, "hsdp")],
@@ -42,14 +42,16 @@ QUICKEST = [("mlm", *case) for case in FIRST]
 QUICKEST += [(task, *some[0]) for task, some in SOME.items() if task not in LATER]
 
 
-def error(runs: Runs, size: int, task: str, changes: dict[str, Any], base: dict[str, Any]) -> float:
+def relative_error(
+    runs: Runs, size: int, task: str, changes: dict[str, Any], base: dict[str, Any]
+) -> float:
     """Return the largest relative difference from the run of one process, step by step."""
-    expected = losses(lines(runs.trained(1, task, **base)))
-    found = losses(lines(runs.trained(size, task, **changes)))
-    assert len(expected) == len(found) == base["stop"]["steps"]
+    expected = losses(lines(runs.train_once(1, task, **base)))
+    run_losses = losses(lines(runs.train_once(size, task, **changes)))
+    assert len(expected) == len(run_losses) == base["stop"]["steps"]
     assert min(expected) > 0.1, "a loss near 0 has no relative precision"
     assert expected[-1] < expected[0], "nothing was learnt, so nothing is compared"
-    return max(abs(a - b) / a for a, b in zip(expected, found, strict=True))
+    return max(abs(a - b) / a for a, b in zip(expected, run_losses, strict=True))
 
 
 @pytest.mark.parametrize(("task", "size", "strategy"), cases(CASES, QUICKEST))
@@ -61,12 +63,14 @@ def test_every_strategy_and_size_gives_the_same_losses(
     figure: Callable[[str, float], None],
     supports: Callable[[str, str, str], None],
 ) -> None:
-    """4 microbatches on 3 processes are shares of 2, 1 and 1."""
-    found = error(runs, size, task, {"strategy": named(strategy), **LONG}, LONG)
-    figure(f"equality {task}", found)
-    assert found < TOLERANCE
+    """4 microbatches on 3 processes: 2, 1 and 1 per process."""
+    difference = relative_error(
+        runs, size, task, {"strategy": strategy_table(strategy), **LONG}, LONG
+    )
+    figure(f"equality {task}", difference)
+    assert difference < TOLERANCE
     if task != "several":
-        supports("cpu", named(strategy)["kind"], TASKS[task]["task"]["kind"])
+        supports("cpu", strategy_table(strategy)["kind"], TASKS[task]["task"]["kind"])
 
 
 @pytest.mark.parametrize(
@@ -76,9 +80,9 @@ def test_five_microbatches_on_two_processes(
     runs: Runs, strategy: str, figure: Callable[[str, float], None]
 ) -> None:
     base = {"batch": {"rows": 10}, "stop": {"steps": STEPS}, **QUICK}
-    found = error(runs, 2, "mlm", {"strategy": strategy, **base}, base)
-    figure("equality 5 microbatches on 2", found)
-    assert found < TOLERANCE
+    difference = relative_error(runs, 2, "mlm", {"strategy": strategy, **base}, base)
+    figure("equality 5 microbatches on 2", difference)
+    assert difference < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -92,13 +96,13 @@ def test_five_microbatches_on_two_processes(
         [("mlm", 1, 8), ("clm", 1, 8), ("contrastive", 1, 8), ("contrastive", 2, 4)],
     ),
 )
-def test_the_microbatch_does_not_enter(
+def test_losses_do_not_depend_on_the_microbatch_size(
     runs: Runs, size: int, rows: int, task: str, figure: Callable[[str, float], None]
 ) -> None:
     changes = {**LONG, **QUICK, "batch": {"microbatch_rows": rows}}
-    found = error(runs, size, task, changes, LONG)
-    figure("equality of microbatches", found)
-    assert found < TOLERANCE
+    difference = relative_error(runs, size, task, changes, LONG)
+    figure("equality of microbatches", difference)
+    assert difference < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -112,14 +116,14 @@ def test_the_microbatch_does_not_enter(
         [("mlm", 1, "selective"), ("contrastive", 1, "full")],
     ),
 )
-def test_activations_that_are_computed_again_are_the_same(
+def test_activation_checkpointing_changes_no_loss(
     runs: Runs, size: int, task: str, amount: str, figure: Callable[[str, float], None]
 ) -> None:
     execution = {"execution": {"activation_checkpointing": amount}}
     strategy = {"strategy": "single" if size == 1 else "fsdp"}
-    found = error(runs, size, task, {**LONG, **QUICK, **execution, **strategy}, LONG)
-    figure("equality of activation checkpointing", found)
-    assert found < TOLERANCE
+    difference = relative_error(runs, size, task, {**LONG, **QUICK, **execution, **strategy}, LONG)
+    figure("equality of activation checkpointing", difference)
+    assert difference < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -137,9 +141,9 @@ def test_other_optimizers(
     runs: Runs, kind: str, rate: float, strategy: str, figure: Callable[[str, float], None]
 ) -> None:
     base = {**LONG, **QUICK, "optimizer": {"kind": kind, "learning_rate": rate}}
-    found = error(runs, 2, "mlm", {"strategy": strategy, **base}, base)
-    figure(f"equality {kind}", found)
-    assert found < TOLERANCE
+    difference = relative_error(runs, 2, "mlm", {"strategy": strategy, **base}, base)
+    figure(f"equality {kind}", difference)
+    assert difference < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -149,11 +153,11 @@ def test_other_optimizers(
         [(2, "fsdp")],
     ),
 )
-def test_lamb_takes_the_norms_of_whole_weights(
+def test_lamb_uses_norms_of_unsharded_weights(
     runs: Runs, size: int, strategy: str, figure: Callable[[str, float], None]
 ) -> None:
-    """A shard's own norm would give other updates from the first step on."""
+    """The norm of a shard alone would change the updates from the first step on."""
     base = {**LONG, **QUICK, "optimizer": {"kind": "lamb", "learning_rate": 0.01}}
-    found = error(runs, size, "mlm", {"strategy": strategy, **base}, base)
-    figure("equality lamb", found)
-    assert found < TOLERANCE
+    difference = relative_error(runs, size, "mlm", {"strategy": strategy, **base}, base)
+    figure("equality lamb", difference)
+    assert difference < TOLERANCE

@@ -1,4 +1,4 @@
-"""What a model writes after held-out prompts: greedy, the same on any world, and of no effect."""
+"""Greedy generation from held-out prompts: equal on any world, and without effect on training."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from transformers import AutoModelForCausalLM
 
 from distributed import datasets
 from distributed.jobs import lines, losses, weights
-from distributed.runs import FULL, Runs, cases, named, settings
+from distributed.runs import FULL, Runs, cases, settings, strategy_table
 from regauge.config import build
 from regauge.data.dataset import Dataset
 from regauge.errors import SettingsError
-from regauge.evaluation.offline import measure
-from regauge.evaluation.settings import Evaluating
+from regauge.evaluation.offline import evaluate_models
+from regauge.evaluation.settings import EvaluateSettings
 from regauge.processes import World
 
 PROMPTS, MOST = 5, 6
-ASKED = {"prompts": PROMPTS, "most_tokens": MOST, "prompt_tokens": 5}
+ASKED = {"prompts": PROMPTS, "max_new_tokens": MOST, "prompt_tokens": 5}
 WRITING: dict[str, Any] = {
     "evaluation": {"every_steps": 10, "samples": ASKED},
     "stop": {"steps": 20},
@@ -30,11 +30,11 @@ WRITING: dict[str, Any] = {
 SILENT = {**WRITING, "evaluation": {"every_steps": 10}}
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
+def read_samples(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
-def ids(text: str) -> list[int]:
+def encode(text: str) -> list[int]:
     return [int(word.removeprefix("w")) for word in text.split()]
 
 
@@ -45,21 +45,26 @@ def ids(text: str) -> list[int]:
         [("sft", 2, "fsdp")],
     ),
 )
-def test_every_world_writes_the_same(runs: Runs, size: int, strategy: str, task: str) -> None:
-    alone = told(runs.trained(1, task, **WRITING))
+def test_samples_do_not_depend_on_the_world(
+    runs: Runs, size: int, strategy: str, task: str
+) -> None:
+    alone = read_samples(runs.train_once(1, task, **WRITING))
     assert [line["step"] for line in alone] == [0] * PROMPTS + [10] * PROMPTS + [20] * PROMPTS
     assert alone[0]["answer"] != alone[-PROMPTS]["answer"], "nothing was learnt"
-    assert told(runs.trained(size, task, strategy=named(strategy), **WRITING)) == alone
+    assert (
+        read_samples(runs.train_once(size, task, strategy=strategy_table(strategy), **WRITING))
+        == alone
+    )
 
 
 @pytest.mark.parametrize("task", ["sft", "clm"])
-def test_an_answer_is_what_transformers_generates(runs: Runs, task: str) -> None:
-    folder = runs.trained(1, task, **WRITING)
+def test_answers_equal_greedy_generation_of_transformers(runs: Runs, task: str) -> None:
+    folder = runs.train_once(1, task, **WRITING)
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
-    last = [line for line in told(folder) if line["step"] == 20]
+    last = [line for line in read_samples(folder) if line["step"] == 20]
     assert len({line["prompt"] for line in last}) == PROMPTS
     for line in last:
-        prompt = torch.tensor([ids(line["prompt"])])
+        prompt = torch.tensor([encode(line["prompt"])])
         room = min(MOST, datasets.LENGTH - prompt.shape[1])
         with torch.no_grad():
             expected = model.generate(
@@ -72,11 +77,11 @@ def test_an_answer_is_what_transformers_generates(runs: Runs, task: str) -> None
             )[0, prompt.shape[1] :].tolist()
         ended = expected[-1] in datasets.FACTS.special
         assert line["ended"] == ended
-        assert ids(line["answer"]) == expected[: len(expected) - ended]
+        assert encode(line["answer"]) == expected[: len(expected) - ended]
 
 
-def test_prompts_and_references_are_those_of_held_out_rows(runs: Runs) -> None:
-    rows = Dataset(runs.data["chat"]).split("heldout")
+def test_prompts_and_references_are_held_out_rows(runs: Runs) -> None:
+    rows = Dataset(runs.data["chat"]).rows("heldout")
     known = {}
     for row in rows.take(range(len(rows))):
         for segment in (1, 2, 3):
@@ -84,17 +89,17 @@ def test_prompts_and_references_are_those_of_held_out_rows(runs: Runs) -> None:
             tokens, marks = row["tokens"][inside], row["answers"][inside]
             cut = int(marks.argmax())
             known[tuple(tokens[:cut].tolist())] = tokens[cut:][:MOST].tolist()
-    for line in told(runs.trained(1, "sft", **WRITING)):
-        assert known[tuple(ids(line["prompt"]))] == ids(line["reference"])
+    for line in read_samples(runs.train_once(1, "sft", **WRITING)):
+        assert known[tuple(encode(line["prompt"]))] == encode(line["reference"])
     short = {**WRITING, "evaluation": {"samples": {"prompts": 3, "prompt_tokens": 4}}}
-    found = told(runs.trained(1, "clm", **short))
+    samples = read_samples(runs.train_once(1, "clm", **short))
     beginnings = {
         tuple(row["tokens"][row["segments"] == segment][:4].tolist())
         for row in rows.take(range(len(rows)))
         for segment in (1, 2, 3)
     }
-    assert {tuple(ids(line["prompt"])) for line in found} <= beginnings
-    assert all(len(ids(line["prompt"])) == 4 for line in found)
+    assert {tuple(encode(line["prompt"])) for line in samples} <= beginnings
+    assert all(len(encode(line["prompt"])) == 4 for line in samples)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +109,11 @@ def test_prompts_and_references_are_those_of_held_out_rows(runs: Runs) -> None:
         [(2, "counter")],
     ),
 )
-def test_writing_does_not_change_the_training(runs: Runs, size: int, dropout: str) -> None:
+def test_generation_does_not_change_training(runs: Runs, size: int, dropout: str) -> None:
     model = {"model": {"dropout_kind": dropout}}
-    plain, writing = (runs.trained(size, "clm", **model, **each) for each in (SILENT, WRITING))
+    plain, writing = (
+        runs.train_once(size, "clm", **model, **options) for options in (SILENT, WRITING)
+    )
     assert losses(lines(plain)) == losses(lines(writing))
     before, after = weights(plain), weights(writing)
     assert before.keys() == after.keys()
@@ -120,42 +127,48 @@ def test_writing_does_not_change_the_training(runs: Runs, size: int, dropout: st
 
 
 @FULL
-def test_compiled_blocks_need_no_graph_of_their_own(runs: Runs) -> None:
+def test_generation_compiles_no_additional_graph(runs: Runs) -> None:
     counts = []
     for changes in (SILENT, WRITING):
         compiled = {**changes, "stop": {"steps": 2}, "execution": {"compile": "blocks"}}
         folder = runs.folder("compiled")
-        counts += runs.job("train_graphed", 1, folder, "sft", compiled)
-    assert len(told(folder)) == 2 * PROMPTS
+        counts += runs.job("train_counting_graphs", 1, folder, "sft", compiled)
+    assert len(read_samples(folder)) == 2 * PROMPTS
     assert counts[0] == counts[1] > 0
 
 
-def test_a_row_that_is_full_ends_an_answer(runs: Runs) -> None:
-    most: dict[str, Any] = {"prompts": 10, "most_tokens": 200, "prompt_tokens": 2}
-    found = told(runs.trained(1, "clm", **{**WRITING, "evaluation": {"samples": most}}))
-    lengths = [len(ids(line["prompt"])) + len(ids(line["answer"])) for line in found]
-    open_ended = [length for length, line in zip(lengths, found, strict=True) if not line["ended"]]
+def test_a_full_row_ends_an_answer(runs: Runs) -> None:
+    most: dict[str, Any] = {"prompts": 10, "max_new_tokens": 200, "prompt_tokens": 2}
+    samples = read_samples(
+        runs.train_once(1, "clm", **{**WRITING, "evaluation": {"samples": most}})
+    )
+    lengths = [len(encode(line["prompt"])) + len(encode(line["answer"])) for line in samples]
+    open_ended = [
+        length for length, line in zip(lengths, samples, strict=True) if not line["ended"]
+    ]
     assert set(open_ended) == {datasets.LENGTH}
 
 
-def test_rows_without_a_prompt_are_told_of(
+def test_rows_without_a_prompt_are_logged(
     runs: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = {"packed": datasets.packed(tmp_path / "data", 8, 2)}
+    data = {"packed": datasets.write_packed(tmp_path / "data", 8, 2)}
     (tmp_path / "runs").mkdir()
     few = Runs(tmp_path / "runs", data, runs.world)
     long = {"samples": {"prompts": 1, "prompt_tokens": datasets.LENGTH}}
-    few.trained(1, "clm", evaluation=long, stop={"steps": 1})
+    few.train_once(1, "clm", evaluation=long, stop={"steps": 1})
     assert "no held-out row has a prompt: see evaluation.samples" in caplog.text
 
 
-def test_a_task_that_writes_no_text_is_refused(runs: Runs, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"'mlm' writes no text; leave evaluation.samples out"):
+def test_samples_of_a_non_generative_task_are_refused(runs: Runs, tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"'mlm' generates no text; leave evaluation.samples out"
+    ):
         settings(tmp_path, runs.data["packed"], "mlm", **WRITING)
 
 
-def test_saved_models_answer_the_same_offline(runs: Runs, tmp_path: Path) -> None:
-    folder = runs.trained(1, "sft", **WRITING)
+def test_saved_models_generate_the_same_answers(runs: Runs, tmp_path: Path) -> None:
+    folder = runs.train_once(1, "sft", **WRITING)
     document = {
         "output": {"folder": str(tmp_path / "table")},
         "data": {"path": str(runs.data["chat"])},
@@ -163,11 +176,11 @@ def test_saved_models_answer_the_same_offline(runs: Runs, tmp_path: Path) -> Non
         "accelerator": "cpu",
         "execution": {"precision": "fp32", "threads": 1},
         "evaluation": {"microbatch_rows": 2, "samples": ASKED},
-        "subjects": {"models": {"mine": str(folder)}},
+        "models": {"mine": str(folder)},
     }
     for _ in range(2):  # a second measurement replaces the first
-        measure(build(Evaluating, document), World())
-    last = [line for line in told(folder) if line["step"] == 20]
+        evaluate_models(build(EvaluateSettings, document), World())
+    last = [line for line in read_samples(folder) if line["step"] == 20]
     for line in last:
         del line["attempt"], line["step"]
-    assert told(tmp_path / "table") == [{"model": "mine", **line} for line in last]
+    assert read_samples(tmp_path / "table") == [{"model": "mine", **line} for line in last]

@@ -1,4 +1,4 @@
-"""Adapters are trained alike by every strategy, saved alone, and merged into a plain model."""
+"""LoRA: every strategy trains the same adapters; they are saved separately and merged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from regauge import processes
 from regauge.cli import main
 from regauge.errors import DataError
 from regauge.models import weights as folders
-from regauge.models.architectures import build
+from regauge.models.architectures import build_model
 from regauge.models.settings import Model
 from regauge.training.run import attempt
 
@@ -33,7 +33,7 @@ CHANGES: dict[str, Any] = {
     "model": {"lora": ADAPTERS},
     "optimizer": {"learning_rate": 0.02},
     "stop": {"steps": 10},
-    "output": {"checkpoint": {"every_steps": 5, "keep": 10}},
+    "output": {"checkpoint": {"every_steps": 5, "keep_last": 10}},
 }
 SPREAD = [(2, "ddp"), (2, "fsdp"), (3, "zero1"), (4, "hsdp")]
 
@@ -52,13 +52,13 @@ def digest(folder: Path) -> str:
 def test_every_strategy_trains_the_same_adapters(
     runs: Runs, size: int, strategy: str, task: str, figure: Callable[[str, float], None]
 ) -> None:
-    alone = runs.trained(1, task, strategy="single", **CHANGES)
-    spread = runs.trained(size, task, strategy=strategy, **CHANGES)
+    alone = runs.train_once(1, task, strategy="single", **CHANGES)
+    spread = runs.train_once(size, task, strategy=strategy, **CHANGES)
     ours, theirs = losses(lines(alone)), losses(lines(spread))
     assert ours[-1] < ours[0] - 0.01
-    found = max(abs(a - b) / a for a, b in zip(ours, theirs, strict=True))
-    figure("equality of adapters", found)
-    assert found < 1e-5
+    difference = max(abs(a - b) / a for a, b in zip(ours, theirs, strict=True))
+    figure("equality of adapters", difference)
+    assert difference < 1e-5
     assert digest(alone) == digest(spread)
     whole, other = jobs.weights(alone), jobs.weights(spread)
     assert whole.keys() == other.keys()
@@ -67,8 +67,8 @@ def test_every_strategy_trains_the_same_adapters(
         assert (value - other[name]).norm() <= 5e-3 * value.norm(), name
 
 
-def test_a_checkpoint_holds_the_adapters_alone(runs: Runs) -> None:
-    folder = runs.trained(2, "llama", strategy="fsdp", **CHANGES)
+def test_a_checkpoint_contains_only_the_adapters(runs: Runs) -> None:
+    folder = runs.train_once(2, "llama", strategy="fsdp", **CHANGES)
     names: set[str] = set()
     for file in (folder / "checkpoints" / "step-00000005").glob("*.safetensors"):
         with safe_open(file, framework="pt") as opened:
@@ -83,8 +83,8 @@ def test_a_checkpoint_holds_the_adapters_alone(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("size", "strategy"), cases([(1, "single"), (2, "ddp"), (2, "fsdp")], [(2, "fsdp")])
 )
-def test_a_resumed_run_ends_in_the_same_bits(runs: Runs, size: int, strategy: str) -> None:
-    whole = runs.trained(size, "llama", strategy=strategy, **CHANGES)
+def test_a_resumed_run_is_bitwise_equal(runs: Runs, size: int, strategy: str) -> None:
+    whole = runs.train_once(size, "llama", strategy=strategy, **CHANGES)
     folder = runs.folder("resumed")
     for steps in (5, 10):
         changes = {**CHANGES, "strategy": strategy, "stop": {"steps": steps}}
@@ -97,8 +97,8 @@ def test_a_resumed_run_ends_in_the_same_bits(runs: Runs, size: int, strategy: st
     assert all(value.equal(theirs[name]) for name, value in ours.items())
 
 
-def test_a_run_begins_with_merged_adapters_and_has_none_of_its_own(runs: Runs) -> None:
-    adapted = runs.trained(1, "llama", **CHANGES)
+def test_a_run_can_start_from_merged_adapters(runs: Runs) -> None:
+    adapted = runs.train_once(1, "llama", **CHANGES)
     start = {"path": str(adapted), "init_from": {"path": str(adapted), "step": "latest"}}
     folder = runs.folder("merged")
     runs.job("train", 1, folder, "llama", {"model": {**start, "dropout": 0.0}})
@@ -107,13 +107,13 @@ def test_a_run_begins_with_merged_adapters_and_has_none_of_its_own(runs: Runs) -
     assert len(losses(lines(folder))) == 12
 
 
-def test_what_one_strategy_saved_another_goes_on_with(runs: Runs) -> None:
+def test_adapters_are_resharded_between_strategies(runs: Runs) -> None:
     folder = runs.folder("moved")
     for size, strategy, steps in ((2, "fsdp", 5), (1, "single", 8), (2, "zero1", 10)):
         changes = {**CHANGES, "strategy": strategy, "stop": {"steps": steps}}
         changes["optimizer"] = {**CHANGES["optimizer"], "schedule": {"kind": "constant"}}
         runs.job("train", size, folder, "llama", changes)
-    once = runs.trained(1, "llama", **{**changes, "strategy": "single"})
+    once = runs.train_once(1, "llama", **{**changes, "strategy": "single"})
     for a, b in zip(losses(lines(folder)), losses(lines(once)), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
 
@@ -121,22 +121,22 @@ def test_what_one_strategy_saved_another_goes_on_with(runs: Runs) -> None:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("base")
-    model, _ = build(Model(**LLAMA), "causal", datasets.VOCABULARY, seed=11)
-    folders.save(root / "base", model.config, model.named_parameters(), root)
+    model, _ = build_model(Model(**LLAMA), "causal", datasets.VOCABULARY, seed=11)
+    folders.save_model_folder(root / "base", model.config, model.named_parameters(), root)
     return root / "base"
 
 
 @pytest.fixture(scope="module")
 def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Train adapters beside saved weights; return the run, and what its unmerged model gives."""
+    """Train adapters on saved weights; return the run, and the outputs of its unmerged model."""
     root = tmp_path_factory.mktemp("run")
-    data = datasets.packed(root / "data")
+    data = datasets.write_packed(root / "data")
     changes = {**CHANGES, "model": {"path": str(base), "lora": {**ADAPTERS, "dropout": 0.0}}}
-    found = jobs.final_outputs(str(root / "run"), str(data), "llama", changes)
-    return {"folder": root / "run", "data": data, "changes": changes, **found}
+    outputs = jobs.final_outputs(str(root / "run"), str(data), "llama", changes)
+    return {"folder": root / "run", "data": data, "changes": changes, **outputs}
 
 
-def test_a_run_leaves_a_merged_model_and_the_adapters(run: dict[str, Any], base: Path) -> None:
+def test_a_run_writes_a_merged_model_and_the_adapters(run: dict[str, Any], base: Path) -> None:
     tokens = run["tokens"]
     plain = AutoModelForCausalLM.from_pretrained(run["folder"] / "model").eval()
     first = AutoModelForCausalLM.from_pretrained(base).eval()
@@ -150,15 +150,15 @@ def test_a_run_leaves_a_merged_model_and_the_adapters(run: dict[str, Any], base:
 
 
 @pytest.mark.parametrize("step", ["final", "10", "latest"])
-def test_every_form_is_the_merged_model_but_peft(
+def test_every_export_format_is_merged_except_peft(
     run: dict[str, Any], base: Path, tmp_path: Path, step: str
 ) -> None:
-    whole = folders.whole(run["folder"] / "model")
-    export = ["export", str(run["folder"]), f"target.step={step}"]
+    whole = folders.read_weights(run["folder"] / "model")
+    export = ["export", str(run["folder"]), f"export.step={step}"]
     assert main([*export, "--format", "hf", "--to", str(tmp_path / "hf")]) == 0
-    found = folders.whole(tmp_path / "hf")
-    assert found.keys() == whole.keys()
-    assert all(found[name].equal(value) for name, value in whole.items())
+    exported = folders.read_weights(tmp_path / "hf")
+    assert exported.keys() == whole.keys()
+    assert all(exported[name].equal(value) for name, value in whole.items())
     assert main([*export, "--format", "peft", "--to", str(tmp_path / "adapter")]) == 0
     first = AutoModelForCausalLM.from_pretrained(base).eval()
     adapted = peft.PeftModel.from_pretrained(first, tmp_path / "adapter").eval()
@@ -167,33 +167,36 @@ def test_every_form_is_the_merged_model_but_peft(
     torch.testing.assert_close(output, run["output"], rtol=1e-5, atol=1e-5)
 
 
-def test_an_earlier_moment_is_another_model(run: dict[str, Any], tmp_path: Path) -> None:
-    export = ["export", str(run["folder"]), "target.step=5", "--format", "hf"]
+def test_an_earlier_checkpoint_exports_another_model(run: dict[str, Any], tmp_path: Path) -> None:
+    export = ["export", str(run["folder"]), "export.step=5", "--format", "hf"]
     assert main([*export, "--to", str(tmp_path / "hf")]) == 0
-    found, whole = folders.whole(tmp_path / "hf"), folders.whole(run["folder"] / "model")
-    changed = {name for name in whole if not found[name].equal(whole[name])}
+    exported, whole = (
+        folders.read_weights(tmp_path / "hf"),
+        folders.read_weights(run["folder"] / "model"),
+    )
+    changed = {name for name in whole if not exported[name].equal(whole[name])}
     assert changed == {name for name in whole if name.endswith("proj.weight")}
 
 
-def test_a_run_without_adapters_has_none_to_export(
+def test_a_run_without_adapters_cannot_export_them(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = runs.trained(1, "llama", strategy="single", stop={"steps": 2})
+    folder = runs.train_once(1, "llama", strategy="single", stop={"steps": 2})
     assert main(["export", str(folder), "--format", "peft", "--to", str(tmp_path / "a")]) == 2
     assert "this run trained no adapters" in capsys.readouterr().err
 
 
-def test_other_weights_below_the_adapters_are_noticed(run: dict[str, Any], tmp_path: Path) -> None:
-    """One bit of one of them is enough."""
-    own = tmp_path / "base"
-    model, _ = build(Model(**LLAMA), "causal", datasets.VOCABULARY, seed=11)
-    folders.save(own, model.config, model.named_parameters(), tmp_path)
-    changes = {**run["changes"], "model": {**run["changes"]["model"], "path": str(own)}}
+def test_changed_frozen_weights_are_refused(run: dict[str, Any], tmp_path: Path) -> None:
+    """One changed bit is enough."""
+    base_folder = tmp_path / "base"
+    model, _ = build_model(Model(**LLAMA), "causal", datasets.VOCABULARY, seed=11)
+    folders.save_model_folder(base_folder, model.config, model.named_parameters(), tmp_path)
+    changes = {**run["changes"], "model": {**run["changes"]["model"], "path": str(base_folder)}}
     first = {**changes, "stop": {"steps": 5}}
     attempt(settings(tmp_path / "run", run["data"], "llama", **first), processes.World())
     value = model.get_parameter("model.norm.weight").data
     value[3] = torch.nextafter(value[3], torch.tensor(2.0))
-    folders.save(own, model.config, model.named_parameters(), tmp_path)
+    folders.save_model_folder(base_folder, model.config, model.named_parameters(), tmp_path)
     with pytest.raises(
         DataError,
         match=r"the frozen weights have changed since .*; restore the weights of model\.path",
@@ -215,33 +218,33 @@ def test_other_weights_below_the_adapters_are_noticed(run: dict[str, Any], tmp_p
 def test_frozen_weights_have_neither_masters_nor_gradients(
     runs: Runs, size: int, strategy: str, precision: str
 ) -> None:
-    """They lie in the type of the computation; a dry run says the same."""
+    """Frozen weights have the compute dtype, and the dry run predicts the same memory."""
     changes = {**CHANGES, "strategy": strategy, "execution": {"precision": precision}}
-    found = runs.job("holding", size, runs.folder("holding"), "llama", changes)
-    fullest = max((each for each, _ in found), key=lambda each: sum(each.values()))
-    told = found[0][1]
+    ranks = runs.job("measure_memory", size, runs.folder("holding"), "llama", changes)
+    fullest = max((memory for memory, _ in ranks), key=lambda memory: sum(memory.values()))
+    plan = ranks[0][1]
     expected = {name: round(count / 1e9, 6) for name, count in fullest.items()}
-    assert {name: told["gigabytes_per_process"][name] for name in expected} == expected
-    assert told["parameters"] > 2 * told["trained_parameters"] > 0
+    assert {name: plan["gigabytes_per_process"][name] for name in expected} == expected
+    assert plan["parameters"] > 2 * plan["trained_parameters"] > 0
     share = {"hsdp": 2, "fsdp": 2}.get(strategy, 1)
-    assert fullest["gradients"] == 4 * told["trained_parameters"] // share
+    assert fullest["gradients"] == 4 * plan["trained_parameters"] // share
 
 
 @FULL
-def test_half_precision_trains_adapters_alike(runs: Runs) -> None:
+def test_adapters_train_in_half_precision(runs: Runs) -> None:
     changes = {**CHANGES, "execution": {"precision": "bf16"}}
     one, other = (
-        losses(lines(runs.trained(2, "llama", strategy=strategy, **changes)))
+        losses(lines(runs.train_once(2, "llama", strategy=strategy, **changes)))
         for strategy in ("ddp", "fsdp")
     )
     assert one[-1] < one[0] - 0.01
     assert one == pytest.approx(other, rel=1e-3)
 
 
-def test_adapters_beside_a_head_that_is_drawn_are_refused(tmp_path: Path) -> None:
-    model, _ = build(Model(**LLAMA), "none", datasets.VOCABULARY, seed=11)
-    folders.save(tmp_path / "body", model.config, model.named_parameters(), tmp_path)
-    data = datasets.packed(tmp_path / "data", 8, 2)
-    own = {"model": {"path": str(tmp_path / "body"), "lora": {}}}
-    with pytest.raises(Exception, match="adapters would leave it as it is drawn"):
-        attempt(settings(tmp_path / "run", data, "llama", **own), processes.World())
+def test_adapters_with_a_new_head_are_refused(tmp_path: Path) -> None:
+    model, _ = build_model(Model(**LLAMA), "none", datasets.VOCABULARY, seed=11)
+    folders.save_model_folder(tmp_path / "body", model.config, model.named_parameters(), tmp_path)
+    data = datasets.write_packed(tmp_path / "data", 8, 2)
+    changes = {"model": {"path": str(tmp_path / "body"), "lora": {}}}
+    with pytest.raises(Exception, match="adapters would not train it"):
+        attempt(settings(tmp_path / "run", data, "llama", **changes), processes.World())

@@ -10,39 +10,39 @@ import pytest
 
 from distributed import datasets
 from distributed.jobs import lines, losses
-from distributed.runs import Runs, cases, named
+from distributed.runs import Runs, cases, strategy_table
 from distributed.test_equality import TOLERANCE
 from distributed.test_resume import assert_same
-from regauge.checkpoint.layout import LATEST, name_of
+from regauge.checkpoint.layout import LATEST, checkpoint_name
 
 STEPS = 12
 
 
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the settings of a run that mixes in three rows of ten of an older dataset."""
-    old = datasets.packed(tmp_path_factory.mktemp("mix") / "old", 9, 6, seed=5)
-    return {"data": {"mix": [{"path": str(old), "share": 0.3}]}, "stop": {"steps": STEPS}}
+    """Return the settings of a run with three of ten rows from a second dataset."""
+    old = datasets.write_packed(tmp_path_factory.mktemp("mix") / "old", 9, 6, seed=5)
+    return {"data": {"mix": [{"path": str(old), "fraction": 0.3}]}, "stop": {"steps": STEPS}}
 
 
 @pytest.mark.parametrize(("size", "strategy"), cases([(2, "fsdp"), (3, "zero1")], [(3, "zero1")]))
-def test_a_mixture_trains_alike_on_any_world(
+def test_a_mixture_trains_equally_on_any_world(
     runs: Runs, mix: dict[str, Any], size: int, strategy: str
 ) -> None:
-    alone = lines(runs.trained(1, "mlm", **mix))
-    found = lines(runs.trained(size, "mlm", strategy=named(strategy), **mix))
-    pairs = zip(losses(alone), losses(found), strict=True)
+    alone = lines(runs.train_once(1, "mlm", **mix))
+    run_lines = lines(runs.train_once(size, "mlm", strategy=strategy_table(strategy), **mix))
+    pairs = zip(losses(alone), losses(run_lines), strict=True)
     assert max(abs(a - b) / a for a, b in pairs) < TOLERANCE
-    assert losses(alone) != losses(lines(runs.trained(1, "mlm", stop={"steps": STEPS})))
-    told = [{name for name in line if name.endswith("/loss")} for line in found]
-    assert {"heldout/loss", "heldout.old/loss"} in told
-    counts = [line["heldout.old/items"] for line in found if "heldout.old/items" in line]
+    assert losses(alone) != losses(lines(runs.train_once(1, "mlm", stop={"steps": STEPS})))
+    loss_names = [{name for name in line if name.endswith("/loss")} for line in run_lines]
+    assert {"heldout/loss", "heldout.old/loss"} in loss_names
+    counts = [line["heldout.old/items"] for line in run_lines if "heldout.old/items" in line]
     assert counts
-    assert counts[0] != found[0]["heldout/items"]
+    assert counts[0] != run_lines[0]["heldout/items"]
 
 
-def test_a_mixture_goes_on_as_if_it_had_never_stopped(runs: Runs, mix: dict[str, Any]) -> None:
-    whole = runs.trained(2, "mlm", strategy="ddp", **mix)
+def test_a_resumed_mixture_equals_an_uninterrupted_one(runs: Runs, mix: dict[str, Any]) -> None:
+    whole = runs.train_once(2, "mlm", strategy="ddp", **mix)
     folder = runs.folder("stopped")
     _until(whole, folder, 4)
     runs.job("train", 2, folder, "mlm", {"strategy": "ddp", **mix})
@@ -50,10 +50,10 @@ def test_a_mixture_goes_on_as_if_it_had_never_stopped(runs: Runs, mix: dict[str,
 
 
 def _until(whole: Path, folder: Path, step: int) -> None:
-    """Copy a finished run as it was after an earlier checkpoint."""
+    """Copy a finished run without the files after an earlier checkpoint."""
     shutil.copytree(whole, folder, dirs_exist_ok=True)
     for later in range(step + 1, STEPS + 1):
-        shutil.rmtree(folder / "checkpoints" / name_of(later), ignore_errors=True)
+        shutil.rmtree(folder / "checkpoints" / checkpoint_name(later), ignore_errors=True)
     shutil.rmtree(folder / "model")
     (folder / "result.json").unlink()
-    (folder / "checkpoints" / LATEST).write_text(name_of(step) + "\n")
+    (folder / "checkpoints" / LATEST).write_text(checkpoint_name(step) + "\n")

@@ -1,4 +1,4 @@
-"""A program over two processes: equal answers, half of the weights in each, and nothing left."""
+"""Model parallelism on two processes: equal outputs, half of the weights in each, clean exit."""
 
 from __future__ import annotations
 
@@ -21,31 +21,53 @@ from torch import Tensor, nn
 
 import regauge
 from distributed import datasets
-from end_to_end.predicting import EAGER, QUICK, exported, table, texts, trained, vectors, written
+from end_to_end.predicting import (
+    EAGER,
+    QUICK,
+    export_run,
+    random_texts,
+    read_table,
+    train_model,
+    vector_column,
+    write_records,
+)
 from regauge import config
 from regauge.artifacts import artifact as artifacts
 from regauge.artifacts import engine
-from regauge.artifacts.model import Loaded
-from regauge.backends import Payload, Shape, Site
-from regauge.backends._parallel import Parallel
-from regauge.backends._parts import Follower
+from regauge.artifacts.model import LoadedModel
+from regauge.backends import ExecutionContext, Payload, Shape
+from regauge.backends._model_parallel.runner import ModelParallelRunner
+from regauge.backends._model_parallel.worker import RankWorker
 from regauge.cli import main
 from regauge.errors import SettingsError, TransientError
 from regauge.models.dropout import DropoutKeys
-from regauge.models.inference_modules import TextProgram, WriteProgram, tensors
-from regauge.models.io_spec import Fields, of_texts
+from regauge.models.inference_modules import GenerationProgram, TextProgram, named_tensors
+from regauge.models.io_spec import InputSpec, program_inputs
 from regauge.models.modules import Encoder
 from regauge.models.sentence_transformers import Pooling
 
 VOCABULARY = 60
 SHAPES = (Shape(8, 8), Shape(3, 24), Shape(1, 32), Shape(8, 8))
-ERROR = 1e-6
+MAX_ERROR = 1e-6
 """Largest difference, as a share of the largest value."""
-PART_SECONDS = 5.0
-FIRST = ("query", "key", "value", "intermediate.dense", "q_proj", "k_proj", "v_proj", "up_proj")
-DIVIDED = (*FIRST, "gate_proj", "output.dense.weight", "o_proj", "down_proj")
-"""What names of divided weights contain, and biases of layers whose outputs are divided."""
-TWO = 'candidates.backends=[{kind="eager", parts=2}]'
+TIMEOUT_SECONDS = 5.0
+COLUMN_PARALLEL = (
+    "query",
+    "key",
+    "value",
+    "intermediate.dense",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "up_proj",
+)
+SPLIT = (*COLUMN_PARALLEL, "gate_proj", "output.dense.weight", "o_proj", "down_proj")
+"""Parts of the names of split weights, and of biases of column-parallel layers."""
+TWO_DEVICES = 'candidates.backends=[{kind="eager", devices=2}]'
+INDIVISIBLE = (
+    r"devices = {} does not divide 4 heads \(num_attention_heads\); "
+    r"set devices = {}, the nearest valid number$"
+)
 FP32 = 'candidates.precisions=["fp32"]'
 
 
@@ -70,11 +92,11 @@ def _widths() -> dict[str, int]:
 
 
 def program(model: Any, pooling: Pooling) -> nn.Module:
-    made = TextProgram(Encoder(model, DropoutKeys(), pooling), "vectors").eval()
-    return made.requires_grad_(False)  # noqa: FBT003 - torch's own
+    module = TextProgram(Encoder(model, DropoutKeys(), pooling), "vectors").eval()
+    return module.requires_grad_(False)  # noqa: FBT003 - torch's own
 
 
-def drawn(make: Callable[[], nn.Module]) -> nn.Module:
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(3)
     return make()
 
@@ -87,11 +109,11 @@ def batch(shape: Shape) -> tuple[Tensor, Tensor]:
     return tokens, lengths
 
 
-def differ(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
+def relative_difference(output: Tensor, expected: Tensor) -> float:
+    return float((output - expected).abs().max() / expected.abs().max())
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -99,224 +121,238 @@ def alive(pid: int) -> bool:
     return True
 
 
-def pid(runner: Parallel) -> int:
-    assert runner.crew is not None
-    [follower] = runner.crew.followers
-    return follower.process.pid
+def worker_pid(runner: ModelParallelRunner) -> int:
+    assert runner.ranks is not None
+    [worker] = runner.ranks.workers
+    return worker.process.pid
 
 
-def started(whole: nn.Module, **how: Any) -> Parallel:
-    """Return a program that is divided over two processes."""
-    backend = config.choose("backends", {"kind": "eager", "parts": 2, **how})
-    site = Site(config.choose("accelerators", "cpu"), torch.device("cpu"), 1)
-    given: Any = of_texts(Fields()), SHAPES, "fp32", lambda: tensors(whole), lambda: whole
-    runner: Parallel = backend.load(Payload(Path(), *given), site)
+def start_runner(program: nn.Module, **options: Any) -> ModelParallelRunner:
+    """Return a runner of a program on two devices."""
+    backend = config.parse_choice("backends", {"kind": "eager", "devices": 2, **options})
+    site = ExecutionContext(config.parse_choice("accelerators", "cpu"), torch.device("cpu"), 1)
+    arguments: Any = (
+        program_inputs(InputSpec()),
+        SHAPES,
+        "fp32",
+        lambda: named_tensors(program),
+        lambda: program,
+    )
+    runner: ModelParallelRunner = backend.load(Payload(Path(), *arguments), site)
     return runner
 
 
-def with_two(artifact: Path, folder: Path) -> Path:
-    """Return a copy of an artifact that is computed by two processes."""
+def copy_for_two_devices(artifact: Path, folder: Path) -> Path:
+    """Copy an artifact and change its manifest to two devices; return the copy."""
     shutil.copytree(artifact, folder)
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
-    manifest["compiled"]["backend"] |= {"parts": 2, "part_seconds": PART_SECONDS}
+    manifest["compiled"]["backend"] |= {"devices": 2, "timeout_seconds": TIMEOUT_SECONDS}
     path.write_text(json.dumps(manifest))
     return folder
 
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the artifact of a BERT encoder, for one process."""
+    """Return the artifact of a BERT encoder on one device."""
     folder = tmp_path_factory.mktemp("encoder")
-    return exported(trained(folder), folder / "artifact", *EAGER, FP32)
+    return export_run(train_model(folder), folder / "artifact", *EAGER, FP32)
 
 
 @pytest.fixture(scope="module")
 def encoder(artifact: Path) -> nn.Module:
-    """Return its program."""
-    return engine.payload(artifacts.opened(artifact)).program()
+    """Return the program of the artifact."""
+    return engine.build_payload(artifacts.open_artifact(artifact)).build_program()
 
 
 @pytest.fixture(scope="module")
-def loaded(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    """Return the artifact over two processes; tests share it, since to start one costs seconds."""
-    found = regauge.load(with_two(artifact, tmp_path_factory.mktemp("two") / "artifact"))
-    yield found
-    runner_of(found).close()
+def loaded(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
+    """Return the artifact on two devices; tests share it, because a start takes seconds."""
+    model = regauge.load(
+        copy_for_two_devices(artifact, tmp_path_factory.mktemp("two") / "artifact")
+    )
+    yield model
+    runner_of(model).close()
 
 
 @pytest.fixture
-def divided(loaded: Loaded) -> Parallel:
+def divided(loaded: LoadedModel) -> ModelParallelRunner:
     return runner_of(loaded)
 
 
-def runner_of(loaded: Loaded) -> Parallel:
+def runner_of(loaded: LoadedModel) -> ModelParallelRunner:
     runner: Any = loaded._engine.runner
-    assert isinstance(runner, Parallel)
+    assert isinstance(runner, ModelParallelRunner)
     return runner
 
 
-def check_equal(runner: Parallel, whole: nn.Module) -> float:
+def check_equal(runner: ModelParallelRunner, program: nn.Module) -> float:
     """Compare several shapes, each computed twice; return the largest difference."""
-    most = 0.0
+    largest = 0.0
     for shape in SHAPES:
-        given = batch(shape)
+        inputs = batch(shape)
         with torch.no_grad():
-            expected = whole(*given)
-        found = runner(*given)
-        most = max(most, differ(found, expected))
-        assert torch.equal(found, runner(*given))
-    assert runner.graphs() == 0
-    return most
+            expected = program(*inputs)
+        output = runner(*inputs)
+        largest = max(largest, relative_difference(output, expected))
+        assert torch.equal(output, runner(*inputs))
+    assert runner.num_graphs() == 0
+    return largest
 
 
-def divided_bytes(whole: nn.Module) -> int:
+def split_bytes(program: nn.Module) -> int:
     return sum(
         value.nbytes
-        for name, value in tensors(whole).items()
-        if any(part in name for part in DIVIDED)
+        for name, value in named_tensors(program).items()
+        if any(pattern in name for pattern in SPLIT)
     )
 
 
-def check_halves(runner: Parallel, whole: nn.Module) -> None:
-    """See that each part holds half of what is divided, and all of the rest."""
-    size = sum(value.nbytes for value in tensors(whole).values())
-    assert runner.crew is not None
-    assert runner.crew.held == [size - divided_bytes(whole) // 2] * 2
-    assert divided_bytes(whole) > size / 2
+def check_halves(runner: ModelParallelRunner, program: nn.Module) -> None:
+    """Check that each rank has half of the split weights, and all other weights."""
+    size = sum(value.nbytes for value in named_tensors(program).values())
+    assert runner.ranks is not None
+    assert runner.ranks.bytes_per_rank == [size - split_bytes(program) // 2] * 2
+    assert split_bytes(program) > size / 2
 
 
-def test_two_processes_answer_as_one_with_half_of_the_weights(
-    encoder: nn.Module, divided: Parallel, figure: Callable[[str, float], None]
+def test_two_devices_compute_the_same_with_half_of_the_weights_each(
+    encoder: nn.Module, divided: ModelParallelRunner, figure: Callable[[str, float], None]
 ) -> None:
-    most = check_equal(divided, encoder)
-    figure("divided over two processes", most)
-    assert most < ERROR
+    difference = check_equal(divided, encoder)
+    figure("divided over two processes", difference)
+    assert difference < MAX_ERROR
     check_halves(divided, encoder)
 
 
-def test_texts_have_equal_vectors(artifact: Path, loaded: Loaded) -> None:
-    expected, found = (each.encode(texts(40)) for each in (regauge.load(artifact), loaded))
-    assert np.abs(found - expected).max() / np.abs(expected).max() < ERROR
+def test_texts_have_equal_vectors_on_two_devices(artifact: Path, loaded: LoadedModel) -> None:
+    expected, vectors_of_two = (
+        model.encode(random_texts(40)) for model in (regauge.load(artifact), loaded)
+    )
+    assert np.abs(vectors_of_two - expected).max() / np.abs(expected).max() < MAX_ERROR
 
 
-def test_a_group_of_training_is_left_alone(encoder: nn.Module, divided: Parallel) -> None:
-    given = batch(SHAPES[1])
+def test_the_default_process_group_is_not_used(
+    encoder: nn.Module, divided: ModelParallelRunner
+) -> None:
+    inputs = batch(SHAPES[1])
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        assert differ(divided(*given), encoder(*given)) < ERROR
+        assert relative_difference(divided(*inputs), encoder(*inputs)) < MAX_ERROR
         assert dist.get_world_size() == 1
     finally:
         dist.destroy_process_group()
 
 
-def test_a_lost_part_is_named_and_the_next_call_starts_another(
-    encoder: nn.Module, divided: Parallel
+def test_a_lost_rank_is_named_and_the_next_call_starts_new_processes(
+    encoder: nn.Module, divided: ModelParallelRunner
 ) -> None:
-    given = batch(SHAPES[0])
-    first = pid(divided)
+    inputs = batch(SHAPES[0])
+    first = worker_pid(divided)
     os.kill(first, signal.SIGKILL)
-    began = time.monotonic()
-    with pytest.raises(TransientError, match=r"^part 2 of 2 ended with code -9; run") as told:
-        divided(*given)
-    assert time.monotonic() - began < PART_SECONDS
-    assert "\n" not in str(told.value)
-    assert differ(divided(*given), encoder(*given)) < ERROR
-    second = pid(divided)
+    start = time.monotonic()
+    with pytest.raises(
+        TransientError, match=r"^rank 1 of 2 ended with exit code -9; run"
+    ) as caught:
+        divided(*inputs)
+    assert time.monotonic() - start < TIMEOUT_SECONDS
+    assert "\n" not in str(caught.value)
+    assert relative_difference(divided(*inputs), encoder(*inputs)) < MAX_ERROR
+    second = worker_pid(divided)
     os.kill(second, signal.SIGSTOP)
-    with pytest.raises(TransientError, match=r"^part 2 of 2 has not answered for 5 s; run"):
-        divided(*given)
-    assert not alive(first)
-    assert not alive(second)
+    with pytest.raises(TransientError, match=r"^rank 1 of 2 has not responded for 5 s; run"):
+        divided(*inputs)
+    assert not is_alive(first)
+    assert not is_alive(second)
 
 
-def test_a_model_writes_as_it_does_alone_and_its_parts_end_with_the_runner() -> None:
+def test_generation_is_equal_on_two_devices_and_workers_end_with_the_runner() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(5)
     sizes: Any = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     tied = LlamaConfig(**_widths(), **sizes, pad_token_id=0, tie_word_embeddings=True)
     model: Any = LlamaForCausalLM(tied)
-    whole = WriteProgram(model.eval(), 6, 0, (3,)).requires_grad_(False)  # noqa: FBT003
-    runner = started(whole)
+    text_program = GenerationProgram(model.eval(), 6, 0, (3,)).requires_grad_(False)  # noqa: FBT003
+    runner = start_runner(text_program)
     for shape in SHAPES[:2]:
-        assert torch.equal(runner(*batch(shape)), whole(*batch(shape)))
-    check_halves(runner, whole)
-    follower = pid(runner)
+        assert torch.equal(runner(*batch(shape)), text_program(*batch(shape)))
+    check_halves(runner, text_program)
+    worker = worker_pid(runner)
     del runner
-    assert not alive(follower)
+    assert not is_alive(worker)
 
 
 @pytest.mark.full
-def test_parts_share_layers_in_turn() -> None:
-    whole = drawn(llama)
-    runner = started(whole, share="layers")
-    assert check_equal(runner, whole) < ERROR
-    every = tensors(whole).items()
-    layer = sum(value.nbytes for name, value in every if "layers.0." in name)
-    size = sum(value.nbytes for _, value in every)
-    assert runner.crew is not None
-    assert runner.crew.held == [size - layer, size - 2 * layer]
+def test_pipeline_parallelism_assigns_whole_layers() -> None:
+    text_program = seeded(llama)
+    runner = start_runner(text_program, parallelism="pipeline")
+    assert check_equal(runner, text_program) < MAX_ERROR
+    tensors = named_tensors(text_program).items()
+    layer = sum(value.nbytes for name, value in tensors if "layers.0." in name)
+    size = sum(value.nbytes for _, value in tensors)
+    assert runner.ranks is not None
+    assert runner.ranks.bytes_per_rank == [size - layer, size - 2 * layer]
     runner.close()
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("options", "message"),
     [
-        ({"parts": 3}, r"3 parts cannot share 4 heads \(num_attention_heads\); .* is 2$"),
-        ({"parts": 8}, r"8 parts cannot share 4 heads \(num_attention_heads\); .* is 4$"),
+        ({"devices": 3}, INDIVISIBLE.format(3, 2)),
+        ({"devices": 8}, INDIVISIBLE.format(8, 4)),
         (
-            {"parts": 3, "share": "layers"},
-            "3 parts cannot share 2 layers of TextProgram; the nearest number that can is 2$",
+            {"devices": 3, "parallelism": "pipeline"},
+            "TextProgram has 2 layers for 3 devices; set devices = 2, the nearest valid number$",
         ),
     ],
 )
-def test_what_cannot_be_shared_is_refused(how: dict[str, Any], told: str) -> None:
-    with pytest.raises(SettingsError, match=told):
-        started(drawn(bert), **how)
+def test_an_indivisible_program_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        start_runner(seeded(bert), **options)
 
 
-def test_what_a_part_cannot_be_told_is_refused_and_what_it_fails_with_is_raised() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    part = Follower("part 2 of 2", subprocess.Popen(["true"]), ours)  # noqa: S607
-    with pytest.raises(SettingsError, match="another process cannot be told the program"):
-        part.say(lambda: None)
-    theirs.send(("failed", RuntimeError("out of memory")))
+def test_an_unpicklable_program_is_refused_and_errors_of_a_worker_are_raised() -> None:
+    pipe, worker_pipe = multiprocessing.Pipe()
+    worker = RankWorker("rank 1 of 2", subprocess.Popen(["true"]), pipe)  # noqa: S607
+    with pytest.raises(SettingsError, match="the program cannot be pickled for rank 1 of 2"):
+        worker.send(lambda: None)
+    worker_pipe.send(("failed", RuntimeError("out of memory")))
     with pytest.raises(RuntimeError, match="out of memory"):
-        part.hear()
-    theirs.close()
-    with pytest.raises(TransientError, match="part 2 of 2 is lost"):
-        part.say("anything")
-    part.end()
+        worker.receive()
+    worker_pipe.close()
+    with pytest.raises(TransientError, match="rank 1 of 2 is lost"):
+        worker.send("anything")
+    worker.kill()
 
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the artifacts of a causal encoder for one process, and for two."""
+    """Return the artifacts of a causal encoder for one device, and for two."""
     folder = tmp_path_factory.mktemp("exports")
-    run = trained(folder, "llama", datasets.packed)
+    run = train_model(folder, "llama", datasets.write_packed)
     last = 'text.pooling=["lasttoken"]'
-    plain = exported(run, folder / "plain", *EAGER, FP32, last)
-    return plain, exported(run, folder / "two", TWO, FP32, last, *QUICK)
+    plain = export_run(run, folder / "plain", *EAGER, FP32, last)
+    return plain, export_run(run, folder / "two", TWO_DEVICES, FP32, last, *QUICK)
 
 
-def test_what_was_exported_for_two_is_loaded_and_predicted_with(
+def test_an_artifact_for_two_devices_is_loaded_and_used_by_predict(
     exports: tuple[Path, Path], tmp_path: Path
 ) -> None:
     plain, two = exports
     manifest = json.loads((two / "manifest.json").read_text())
-    assert manifest["compiled"]["backend"]["parts"] == 2
+    assert manifest["compiled"]["backend"]["devices"] == 2
     assert manifest["program"]["pooling"]["modes"] == ["lasttoken"]
-    expected, found = (regauge.load(folder).encode(texts(40)) for folder in (plain, two))
-    assert np.abs(found - expected).max() / np.abs(expected).max() < ERROR
+    expected, found = (regauge.load(folder).encode(random_texts(40)) for folder in (plain, two))
+    assert np.abs(found - expected).max() / np.abs(expected).max() < MAX_ERROR
     assert np.array_equal(predicted(two, tmp_path, "inline"), found)
 
 
 @pytest.mark.full
-def test_processes_of_predict_start_parts_and_leave_none(
+def test_predict_workers_start_ranks_and_leave_no_process(
     exports: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))  # by which all of them are known
+    monkeypatch.syspath_prepend(str(tmp_path))  # so that their command lines contain the path
     found = predicted(exports[1], tmp_path, "local")
     assert np.array_equal(found, predicted(exports[1], tmp_path / "again", "inline"))
     commands = Path("/proc").glob("[0-9]*/cmdline")
@@ -325,14 +361,14 @@ def test_processes_of_predict_start_parts_and_leave_none(
 
 def predicted(artifact: Path, folder: Path, executor: str) -> np.ndarray:
     folder.mkdir(exist_ok=True)
-    source, out = written(folder / "texts.jsonl", 40), folder / "out"
+    source, out = write_records(folder / "texts.jsonl", 40), folder / "out"
     asked = ["--source", str(source), "--to", str(out), "output.dtype=float32"]
     assert main(["predict", str(artifact), *asked, f"execution.executor={executor}"]) == 0
-    return vectors(table(out))
+    return vector_column(read_table(out))
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return b""

@@ -1,4 +1,4 @@
-"""Several tasks on one encoder: what each step trains, what is measured, what is left behind."""
+"""Several tasks on one encoder: steps, evaluation, checkpoints and final models."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from distributed.jobs import lines
 from distributed.runs import TASKS, Runs, settings
 from regauge import config
-from regauge.comparison.compare import compared
+from regauge.comparison.compare import compare_runs
 from regauge.comparison.settings import Comparison
 from regauge.config import build
 from regauge.data.dataset import Dataset
 from regauge.errors import DataError, SettingsError
-from regauge.evaluation.offline import measure
-from regauge.evaluation.settings import Evaluating
+from regauge.evaluation.offline import evaluate_models
+from regauge.evaluation.settings import EvaluateSettings
 from regauge.models.multitask import modules_by_task
 from regauge.processes import World
-from regauge.reporting.page import tell
-from regauge.results.run_folder import read
+from regauge.reporting.page import build_report
+from regauge.results.run_folder import read_run_folder
 from regauge.training import dry_run
-from regauge.training.batch_finder.memory import sized
+from regauge.training.batch_finder.memory import describe_model
 from regauge.training.defaults import resolve_defaults
 from regauge.training.export_models import write_models
 from regauge.training.run_setup import Run, set_up
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 from regauge.training.task_schedule import read_manifests
 from regauge.verbs import compare
 
@@ -40,31 +40,31 @@ NAMES = ("search", "words", "topics")
 
 @pytest.fixture(scope="module")
 def run(runs: Runs) -> Path:
-    return runs.trained(1, "several", **STEPS)
+    return runs.train_once(1, "several", **STEPS)
 
 
 @pytest.fixture(scope="module")
 def opened_run(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("opened") / "run"
-    asked = settings(folder, runs.data["pairs"], "several")
-    return set_up(resolve_defaults(asked, World()), World())
+    run_settings = settings(folder, runs.data["pairs"], "several")
+    return set_up(resolve_defaults(run_settings, World()), World())
 
 
-def test_every_task_is_measured_and_learns(run: Path) -> None:
-    found = lines(run)
-    held = [line for line in found if "heldout.search/loss" in line]
+def test_every_task_is_evaluated_and_learns(run: Path) -> None:
+    run_lines = lines(run)
+    held = [line for line in run_lines if "heldout.search/loss" in line]
     assert [line["step"] for line in held] == [0, 4, 8, 12]
     for name in ("search", "words"):
         assert held[-1][f"heldout.{name}/loss"] < held[0][f"heldout.{name}/loss"]
     assert {"heldout.topics/accuracy", "heldout.words/accuracy"} <= held[-1].keys()
-    trained = [line for line in found if "train/loss" in line]
+    trained = [line for line in run_lines if "train/loss" in line]
     turns = [[name for name in NAMES if f"train.{name}/loss" in line] for line in trained]
     assert turns == [["search"], ["words"], ["topics"], ["search"]] * 3
     for line, (name,) in zip(trained, turns, strict=True):
         assert line["train/loss"] == line[f"train.{name}/loss"]
 
 
-def test_the_encoder_is_one_and_a_step_of_one_task_moves_it_for_all(opened_run: Run) -> None:
+def test_all_tasks_share_one_encoder(opened_run: Run) -> None:
     search, words, topics = modules_by_task(opened_run.state.model.module).values()
     layers = [part.model.base_model.encoder for part in (search, words, topics)]
     assert layers[0] is layers[1] is layers[2]
@@ -77,7 +77,7 @@ def test_the_encoder_is_one_and_a_step_of_one_task_moves_it_for_all(opened_run: 
     assert sum("encoder.layer.0.intermediate.dense.weight" in name for name in names) == 1
 
 
-def test_a_step_gives_gradients_to_the_encoder_and_to_its_own_head(opened_run: Run) -> None:
+def test_a_step_has_gradients_for_the_encoder_and_one_head(opened_run: Run) -> None:
     named = dict(opened_run.state.model.module.named_parameters())
     heads = {
         "words": "tasks.words.model.cls.predictions.transform.dense.weight",
@@ -99,12 +99,14 @@ def test_a_step_gives_gradients_to_the_encoder_and_to_its_own_head(opened_run: R
         opened_run.state.model.clear_gradients()
 
 
-def test_the_order_of_a_task_is_the_one_that_it_has_alone(opened_run: Run, runs: Runs) -> None:
-    """The second task's rows at its own steps are those of a run of that task alone."""
-    asked = settings(
+def test_the_row_order_of_a_task_does_not_depend_on_other_tasks(
+    opened_run: Run, runs: Runs
+) -> None:
+    """The rows of the second task equal the rows of a run with that task alone."""
+    run_settings = settings(
         opened_run.context.folder / "alone", runs.data["packed"], "mlm", batch={"rows": 4}
     )
-    alone = set_up(resolve_defaults(asked, World()), World()).context.tasks[0]
+    alone = set_up(resolve_defaults(run_settings, World()), World()).context.tasks[0]
     words = opened_run.context.tasks[1]
     assert [
         turn.step
@@ -115,7 +117,7 @@ def test_the_order_of_a_task_is_the_one_that_it_has_alone(opened_run: Run, runs:
         assert words.order.batch(step).tolist() == alone.order.batch(step).tolist()
 
 
-def test_every_task_leaves_a_model_that_transformers_loads(run: Path) -> None:
+def test_every_task_writes_a_model_that_transformers_loads(run: Path) -> None:
     words = AutoModelForMaskedLM.from_pretrained(run / "tasks" / "words" / "model")
     topics = AutoModelForSequenceClassification.from_pretrained(run / "tasks" / "topics" / "model")
     search = load_file(run / "model" / "model.safetensors")
@@ -126,141 +128,136 @@ def test_every_task_leaves_a_model_that_transformers_loads(run: Path) -> None:
     assert (run / "tasks" / "topics" / "model" / "tokenizer.json").is_file()
 
 
-def test_a_task_of_many_is_measured_after_the_run_as_in_it(run: Path, runs: Runs) -> None:
+def test_offline_evaluation_of_one_task_equals_the_run(run: Path, runs: Runs) -> None:
     table = {"output": {"folder": str(run.parent / f"{run.name}-measured")}, "seed": 7}
-    asked = {
+    run_settings = {
         **table,
         "data": {"path": str(runs.data["pairs"])},
-        "task": {"kind": "classify", "texts_of": ("query",), "classes": 3},
-        "subjects": {
-            "models": {"topics": str(run / "tasks" / "topics")},
-            "tasks": "own",
-            "untrained": "no",
-        },
+        "task": {"kind": "classify", "text_fields": ("query",), "classes": 3},
+        "models": {"topics": str(run / "tasks" / "topics")},
+        "evaluate": {"task_settings": "run", "untrained": False},
         "accelerator": "cpu",
         "execution": {"precision": "fp32", "threads": 1},
     }
-    (row,) = measure(build(Evaluating, asked), World())["rows"]
+    (row,) = evaluate_models(build(EvaluateSettings, run_settings), World())["rows"]
     last = [line for line in lines(run) if "heldout.topics/loss" in line][-1]
     assert row["loss"] == pytest.approx(last["heldout.topics/loss"], rel=1e-6)
     assert row["accuracy"] == last["heldout.topics/accuracy"]
 
 
-def test_a_run_goes_on_in_its_folder_only_with_the_same_tasks(run: Path, runs: Runs) -> None:
-    def begun(**changes: Any) -> None:
-        tasks = [dict(each) for each in TASKS["several"]["task"]]
+def test_a_run_is_resumed_only_with_the_same_tasks(run: Path, runs: Runs) -> None:
+    def start_again(**changes: Any) -> None:
+        tasks = [dict(table) for table in TASKS["several"]["task"]]
         tasks[1] |= changes
-        asked = settings(run, runs.data["pairs"], "several", task=tuple(tasks), **STEPS)
-        dry_run.check(asked)
+        run_settings = settings(run, runs.data["pairs"], "several", task=tuple(tasks), **STEPS)
+        dry_run.check_run(run_settings)
 
-    begun()
-    begun(batch={"rows": 4, "microbatch_rows": 2})  # how it is computed, and not what
+    start_again()
+    start_again(batch={"rows": 4, "microbatch_rows": 2})  # how it is computed, and not what
     with pytest.raises(SettingsError, match=r"task\.words\.weight is 1 there and 2 here"):
-        begun(weight=2)
+        start_again(weight=2)
     with pytest.raises(SettingsError, match=r"task\.words\.batch\.rows"):
-        begun(batch={"rows": 8})
+        start_again(batch={"rows": 8})
 
 
-def test_a_dry_run_tells_of_every_task(runs: Runs, tmp_path: Path) -> None:
-    found = dry_run.plan(settings(tmp_path / "run", runs.data["pairs"], "several", **STEPS))
-    assert (found["search_task"], found["search_turns"], found["words_task"]) == (
+def test_a_dry_run_describes_every_task(runs: Runs, tmp_path: Path) -> None:
+    plan = dry_run.plan_run(settings(tmp_path / "run", runs.data["pairs"], "several", **STEPS))
+    assert (plan["search_task"], plan["search_turns"], plan["words_task"]) == (
         "contrastive",
         2,
         "mlm",
     )
-    assert found["steps"] == 12
-    assert found["steps_per_epoch"] == 10, "5 batches of the first task, which has every second"
-    assert found["words_global_batch_rows"] == 4
+    assert plan["steps"] == 12
+    assert plan["steps_per_epoch"] == 10, "5 batches of the first task, which has every second"
+    assert plan["words_global_batch_rows"] == 4
 
 
-def test_one_table_of_tasks_is_a_run_of_that_task(runs: Runs, tmp_path: Path) -> None:
+def test_a_single_task_entry_equals_a_task_table(runs: Runs, tmp_path: Path) -> None:
     one = {**TASKS["several"]["task"][2], "batch": {"rows": 4}}
-    asked = settings(tmp_path / "run", runs.data["pairs"], "classify", task=(one,), **STEPS)
-    (aim,) = asked.task_configs
+    run_settings = settings(tmp_path / "run", runs.data["pairs"], "classify", task=(one,), **STEPS)
+    (aim,) = run_settings.task_configs
     assert (aim.name, aim.batch.rows) == ("", 4)
-    assert dry_run.plan(asked)["task"] == "classify"
-    assert sized(asked)["parameters"] > 0
-    opened_run = set_up(resolve_defaults(asked, World()), World())
+    assert dry_run.plan_run(run_settings)["task"] == "classify"
+    assert describe_model(run_settings)["parameters"] > 0
+    opened_run = set_up(resolve_defaults(run_settings, World()), World())
     assert list(opened_run.context.heldout) == ["heldout"]
     write_models(*opened_run)
     assert (tmp_path / "run" / "model" / "config.json").is_file()
     assert not (tmp_path / "run" / "tasks").exists()
 
 
-def test_no_task_reads_the_run_s_own_dataset(runs: Runs, tmp_path: Path) -> None:
-    """The tokenizer is that of the first task's dataset."""
-    tasks = [dict(each) for each in TASKS["several"]["task"]]
-    for each in (tasks[0], tasks[2]):
-        each["data"] = {"path": str(runs.data["pairs"])}
+def test_every_task_may_have_a_separate_dataset(runs: Runs, tmp_path: Path) -> None:
+    """The tokenizer comes from the dataset of the first task."""
+    tasks = [dict(table) for table in TASKS["several"]["task"]]
+    for table in (tasks[0], tasks[2]):
+        table["data"] = {"path": str(runs.data["pairs"])}
     nowhere = runs.data["pairs"].parent / "nowhere"
-    asked = settings(tmp_path / "run", nowhere, "several", task=tuple(tasks), **STEPS)
-    assert dry_run.uncountable(asked) is None
-    opened_run = set_up(resolve_defaults(asked, World()), World())
+    run_settings = settings(tmp_path / "run", nowhere, "several", task=tuple(tasks), **STEPS)
+    assert dry_run.find_count_obstacle(run_settings) is None
+    opened_run = set_up(resolve_defaults(run_settings, World()), World())
     write_models(*opened_run)
     for folder in ("model", "tasks/words/model"):
         assert (tmp_path / "run" / folder / "tokenizer.json").is_file()
 
 
-def test_a_task_s_own_mixture_is_checked(runs: Runs, tmp_path: Path) -> None:
-    tasks = [dict(each) for each in TASKS["several"]["task"]]
-    mix = [{"path": "a", "share": 0.6}, {"path": "b", "share": 0.6}]
+def test_the_mixture_of_a_task_is_checked(runs: Runs, tmp_path: Path) -> None:
+    tasks = [dict(table) for table in TASKS["several"]["task"]]
+    mix = [{"path": "a", "fraction": 0.6}, {"path": "b", "fraction": 0.6}]
     tasks[1]["data"] = {"path": "packed", "mix": mix}
     with pytest.raises(SettingsError, match="words"):
         settings(tmp_path / "run", runs.data["pairs"], "several", task=tuple(tasks))
 
 
-def test_datasets_of_other_tokenizers_do_not_go_together(runs: Runs, tmp_path: Path) -> None:
+def test_datasets_with_different_tokenizers_are_refused(runs: Runs, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     manifest = json.loads((runs.data["packed"] / "manifest.json").read_text())
     manifest["tokenizer"]["vocabulary"] += 1
     (other / "manifest.json").write_text(json.dumps(manifest))
-    tasks = [dict(each) for each in TASKS["several"]["task"]]
+    tasks = [dict(table) for table in TASKS["several"]["task"]]
     tasks[1]["data"] = {"path": str(other)}
-    asked = settings(tmp_path / "run", runs.data["pairs"], "several", task=tuple(tasks))
+    run_settings = settings(tmp_path / "run", runs.data["pairs"], "several", task=tuple(tasks))
     with pytest.raises(DataError, match="have different tokenizers"):
-        read_manifests(asked)
+        read_manifests(run_settings)
 
 
-def test_tasks_that_train_other_parts_of_the_encoder_do_not_go_together(
-    runs: Runs, tmp_path: Path
-) -> None:
+def test_tasks_with_different_trainable_layers_are_refused(runs: Runs, tmp_path: Path) -> None:
     frozen = {**TASKS["frozen"]["task"], "name": "rank", "data": {"path": "groups"}}
     tasks = (TASKS["several"]["task"][0], frozen)
-    asked = settings(tmp_path / "run", runs.data["pairs"], "several", task=tasks)
-    with pytest.raises(SettingsError, match="tasks 'search' and 'rank' train other parts"):
-        set_up(resolve_defaults(asked, World()), World())
+    run_settings = settings(tmp_path / "run", runs.data["pairs"], "several", task=tasks)
+    with pytest.raises(SettingsError, match="tasks 'search' and 'rank' train different layers"):
+        set_up(resolve_defaults(run_settings, World()), World())
 
 
-def test_a_run_of_several_tasks_begins_with_a_model_that_one_has_left(
-    runs: Runs, tmp_path: Path
-) -> None:
-    first = runs.trained(1, "classify", stop={"steps": 4})
+def test_a_multitask_run_starts_from_the_model_of_one_task(runs: Runs, tmp_path: Path) -> None:
+    first = runs.train_once(1, "classify", stop={"steps": 4})
     model = {"path": str(first), "dropout": 0.1}
-    asked = settings(tmp_path / "run", runs.data["pairs"], "several", model=model)
-    opened_run = set_up(resolve_defaults(asked, World()), World())
+    run_settings = settings(tmp_path / "run", runs.data["pairs"], "several", model=model)
+    opened_run = set_up(resolve_defaults(run_settings, World()), World())
     saved = load_file(first / "model" / "model.safetensors")
     search, _, topics = modules_by_task(opened_run.state.model.module).values()
     for name, value in search.model.named_parameters():
         assert torch.equal(value, saved[f"bert.{name}"]), name
     assert torch.equal(topics.model.classifier.weight, saved["classifier.weight"])
-    assert len(Dataset(runs.data["pairs"]).split("train")) == 40
+    assert len(Dataset(runs.data["pairs"]).rows("train")) == 40
 
 
-def test_a_repetition_sums_the_rows_of_every_task_in_another_order(run: Path) -> None:
-    own = build(Training, config.read(run / "run.json"))
-    for before, after in zip(own.task_configs, compare.repeated(run).task_configs, strict=True):
+def test_a_noise_run_reorders_the_sums_of_every_task(run: Path) -> None:
+    run_settings = build(TrainSettings, config.read(run / "run.json"))
+    for before, after in zip(
+        run_settings.task_configs, compare.build_repeat(run).task_configs, strict=True
+    ):
         assert after.batch.rows == before.batch.rows
         assert after.batch.microbatch != before.batch.microbatch
 
 
-def test_a_report_and_a_comparison_tell_of_every_task(run: Path, runs: Runs) -> None:
-    spread = runs.trained(2, "several", strategy="zero1", **STEPS)
-    chapter = tell(tuple(map(read, (run, spread)))).trained[0]
-    assert chapter.what == "train contrastive and mlm and classify"
+def test_reports_and_comparisons_include_every_task(run: Path, runs: Runs) -> None:
+    spread = runs.train_once(2, "several", strategy="zero1", **STEPS)
+    chapter = build_report(tuple(map(read_run_folder, (run, spread)))).training_sections[0]
+    assert chapter.description == "train contrastive and mlm and classify"
     assert 'task.words.kind="mlm"' in chapter.settings
-    found = compared(Comparison(runs=(str(run), str(spread))))
-    (parity,) = found.parities
-    assert not parity.prevented
+    comparison = compare_runs(Comparison(runs=(str(run), str(spread))))
+    (parity,) = comparison.parities
+    assert not parity.blocking_differences
     assert {"heldout.search/loss", "heldout.topics/accuracy"} <= {m.name for m in parity.metrics}
     assert parity.verdict == "pass"

@@ -1,4 +1,4 @@
-"""Steps that are looked at closely: nothing of the run changes, and all of their time is told."""
+"""Profiled steps: the run is unchanged, and the profile accounts for all of their time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 from distributed.jobs import lines, losses
 from distributed.runs import FULL, Runs, settings
 from regauge import processes
-from regauge.reporting.profile_section import closer
+from regauge.reporting.profile_section import build_profile_section
 from regauge.results import run_folder as folders
 from regauge.training.context import RunContext
 from regauge.training.defaults import resolve_defaults
 from regauge.training.profile import profiler
-from regauge.training.profile.trace import LOSS, OPTIMIZER, STEP, SUMS
+from regauge.training.profile.trace import GRADIENT_SUMS, LOSS, OPTIMIZER, STEP
 from regauge.training.run_setup import set_up
 
 STEPS = profiler.PROFILED_STEPS
@@ -31,43 +31,43 @@ SLOW_SECONDS = 1.0
 AT_ONCE = {"data": {"workers": 0, "prefetch_steps": 1}}
 
 
-def profile(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / profiler.FILE).read_text())
-    return found
+def read_profile(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / profiler.REPORT).read_text())
+    return document
 
 
 @pytest.mark.parametrize(
     ("size", "strategy"), [(1, "single"), (2, "ddp"), pytest.param(2, "fsdp", marks=FULL)]
 )
-def test_a_profile_changes_nothing_and_tells_all_of_a_step(
+def test_a_profile_changes_no_loss_and_accounts_for_the_whole_step(
     runs: Runs, size: int, strategy: str, figure: Callable[[str, float], None]
 ) -> None:
-    plain = runs.trained(size, "mlm", strategy=strategy)
-    folder = runs.trained(size, "mlm", strategy=strategy, profile=True)
+    plain = runs.train_once(size, "mlm", strategy=strategy)
+    folder = runs.train_once(size, "mlm", strategy=strategy, profile=True)
     assert losses(lines(folder)) == losses(lines(plain))
-    told = profile(folder)
-    assert told["steps"] == [profiler.SKIPPED_STEPS + 1, profiler.SKIPPED_STEPS + STEPS]
-    kinds = told["kinds"]
-    assert sum(kinds.values()) == pytest.approx(told["seconds_per_step"], rel=1e-6)
+    document = read_profile(folder)
+    assert document["steps"] == [profiler.SKIPPED_STEPS + 1, profiler.SKIPPED_STEPS + STEPS]
+    kinds = document["kinds"]
+    assert sum(kinds.values()) == pytest.approx(document["seconds_per_step"], rel=1e-6)
     assert all(seconds >= 0 for seconds in kinds.values())
     assert kinds["products"] > 0
     assert kinds["optimizer"] > 0
-    parts = {part["name"]: part for part in told["parts"]}
+    parts = {part["name"]: part for part in document["parts"]}
     computed = sum(kinds[name] for name in ("products", "other", "optimizer"))
     assert sum(part["seconds"] for part in parts.values()) == pytest.approx(computed, rel=1e-6)
     assert {OPTIMIZER, LOSS, "gradient norm"} <= parts.keys()
     blocks = [part for name, part in parts.items() if name.startswith(BLOCKS)]
     assert all(part["forward"] > 0 for part in blocks)
     assert all(part["backward"] > 0 for part in blocks)
-    communication = kinds["communication"] + told["hidden_communication"]
+    communication = kinds["communication"] + document["hidden_communication"]
     assert (communication > 0) == (size > 1)
-    figure("share of profiled steps that is Python", kinds["host"] / told["seconds_per_step"])
+    figure("share of profiled steps that is Python", kinds["host"] / document["seconds_per_step"])
 
 
-def test_the_products_of_a_layer_are_those_of_its_shapes(runs: Runs) -> None:
-    """Per slot forward 2 h w in each wide layer; backward twice of it, for inputs and weights."""
-    folder = runs.trained(1, "mlm", strategy="single", profile=True)
-    parts = {part["name"]: part for part in folders.read(folder).profile["parts"]}
+def test_matmul_flops_of_a_layer_follow_from_its_shapes(runs: Runs) -> None:
+    """FLOPs per slot: forward 2 h w in each wide layer, backward twice that."""
+    folder = runs.train_once(1, "mlm", strategy="single", profile=True)
+    parts = {part["name"]: part for part in folders.read_run_folder(folder).profile["parts"]}
     trace = json.loads(gzip.decompress((folder / profiler.TRACE).read_bytes()))
     assert sum(event["name"] == STEP for event in trace["traceEvents"]) == STEPS
     assert parts[f"{BLOCKS}.intermediate"]["flops"] == LAYERS * 3 * 2 * SLOTS * WIDTH * WIDE
@@ -75,32 +75,30 @@ def test_the_products_of_a_layer_are_those_of_its_shapes(runs: Runs) -> None:
     assert parts[f"{BLOCKS}.attention"]["flops"] == LAYERS * attention
 
 
-def test_a_profile_is_told_in_words(runs: Runs) -> None:
-    folder = runs.trained(1, "mlm", strategy="single", profile=True)
-    told = closer(profile(folder))
-    assert told is not None
-    assert sum(row.share for row in told.kinds) == pytest.approx(1.0)
-    assert sum(row.seconds for row in told.parts) == pytest.approx(
-        sum(part["seconds"] for part in profile(folder)["parts"])
+def test_a_profile_is_a_section_of_the_report(runs: Runs) -> None:
+    folder = runs.train_once(1, "mlm", strategy="single", profile=True)
+    section = build_profile_section(read_profile(folder))
+    assert section is not None
+    assert sum(row.share for row in section.kinds) == pytest.approx(1.0)
+    assert sum(row.seconds for row in section.parts) == pytest.approx(
+        sum(part["seconds"] for part in read_profile(folder)["parts"])
     )
     first, last = profiler.SKIPPED_STEPS + 1, profiler.SKIPPED_STEPS + STEPS
-    watched = f"Steps {first} to {last} of the first process"
-    assert watched in told.sentence
-    assert told.advice, "a tiny model computes less than Python does"
-    assert 'execution.compile = "blocks"' in " ".join(told.advice)
+    watched = f"Steps {first} to {last} of rank 0"
+    assert watched in section.sentence
+    assert section.advice, "a tiny model computes less than Python does"
+    assert 'execution.compile = "blocks"' in " ".join(section.advice)
 
 
-def test_a_run_too_short_for_a_warm_up_is_looked_at_as_far_as_it_goes(runs: Runs) -> None:
-    folder = runs.trained(1, "mlm", strategy="single", profile=True, stop={"steps": 2})
-    assert profile(folder)["steps"] == [2, 2]
-    one = runs.trained(1, "mlm", strategy="single", profile=True, stop={"steps": 1})
-    assert profile(one)["steps"] == [1, 1]
-    assert SUMS in {part["name"] for part in profile(one)["parts"]}
+def test_a_run_shorter_than_the_skipped_steps_is_profiled(runs: Runs) -> None:
+    folder = runs.train_once(1, "mlm", strategy="single", profile=True, stop={"steps": 2})
+    assert read_profile(folder)["steps"] == [2, 2]
+    one = runs.train_once(1, "mlm", strategy="single", profile=True, stop={"steps": 1})
+    assert read_profile(one)["steps"] == [1, 1]
+    assert GRADIENT_SUMS in {part["name"] for part in read_profile(one)["parts"]}
 
 
-def test_the_wait_for_the_rows_of_the_first_step_is_counted(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_the_first_batch_counts(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     computed = RunContext.read_batches
 
     def slow(self: RunContext, step: int) -> Any:
@@ -110,21 +108,21 @@ def test_the_wait_for_the_rows_of_the_first_step_is_counted(
     monkeypatch.setattr(RunContext, "read_batches", slow)
     folder = runs.folder("slow")
     runs.job("train", 1, folder, "mlm", {"strategy": "single", "profile": True, **AT_ONCE})
-    told = profile(folder)
+    document = read_profile(folder)
     # They are made beside the step before.
-    assert told["kinds"]["data"] * STEPS >= SLOW_SECONDS / 2
+    assert document["kinds"]["data"] * STEPS >= SLOW_SECONDS / 2
 
 
-def test_a_run_that_ends_on_the_way_leaves_nothing_behind(runs: Runs) -> None:
-    """It reaches its target while it is watched."""
+def test_a_run_that_ends_while_profiled_writes_no_profile(runs: Runs) -> None:
+    """It reaches its target in a profiled step."""
     reached = {"target": {"metric": "heldout/loss", "at_most": 100.0}}
     changes = {"stop": reached, "evaluation": {"every_steps": profiler.SKIPPED_STEPS + 1}}
-    folder = runs.trained(1, "mlm", strategy="single", profile=True, **changes)
-    assert not (folder / profiler.FILE).exists()
+    folder = runs.train_once(1, "mlm", strategy="single", profile=True, **changes)
+    assert not (folder / profiler.REPORT).exists()
     assert not torch._C._autograd._profiler_enabled()
 
 
-def test_nothing_within_a_compiled_block_is_marked(runs: Runs) -> None:
+def test_modules_in_compiled_blocks_are_not_annotated(runs: Runs) -> None:
     world = processes.World()
     where = runs.folder("marked"), runs.data["packed"]
     run = set_up(resolve_defaults(settings(*where, strategy="single"), world), world)
@@ -141,8 +139,8 @@ def test_nothing_within_a_compiled_block_is_marked(runs: Runs) -> None:
     assert not [part for part in module.modules() if part._forward_pre_hooks]
 
 
-def test_without_it_nothing_is_written(runs: Runs) -> None:
-    folder = runs.trained(1, "mlm", strategy="single")
-    assert not (folder / profiler.FILE).exists()
+def test_without_the_option_there_is_no_profile(runs: Runs) -> None:
+    folder = runs.train_once(1, "mlm", strategy="single")
+    assert not (folder / profiler.REPORT).exists()
     assert not (folder / profiler.TRACE).exists()
-    assert closer(folders.read(folder).profile) is None
+    assert build_profile_section(folders.read_run_folder(folder).profile) is None

@@ -1,4 +1,4 @@
-"""A compiled run has the graphs of its declared shapes, and no other, from its first step on.
+"""From its first step on, a compiled run has only the graphs of its declared shapes.
 
 In a process of its own: the compiler starts threads and sets environment variables.
 """
@@ -19,7 +19,7 @@ from distributed.world import World
 from regauge.accelerators.cpu import Cpu
 
 pytestmark = pytest.mark.skipif(
-    Cpu().obstacle_to_compiling() is not None,
+    Cpu().compile_obstacle() is not None,
     reason="not proved here: torch.compile needs a C++ compiler",
 )
 STEPS = 30
@@ -30,7 +30,7 @@ CHANGES: dict[str, Any] = {
 }
 NEVER = -1
 HEAD = 1
-"""Graphs of what gives logits their gradients: one for all lengths."""
+"""Graphs of the loss on logits: one for all lengths."""
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +49,15 @@ def pair() -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return datasets.packed(tmp_path_factory.mktemp("data") / "packed")
+    return datasets.write_packed(tmp_path_factory.mktemp("data") / "packed")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return datasets.pairs(tmp_path_factory.mktemp("data") / "pairs")
+    return datasets.write_pairs(tmp_path_factory.mktemp("data") / "pairs")
 
 
-def compiled(
+def count_run_graphs(
     alone: World,
     folder: Path,
     data: Path,
@@ -68,55 +68,55 @@ def compiled(
 ) -> Any:
     execution = {"compile": "blocks", "recompile_budget": budget}
     changes = {**CHANGES, "execution": execution, "stop": {"steps": steps}}
-    return alone.run("compiled", str(folder), str(data), changes, odd_step)[0]
+    return alone.run("count_graphs", str(folder), str(data), changes, odd_step)[0]
 
 
 def test_nothing_is_compiled_after_the_warm_up(alone: World, data: Path, tmp_path: Path) -> None:
-    found = compiled(alone, tmp_path, data, NEVER)
-    assert (found["code"], found["problem"]) == (0, "")
-    assert len(found["counts"]) == STEPS + 1
-    assert len(found["shapes"]) == 2, "a ladder of one length proves little"
-    assert set(found["counts"]) == {4}, "two lengths, in training and in evaluation"
-    assert found["planned"] == 4
+    answer = count_run_graphs(alone, tmp_path, data, NEVER)
+    assert (answer["code"], answer["problem"]) == (0, "")
+    assert len(answer["counts"]) == STEPS + 1
+    assert len(answer["shapes"]) == 2, "a ladder of one length proves little"
+    assert set(answer["counts"]) == {4}, "two lengths, in training and in evaluation"
+    assert answer["planned"] == 4
 
 
 @FULL
-def test_nor_is_it_after_a_resume(alone: World, data: Path, tmp_path: Path) -> None:
+def test_nothing_is_compiled_after_a_resume(alone: World, data: Path, tmp_path: Path) -> None:
     """A resumed run is not evaluated before its first step."""
-    compiled(alone, tmp_path, data, NEVER, steps=8)
-    found = compiled(alone, tmp_path, data, NEVER, steps=12)
-    assert (found["code"], found["problem"]) == (0, "")
-    assert len(found["counts"]) == 4 + 1
-    assert set(found["counts"]) == {4}
+    count_run_graphs(alone, tmp_path, data, NEVER, steps=8)
+    answer = count_run_graphs(alone, tmp_path, data, NEVER, steps=12)
+    assert (answer["code"], answer["problem"]) == (0, "")
+    assert len(answer["counts"]) == 4 + 1
+    assert set(answer["counts"]) == {4}
 
 
-def test_an_undeclared_shape_ends_the_run_and_is_named(
+def test_an_undeclared_shape_ends_the_run_with_an_error(
     alone: World, data: Path, tmp_path: Path
 ) -> None:
-    found = compiled(alone, tmp_path, data, 3)
-    assert found["code"] == 66
-    length = found["shapes"][-1][1]
-    assert f"in step 4 with shapes [(4, {length})]" in found["problem"]
-    assert found["counts"][-1] > found["counts"][0]
+    answer = count_run_graphs(alone, tmp_path, data, 3)
+    assert answer["code"] == 66
+    length = answer["shapes"][-1][1]
+    assert f"in step 4 with shapes [(4, {length})]" in answer["problem"]
+    assert answer["counts"][-1] > answer["counts"][0]
 
 
 @FULL
-def test_a_budget_lets_it_go_on(alone: World, data: Path, tmp_path: Path) -> None:
-    found = compiled(alone, tmp_path, data, 3, budget=1)
-    assert (found["code"], found["problem"]) == (0, "")
-    assert set(found["counts"]) == {4, 5}
+def test_a_budget_allows_recompilation(alone: World, data: Path, tmp_path: Path) -> None:
+    answer = count_run_graphs(alone, tmp_path, data, 3, budget=1)
+    assert (answer["code"], answer["problem"]) == (0, "")
+    assert set(answer["counts"]) == {4, 5}
 
 
 @pytest.mark.parametrize(
-    ("trial", "kind"), [pytest.param("pays", "blocks", marks=FULL), ("does not", "no")]
+    ("trial", "kind"), [pytest.param("pays", "blocks", marks=FULL), ("does not", "off")]
 )
-def test_what_is_left_open_is_tried_once_and_all_processes_decide_alike(
+def test_auto_compile_is_decided_once_for_all_processes(
     pair: World, packed: Path, tmp_path: Path, trial: str, kind: str
 ) -> None:
     changes = {"execution": {"compile": "auto"}, "strategy": "ddp", "stop": {"steps": 2}}
-    found = pair.run("train_undecided", str(tmp_path), str(packed), changes, trial)
+    decisions = pair.run("train_undecided", str(tmp_path), str(packed), changes, trial)
     one_shape = HEAD + (2 if kind == "blocks" else 1)
-    assert found == [(kind, one_shape)] * 2, "in training and evaluation; else the one tried"
+    assert decisions == [(kind, one_shape)] * 2, "in training and evaluation; else the one tried"
     assert json.loads((tmp_path / "run.json").read_text())["execution"]["compile"] == kind
     changes["stop"] = {"steps": 3}
     again = pair.run("train_undecided", str(tmp_path), str(packed), changes, "over")
@@ -126,18 +126,18 @@ def test_what_is_left_open_is_tried_once_and_all_processes_decide_alike(
 def test_a_compiled_run_has_the_losses_of_an_eager_one(
     alone: World, data: Path, tmp_path: Path
 ) -> None:
-    found = []
-    for kind in ("no", "blocks"):
+    run_losses = []
+    for kind in ("off", "blocks"):
         changes = {
             "execution": {"compile": kind},
-            "task": {"kind": "contrastive", "shapes": 1},
+            "task": {"kind": "contrastive", "max_buckets": 1},
             "model": {"config": {"num_hidden_layers": 1}},
             "stop": {"steps": 6},
         }
         arguments = (str(tmp_path / kind), str(data), "contrastive", changes)
-        found.append(losses(alone.run("train_compiled", *arguments)[0]))
-    assert len(found[0]) == 6
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
+        run_losses.append(losses(alone.run("train_compiled", *arguments)[0]))
+    assert len(run_losses[0]) == 6
+    assert run_losses[1] == pytest.approx(run_losses[0], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -146,5 +146,5 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(
 def test_compiled_and_eager_dropout_have_the_same_bits(
     alone: World, vector_bits: int | None
 ) -> None:
-    """Scalar code is what a processor without wide vectors runs, and the tail of a loop."""
+    """CPUs without wide vectors run scalar code; so does the tail of a vectorized loop."""
     assert alone.run("dropout_compiled", vector_bits) == [True]

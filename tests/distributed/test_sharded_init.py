@@ -1,4 +1,4 @@
-"""A model that is spread never lies whole in one process, and begins with the same weights."""
+"""Sharded initialization: no process holds the whole model, and the weights are the same."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 
 from distributed import datasets
 from distributed.jobs import lines, losses
-from distributed.runs import Runs, cases, named
+from distributed.runs import Runs, cases, strategy_table
 from regauge.models import weights as folders
-from regauge.models.architectures import build
+from regauge.models.architectures import build_model
 from regauge.models.settings import Model
 
 STEPS = 10
@@ -33,14 +33,14 @@ LARGE = {
 }
 """67 million weights, 1 million in the largest."""
 ROOM = 24 << 20
-"""For what a session is made of beside weights: batches, sockets, what is imported late."""
+"""Memory of a run in addition to weights: batches, sockets, late imports."""
 
 
 def digest(folder: Path) -> str:
     return str(json.loads((folder / "run.json").read_text())["run"]["weights"])
 
 
-def apart(ours: Path, theirs: Path) -> float:
+def build_separate_run(ours: Path, theirs: Path) -> float:
     """Return the largest relative difference of the losses of two runs."""
     pairs = zip(losses(lines(ours)), losses(lines(theirs)), strict=True)
     return max(abs(a - b) / a for a, b in pairs)
@@ -53,23 +53,23 @@ def apart(ours: Path, theirs: Path) -> float:
         [("mlm", 4, "hsdp"), ("llama", 2, "fsdp")],
     ),
 )
-def test_a_spread_model_begins_as_a_whole_one(
+def test_sharded_initial_weights_equal_unsharded_ones(
     runs: Runs, size: int, strategy: str, task: str, figure: Callable[[str, float], None]
 ) -> None:
-    alone = runs.trained(1, task, strategy="single", **SHORT)
-    spread = runs.trained(size, task, strategy=named(strategy), **SHORT)
+    alone = runs.train_once(1, task, strategy="single", **SHORT)
+    spread = runs.train_once(size, task, strategy=strategy_table(strategy), **SHORT)
     assert digest(spread) == digest(alone)
-    found = apart(alone, spread)
-    figure("first weights spread", found)
-    assert found < 1e-6
+    separate = build_separate_run(alone, spread)
+    figure("first weights spread", separate)
+    assert separate < 1e-6
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a Llama in several files, in half precision, as they are published."""
+    """Return a Llama in half precision, in several files, like published models."""
     root = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folders, "LARGEST_FILE", 20_000)
+        patch.setattr(folders, "MAX_FILE_BYTES", 20_000)
         settings = Model(
             architecture="llama",
             config={
@@ -81,9 +81,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "max_position_embeddings": 32,
             },
         )
-        model, _ = build(settings, "causal", datasets.VOCABULARY, seed=11)
+        model, _ = build_model(settings, "causal", datasets.VOCABULARY, seed=11)
         half = [(name, value.to(torch.bfloat16)) for name, value in model.named_parameters()]
-        folders.save(root / "llama", model.config, half, root)
+        folders.save_model_folder(root / "llama", model.config, half, root)
     assert len(list((root / "llama").glob("*.safetensors"))) > 3
     return root / "llama"
 
@@ -91,39 +91,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("size", "strategy"), cases([(2, "ddp"), *SPREAD], [(2, "ddp"), (3, "fsdp")])
 )
-def test_a_published_folder_is_read_in_shards(
+def test_a_pretrained_folder_is_read_in_shards(
     runs: Runs, folder: Path, size: int, strategy: str, figure: Callable[[str, float], None]
 ) -> None:
-    own = {**SHORT, "model": {"path": str(folder)}}
-    alone = runs.trained(1, "llama", strategy="single", **own)
-    spread = runs.trained(size, "llama", strategy=named(strategy), **own)
+    changes = {**SHORT, "model": {"path": str(folder)}}
+    alone = runs.train_once(1, "llama", strategy="single", **changes)
+    spread = runs.train_once(size, "llama", strategy=strategy_table(strategy), **changes)
     assert digest(spread) == digest(alone)
-    assert digest(alone) != digest(runs.trained(1, "llama", strategy="single", **SHORT))
-    found = apart(alone, spread)
-    figure("published weights spread", found)
-    assert found < 1e-6
+    assert digest(alone) != digest(runs.train_once(1, "llama", strategy="single", **SHORT))
+    separate = build_separate_run(alone, spread)
+    figure("published weights spread", separate)
+    assert separate < 1e-6
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
-def test_no_process_holds_more_than_its_share_and_one_weight(
+def test_set_up_needs_at_most_the_shards_and_one_weight(
     runs: Runs, strategy: str, figure: Callable[[str, float], None]
 ) -> None:
-    """The strategy that repeats the model shows that a whole one would break the bound."""
+    """With `ddp` every process holds the whole model, which exceeds the bound."""
     changes: dict[str, Any] = {"strategy": strategy}
-    runs.job("opened", 2, runs.folder("first"), "llama", changes)  # what comes once in a process
+    runs.job(
+        "measure_set_up_memory", 2, runs.folder("first"), "llama", changes
+    )  # what comes once in a process
     changes |= LARGE
-    found = runs.job("opened", 2, runs.folder("opened"), "llama", changes)
-    for process in found:
-        assert process["whole"] > 3 * ROOM
-        bound = process["whole"] // 2 + process["largest"] + ROOM
-        assert (process["most"] < bound) == (strategy == "fsdp")
+    ranks = runs.job("measure_set_up_memory", 2, runs.folder("opened"), "llama", changes)
+    for process in ranks:
+        assert process["all_weights"] > 3 * ROOM
+        bound = process["all_weights"] // 2 + process["largest_weight"] + ROOM
+        assert (process["growth"] < bound) == (strategy == "fsdp")
         figure(
-            f"memory at the start of {strategy}, of the whole", process["most"] / process["whole"]
+            f"memory at the start of {strategy}, of the whole",
+            process["growth"] / process["all_weights"],
         )
 
 
-def test_a_tie_holds_in_shards(runs: Runs) -> None:
-    assert runs.job("tied", 2, runs.folder("tied"), "mlm", {"strategy": "fsdp"}) == [True, True]
+def test_tied_weights_stay_tied_in_shards(runs: Runs) -> None:
+    assert runs.job("has_tied_shards", 2, runs.folder("tied"), "mlm", {"strategy": "fsdp"}) == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -137,17 +143,17 @@ def test_a_tie_holds_in_shards(runs: Runs) -> None:
         [(1, "single", "bf16"), (2, "ddp", "bf16"), (3, "zero1", "bf16"), (3, "fsdp", "fp32")],
     ),
 )
-def test_a_dry_run_says_what_the_fullest_process_will_hold(
+def test_a_dry_run_predicts_the_memory_of_a_process(
     runs: Runs, size: int, strategy: str, precision: str
 ) -> None:
     changes = {"strategy": strategy, "execution": {"precision": precision}}
-    found = runs.job("holding", size, runs.folder("holding"), "mlm", changes)
-    held, (_, told) = [each for each, _ in found], found[0]
-    fullest = max(held, key=lambda each: sum(each.values()))
-    expected = told["gigabytes_per_process"]
+    ranks = runs.job("measure_memory", size, runs.folder("holding"), "mlm", changes)
+    held, (_, plan) = [memory for memory, _ in ranks], ranks[0]
+    fullest = max(held, key=lambda memory: sum(memory.values()))
+    expected = plan["gigabytes_per_process"]
     assert {name: count / 1e9 for name, count in fullest.items()} == pytest.approx(
         {name: value for name, value in expected.items() if name != "all"}, abs=1e-6
     )
     assert expected["all"] == pytest.approx(sum(fullest.values()) / 1e9, abs=1e-6)
-    assert told["strategy"] == f"{strategy} over {size} processes, in {precision}"
-    assert told["parameters"] == told["trained_parameters"] == 29_260
+    assert plan["strategy"] == f"{strategy} over {size} processes, in {precision}"
+    assert plan["parameters"] == plan["trained_parameters"] == 29_260

@@ -1,4 +1,4 @@
-"""A run goes on from a moment of another: its weights, its moments, its schedule, or a part."""
+"""Warm start: a run takes weights, optimizer moments and the schedule from an earlier run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from distributed.jobs import lines, losses, weights
 from distributed.runs import Runs, settings
-from regauge.checkpoint.layout import name_of
+from regauge.checkpoint.layout import checkpoint_name
 from regauge.errors import SettingsError
-from regauge.models.settings import Origin
+from regauge.models.settings import InitFrom
 from regauge.training import dry_run, warm_start
 
 FIRST: dict[str, Any] = {
@@ -24,131 +24,127 @@ FIRST: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def first(runs: Runs) -> Path:
-    """Return a run of 8 steps that was saved after the 4th as well."""
-    return runs.trained(1, "mlm", **FIRST)
+    """Return a run of 8 steps with checkpoints at steps 4 and 8."""
+    return runs.train_once(1, "mlm", **FIRST)
 
 
-def begun(first: Path, **start: Any) -> dict[str, Any]:
-    """Return the table of a model that begins from a moment of a run."""
+def start_from(first: Path, **start: Any) -> dict[str, Any]:
+    """Return the `model` table of a run that starts from an earlier run."""
     return {"path": str(first), "init_from": {"path": str(first), **start}}
 
 
-def going_on(runs: Runs, first: Path, size: int = 1, **start: Any) -> Path:
-    """Return a run of other data order that begins from a moment of the first."""
+def train_from(runs: Runs, first: Path, size: int = 1, **start: Any) -> Path:
+    """Return a run with another seed that starts from the first run."""
     changes = {**FIRST, "seed": 9, "stop": {"steps": 4}}
-    model = {**begun(first, **start), "dropout": 0.1}
+    model = {**start_from(first, **start), "dropout": 0.1}
     folder = runs.folder("next")
     runs.job("train", size, folder, "mlm", {**changes, "model": model})
     return folder
 
 
-def before(folder: Path) -> float:
+def initial_loss(folder: Path) -> float:
     """Return the held-out loss before the first step."""
     return next(line["heldout/loss"] for line in lines(folder) if "heldout/loss" in line)
 
 
-def after(folder: Path) -> float:
+def final_loss(folder: Path) -> float:
     return [line["heldout/loss"] for line in lines(folder) if "heldout/loss" in line][-1]
 
 
-def test_a_run_begins_with_the_final_weights_or_those_of_a_checkpoint(
-    runs: Runs, first: Path
-) -> None:
-    final, latest, fourth = (going_on(runs, first, step=step) for step in ("final", "latest", 4))
+def test_a_run_starts_from_final_weights_or_a_checkpoint(runs: Runs, first: Path) -> None:
+    final, latest, fourth = (train_from(runs, first, step=step) for step in ("final", "latest", 4))
     # Masks of held-out rows are keyed by the seed, so the losses are compared among the new runs.
-    assert before(final) == before(latest) != before(fourth)
-    assert after(final) == after(latest)
+    assert initial_loss(final) == initial_loss(latest) != initial_loss(fourth)
+    assert final_loss(final) == final_loss(latest)
     assert (fourth / "start" / "config.json").is_file()
     assert not (final / "start").exists()
 
 
 @pytest.mark.parametrize("size", [2])
-def test_moments_go_on_where_that_is_wanted(runs: Runs, first: Path, size: int) -> None:
-    fresh, kept, spread = (
-        going_on(runs, first, count, optimizer=optimizer)
-        for optimizer, count in (("fresh", 1), ("kept", 1), ("kept", size))
+def test_optimizer_moments_are_kept_on_request(runs: Runs, first: Path, size: int) -> None:
+    fresh, with_moments, spread = (
+        train_from(runs, first, count, optimizer=optimizer)
+        for optimizer, count in (("reset", 1), ("keep", 1), ("keep", size))
     )
-    assert losses(lines(fresh))[0] == losses(lines(kept))[0]
-    assert losses(lines(fresh))[1] != losses(lines(kept))[1]
-    assert losses(lines(spread)) == pytest.approx(losses(lines(kept)), rel=1e-5)
+    assert losses(lines(fresh))[0] == losses(lines(with_moments))[0]
+    assert losses(lines(fresh))[1] != losses(lines(with_moments))[1]
+    assert losses(lines(spread)) == pytest.approx(losses(lines(with_moments)), rel=1e-5)
 
 
-def test_a_schedule_goes_on_as_that_of_one_run_of_both_lengths(runs: Runs) -> None:
+def test_a_continued_schedule_equals_one_long_run(runs: Runs) -> None:
     decaying = {"optimizer": {"schedule": {"kind": "linear", "warmup_steps": 3}}}
-    whole = runs.trained(1, "mlm", stop={"steps": 12}, **decaying, model={"dropout": 0.0})
+    whole = runs.train_once(1, "mlm", stop={"steps": 12}, **decaying, model={"dropout": 0.0})
     rates = [line["train/learning_rate"] for line in lines(whole) if "train/loss" in line]
-    start = runs.trained(1, "mlm", stop={"steps": 8}, **decaying, model={"dropout": 0.0})
+    start = runs.train_once(1, "mlm", stop={"steps": 8}, **decaying, model={"dropout": 0.0})
     folder = runs.folder("rest")
-    asked = begun(start, schedule="continue", optimizer="kept")
-    changes = {"stop": {"steps": 4}, **decaying, "model": asked}
+    model = start_from(start, schedule="continue", optimizer="keep")
+    changes = {"stop": {"steps": 4}, **decaying, "model": model}
     runs.job("train", 1, folder, "mlm", changes)
-    found = [line["train/learning_rate"] for line in lines(folder) if "train/loss" in line]
-    assert found == rates[8:]
+    continued_rates = [
+        line["train/learning_rate"] for line in lines(folder) if "train/loss" in line
+    ]
+    assert continued_rates == rates[8:]
 
 
-def test_a_run_that_went_on_resumes_bit_for_bit(runs: Runs, first: Path) -> None:
-    whole = going_on(runs, first, optimizer="kept", schedule="continue", step=4)
+def test_a_warm_started_run_resumes_bitwise(runs: Runs, first: Path) -> None:
+    whole = train_from(runs, first, optimizer="keep", schedule="continue", step=4)
     folder = runs.folder("stopped")
-    model = begun(first, optimizer="kept", schedule="continue", step=4)
+    model = start_from(first, optimizer="keep", schedule="continue", step=4)
     changes = {**FIRST, "seed": 9, "model": {**model, "dropout": 0.1}}
     short = {"stop": {"steps": 4, "tokens": 150}, "output": {"checkpoint": {"every_steps": 1}}}
-    runs.job("stopped", 1, folder, "mlm", {**changes, **short})
-    assert (folder / "checkpoints" / name_of(1)).is_dir()
+    runs.job("train_to_limit", 1, folder, "mlm", {**changes, **short})
+    assert (folder / "checkpoints" / checkpoint_name(1)).is_dir()
     runs.job("train", 1, folder, "mlm", {**changes, "stop": {"steps": 4}})
     assert losses(lines(folder)) == losses(lines(whole))
     for name, value in weights(whole).items():
         assert torch.equal(value, weights(folder)[name]), name
 
 
-def test_the_same_command_goes_on_when_the_earlier_run_is_gone(
-    runs: Runs, first: Path, tmp_path: Path
-) -> None:
+def test_a_resume_does_not_need_the_earlier_run(runs: Runs, first: Path, tmp_path: Path) -> None:
     earlier = tmp_path / "earlier"
     shutil.copytree(first, earlier)
-    changes = {**FIRST, "seed": 9, "model": begun(earlier, step=4)}
+    changes = {**FIRST, "seed": 9, "model": start_from(earlier, step=4)}
     folder = runs.folder("restarted")
     data = runs.data["packed"]
     runs.job("train", 1, folder, "mlm", {**changes, "stop": {"steps": 2}})
-    dry_run.check(settings(folder, data, "mlm", **{**changes, "stop": {"steps": 2}}))
+    dry_run.check_run(settings(folder, data, "mlm", **{**changes, "stop": {"steps": 2}}))
     shutil.rmtree(earlier)
-    dry_run.check(settings(folder, data, "mlm", **{**changes, "stop": {"steps": 4}}))
+    dry_run.check_run(settings(folder, data, "mlm", **{**changes, "stop": {"steps": 4}}))
     runs.job("train", 1, folder, "mlm", {**changes, "stop": {"steps": 4}})
     assert len(losses(lines(folder))) == 4
     with pytest.raises(SettingsError, match="no checkpoint"):
-        dry_run.check(settings(tmp_path / "new", data, "mlm", **changes))
+        dry_run.check_run(settings(tmp_path / "new", data, "mlm", **changes))
 
 
-def test_a_third_run_goes_on_with_the_schedule_of_both_before(runs: Runs, first: Path) -> None:
-    second = going_on(runs, first, schedule="continue", optimizer="kept")
-    assert warm_start.steps_before(Origin(path=str(first), schedule="continue")) == 8
-    assert warm_start.steps_before(Origin(path=str(second), schedule="continue")) == 12
+def test_a_third_run_continues_the_schedule_of_both_earlier_runs(runs: Runs, first: Path) -> None:
+    second = train_from(runs, first, schedule="continue", optimizer="keep")
+    assert warm_start.count_earlier_steps(InitFrom(path=str(first), schedule="continue")) == 8
+    assert warm_start.count_earlier_steps(InitFrom(path=str(second), schedule="continue")) == 12
 
 
-def test_the_machine_that_copies_last_takes_what_is_there(first: Path, tmp_path: Path) -> None:
+def test_the_machine_that_copies_last_uses_the_existing_copy(first: Path, tmp_path: Path) -> None:
     target = tmp_path / "next" / "start"
-    start = Origin(path=str(first), step=4)
+    start = InitFrom(path=str(first), step=4)
     warm_start._copy(start, target, rank=0)
-    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    initial_loss = {path.name: path.read_bytes() for path in target.iterdir()}
     warm_start._copy(start, target, rank=2)
-    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == initial_loss
     assert list(target.parent.iterdir()) == [target]
 
 
 @pytest.mark.parametrize(
-    ("start", "said"),
+    ("start", "message"),
     [
-        ({"step": 5}, "has no checkpoint '5'; kept: 4, 8"),
-        ({"step": "best"}, "has no checkpoint 'best'; kept: 4, 8"),
+        ({"step": 5}, "has no checkpoint '5'; set model.init_from.step to one of: 4, 8"),
+        ({"step": "best"}, "has no checkpoint 'best'; set model.init_from.step to one of: 4, 8"),
     ],
 )
-def test_a_moment_that_was_not_kept_is_refused(
-    first: Path, start: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(SettingsError, match=said):
-        warm_start.check(Origin(path=str(first), **start))
+def test_a_missing_checkpoint_is_refused(first: Path, start: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        warm_start.check_source(InitFrom(path=str(first), **start))
 
 
-def test_a_run_that_is_not_finished_has_no_model_to_begin_from(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / name_of(3)).mkdir(parents=True)
+def test_an_unfinished_run_cannot_be_a_start(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / checkpoint_name(3)).mkdir(parents=True)
     with pytest.raises(SettingsError, match="has no final model, whose configuration is needed"):
-        warm_start.check(Origin(path=str(tmp_path), step="latest"))
+        warm_start.check_source(InitFrom(path=str(tmp_path), step="latest"))

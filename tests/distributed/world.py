@@ -1,4 +1,4 @@
-"""Worlds of gloo processes that many tests share, since starting one costs seconds.
+"""Worlds of gloo processes that many tests share, because starting one takes seconds.
 
 `World(n)` starts n processes that meet once; `run` then calls a function of `jobs` on all of them
 and returns what each returned. A process that dies fails the test that uses it. All of them are
@@ -14,7 +14,7 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from regauge.processes import free_port
+from regauge.processes import find_free_port
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -30,15 +30,15 @@ PRELOADED = [
 
 
 class World:
-    """Some processes that wait for work."""
+    """Processes that wait for jobs."""
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        port = free_port()
+        port = find_free_port()
         self.size = size
         self.whole = True
-        """Whether every answer was heard; the next one would be that to another question."""
+        """Whether all results were received; otherwise the next result would be of another job."""
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):
@@ -62,7 +62,7 @@ class World:
         return [value for _, value in results]
 
     def close(self) -> None:
-        """Let the processes go."""
+        """End the processes."""
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             if self.whole:
                 pipe.send(None)
@@ -78,8 +78,8 @@ class World:
 
 
 def _serve(pipe: Connection, rank: int, size: int, port: int) -> None:
-    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    os.environ.update({name: str(value) for name, value in place.items()})
+    variables = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    os.environ.update({name: str(value) for name, value in variables.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""A small encoder as an artifact, and files of texts that it can read."""
+"""Export a small model as an artifact; write its input files and read its output files."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from regauge import processes
 from regauge.cli import main
 from regauge.training.run import attempt
 
-Maker = Callable[[Path], Path]
-QUICK = ["proof.texts=32", "candidates.seconds=0.02", "candidates.threads=[1]"]
+MakeDataset = Callable[[Path], Path]
+QUICK = ["parity.num_texts=32", "candidates.timing_seconds=0.02", "candidates.threads=[1]"]
 EAGER = ['candidates.backends=["eager"]', *QUICK]
 
 
-def trained(folder: Path, task: str = "contrastive", make: Maker = datasets.pairs) -> Path:
-    """Return the output folder of a run of a few steps."""
+def train_model(
+    folder: Path, task: str = "contrastive", make: MakeDataset = datasets.write_pairs
+) -> Path:
+    """Train for a few steps; return the output folder of the run."""
     data = make(folder / "data")
     attempt(settings(folder / "run", data, task, stop={"steps": 4}), processes.World())
     return folder / "run"
 
 
-def exported(run: Path, folder: Path, *arguments: str) -> Path:
-    """Return the artifact of a run's model."""
+def export_run(run: Path, folder: Path, *arguments: str) -> Path:
+    """Export the model of a run; return the folder of the artifact."""
     assert main(["export", str(run), "--to", str(folder), *(arguments or EAGER)]) == 0
     return folder
 
 
-def texts(count: int, seed: int = 0) -> list[str]:
-    """Return texts of one word to two dozen, of those that the small tokenizer knows."""
+def random_texts(count: int, seed: int = 0) -> list[str]:
+    """Return texts of 1 to 24 words that the small tokenizer has in its vocabulary."""
     draw = np.random.default_rng(seed)
     return [
         " ".join(f"w{word}" for word in draw.integers(5, datasets.VOCABULARY, length))
@@ -43,33 +45,33 @@ def texts(count: int, seed: int = 0) -> list[str]:
     ]
 
 
-def written(path: Path, count: int, seed: int = 0) -> Path:
+def write_records(path: Path, count: int, seed: int = 0) -> Path:
     """Write a file of records with an id and a text."""
-    lines = ({"id": place, "text": text} for place, text in enumerate(texts(count, seed)))
+    lines = ({"id": index, "text": text} for index, text in enumerate(random_texts(count, seed)))
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return path
 
 
-def in_groups(path: Path, groups: int, rows: int) -> Path:
-    """Write a table of groups of records, of which each is a piece."""
-    said = texts(groups * rows)
-    columns = {"id": list(range(len(said))), "text": said}
+def write_row_groups(path: Path, groups: int, rows: int) -> Path:
+    """Write a Parquet file; each of its row groups is a piece."""
+    texts = random_texts(groups * rows)
+    columns = {"id": list(range(len(texts))), "text": texts}
     pq.write_table(pa.table(columns), path, row_group_size=rows)
     return path
 
 
-def table(folder: Path) -> pa.Table:
-    """Return all answers of a folder in the order of the records."""
+def read_table(folder: Path) -> pa.Table:
+    """Return the output of a job as one table, in the order of the records."""
     return pa.concat_tables(pq.read_table(path) for path in sorted((folder / "shards").iterdir()))
 
 
-def vectors(found: pa.Table) -> np.ndarray:
+def vector_column(table: pa.Table) -> np.ndarray:
     """Return the column of vectors, [records, width]."""
-    column = found["vector"].combine_chunks()
+    column = table["vector"].combine_chunks()
     return column.flatten().to_numpy().reshape(len(column), -1)
 
 
-def bits(folder: Path) -> dict[str, bytes]:
-    """Return the files of answers, and those of what could not be answered."""
-    paths = [path for room in ("shards", "quarantine") for path in (folder / room).iterdir()]
+def read_output_files(folder: Path) -> dict[str, bytes]:
+    """Return the contents of the output files and the quarantine files, by name."""
+    paths = [path for name in ("shards", "quarantine") for path in (folder / name).iterdir()]
     return {path.name: path.read_bytes() for path in paths}

@@ -1,4 +1,4 @@
-"""What goes wrong ends in one line with the way out, the documented code, and nothing changed."""
+"""Every invalid input ends with one line, a remedy and its exit code, and changes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ steps = 2
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return datasets.packed(tmp_path_factory.mktemp("data") / "packed")
+    return datasets.write_packed(tmp_path_factory.mktemp("data") / "packed")
 
 
 def regauge(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -53,20 +53,20 @@ CASES = [
     (("optimizer.learning_rte=1",), 2, "did you mean 'learning_rate'?"),
     (("optimzer.learning_rate=1",), 2, "did you mean 'optimizer'?"),
     (("task.kind=mlmm",), 2, "did you mean 'mlm'?"),
-    (("task.mask_shar=0.2",), 2, "did you mean 'mask_share'?"),
+    (("task.mlm_probabilit=0.2",), 2, "did you mean 'mlm_probability'?"),
     (("strategy.kind=dpp",), 2, "did you mean 'ddp'?"),
     (("strategy={kind='fsdp', sharding='no-shard'}",), 2, 'set strategy.kind = "ddp"'),
     (("strategy={kind='fsdp', sharding='hybrid'}",), 2, 'set strategy.kind = "hsdp"'),
-    (("batch.rows=9",), 2, "nearest that divide"),
+    (("batch.rows=9",), 2, "nearest divisors"),
     (("batch.rows=many",), 2, "correct batch.rows"),
     (("stop.epochs=1",), 2, "set either stop.steps or stop.epochs"),
     (("stop.usd=1",), 2, "set execution.price.usd_per_hour, or execution.price.instance"),
     (("execution.price.instance=trn2.48large",), 2, "did you mean 'trn2.48xlarge'?"),
     (("execution.price.market=spot",), 2, "set its usd_per_hour"),
-    (("data.path=nowhere",), 64, "make it with 'regauge prepare'"),
+    (("data.path=nowhere",), 64, "create it with 'regauge prepare'"),
     (("execution.processes=5",), 2, "use at most 2 processes"),
     (("task.kind=contrastive",), 2, 'rows.layout = "fields"'),
-    (("model.path=nowhere",), 2, "set either architecture or path"),
+    (("model.path=nowhere",), 2, "exactly one of architecture and path; set one"),
     (("=1",), 2, "write key.path=value"),
 ]
 
@@ -104,7 +104,7 @@ LATER = [
     (("execution.precision=tf32",), 2, "set execution.precision to one of"),
     (("execution.precision=fp16",), 2, "set execution.precision to one of"),
     (("strategy.kind=hsdp",), 2, "do not form two or more groups"),
-    (("accelerator.kind=cuda",), 2, "usable here: cpu"),
+    (("accelerator.kind=cuda",), 2, "use one of: cpu"),
 ]
 
 
@@ -125,12 +125,12 @@ def test_a_model_that_cannot_run_is_refused_in_one_line(
     run_file = tmp_path / "run.toml"
     run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))
     assert main(["train", str(run_file), "accelerator.kind=cpu", *overrides]) == code
-    told = capsys.readouterr().err
-    assert remedy in told.strip().splitlines()[-1]
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert remedy in printed.strip().splitlines()[-1]
+    assert "Traceback" not in printed
 
 
-def test_an_output_folder_of_another_run_is_kept(tmp_path: Path, data: Path) -> None:
+def test_the_output_folder_of_another_run_is_not_changed(tmp_path: Path, data: Path) -> None:
     run_file = tmp_path / "run.toml"
     run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))
     assert regauge("train", str(run_file), "accelerator.kind=cpu").returncode == 0
@@ -142,7 +142,7 @@ def test_an_output_folder_of_another_run_is_kept(tmp_path: Path, data: Path) -> 
     assert after == before
 
 
-def test_a_dry_run_answers_machines_and_writes_nothing(tmp_path: Path, data: Path) -> None:
+def test_a_dry_run_prints_json_and_writes_nothing(tmp_path: Path, data: Path) -> None:
     run_file = tmp_path / "run.toml"
     run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))
     done = regauge("train", str(run_file), "--dry-run", "--json")
@@ -162,23 +162,23 @@ def test_a_dry_run_answers_machines_and_writes_nothing(tmp_path: Path, data: Pat
         ('{architecture="bert"}', "unknown: its vocabulary is that of the prepared data"),
         (
             '{path="out/not-yet"}',
-            "unknown: no folder 'out/not-yet' is here, nor a copy of the hub's",
+            "unknown: there is no folder 'out/not-yet', and no copy from the hub",
         ),
         ('{path="/not/yet"}', "unknown: no model at '/not/yet': there is no config.json"),
     ],
 )
-def test_a_dry_run_says_why_a_model_cannot_be_counted_yet(
+def test_a_dry_run_names_the_reason_for_unknown_parameters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, said: str
 ) -> None:
     run_file = tmp_path / "run.toml"
     run_file.write_text(RUN.format(folder=tmp_path / "out", data=tmp_path / "nowhere"))
     assert main(["train", str(run_file), "--dry-run", f"model={model}"]) == 0
-    told = capsys.readouterr().out
-    assert said in told
-    assert "flops" not in told
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert "flops" not in printed
 
 
-def test_a_dry_run_needs_no_data_where_the_vocabulary_is_told(
+def test_a_dry_run_needs_no_data_if_the_vocabulary_is_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_file = tmp_path / "run.toml"

@@ -26,9 +26,9 @@ from transformers import (
 )
 
 import regauge
-from end_to_end.predicting import EAGER, table, texts, trained
-from regauge.artifacts.export_settings import Text
-from regauge.artifacts.programs import of_folder
+from end_to_end.predicting import EAGER, random_texts, read_table, train_model
+from regauge.artifacts.export_settings import TextSettings
+from regauge.artifacts.programs import build_folder_spec
 from regauge.cli import main
 from regauge.verbs import import_
 
@@ -123,7 +123,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_texts_are_read_as_transformers_does(model: Path, tmp_path: Path) -> None:
-    some = [*texts(40, seed=3), "w9 </s> w8", "w4 w5 <s>", "w7 " * 60]
+    some = [*random_texts(40, seed=3), "w9 </s> w8", "w4 w5 <s>", "w7 " * 60]
     if json.loads((model / "config.json").read_text())["model_type"] != "roberta":
         some.append("w9 <pad> w8 <pad>")  # that one counts positions by what is no padding
     given = ["--model", str(model), "--to", str(tmp_path / "artifact"), *EAGER]
@@ -145,13 +145,13 @@ def near(found: dict[str, Any], wanted: np.ndarray) -> None:
 
 
 def test_pairs_are_read_as_transformers_does(model: Path, tmp_path: Path) -> None:
-    firsts, seconds = texts(60, seed=1), [*texts(57, seed=2), "", "w9 </s> w8", "w5"]
+    firsts, seconds = random_texts(60, seed=1), [*random_texts(57, seed=2), "", "w9 </s> w8", "w5"]
     firsts[-1] = ""
     assert max(len(first.split()) for first in firsts) > LONGEST - 3
     both = [len(f"{first} {second}".split()) for first, second in zip(firsts, seconds, strict=True)]
     assert sum(each > LONGEST for each in both) > 10
     given = ["--model", str(model), "--to", str(tmp_path / "artifact"), *EAGER]
-    more = ['candidates.precisions=["fp32"]', 'text.pair=["query","document"]']
+    more = ['candidates.precisions=["fp32"]', 'text.pair_fields=["query","document"]']
     assert main(["export", *given, *more]) == 0
     wanted = scores(model, firsts, seconds)
     found = regauge.load(tmp_path / "artifact", threads=1).answer(firsts, seconds)
@@ -170,14 +170,14 @@ def test_pairs_are_read_as_transformers_does(model: Path, tmp_path: Path) -> Non
         "execution.executor=inline",
     ]
     assert main(["predict", str(tmp_path / "artifact"), *arguments]) == 0
-    written = table(tmp_path / "out")
+    written = read_table(tmp_path / "out")
     assert written["id"].to_pylist() == list(range(60))
     for name in ("value", "probabilities", "class"):
         if name in found:
             assert np.array_equal(written[name].to_pylist(), found[name])
 
 
-@pytest.mark.parametrize("key", ["text.pooling=['cls']", "text.normalized=true"])
+@pytest.mark.parametrize("key", ["text.pooling=['cls']", "text.normalize=true"])
 def test_a_classifier_makes_no_vectors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
@@ -185,7 +185,7 @@ def test_a_classifier_makes_no_vectors(
     folder = folder_of(make(), forms, tmp_path / "model")
     given = ["--model", str(folder), "--to", str(tmp_path / "artifact"), *EAGER, key]
     assert main(["export", *given]) == 2
-    assert "is a classifier's, which makes no vectors; leave text.pool" in capsys.readouterr().err
+    assert "is a classifier, which returns no vectors; remove text.pool" in capsys.readouterr().err
 
 
 def test_a_folder_of_a_cross_encoder_says_how_long_pairs_are(tmp_path: Path) -> None:
@@ -195,13 +195,15 @@ def test_a_folder_of_a_cross_encoder_says_how_long_pairs_are(tmp_path: Path) -> 
     modules = [{"idx": 0, "name": "0", "path": "", "type": kind}]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
-    wanted = Text(pair=("query", "document"))
-    found = of_folder(folder, wanted)
-    assert (found.answers, found.texts.tokens, found.texts.manner) == ("values", 12, "transformers")
+    wanted = TextSettings(pair_fields=("query", "document"))
+    spec = build_folder_spec(folder, wanted)
+    tokenization = spec.required_tokenization
+    assert spec.output_kind == "values"
+    assert (tokenization.tokens, tokenization.manner) == (12, "transformers")
     take_in = ["import", str(folder), "--to", str(tmp_path / "taken")]
     assert main(take_in) == 0
     assert "would_refuse" in import_.main(folder, to=tmp_path / "taken", dry_run=True)
-    assert of_folder(tmp_path / "taken", wanted).answers == "values"
+    assert build_folder_spec(tmp_path / "taken", wanted).output_kind == "values"
 
 
 def test_a_text_is_no_longer_than_its_tokenizer_says(tmp_path: Path) -> None:
@@ -225,11 +227,11 @@ def test_weights_that_are_cut_are_named(tmp_path: Path, capsys: pytest.CaptureFi
 def test_only_the_folder_of_a_classifier_reads_pairs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = trained(tmp_path)
+    run = train_model(tmp_path)
     for origin in ([str(run)], ["--model", str(run / "model")]):
-        given = [*origin, "--to", str(tmp_path / "artifact"), *EAGER, 'text.pair=["a","b"]']
+        given = [*origin, "--to", str(tmp_path / "artifact"), *EAGER, 'text.pair_fields=["a","b"]']
         assert main(["export", *given]) == 2
         told = capsys.readouterr().err
-        assert "text.pair is for the folder of a classifier, without a run" in told
-    assert main(["export", *given, 'text.pair=["a","a"]']) == 2
-    assert "pair names 'a' twice" in capsys.readouterr().err
+        assert "text.pair_fields is only for the folder of a classifier, without a run" in told
+    assert main(["export", *given, 'text.pair_fields=["a","a"]']) == 2
+    assert "pair_fields names 'a' twice" in capsys.readouterr().err

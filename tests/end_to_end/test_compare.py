@@ -1,4 +1,4 @@
-"""`regauge compare` as a user types it: verdicts, costs, codes, and the page that shows them."""
+"""`regauge compare` on the command line: verdicts, costs, exit codes, and the report page."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from regauge.config import merge
 __all__ = ["runs", "worlds"]
 PRICE = {"usd_per_hour": 3600.0}
 EVALUATED = {"evaluation": {"every_steps": 4}, "execution": {"price": PRICE}}
-PASSES, BAD_INPUT, FAILS, NOT_SHOWN = 0, 2, 68, 69
+PASS, BAD_INPUT, FAIL, INCONCLUSIVE = 0, 2, 68, 69
 
 
 @pytest.fixture
 def first(runs: Runs) -> Path:
-    return runs.trained(1, "mlm", **EVALUATED)
+    return runs.train_once(1, "mlm", **EVALUATED)
 
 
 def regauge(*words: str | Path) -> tuple[int, dict[str, Any], str]:
     """Return the exit code, the answer and the last line of a command."""
     command = [sys.executable, "-m", "regauge", *map(str, words), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = done.stderr.strip().splitlines()
-    return done.returncode, json.loads(done.stdout or "{}"), said[-1] if said else ""
+    errors = done.stderr.strip().splitlines()
+    return done.returncode, json.loads(done.stdout or "{}"), errors[-1] if errors else ""
 
 
 def compare(*words: str | Path) -> tuple[int, dict[str, Any], str]:
@@ -41,75 +41,81 @@ def compare(*words: str | Path) -> tuple[int, dict[str, Any], str]:
     return regauge("compare", *words)
 
 
-def test_a_run_in_another_order_of_its_sums_passes(runs: Runs, first: Path, tmp_path: Path) -> None:
-    other = runs.trained(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
+def test_a_run_with_another_summation_order_passes(runs: Runs, first: Path, tmp_path: Path) -> None:
+    other = runs.train_once(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
     code, answer, _ = compare(first, other, f"output.folder={tmp_path}")
-    assert code == PASSES
-    told = answer[str(other)]
-    assert told["verdict"] == "pass"
-    assert "batch.microbatch_rows (2, 4)" in told["told"][-1]
-    assert any("was not measured" in sentence for sentence in told["told"])
+    assert code == PASS
+    result = answer[str(other)]
+    assert result["verdict"] == "pass"
+    assert "batch.microbatch_rows (2, 4)" in result["told"][-1]
+    assert any("was not measured" in sentence for sentence in result["told"])
     rows = {row["name"]: row for row in answer["to_target"]}
     assert set(rows) == {str(first), str(other)}
     assert all(
         row["usd"] == pytest.approx(row["machine_seconds"], abs=2e-3) for row in rows.values()
     )
-    assert "for least and saves" in answer["cost"][-1]
+    assert "at the lowest cost: " in answer["cost"][-1]
     page = Path(answer["report"]).read_text()
     header = page[: page.index("<main>")]
     assert "Pass:" in header
-    assert "for least and saves" in header
-    for title in ("heldout/loss", "difference from the first", "against dollars", "Slots per"):
+    assert "at the lowest cost: " in header
+    for title in (
+        "heldout/loss",
+        "difference from the baseline",
+        "against dollars",
+        "Tokens per second, padding included",
+    ):
         assert re.search(f"<figcaption>[^<]*{title}", page), title
 
 
 def test_another_strategy_on_two_processes_passes(runs: Runs, first: Path) -> None:
-    other = runs.trained(2, "mlm", **EVALUATED, strategy="fsdp")
-    again = runs.trained(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
-    code, answer, line = compare(first, other, f"comparison.noise=['{again}']")
-    assert code == PASSES, line
-    (told,) = (" ".join(each["told"]) for each in answer.values() if "told" in each)
-    assert "strategy.kind (single, fsdp)" in told
-    assert "was not measured" not in told
+    other = runs.train_once(2, "mlm", **EVALUATED, strategy="fsdp")
+    again = runs.train_once(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
+    code, answer, line = compare(first, other, f"comparison.noise_runs=['{again}']")
+    assert code == PASS, line
+    (text,) = (" ".join(result["told"]) for result in answer.values() if "told" in result)
+    assert "strategy.kind (single, fsdp)" in text
+    assert "was not measured" not in text
 
 
-def test_another_rate_is_not_comparable(runs: Runs, first: Path) -> None:
-    other = runs.trained(1, "mlm", **EVALUATED, optimizer={"learning_rate": 0.004})
+def test_another_learning_rate_is_not_comparable(runs: Runs, first: Path) -> None:
+    other = runs.train_once(1, "mlm", **EVALUATED, optimizer={"learning_rate": 0.004})
     code, _, line = compare(first, other)
-    assert code == NOT_SHOWN
+    assert code == INCONCLUSIVE
     assert "optimizer.learning_rate (0.003, 0.004)" in line
 
 
-def test_a_band_that_is_too_narrow_fails(runs: Runs, first: Path) -> None:
-    other = runs.trained(1, "mlm", **merge(EVALUATED, {"execution": {"precision": "bf16"}}))
-    code, answer, line = compare(first, other, "comparison.band=1e-9")
-    assert code == FAILS
+def test_a_tolerance_below_the_difference_fails(runs: Runs, first: Path) -> None:
+    other = runs.train_once(1, "mlm", **merge(EVALUATED, {"execution": {"precision": "bf16"}}))
+    code, answer, line = compare(first, other, "comparison.tolerance=1e-9")
+    assert code == FAIL
     assert answer[str(other)]["verdict"] == "fail"
     assert "add --noise-floor" in line
-    code, _, _ = compare(first, other, "comparison.band=1e-9", "comparison.on_difference=say")
-    assert code == PASSES
+    code, _, _ = compare(first, other, "comparison.tolerance=1e-9", "comparison.on_difference=warn")
+    assert code == PASS
 
 
-def test_a_target_that_is_not_reached_says_what_came_nearest(runs: Runs, first: Path) -> None:
-    other = runs.trained(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
+def test_a_target_that_is_not_reached_is_inconclusive(runs: Runs, first: Path) -> None:
+    other = runs.train_once(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
     target = ("comparison.target.metric=heldout/loss", "comparison.target.at_most=0.01")
     code, answer, line = compare(first, other, *target)
-    assert code == NOT_SHOWN
-    assert "never came to heldout/loss of at most 0.010: its best is" in line
+    assert code == INCONCLUSIVE
+    assert "did not reach heldout/loss of at most 0.010: its best is" in line
     assert [row["usd"] for row in answer["to_target"]] == [None, None]
 
 
-def test_prices_can_be_others_and_unknown_ones_are_not_ranked(runs: Runs, first: Path) -> None:
-    other = runs.trained(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
+def test_prices_can_be_replaced_and_unknown_ones_are_not_ranked(runs: Runs, first: Path) -> None:
+    other = runs.train_once(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
     prices = 'comparison.prices=[{instance="trn1.2xlarge"}, {}]'
     code, answer, _ = compare(first, other, prices)
-    assert code == PASSES
-    mine, theirs = answer["to_target"]
-    assert (mine["usd_per_hour"], theirs["usd_per_hour"], theirs["usd"]) == (1.34375, None, None)
-    told = " ".join(answer["cost"])
-    assert "at 1.34375 USD an hour (the catalog, on demand in us-east-1, 2026-07-20)" in told
-    assert "saves" not in told
-    assert f"The dollars of {other} are unknown: set execution.price.instance" in told
+    assert code == PASS
+    baseline, candidate = answer["to_target"]
+    assert baseline["usd_per_hour"] == 1.34375
+    assert (candidate["usd_per_hour"], candidate["usd"]) == (None, None)
+    text = " ".join(answer["cost"])
+    assert "at 1.34375 USD per hour (catalog, on-demand in us-east-1, 2026-07-20)" in text
+    assert "lowest cost" not in text
+    assert f"The dollar cost of {other} is unknown; set execution.price.instance" in text
 
 
 @pytest.mark.parametrize(
@@ -125,7 +131,9 @@ def test_prices_can_be_others_and_unknown_ones_are_not_ranked(runs: Runs, first:
         (('comparison.metrics=["heldout/acuracy"]',), "did you mean 'heldout/accuracy'?"),
     ],
 )
-def test_bad_input_is_one_line(first: Path, words: tuple[str, ...], problem: str) -> None:
+def test_bad_input_is_reported_in_one_line(
+    first: Path, words: tuple[str, ...], problem: str
+) -> None:
     code, _, line = compare(first, first, *words)
     assert code == BAD_INPUT
     assert problem in line
@@ -134,39 +142,43 @@ def test_bad_input_is_one_line(first: Path, words: tuple[str, ...], problem: str
 def test_one_run_is_nothing_to_compare(first: Path) -> None:
     code, _, line = compare(first)
     assert code == BAD_INPUT
-    assert "name two runs or more" in line
+    assert "name two or more runs" in line
 
 
 @pytest.mark.full
-def test_steps_are_computed_again(first: Path, tmp_path: Path) -> None:
-    """From the first weights and from a checkpoint; what comes out is what the run had logged."""
-    ran = {line["step"]: line["train/loss"] for line in lines(first) if "train/loss" in line}
+def test_replay_computes_the_logged_losses(first: Path, tmp_path: Path) -> None:
+    """From the initial weights and from a checkpoint."""
+    losses = {line["step"]: line["train/loss"] for line in lines(first) if "train/loss" in line}
     state = first / "checkpoints" / "step-00000004"
-    for begun, more in ((0, ()), (4, (f"replay.state={state}",))):
-        folder = tmp_path / str(begun)
-        own = (f"output.folder={folder}", f"replay.until={begun + 2}", f"replay.watch=[{begun}]")
-        code, answer, line = regauge("replay", first / "run.json", *own, *more)
-        assert code == PASSES, line
-        assert answer["steps"] == begun + 2
-        told = [json.loads(text) for text in (folder / "replay.jsonl").read_text().splitlines()]
-        assert [each["step"] for each in told] == [begun + 1, begun + 2]
-        assert all(each["loss"] == ran[each["step"]] for each in told)
-        captured = json.loads((folder / f"capture-{begun:08d}.0.json").read_text())
+    for first_step, options in ((0, ()), (4, (f"replay.checkpoint={state}",))):
+        folder = tmp_path / str(first_step)
+        overrides = (
+            f"output.folder={folder}",
+            f"replay.until={first_step + 2}",
+            f"replay.capture_steps=[{first_step}]",
+        )
+        code, answer, line = regauge("replay", first / "run.json", *overrides, *options)
+        assert code == PASS, line
+        assert answer["steps"] == first_step + 2
+        replayed = [json.loads(text) for text in (folder / "replay.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in replayed] == [first_step + 1, first_step + 2]
+        assert all(line["loss"] == losses[line["step"]] for line in replayed)
+        captured = json.loads((folder / f"capture-{first_step:08d}.0.json").read_text())
         stages = {value["stage"] for value in captured["values"]}
         assert stages == {"rows", "forward", "backward", "gradient", "update"}
-    code, _, line = regauge("replay", first / "run.json", *own, *more, "replay.until=3")
+    code, _, line = regauge("replay", first / "run.json", *overrides, *options, "replay.until=3")
     assert code == BAD_INPUT
-    assert "is at step 4, beyond the steps to compute again" in line
+    assert "is at step 4, after the steps to replay" in line
 
 
 @pytest.mark.full
-def test_the_place_where_runs_part_is_in_the_answer_and_in_the_report(
+def test_the_first_divergence_is_in_the_answer_and_in_the_report(
     runs: Runs, first: Path, tmp_path: Path
 ) -> None:
-    other = runs.trained(1, "mlm", **merge(EVALUATED, {"execution": {"precision": "bf16"}}))
-    own = (f"output.folder={tmp_path}", "comparison.on_difference=say", "--localise")
-    code, answer, line = compare(first, other, *own)
-    assert code == PASSES, line
-    named = answer[f"{other} parts"]
-    assert named.startswith("Step 0 computed again from one state: rounding explains every diff")
-    assert escape(named) in Path(answer["report"]).read_text()
+    other = runs.train_once(1, "mlm", **merge(EVALUATED, {"execution": {"precision": "bf16"}}))
+    options = (f"output.folder={tmp_path}", "comparison.on_difference=warn", "--localize")
+    code, answer, line = compare(first, other, *options)
+    assert code == PASS, line
+    sentence = answer[f"{other} parts"]
+    assert sentence.startswith("Recomputed step 0 from one state: rounding explains every diff")
+    assert escape(sentence) in Path(answer["report"]).read_text()

@@ -21,7 +21,7 @@ from regauge.errors import DataError
 from regauge.training.compile import cache
 
 pytestmark = pytest.mark.skipif(
-    Cpu().obstacle_to_compiling() is not None,
+    Cpu().compile_obstacle() is not None,
     reason="no C++ compiler: that a second start compiles nothing is not proved here",
 )
 
@@ -33,7 +33,7 @@ try:
     cli.main()
 except SystemExit as error:
     assert not error.code, error.code
-print("CACHED", json.dumps(choices.load("accelerators", "cpu")().cached()))
+print("CACHED", json.dumps(choices.load("accelerators", "cpu")().graph_cache_counts()))
 """
 Command = Callable[..., tuple[str, str]]
 
@@ -44,11 +44,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("compiled")
     changes: dict[str, Any] = {
         "execution": {"compile": "blocks", "compile_cache": str(root / "graphs")},
-        "task": {"shapes": 1},
+        "task": {"max_buckets": 1},
         "model": {"config": {"num_hidden_layers": 1}},
         "stop": {"steps": 3},
     }
-    run = settings(root / "run", datasets.pairs(root / "data"), "contrastive", **changes)
+    run = settings(root / "run", datasets.write_pairs(root / "data"), "contrastive", **changes)
     (root / "run.json").write_text(json.dumps(dump(run)))
     return root
 
@@ -68,7 +68,7 @@ def command(place: Path, verb: str, *arguments: str) -> tuple[str, str]:
     A run is started as a launcher does it, so that it counts in the process that computes.
     """
     line = [sys.executable, "-c", PROBE, verb, str(place / "run.json"), *arguments]
-    launched = dict.fromkeys(processes.ENVIRONMENT, "0") | {"WORLD_SIZE": "1"}
+    launched = dict.fromkeys(processes.LAUNCHER_VARIABLES, "0") | {"WORLD_SIZE": "1"}
     environment = {**os.environ, **(launched if verb == "train" else {})}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -102,7 +102,7 @@ def test_a_damaged_graph_is_ignored_said_and_made_again(place: Path) -> None:
     for name, content in ((victim, b"damaged"), ("stranger.py", b"print('surprise')")):
         (folder / "graphs" / name).write_bytes(content)
     output, said = command(place, "compile", "--json")
-    assert "made again, not what was written" in said
+    assert "removed files with a wrong hash" in said
     assert victim in said
     assert "stranger.py" in said
     assert not (folder / "graphs" / "stranger.py").exists()
@@ -135,8 +135,8 @@ def test_graphs_travel(place: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (("execution.compile=no",), 'the run compiles nothing; set execution.compile = "blocks"'),
-        (("--pull", "/nowhere"), "/nowhere holds no compiled graphs"),
+        (("execution.compile=off",), 'the run compiles nothing; set execution.compile = "blocks"'),
+        (("--pull", "/nowhere"), "/nowhere contains no compiled graphs"),
     ],
 )
 def test_what_cannot_be_compiled_is_said(
@@ -153,7 +153,7 @@ def test_what_cannot_be_compiled_is_said(
     [
         ({"files": {"../../escaped": {}}, "seconds": 1.0}, "names '../../escaped', outside of its"),
         ({"files": {"/escaped": {}}, "seconds": 1.0}, "names '/escaped', outside of its folder"),
-        ({"files": {}}, "is no list of compiled graphs"),
+        ({"files": {}}, "is not a valid cache entry"),
     ],
 )
 def test_a_hostile_list_is_refused(document: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_hostile_list_is_refused(document: dict[str, Any], said: str, tmp_path
     (tmp_path / "there" / "key" / "entry.json").write_text(json.dumps(document))
     (tmp_path / "escaped").write_text("a stranger")
     with pytest.raises(DataError, match=said):
-        cache.copy(str(tmp_path / "there"), str(tmp_path / "deep" / "here"))
+        cache.copy_entries(str(tmp_path / "there"), str(tmp_path / "deep" / "here"))
     assert not (tmp_path / "deep").exists()
 
 
@@ -170,7 +170,7 @@ def test_a_push_adds_to_what_is_there(tmp_path: Path) -> None:
         graphs = tmp_path / name / "key" / "graphs"
         graphs.mkdir(parents=True)
         (graphs / name).write_text(name)
-        cache.Entry(tmp_path / name / "key", {}, first=True).seal(len(name))
-        cache.copy(str(tmp_path / name), str(tmp_path / "all"))
-    (row,) = cache.listed(tmp_path / "all")
+        cache.CacheEntry(tmp_path / name / "key", {}, is_writer=True).seal(len(name))
+        cache.copy_entries(str(tmp_path / name), str(tmp_path / "all"))
+    (row,) = cache.list_entries(tmp_path / "all")
     assert row["files"] == 2

@@ -17,13 +17,13 @@ from torch import nn
 from architecture.tree import ROOT
 from regauge import choices, config, processes, verbs
 from regauge.cli import main
-from regauge.config import choose, dump
+from regauge.config import dump, parse_choice
 from regauge.errors import DataError, RegaugeError, SettingsError
-from regauge.models.custom import Own
-from regauge.models.init_weights import META, initial_weights, materialize
+from regauge.models.custom import CustomModule
+from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.settings import Model
 from regauge.tasks import Task
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 from regauge.verbs import compare
 
 EXAMPLES = ROOT / "examples"
@@ -35,8 +35,8 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let each test import its modules anew, and leave none behind."""
     before = set(sys.modules)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(choices, "_named", set())
-    monkeypatch.setattr(choices, "_places", [])
+    monkeypatch.setattr(choices, "_allowed_paths", set())
+    monkeypatch.setattr(choices, "_module_folders", [])
     choices.load.cache_clear()
     yield
     choices.load.cache_clear()
@@ -71,7 +71,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def loaded(folder: str, path: str, beside: Path) -> type[Any]:
-    choices.allow({"kind": path}, beside)
+    choices.allow_imports({"kind": path}, beside)
     return choices.load(folder, path)
 
 
@@ -80,7 +80,7 @@ def test_the_example_runs_to_its_end_and_goes_on_elsewhere(
     example: Path,
 ) -> None:
     """In workers of prepare, a trial, a supervised process, then two of them; resumed between."""
-    small = ("tokenizer.vocabulary=300", "rows.length=16", "task.width=16", "evaluation.rows=8")
+    small = ("tokenizer.vocab_size=300", "rows.length=16", "task.width=16", "evaluation.rows=8")
     steps = ("batch.microbatch_rows=auto", "optimizer.schedule.kind=constant")
     brief = "execution.supervision.preflight=brief"
     assert main(["prepare", str(example), "prepare.processes=2", *small]) == 0
@@ -88,8 +88,8 @@ def test_the_example_runs_to_its_end_and_goes_on_elsewhere(
     assert main([*train, "stop.steps=4"]) == 0
     saved = config.read(Path("out/own/run.json"))
     assert saved["task"]["kind"] == "own_task:Gaps"
-    choices.allow(saved)
-    assert dump(config.build(Training, saved)) == json.loads(json.dumps(saved))
+    choices.allow_imports(saved)
+    assert dump(config.build(TrainSettings, saved)) == json.loads(json.dumps(saved))
     two = ("execution.processes=2", "strategy.kind=zero1")
     assert main([*train, "stop.steps=8", *two]) == 0
     lines = [json.loads(line) for line in Path("out/own/metrics.jsonl").read_text().splitlines()]
@@ -98,7 +98,7 @@ def test_the_example_runs_to_its_end_and_goes_on_elsewhere(
     result = json.loads(Path("out/own/result.json").read_text())
     assert result["steps"] == 8
     assert result["metrics"]["heldout/loss"] < result["before"]["heldout/loss"]
-    whole = ('subjects={models={own="out/own"}, tasks="own"}', "output.folder=out/beside")
+    whole = ('models={own="out/own"}', "evaluate.task_settings=run", "output.folder=out/beside")
     assert main(["evaluate", str(example), *small, *whole]) == 0
     measured = json.loads(Path("out/beside/evaluation.json").read_text())["rows"][0]
     assert measured["loss"] == pytest.approx(result["metrics"]["heldout/loss"], rel=1e-5)
@@ -106,9 +106,9 @@ def test_the_example_runs_to_its_end_and_goes_on_elsewhere(
 
 def test_the_example_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    prepare = verbs.load(verbs.module("prepare").ROOT, EXAMPLES / "own.toml", ())
+    prepare = verbs.load_settings(verbs.import_verb("prepare").ROOT, EXAMPLES / "own.toml", ())
     assert prepare.source.kind == "own_source:Sections"
-    assert len(prepare.source.pieces()) == len(list((ROOT / "docs").glob("*.md")))
+    assert len(prepare.source.list_pieces()) == len(list((ROOT / "docs").glob("*.md")))
 
 
 TRACKER = """
@@ -130,13 +130,13 @@ class Mine(Single):
 def test_any_choice_may_be_ones_own(write: Write) -> None:
     folder = write("own_tracker.py", TRACKER).parent
     write("own_strategy.py", STRATEGY)
-    choices.allow({"a": ["own_tracker:Quiet", {"kind": "own_strategy:Mine"}]}, folder)
-    tracker = choose("trackers", {"kind": "own_tracker:Quiet", "loud": 2})
+    choices.allow_imports({"a": ["own_tracker:Quiet", {"kind": "own_strategy:Mine"}]}, folder)
+    tracker = parse_choice("trackers", {"kind": "own_tracker:Quiet", "loud": 2})
     assert dump(tracker) == {"kind": "own_tracker:Quiet", "loud": 2}
-    assert choose("trackers", dump(tracker)) == tracker
-    assert dump(choose("strategies", "own_strategy:Mine")) == {"kind": "own_strategy:Mine"}
+    assert parse_choice("trackers", dump(tracker)) == tracker
+    assert dump(parse_choice("strategies", "own_strategy:Mine")) == {"kind": "own_strategy:Mine"}
     with pytest.raises(SettingsError, match="'lod'; did you mean 'loud'"):
-        choose("trackers", {"kind": "own_tracker:Quiet", "lod": 2})
+        parse_choice("trackers", {"kind": "own_tracker:Quiet", "lod": 2})
 
 
 def test_a_choice_of_the_house_keeps_its_name(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_what_only_an_earlier_run_names_is_not_imported(write: Write) -> None:
     write("own_trap.py", "raise SystemExit('it ran')")
     saved = {"kind": "own_trap:Task"}
     with pytest.raises(SettingsError, match="the run file of this command does not name it"):
-        choose("tasks", saved)
+        parse_choice("tasks", saved)
     assert "own_trap" not in sys.modules
 
 
@@ -155,21 +155,31 @@ def test_a_module_beside_a_saved_run_is_not_found(write: Write) -> None:
     write("own_trap.py", "raise SystemExit('it ran')")
     run = write("run.json", json.dumps({"task": {"kind": "own_trap:Task"}}))
     with pytest.raises(SettingsError, match="no module 'own_trap'"):
-        verbs.load(Training, run, ())
+        verbs.load_settings(TrainSettings, run, ())
 
 
 @pytest.mark.parametrize(
     ("path", "problem", "remedy", "code"),
     [
         ("own_trackr:Quiet", "no module 'own_trackr' in ", "did you mean 'own_tracker'?", 2),
-        ("nothing_like_it:Quiet", "no module 'nothing_like_it'", "beside the run file", 2),
+        ("nothing_like_it:Quiet", "no module 'nothing_like_it'", "folder of the run file", 2),
         ("own_tracker:Quite", "has no class 'Quite'", "did you mean 'Quiet'?", 2),
-        ("own_task:Neighbours", "is no Tracker", "inherit from regauge.trackers.Tracker", 2),
-        ("own_task:Gaps", "is no Tracker", "inherit from regauge.trackers.Tracker", 2),
-        ("own_tracker:Tracker", "is no Tracker", "inherit from", 2),
-        ("own_broken:Quiet", "ZeroDivisionError in ", "correct it there", 64),
-        ("own_needy:Quiet", "No module named 'own_absent'", "correct it there", 64),
-        ("own_unread:Quiet", "JSONDecodeError in ", "correct it there", 64),
+        (
+            "own_task:Neighbours",
+            "is not a subclass of Tracker",
+            "inherit from regauge.trackers.Tracker",
+            2,
+        ),
+        (
+            "own_task:Gaps",
+            "is not a subclass of Tracker",
+            "inherit from regauge.trackers.Tracker",
+            2,
+        ),
+        ("own_tracker:Tracker", "is not a subclass of Tracker", "inherit from", 2),
+        ("own_broken:Quiet", "ZeroDivisionError in ", "correct that file", 64),
+        ("own_needy:Quiet", "No module named 'own_absent'", "correct that file", 64),
+        ("own_unread:Quiet", "JSONDecodeError in ", "correct that file", 64),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(
@@ -192,7 +202,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(
 
 def test_a_misspelt_name_without_a_colon_is_one_of_the_house() -> None:
     with pytest.raises(SettingsError, match="no tasks named 'mlmm'; did you mean 'mlm'"):
-        choose("tasks", "mlmm")
+        parse_choice("tasks", "mlmm")
 
 
 def test_one_s_own_choice_is_explained(
@@ -210,13 +220,20 @@ def test_processes_that_are_started_look_in_the_same_places(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = write("own_tracker.py", TRACKER).parent
-    assert choices.places() == {}
-    choices.allow("own_tracker:Quiet", folder)
-    code = "import sys, regauge.choices as r; print(r.places(), file=open(sys.argv[1], 'w'))"
+    assert choices.module_folders_environment() == {}
+    choices.allow_imports("own_tracker:Quiet", folder)
+    code = (
+        "import sys, regauge.choices as r;"
+        "print(r.module_folders_environment(), file=open(sys.argv[1], 'w'))"
+    )
     said = tmp_path / "said"
-    assert processes.start([sys.executable, "-c", code, str(said)], 1, tmp_path / "logs") == 0
-    assert said.read_text() == f"{choices.places()}\n"
-    assert choices.places() == {choices.PLACES: f"{folder}{os.pathsep}{tmp_path}"}
+    assert (
+        processes.run_processes([sys.executable, "-c", code, str(said)], 1, tmp_path / "logs") == 0
+    )
+    assert said.read_text() == f"{choices.module_folders_environment()}\n"
+    assert choices.module_folders_environment() == {
+        choices.MODULE_FOLDERS_VARIABLE: f"{folder}{os.pathsep}{tmp_path}"
+    }
 
 
 class Drawn(nn.Module):
@@ -233,8 +250,8 @@ def test_the_weights_of_a_module_of_ones_own_are_drawn_by_the_seed() -> None:
     made = []
     for seed in (0, 0, 1):
         with META:
-            module = Own(Drawn())
-        materialize(module, initial_weights(module, Model(architecture="own"), seed))
+            module = CustomModule(Drawn())
+        materialize(module, build_initial_weights(module, Model(architecture="own"), seed))
         assert module.model.module.say.weight is module.model.module.words.weight
         made.append(dict(module.named_parameters()))
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
@@ -268,7 +285,7 @@ class Scaled(nn.Linear):
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        (Bare, "weights that nothing draws"),
+        (Bare, "has weights but no initializer"),
         (Buffered, "a buffer without values"),
         (Scaled, "a weight without dimensions; give it the shape"),
     ],
@@ -277,17 +294,17 @@ def test_a_module_whose_values_would_be_lost_is_refused(
     kind: type[nn.Module], problem: str
 ) -> None:
     with META, pytest.raises(DataError, match=problem):
-        Own(nn.Sequential(nn.ReLU(), kind()))
+        CustomModule(nn.Sequential(nn.ReLU(), kind()))
 
 
 def test_a_class_is_a_task_of_its_own_name(example: Path) -> None:
     found = loaded("tasks", "own_task:Gaps", example.parent)
     assert issubclass(found, Task)
-    assert choices.summary("tasks", "own_task:Gaps").startswith("Masked tokens, of which")
+    assert choices.summary("tasks", "own_task:Gaps").startswith("Masked tokens, weighted by")
 
 
 def test_a_repetition_of_a_run_does_not_import_what_it_names(write: Write) -> None:
     write("own_trap.py", "raise SystemExit('it ran')")
     run = write("run.json", json.dumps({"task": {"kind": "own_trap:Task"}}))
     with pytest.raises(SettingsError, match="the run file of this command does not name it"):
-        compare.repeated(run.parent)
+        compare.build_repeat(run.parent)

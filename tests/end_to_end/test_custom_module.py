@@ -1,4 +1,4 @@
-"""A module of a user's own as an artifact: it takes tensors, and gives what it gave before."""
+"""Export of a custom module: the artifact takes tensors and its outputs do not change."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ Export = Callable[..., int]
 
 @pytest.fixture
 def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Export]:
-    """Return a function that exports what a function beside the working folder returns."""
+    """Return a function that exports the module of a function in the working folder."""
     (tmp_path / "own_scored.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(choices, "_named", set())
-    monkeypatch.setattr(choices, "_places", [])
+    monkeypatch.setattr(choices, "_allowed_paths", set())
+    monkeypatch.setattr(choices, "_module_folders", [])
 
     def exported(function: str, *more: str) -> int:
-        given = ["--module", f"own_scored:{function}", "--to", "out", *more, *QUICK]
-        return main(["export", *given, 'candidates.precisions=["fp32"]'])
+        options = ["--module", f"own_scored:{function}", "--to", "out", *more, *QUICK]
+        return main(["export", *options, 'candidates.precisions=["fp32"]'])
 
     yield exported
     sys.modules.pop("own_scored", None)
@@ -91,7 +91,7 @@ def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Export]:
     ("form", "backend"),
     [("tensor", "onnx"), ("tuple", "openvino"), ("dict", "eager"), ("dict", "onnx")],
 )
-def test_a_module_gives_what_it_gave(
+def test_the_artifact_of_a_module_gives_the_same_outputs(
     export: Export, capsys: pytest.CaptureFixture[str], form: str, backend: str
 ) -> None:
     assert export(form, f'candidates.backends=["{backend}"]') == 0
@@ -110,37 +110,37 @@ def test_a_module_gives_what_it_gave(
         assert torch.equal(other, loaded(image, kind))
     image, kind = examples.values()
     wrong = {
-        (image,): "1 tensors are given; give 2: image, kind",
-        (kind, image): r"'image' is int64 \[3\]; give float32 \[rows, 2, 8, 8\]",
-        (image, kind.int()): r"'kind' is int32 \[3\]; give int64 \[rows\]",
-        (image, kind[:2]): "the tensors have 2, 3 rows; give one row of each",
+        (image,): "got 1 tensors; pass 2: image, kind",
+        (kind, image): r"'image' is int64 \[3\]; pass float32 \[rows, 2, 8, 8\]",
+        (image, kind.int()): r"'kind' is int32 \[3\]; pass int64 \[rows\]",
+        (image, kind[:2]): "the tensors have 2, 3 rows; pass the same number of rows in each",
     }
-    for given, told in wrong.items():
-        with pytest.raises(DataError, match=told):
-            loaded(*given)
-    with pytest.raises(DataError, match="no input 'kin' left to give; did you mean 'kind'"):
+    for tensors, message in wrong.items():
+        with pytest.raises(DataError, match=message):
+            loaded(*tensors)
+    with pytest.raises(DataError, match="no remaining input 'kin'; did you mean 'kind'"):
         loaded(image, kin=kind)
-    with pytest.raises(DataError, match="'image' is of type ndarray; give a tensor"):
+    with pytest.raises(DataError, match="'image' is of type ndarray; pass a tensor"):
         loaded(image.numpy(), kind)
     with pytest.raises(SettingsError, match="reads no texts; call it with tensors"):
         loaded.answer(["a text"])
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
-        ("alone", "returns Scored; let it return (module, {name: example tensor})"),
+        ("alone", "returns Scored; return (module, {name: example tensor})"),
         ("more", "Scored fails on its examples: "),
-        ("fewer", "kind is torch.bool; give it as one of "),
-        ("broken", "'own_scored:broken' fails: no file of mine; correct it there"),
+        ("fewer", "kind is torch.bool; convert it to one of "),
+        ("broken", "'own_scored:broken' fails: no file of mine; correct the function"),
         ("tensors", "did you mean 'tensor'?"),
     ],
 )
-def test_a_function_that_returns_something_else_is_refused(
-    export: Export, capsys: pytest.CaptureFixture[str], function: str, told: str
+def test_an_invalid_function_is_refused(
+    export: Export, capsys: pytest.CaptureFixture[str], function: str, message: str
 ) -> None:
     assert export(function, 'candidates.backends=["eager"]') in (2, 64)
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1
-    assert told in error[0]
+    assert message in error[0]
     assert not Path("out").exists()

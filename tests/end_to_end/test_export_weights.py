@@ -14,14 +14,14 @@ from torch.nn.functional import normalize
 from distributed import datasets
 from distributed.runs import settings
 from regauge import processes
-from regauge.artifacts.export_settings import Text
-from regauge.artifacts.programs import of_folder
+from regauge.artifacts.export_settings import TextSettings
+from regauge.artifacts.programs import build_folder_spec
 from regauge.checkpoint import export_weights
 from regauge.cli import main
 from regauge.data.dataset import read_manifest
 from regauge.errors import SettingsError
-from regauge.models.io_spec import Fields
-from regauge.models.sentence_transformers import Mode
+from regauge.models.io_spec import InputSpec
+from regauge.models.sentence_transformers import PoolingMode
 from regauge.models.settings import Model
 from regauge.tasks.contrastive import Contrastive
 from regauge.training.run import attempt
@@ -41,7 +41,7 @@ DIMENSIONS = [
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    data = datasets.pairs(folder / "data")
+    data = datasets.write_pairs(folder / "data")
     attempt(settings(folder / "out", data, "contrastive", stop={"steps": 8}), processes.World())
     return folder / "out"
 
@@ -70,8 +70,8 @@ def test_every_form_holds_the_same_weights(encoder: Path, tmp_path: Path) -> Non
 
 def test_a_kept_checkpoint_is_exported(encoder: Path, tmp_path: Path) -> None:
     export = ["export", str(encoder), *HF, "--to"]
-    assert main([*export, str(tmp_path / "at"), "target.step=4"]) == 0
-    assert main([*export, str(tmp_path / "end"), "target.step=latest"]) == 0
+    assert main([*export, str(tmp_path / "at"), "export.step=4"]) == 0
+    assert main([*export, str(tmp_path / "end"), "export.step=latest"]) == 0
     final = load_file(encoder / "model" / "model.safetensors")
     early = load_file(tmp_path / "at" / "model.safetensors")
     late = load_file(tmp_path / "end" / "model.safetensors")
@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_refused(
     capsys.readouterr()
     weights, target = str(tmp_path / "w.pt"), str(tmp_path / "a")
     assert main(["import", weights, "--to", target]) == 2
-    assert "does not say its architecture" in capsys.readouterr().err
+    assert "so its architecture is unknown" in capsys.readouterr().err
     assert (
         main(["import", weights, "--to", target, *DIMENSIONS, "model.config.hidden_size=64"]) == 64
     )
@@ -107,15 +107,15 @@ def test_what_does_not_fit_is_refused(
 def test_a_form_that_is_refused_leaves_its_place_alone(tmp_path: Path) -> None:
     (target := tmp_path / "to").mkdir()
     with pytest.raises(SettingsError, match="did not train a text encoder"):
-        export_weights.export(tmp_path / "model", target, "sentence-transformers")
+        export_weights.export_model(tmp_path / "model", target, "sentence-transformers")
     assert target.is_dir()
 
 
 @pytest.mark.parametrize("modes", [("mean",), ("cls",), ("lasttoken", "max")])
 def test_vectors_are_pooled_as_they_were_trained_wherever_a_run_goes(
-    modes: tuple[Mode, ...], tmp_path: Path
+    modes: tuple[PoolingMode, ...], tmp_path: Path
 ) -> None:
-    data, sizes = datasets.pairs(tmp_path / "data"), {"dim": 32, "n_layers": 1, "n_heads": 2}
+    data, sizes = datasets.write_pairs(tmp_path / "data"), {"dim": 32, "n_layers": 1, "n_heads": 2}
     model = {"architecture": "distilbert", "config": {**sizes, "hidden_dim": 64}, "path": None}
     first, second = tmp_path / "first", tmp_path / "second"
     task = {} if modes == ("mean",) else {"pooling": modes}
@@ -123,15 +123,16 @@ def test_vectors_are_pooled_as_they_were_trained_wherever_a_run_goes(
         run = settings(folder, data, "contrastive", task=task, model=start, stop={"steps": 4})
         attempt(run, processes.World())
         task = {}
-    early = export_weights.moment(second, 4, tmp_path / "early")
+    early = export_weights.export_checkpoint(second, 4, tmp_path / "early")
     tokens, lengths = torch.arange(1, 17, dtype=torch.int32).view(2, 8), torch.tensor([8, 8])
     for folder in (first / "model", second / "model", early):
         described = json.loads((folder / "1_Pooling" / "config.json").read_text())
         assert described["word_embedding_dimension"] == sizes["dim"]
-        for fields, most in ((None, datasets.LENGTH), (Fields(limits=(16,)), 16)):
-            found = of_folder(folder, Text(), fields)
-            assert (found.texts.manner, found.texts.tokens) == ("regauge", most)
-            program: Any = found.program
+        for fields, most in ((None, datasets.LENGTH), (InputSpec(limits=(16,)), 16)):
+            spec = build_folder_spec(folder, TextSettings(), fields)
+            tokenization = spec.required_tokenization
+            assert (tokenization.manner, tokenization.tokens) == ("regauge", most)
+            program: Any = spec.program
             with torch.no_grad():
                 states = program.module.model(tokens).last_hidden_state
                 parts = {"mean": states.mean(1), "cls": states[:, 0]}
@@ -143,12 +144,12 @@ def test_vectors_are_pooled_as_they_were_trained_wherever_a_run_goes(
 def test_another_pooling_than_the_weights_say_is_trained_where_it_is_asked_for(
     tmp_path: Path,
 ) -> None:
-    data = datasets.pairs(tmp_path / "data")
+    data = datasets.write_pairs(tmp_path / "data")
     told = {"task": {"pooling": ("cls",)}, "stop": {"steps": 1}}
     attempt(settings(tmp_path / "run", data, "contrastive", **told), processes.World())
     found = {
         asked: Contrastive(pooling=asked)
-        .module(Model(path=str(tmp_path / "run")), read_manifest(data), seed=0)
+        .build_module(Model(path=str(tmp_path / "run")), read_manifest(data), seed=0)
         .pooling.modes
         for asked in ((), ("mean",), ("max", "cls"))
     }

@@ -18,7 +18,7 @@ from distributed import datasets
 from distributed.runs import BERT
 from loopback import running
 from regauge.models import weights as folders
-from regauge.models.architectures import build
+from regauge.models.architectures import build_model
 from regauge.models.settings import Model
 
 RUN = """
@@ -92,10 +92,10 @@ def _listed(path: Path) -> dict[str, Any]:
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the address of a hub that has one small BERT in several files."""
     root = tmp_path_factory.mktemp("hub")
-    model, _ = build(Model(**{**BERT, "dropout": 0.0}), "masked", datasets.VOCABULARY, seed=5)
+    model, _ = build_model(Model(**{**BERT, "dropout": 0.0}), "masked", datasets.VOCABULARY, seed=5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folders, "LARGEST_FILE", 40_000)
-        folders.save(root / "bert", model.config, model.named_parameters(), root)
+        patch.setattr(folders, "MAX_FILE_BYTES", 40_000)
+        folders.save_model_folder(root / "bert", model.config, model.named_parameters(), root)
     kind = type("Own", (Hub,), {"folder": root / "bert", "asked": []})
     with running(ThreadingHTTPServer(("127.0.0.1", 0), kind), "hub") as address:
         yield address
@@ -107,7 +107,7 @@ def train(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         run_file = tmp_path / "run.toml"
         data = tmp_path / "data"
         if not data.exists():
-            datasets.packed(data, rows=8, heldout=2)
+            datasets.write_packed(data, rows=8, heldout=2)
         run_file.write_text(RUN.format(folder=tmp_path, data=data, name=name))
         own = {
             "HF_ENDPOINT": endpoint,
@@ -129,8 +129,8 @@ Train = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.mark.parametrize(
     ("name", "problem", "remedy"),
     [
-        ("team/gated", "'team/gated' is given only to those who accept its terms", "accept them"),
-        ("team/none", "the hub has no model 'team/none', or none that it shows", "for a private"),
+        ("team/gated", "hub model 'team/gated' is gated", "accept its terms on the hub"),
+        ("team/none", "the hub has no public model 'team/none'", "if it is private"),
     ],
 )
 def test_a_name_that_is_not_for_everyone_is_one_line_with_the_way_in(
@@ -149,15 +149,15 @@ def test_a_hub_that_does_not_answer_is_one_line(train: Train) -> None:
     done = train("team/open", "http://127.0.0.1:9")
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.strip().splitlines()
-    assert "no folder 'team/open' is here, and no answer from the hub" in line
-    assert line.endswith("name a folder of weights")
+    assert "there is no folder 'team/open', and the hub failed: " in line
+    assert line.endswith("name a folder with weights")
 
 
 @pytest.mark.full
 def test_a_name_is_fetched_once_and_trained(hub: str, train: Train, tmp_path: Path) -> None:
     """A dry run fetches nothing."""
     told = train("team/open", hub, "--dry-run").stdout
-    assert "parameters: unknown: no folder 'team/open' is here, nor a copy of the hub's" in told
+    assert "parameters: unknown: there is no folder 'team/open', and no copy from the hub" in told
     done = train("team/open", hub)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "model" / "model.safetensors").is_file()

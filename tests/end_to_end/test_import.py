@@ -94,7 +94,7 @@ def deepspeed(folder: Path, weights: dict[str, Tensor], name: str = "mp_rank_00"
     ],
 )
 def test_what_precedes_a_model_s_names_is_found(there: list[str], prefix: str) -> None:
-    assert unpickle.prefix_of(there, ["a.b", "c"]) == prefix
+    assert unpickle.find_prefix(there, ["a.b", "c"]) == prefix
 
 
 def test_a_state_dict_comes_in_whatever_precedes_its_names(
@@ -139,9 +139,9 @@ def test_a_pickle_of_transformers_comes_in_by_import_alone(
     BertConfig(**SIZES, architectures=["BertModel"]).save_pretrained(folder)
     torch.save(weights, folder / "pytorch_model.bin")
     with pytest.raises(SettingsError, match="are a pickle; run: regauge import"):
-        architectures.load(folder)
+        architectures.load_model(folder)
     with pytest.raises(SettingsError, match="are a pickle; run: regauge import"):
-        architectures.build(Model(path=str(folder)), "none", SIZES["vocab_size"], seed=0)
+        architectures.build_model(Model(path=str(folder)), "none", SIZES["vocab_size"], seed=0)
     assert main(["import", str(folder), "--to", str(target)]) == 0
     found = load_file(target / "model.safetensors")
     assert all(torch.equal(found[name], weights[name]) for name in weights)
@@ -155,7 +155,7 @@ def test_a_pickle_under_another_name_is_not_read(
     listed = {"metadata": {}, "weight_map": dict.fromkeys(weights, "other.bin")}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(listed))
     with pytest.raises(SettingsError, match=r"no file named model\.safetensors"):
-        architectures.load(tmp_path)
+        architectures.load_model(tmp_path)
 
 
 # What is refused
@@ -177,8 +177,8 @@ def test_two_sets_of_weights_are_told_apart(
     torch.save({"model": weights, "ema": averages}, tmp_path / "w.pt")
     told = refused(tmp_path / "w.pt", capsys)
     assert "behind 'ema.' and 'model.'" in told
-    assert "set origin.prefix" in told
-    assert_same(take_in(tmp_path / "w.pt", "origin.prefix=ema."), averages)
+    assert "set weights.prefix" in told
+    assert_same(take_in(tmp_path / "w.pt", "weights.prefix=ema."), averages)
 
 
 def test_weights_of_another_model_are_refused(
@@ -188,7 +188,7 @@ def test_weights_of_another_model_are_refused(
     with pytest.raises(ValueError, match="it holds no tensors"):
         unpickle.main(tmp_path / "none.pt", "", None, None)
     with pytest.raises(ValueError, match="none of its 2 tensors is this model's"):
-        unpickle.prefix_of(["layer.weight", "layer.bias"], weights)
+        unpickle.find_prefix(["layer.weight", "layer.bias"], weights)
     part = {name: value for name, value in weights.items() if "layer.1" not in name}
     torch.save(part, tmp_path / "part.pt")
     assert "lacks 'encoder.layer.1" in refused(tmp_path / "part.pt", capsys)
@@ -219,7 +219,7 @@ def test_weights_that_deepspeed_spread_are_refused(
 
 def test_an_empty_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
-    assert "no weights that are known" in refused(tmp_path / "empty", capsys)
+    assert "has no weights of a known format" in refused(tmp_path / "empty", capsys)
 
 
 # What is hostile
@@ -239,7 +239,7 @@ def test_a_hostile_pickle_does_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "w.pt").write_bytes(pickle.dumps(Hostile(tmp_path / "ran")))
     torch.save({"weight": Hostile(tmp_path / "ran")}, tmp_path / "z.pt")
     for name in ("w.pt", "z.pt"):
-        assert "is not taken in" in refused(tmp_path / name, capsys)
+        assert "cannot be imported" in refused(tmp_path / name, capsys)
     assert not (tmp_path / "ran").exists()
 
 
@@ -251,7 +251,7 @@ def test_hostile_facts_do_nothing(
 ) -> None:
     folder = tmp_path / "dcp"
     dcp.save(dict(weights), checkpoint_id=folder, no_dist=True)
-    file = folder / unpickle.FACTS
+    file = folder / unpickle.METADATA_FILE
     hostile: Any = Hostile(tmp_path / "ran")
     if where == "among its facts":
         found = pickle.loads(file.read_bytes())  # noqa: S301 - written two lines above
@@ -279,11 +279,11 @@ def test_facts_name_nothing_but_facts(module: str, name: str) -> None:
         b"\x8c" + bytes([len(part)]) + part.encode() for part in (module, name)
     )
     with pytest.raises(pickle.UnpicklingError, match="it would call"):
-        unpickle.facts_in(text + b"\x93.")
+        unpickle.read_metadata(text + b"\x93.")
 
 
 def test_facts_of_this_torch_are_read(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     dcp.save({"model": weights, "step": 3}, checkpoint_id=tmp_path / "a", no_dist=True)
-    found = unpickle.facts_in((tmp_path / "a" / unpickle.FACTS).read_bytes())
+    found = unpickle.read_metadata((tmp_path / "a" / unpickle.METADATA_FILE).read_bytes())
     assert isinstance(found, facts.Metadata)
     assert set(found.state_dict_metadata) == {f"model.{name}" for name in weights} | {"step"}

@@ -23,7 +23,7 @@ from regauge.config import dump
 
 TOY = """
 import os
-from regauge.accelerators import Availability, Collecting
+from regauge.accelerators import Availability, GraphCollector
 from regauge.accelerators.cpu import Cpu
 
 
@@ -34,15 +34,15 @@ class Loom(Cpu):
     def available(cls):
         return Availability(1, "it is a toy")
 
-    def collecting(self):
+    def graph_collector(self):
         tool = os.environ["LOOM"]
-        return Collecting((tool, "collect"), (tool, "compile"), "LOOM_GRAPHS")
+        return GraphCollector((tool, "collect"), (tool, "compile"), "LOOM_GRAPHS")
 
 
 class Alone(Loom):
     \"\"\"The same, for one process at a time.\"\"\"
 
-    shared = False
+    is_shareable = False
 """
 TOOL = f"""#!{sys.executable}
 import os, subprocess, sys
@@ -75,10 +75,10 @@ def loom(tmp_path: Path) -> Command:
     environment = {**os.environ, "PYTHONPATH": str(packages), "LOOM": str(tool)}
     run = settings(
         tmp_path / "run",
-        datasets.pairs(tmp_path / "data"),
+        datasets.write_pairs(tmp_path / "data"),
         "contrastive",
         execution={"compile": "blocks", "compile_cache": str(tmp_path / "graphs")},
-        task={"shapes": 2},
+        task={"max_buckets": 2},
         model={"config": {"num_hidden_layers": 1}},
     )
 
@@ -93,7 +93,7 @@ def loom(tmp_path: Path) -> Command:
 
 @pytest.mark.full
 @pytest.mark.skipif(
-    Cpu().obstacle_to_compiling() is not None,
+    Cpu().compile_obstacle() is not None,
     reason="no C++ compiler: that graphs compiled apart are found together is not proved here",
 )
 def test_graphs_that_were_compiled_apart_are_found_together(loom: Command, tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ def test_graphs_that_were_compiled_apart_are_found_together(loom: Command, tmp_p
 @pytest.mark.parametrize(
     ("kind", "arguments", "code", "said"),
     [
-        ("alone", ("--jobs", "2"), 2, "one process at a time can use a device of 'loom'"),
-        ("loom", ("--part", "3/2"), 2, "'3/2' is no part of a whole"),
-        ("loom", ("task.temperature=0.5", "data.path=/nowhere"), 64, "/nowhere holds no prepared"),
+        ("alone", ("--jobs", "2"), 2, "only one process at a time can use a device of 'loom'"),
+        ("loom", ("--part", "3/2"), 2, "--part '3/2' is invalid"),
+        ("loom", ("task.temperature=0.5", "data.path=/nowhere"), 64, "/nowhere has no prepared"),
     ],
 )
 def test_what_cannot_be_compiled_apart_is_said(
@@ -128,7 +128,7 @@ def test_what_cannot_be_compiled_apart_is_said(
 
 
 def test_neuron_has_its_sdk_s_tool() -> None:
-    tool = neuron.Neuron().collecting()
-    assert tool.collect == ("neuron_parallel_compile", "--command", "collect")
-    assert tool.compile == ("neuron_parallel_compile", "--command", "compile")
-    assert tool.folder == "NEURON_COMPILE_CACHE_URL"
+    tool = neuron.Neuron().graph_collector()
+    assert tool.collect_prefix == ("neuron_parallel_compile", "--command", "collect")
+    assert tool.compile_prefix == ("neuron_parallel_compile", "--command", "compile")
+    assert tool.folder_variable == "NEURON_COMPILE_CACHE_URL"

@@ -20,11 +20,11 @@ from regauge import config, processes, verbs
 from regauge.cli import main
 from regauge.config import dump, merge
 from regauge.models.flops import flops_per_token
-from regauge.training.batch_finder.memory import sized
+from regauge.training.batch_finder.memory import describe_model
 from regauge.training.defaults import resolve_defaults
 from regauge.training.optimizer_step import optimizer_step
 from regauge.training.run_setup import set_up
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 from regauge.verbs import pipeline, train
 
 WEIGHTS = {
@@ -49,8 +49,8 @@ LENGTH = 128
 PYTHON = 'stage.text.source={kind="python-docs"}'
 """Text that every machine has, in the place of articles that must be fetched."""
 PAIRS = (
-    "stage.text.rows.phase-1.layout=halves",
-    "stage.phase-1.task.next_sentence=yes",
+    "stage.text.rows.phase-1.layout=sentence-pairs",
+    "stage.phase-1.task.next_sentence=true",
 )
 LARGER = (
     "stage.phase-1.batch.rows=49152",
@@ -60,21 +60,21 @@ LARGER = (
 )
 
 
-def training(name: str, folder: Path, *overrides: str) -> Training:
+def training(name: str, folder: Path, *overrides: str) -> TrainSettings:
     """Return the settings of a run file's training, of its first phase where it has two."""
     path = ROOT / "runs" / f"{name}.toml"
     if "stage" not in config.read(path):
-        found: Training = verbs.load(Training, path, overrides)
+        found: TrainSettings = verbs.load_settings(TrainSettings, path, overrides)
         return found
     work = pipeline.load(path, (f"output.folder={folder}", PYTHON, *overrides))
     phases: dict[str, Any] = {stage.name: stage.settings for stage in work.stages}
-    first: Training = phases["phase-1"]
+    first: TrainSettings = phases["phase-1"]
     return first
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_run_file_builds_its_model_without_memory(name: str, tmp_path: Path) -> None:
-    told = sized(training(name, tmp_path / "out"))
+    told = describe_model(training(name, tmp_path / "out"))
     assert told["parameters"] == told["trained_parameters"] == WEIGHTS[name]
     assert told["gigabytes_per_process"]["all"] < 80
 
@@ -87,7 +87,7 @@ def test_the_weights_of_a_bert_are_those_of_transformers_own_class(
         settings = training(name, tmp_path / "out", *overrides)
         with torch.device("meta"):
             plain = kind(BertConfig(**settings.model.config))
-        assert sized(settings)["parameters"] == plain.num_parameters()
+        assert describe_model(settings)["parameters"] == plain.num_parameters()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_weights_of_a_llama_are_those_of_transformers_own_class(tmp_path: Pa
     settings = training("llama2-70b", tmp_path / "out")
     with torch.device("meta"):
         plain = LlamaForCausalLM(LlamaForCausalLM.config_class(**settings.model.config))
-    assert sized(settings)["parameters"] == plain.num_parameters()
+    assert describe_model(settings)["parameters"] == plain.num_parameters()
 
 
 @pytest.mark.parametrize("name", ["bert-large", "bert-1.5b", "bert-5b"])
@@ -181,7 +181,7 @@ def test_a_run_file_says_how_each_sharding_is_asked_for(
     table = override.removeprefix("strategy=").removeprefix("strategy.sharding=")
     assert table in text
     two = ("execution.nodes.count=2", "execution.nodes.endpoint=node-0") if "16" in spread else ()
-    told = sized(training("llama2-7b", tmp_path, override, *two))
+    told = describe_model(training("llama2-7b", tmp_path, override, *two))
     assert told["strategy"] == f"{spread} processes, in bf16"
     assert least < told["gigabytes_per_process"]["all"] < most
 
@@ -196,8 +196,8 @@ def test_the_second_phase_begins_with_the_weights_of_the_first(tmp_path: Path) -
     small = (
         f"output.folder={tmp_path}/out",
         f'stage.text.source={{kind="jsonl", files=["{tmp_path}/text.jsonl"]}}',
-        "stage.text.tokenizer.vocabulary=300",
-        "stage.text.split.heldout_share=0.1",
+        "stage.text.tokenizer.vocab_size=300",
+        "stage.text.split.heldout_fraction=0.1",
         "stage.text.prepare.processes=1",
         *(f"stage.phase-1.model.config.{key}" for key in SMALL),
         *(f"stage.phase-{phase}.batch={{rows=8, microbatch_rows=8}}" for phase in (1, 2)),
@@ -210,8 +210,8 @@ def test_the_second_phase_begins_with_the_weights_of_the_first(tmp_path: Path) -
         "execution.precision=fp32",
         "execution.supervision.preflight=brief",
         *PAIRS,
-        "stage.text.rows.phase-2.layout=halves",
-        "stage.phase-2.task.next_sentence=yes",
+        "stage.text.rows.phase-2.layout=sentence-pairs",
+        "stage.phase-2.task.next_sentence=true",
     )
     assert main(["pipeline", str(ROOT / "runs" / "bert-large.toml"), *small]) == 0
     first, second = (
@@ -234,7 +234,7 @@ def test_adapters_beside_a_published_folder_are_a_command_in_its_run_file(tmp_pa
     folder = tmp_path / "Llama-2-7b-hf"
     LlamaForCausalLM.config_class(**shape).save_pretrained(folder)
     own = f'model={{path="{folder}", lora={{rank=16, alpha=32}}}}'
-    told = sized(training("llama2-7b", tmp_path, own))
+    told = describe_model(training("llama2-7b", tmp_path, own))
     assert told["parameters"] - told["trained_parameters"] == WEIGHTS["llama2-7b"]
     # Rank 16 beside q, k, v, o, gate, up and down of 32 layers.
     width, inner = 4096, 11008
@@ -258,7 +258,7 @@ def _alone() -> Iterator[None]:
 @pytest.mark.parametrize("name", ["bert-large", "bert-1.5b", "llama2-7b", "llama2-13b"])
 def test_three_steps_at_full_width(name: str, tmp_path: Path) -> None:
     """All dimensions but depth, which is 2 layers; rows are short and the same in each step."""
-    write = datasets.packed if name.startswith("bert") else datasets.chats
+    write = datasets.write_packed if name.startswith("bert") else datasets.write_chats
     data = write(tmp_path / "data", rows=4, heldout=2)
     file = dump(training(name, tmp_path / "out"))
     own: dict[str, Any] = {
@@ -270,7 +270,7 @@ def test_three_steps_at_full_width(name: str, tmp_path: Path) -> None:
         "execution": {"processes": 1, "nodes": {"count": 1}},
         "accelerator": {"kind": "cpu"},
     }
-    settings = config.build(Training, merge(file, own))
+    settings = config.build(TrainSettings, merge(file, own))
     run = set_up(resolve_defaults(settings, processes.World()), processes.World())
     losses = []
     for arrays in map(run.context.read_batches, range(3)):

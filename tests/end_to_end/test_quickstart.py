@@ -1,4 +1,4 @@
-"""The demo on a small corpus, typed as a user types it: whole, interrupted, and again."""
+"""The quickstart on a small corpus, from the command line: complete, interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DEMO = Path(__file__).resolve().parents[2] / "runs" / "quickstart.toml"
 LIBRARY = Path(json.__file__).parent.parent
 SMALL = (
     f'source.roots=["{LIBRARY / "asyncio"}", "{LIBRARY / "email"}"]',
-    "stage.corpus.tokenizer.vocabulary=1000",
-    "stage.corpus.split.heldout_share=0.2",
+    "stage.corpus.tokenizer.vocab_size=1000",
+    "stage.corpus.split.heldout_fraction=0.2",
     "stage.warm-up.stop.steps=2",
     "stage.warm-up.batch.rows=8",
     "stage.warm-up.batch.microbatch_rows=4",
@@ -28,10 +28,10 @@ SMALL = (
     "stage.match.batch.microbatch_rows=16",
     "stage.match.evaluation.every_steps=0",
     'stage.artifact.candidates.backends=["eager", "onnx"]',
-    "stage.artifact.candidates.seconds=0.1",
-    "stage.artifact.proof.texts=32",
-    "stage.speed.inference.seconds=0.2",
-    "stage.speed.arrivals.seconds=0.2",
+    "stage.artifact.candidates.timing_seconds=0.1",
+    "stage.artifact.parity.num_texts=32",
+    "stage.speed.inference.duration_seconds=0.2",
+    "stage.speed.open_loop.duration_seconds=0.2",
 )
 COMPARED = tuple(
     f"stage.{name}.{assignment}"
@@ -41,8 +41,8 @@ COMPARED = tuple(
 
 
 def command(folder: Path, *more: str, file: Path = DEMO) -> list[str]:
-    own = f"output.folder={folder}"
-    return [sys.executable, "-m", "regauge", "pipeline", str(file), own, *SMALL, *more]
+    output = f"output.folder={folder}"
+    return [sys.executable, "-m", "regauge", "pipeline", str(file), output, *SMALL, *more]
 
 
 def run(folder: Path, *more: str, file: Path = DEMO) -> subprocess.CompletedProcess[str]:
@@ -67,15 +67,15 @@ def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "demo" / "10-vectors" / "result.json").read_text())
     assert result["rows"] > 300
     speed = json.loads((tmp_path / "demo" / "6-speed" / "benchmark.json").read_text())
-    asked = [(1, 24), (10, 24), (1, 128), (10, 128)]
-    assert [(row["rows"], row["length"]) for row in speed["rows"]] == asked
+    expected = [(1, 24), (10, 24), (1, 128), (10, 128)]
+    assert [(row["rows"], row["length"]) for row in speed["rows"]] == expected
     page = (tmp_path / "demo" / "11-report" / "report.html").read_text()
     assert "BM25" in page
-    assert "bf16 beside fp32: pass" in page
+    assert "bf16 compared with fp32: pass" in page
     assert "fp32 differs from itself" not in page, "the band is wider than two steps of noise"
     assert "report.html" in done.stdout.splitlines()[-1]
     titles = {line.strip() for line in done.stdout.splitlines()}
-    assert {"evaluate", "speed: From start to ready, and memory"} <= titles
+    assert {"evaluate", "speed: Startup and memory"} <= titles
     first, last = (
         json.loads((tmp_path / "demo" / stage / "environment.json").read_text())
         for stage in ("2-warm-up", "9-fp32-again")
@@ -117,12 +117,12 @@ def check_dry_runs(folder: Path, run_file: Path) -> None:
 
 
 @pytest.mark.full
-def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_the_same_command_continues(tmp_path: Path) -> None:
     """Up to the stage that is interrupted; the others were seen above."""
     file = tmp_path / "quickstart.toml"
     file.write_text(DEMO.read_text().partition("# The model as an artifact")[0])
-    plain = "stage.match.execution.compile=no"  # so many steps would be worth it
-    long = ("stage.match.stop.steps=100000", "stage.match.output.every_steps=1", plain)
+    plain = "stage.match.execution.compile=off"  # so many steps would be worth it
+    long = ("stage.match.stop.steps=100000", "stage.match.output.log_every_steps=1", plain)
     metrics = tmp_path / "demo" / "3-match" / "metrics.jsonl"
     with subprocess.Popen(
         command(tmp_path / "demo", *long, file=file),
@@ -142,7 +142,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     assert (metrics.parent / "checkpoints" / f"step-{step:08d}" / "manifest.json").exists()
 
     # One more step than it had: a run may be made longer or shorter between attempts.
-    further = (f"stage.match.stop.steps={step + 1}", "stage.match.output.every_steps=1")
+    further = (f"stage.match.stop.steps={step + 1}", "stage.match.output.log_every_steps=1")
     again = run(tmp_path / "demo", *further, file=file)
     assert again.returncode == 0, again.stderr
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]

@@ -1,6 +1,6 @@
-"""The report in a real browser: nothing fails, nothing leaves the file, nothing overflows.
+"""The report in a real browser: no error, no network request, no overflow.
 
-The browser is spoken to through its pipe (`--remote-debugging-pipe`), so no driver is needed.
+The test controls the browser through a pipe (`--remote-debugging-pipe`); no driver is needed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from regauge.comparison.compare import compared
+from regauge.comparison.compare import compare_runs
 from regauge.comparison.settings import Comparison
-from regauge.reporting.page import tell
-from regauge.reporting.render import page
-from regauge.results.run_folder import read
-from regauge.trackers import RunFacts, started
+from regauge.reporting.page import build_report
+from regauge.reporting.render import render_html
+from regauge.results.run_folder import read_run_folder
+from regauge.trackers import RunInfo, start_trackers
 from regauge.trackers.jsonl import Jsonl
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ for end, theirs in zip(ours, (3, 4)):
     os.dup2(end, theirs)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""Becomes the browser, which reads its file descriptor 3 and writes its 4, whatever ours are."""
+"""Wrapper that executes the browser with the pipe at its file descriptors 3 and 4."""
 
 PHONE, DESKTOP = 360, 1280
 
 
 class Browser:
-    """One tab of a headless Chromium; `events` has all it told while commands ran."""
+    """One tab of a headless Chromium; `events` has the events that it sent during commands."""
 
     def __init__(self, profile: Path) -> None:
         commands, self._commands = os.pipe()
@@ -73,9 +73,9 @@ class Browser:
         self._rest = b""
         self._session = ""
         target = next(
-            found["targetId"]
-            for found in self.call("Target.getTargets")["targetInfos"]
-            if found["type"] == "page"
+            info["targetId"]
+            for info in self.call("Target.getTargets")["targetInfos"]
+            if info["type"] == "page"
         )
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
@@ -97,7 +97,7 @@ class Browser:
         os.close(self._answers)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command and return its result; events that come before it are kept."""
+        """Send a command and return its result; events that arrive before it are stored."""
         self._number += 1
         command = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -109,7 +109,7 @@ class Browser:
         return message["result"]
 
     def open(self, path: Path, width: int, scheme: str = "light") -> None:
-        """Load a file in a window of a width, in a colour scheme, and wait until it is there."""
+        """Load a file in a window of a width and a colour scheme, and wait until it is loaded."""
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
         self.call(
@@ -125,11 +125,11 @@ class Browser:
             self.events.append(self._next())
 
     def value(self, expression: str) -> Any:
-        """Return what an expression is in the page."""
+        """Return the value of a JavaScript expression in the page."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         return result["result"].get("value")
 
-    def told(self, method: str) -> list[dict[str, Any]]:
+    def events_of(self, method: str) -> list[dict[str, Any]]:
         """Return the parameters of the events of one kind."""
         return [event["params"] for event in self.events if event.get("method") == method]
 
@@ -145,18 +145,18 @@ class Browser:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if not CHROMIUM.exists():
-        pytest.skip(f"no {CHROMIUM}: that the report works in a browser is not proved here")
+        pytest.skip(f"no {CHROMIUM}: the report is not tested in a browser")
     profile = tmp_path_factory.mktemp("profile")
-    with Browser(profile) as opened:
-        yield opened
+    with Browser(profile) as tab:
+        yield tab
     shutil.rmtree(profile, ignore_errors=True)
 
 
-def trained(train: Path, factor: float = 1.0) -> None:
+def write_run(train: Path, factor: float = 1.0) -> None:
     """Write the folder of a run with two attempts, whose loss is multiplied by a factor."""
     for attempt, steps in enumerate((range(1, 80), range(61, 121)), start=1):
-        facts = RunFacts("pairs", "a1", train, attempt, 120, steps.start - 1)
-        with started([Jsonl()], facts) as tracker:
+        facts = RunInfo("pairs", "a1", train, attempt, 120, steps.start - 1)
+        with start_trackers([Jsonl()], facts) as tracker:
             for step in steps:
                 loss = factor * 9 / step
                 tracker.log(step, {"train/loss": loss, "train/tokens_per_second": 12_000.0})
@@ -164,10 +164,10 @@ def trained(train: Path, factor: float = 1.0) -> None:
                     tracker.log(step, {"heldout/loss": 1.05 * loss, "heldout/mrr": step / 200})
     seconds = {"init": 4.0, "compile": 11.0, "data_wait": 2.0, "step": 90.0, "lost": 7.0}
     state = {"attempt": 2, "seconds": seconds, "tokens": 3_000_000, "mfu": None}
-    held = {"weights": 4e8, "gradients": 4e8, "moments": 8e8, "peak": 3e9}
-    paid = {"padding_share": 0.1, "memory": held, "device_seconds": 114.0, "usd": 0.0342}
+    memory = {"weights": 4e8, "gradients": 4e8, "moments": 8e8, "peak": 3e9}
+    costs = {"padding_share": 0.1, "memory": memory, "device_seconds": 114.0, "usd": 0.0342}
     for step in (60, 120):
-        line = {**state, **paid, "step": step, "machine_seconds": 0.95 * step}
+        line = {**state, **costs, "step": step, "machine_seconds": 0.95 * step}
         with (train / "ledger.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
     settings = {
@@ -180,52 +180,54 @@ def trained(train: Path, factor: float = 1.0) -> None:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the report on a run and its evaluation, and on another run beside it."""
+    """Return the report on a run, its evaluation, and its comparison with another run."""
     folder = tmp_path_factory.mktemp("out")
     train, evaluate = folder / "1-pairs", folder / "2-evaluate"
     evaluate.mkdir()
-    trained(train)
-    trained(folder / "pairs-in-another-precision", 1.0005)
-    trained(folder / "pairs-again", 1.0001)
+    write_run(train)
+    write_run(folder / "pairs-in-another-precision", 1.0005)
+    write_run(folder / "pairs-again", 1.0001)
     rows = [
         {"name": "untrained", "mrr": 0.09, "recall@10": 0.16, "recall@100": 0.3},
         {"name": "fusion of the trained encoder and BM25", "mrr": 0.7, "recall@10": 0.86},
     ]
     (evaluate / "evaluation.json").write_text(json.dumps({"title": "Held-out", "rows": rows}))
     path = folder / "report.html"
-    beside = Comparison(
+    comparison = Comparison(
         runs=(str(train), str(folder / "pairs-in-another-precision")),
-        noise=(str(folder / "pairs-again"),),
+        noise_runs=(str(folder / "pairs-again"),),
     )
-    story = tell((read(train), read(evaluate)), None, compared(beside))
-    path.write_text(page(story), encoding="utf-8")
+    content = build_report(
+        (read_run_folder(train), read_run_folder(evaluate)), None, compare_runs(comparison)
+    )
+    path.write_text(render_html(content), encoding="utf-8")
     return path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
-def test_page_opens_clean_and_asks_nobody_for_anything(
+def test_the_page_has_no_errors_and_no_requests(
     browser: Browser, report: Path, width: int, scheme: str
 ) -> None:
     browser.open(report, width, scheme)
     assert browser.value("document.querySelectorAll('figure svg').length") >= 3
-    assert browser.told("Log.entryAdded") == []
-    assert browser.told("Runtime.consoleAPICalled") == []
-    assert browser.told("Runtime.exceptionThrown") == []
-    asked = {request["request"]["url"] for request in browser.told("Network.requestWillBeSent")}
-    assert {url for url in asked if not url.startswith("data:")} == {report.as_uri()}
+    assert browser.events_of("Log.entryAdded") == []
+    assert browser.events_of("Runtime.consoleAPICalled") == []
+    assert browser.events_of("Runtime.exceptionThrown") == []
+    urls = {request["request"]["url"] for request in browser.events_of("Network.requestWillBeSent")}
+    assert {url for url in urls if not url.startswith("data:")} == {report.as_uri()}
 
 
 @pytest.mark.parametrize("width", [PHONE, 768, DESKTOP])
-def test_page_never_scrolls_sideways(browser: Browser, report: Path, width: int) -> None:
+def test_the_page_never_scrolls_sideways(browser: Browser, report: Path, width: int) -> None:
     browser.open(report, width)
-    browser.value("document.querySelectorAll('details').forEach(each => each.open = true)")
+    browser.value("document.querySelectorAll('details').forEach(element => element.open = true)")
     assert browser.value("innerWidth") == width
     assert browser.value("document.documentElement.scrollWidth") <= width
 
 
 def test_text_is_readable_on_a_phone(browser: Browser, report: Path) -> None:
-    """Chart text shrinks with the chart: its height on the screen is what counts."""
+    """Chart text shrinks with the chart; its height on the screen must be large enough."""
     browser.open(report, PHONE)
     texts = "[...document.querySelectorAll('svg text')]"
     assert browser.value(f"{texts}.length") > 20
@@ -233,7 +235,7 @@ def test_text_is_readable_on_a_phone(browser: Browser, report: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_charts_take_the_colours_of_the_page(browser: Browser, report: Path, scheme: str) -> None:
+def test_charts_have_the_colours_of_the_page(browser: Browser, report: Path, scheme: str) -> None:
     browser.open(report, DESKTOP, scheme)
     ink = "getComputedStyle(document.body).color"
     drawn = "getComputedStyle(document.querySelector('figure svg [style*=\"--ink\"]')).fill"
@@ -242,11 +244,13 @@ def test_charts_take_the_colours_of_the_page(browser: Browser, report: Path, sch
     assert browser.value(drawn) == browser.value(ink)
 
 
-def test_everything_that_opens_or_scrolls_takes_the_keyboard(
+def test_scrollable_elements_can_be_reached_with_the_keyboard(
     browser: Browser, report: Path
 ) -> None:
     browser.open(report, PHONE)
-    scrolls = "[...document.querySelectorAll('.scroll, pre')].every(each => each.tabIndex === 0)"
+    scrolls = (
+        "[...document.querySelectorAll('.scroll, pre')].every(element => element.tabIndex === 0)"
+    )
     assert browser.value(scrolls) is True
     key = {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9}
     browser.call("Input.dispatchKeyEvent", type="keyDown", **key)

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine, until standard input ends.
+"""Runs a Ray cluster of two nodes on this machine until standard input ends.
 
 python tests/faults/ray_cluster.py
 """

@@ -1,4 +1,4 @@
-"""An S3 server on loopback whose answers can be made to fail."""
+"""An S3 server on loopback with rules by which requests fail."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ DENIED = (
 
 @dataclass
 class Rule:
-    """Which requests fail, and how."""
+    """The requests that fail, and their effect."""
 
     method: str
     match: str
     """A part of the path or the query."""
-    how: str
+    effect: str
     """`slow` answers 503, `late` answers after `LATE_SECONDS`, `reset` closes the connection,
     `cut` closes it in the middle of an answer, `deny` answers 403, `hide` leaves keys out of a
     listing."""
     count: int = 1
-    """How many of them."""
-    struck: int = 0
+    """Number of requests that fail."""
+    num_triggered: int = 0
 
 
 @dataclass
 class Store:
-    """The server, and the rules that it breaks."""
+    """The address of the server, and its rules."""
 
     url: str
     rules: list[Rule] = field(default_factory=list)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client needs to find it."""
+        """Environment variables for a client of the server."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": "any",
@@ -62,44 +62,46 @@ class Store:
         }
 
 
-def _application(whole: Any, store: Store) -> Callable[[dict[str, Any], Start], Iterable[bytes]]:
+def _build_application(
+    inner: Any, store: Store
+) -> Callable[[dict[str, Any], Start], Iterable[bytes]]:
     def application(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
         method = environ["REQUEST_METHOD"]
         address = f"{environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')}"
         for rule in store.rules:
-            if rule.method == method and rule.match in address and rule.struck < rule.count:
-                rule.struck += 1
-                if rule.how == "slow":
-                    _read(environ)
+            if rule.method == method and rule.match in address and rule.num_triggered < rule.count:
+                rule.num_triggered += 1
+                if rule.effect == "slow":
+                    _drain(environ)
                     start("503 Slow Down", [("Content-Type", "application/xml")])
                     return [SLOW_DOWN]
-                if rule.how == "deny":
+                if rule.effect == "deny":
                     start("403 Forbidden", [("Content-Type", "application/xml")])
                     return [DENIED if method != "HEAD" else b""]
-                if rule.how == "cut":
-                    body = b"".join(whole(environ, start))
+                if rule.effect == "cut":
+                    body = b"".join(inner(environ, start))
                     return [body[: len(body) // 2]]
-                if rule.how == "late":
+                if rule.effect == "late":
                     time.sleep(LATE_SECONDS)
-                if rule.how == "reset":
+                if rule.effect == "reset":
                     environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
                     raise ConnectionResetError
-        found: Iterable[bytes] = whole(environ, start)
-        hidden = [rule.match for rule in store.rules if rule.how == "hide"]
+        body_parts: Iterable[bytes] = inner(environ, start)
+        hidden = [rule.match for rule in store.rules if rule.effect == "hide"]
         if method == "GET" and "list-type" in address and hidden:
-            return [_without(b"".join(found), hidden)]
-        return found
+            return [_hide_keys(b"".join(body_parts), hidden)]
+        return body_parts
 
     return application
 
 
-def _read(environ: dict[str, Any]) -> None:
+def _drain(environ: dict[str, Any]) -> None:
     length = int(environ.get("CONTENT_LENGTH") or 0)
     environ["wsgi.input"].read(length)
 
 
-def _without(listing: bytes, hidden: list[str]) -> bytes:
-    """Leave entries out of a listing; blanks keep its length, which was told before."""
+def _hide_keys(listing: bytes, hidden: list[str]) -> bytes:
+    """Remove entries from a listing; blanks keep its length, which is in a header already."""
     text = listing.decode()
     for name in hidden:
         for tag in ("CommonPrefixes", "Contents"):
@@ -109,11 +111,11 @@ def _without(listing: bytes, hidden: list[str]) -> bytes:
 
 
 @contextmanager
-def started() -> Iterator[Store]:
-    """Run the server in a thread for as long as the block lasts."""
+def start_store() -> Iterator[Store]:
+    """Run the server in a thread for the duration of the block."""
     store = Store("")
-    whole = DomainDispatcherApplication(create_backend_app)
-    server = make_server("127.0.0.1", 0, _application(whole, store), threaded=True)
+    inner = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, _build_application(inner, store), threaded=True)
     try:
         with running(server, "store") as store.url:
             yield store

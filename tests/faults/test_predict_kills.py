@@ -1,4 +1,4 @@
-"""A job that is killed at any moment and started again: no record lost, none twice, equal bytes."""
+"""Inference jobs that are killed and restarted: each record once, and equal bytes."""
 
 from __future__ import annotations
 
@@ -14,66 +14,72 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from end_to_end.predicting import bits, exported, table, trained, written
+from end_to_end.predicting import (
+    export_run,
+    read_output_files,
+    read_table,
+    train_model,
+    write_records,
+)
 from regauge import jsonl
 from regauge.cli import main
 
 RECORDS, ROWS = 6000, 150
-SPOILT = 8
-"""The shard with a record that is no good, which is none of those that a job looks at first."""
-SHORT, LONG = 3, 30
-"""Kills in a job: of a part of the suite, and of all of it."""
+BAD_SHARD = 8
+"""The shard with a bad record; it is not among the shards that a job inspects first."""
+FEW_KILLS, MANY_KILLS = 3, 30
+"""Kills in a job: by default, and in the full suite."""
 POLL_SECONDS = 0.01
-PATIENCE_SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoder")
-    return exported(trained(folder), folder / "artifact")
+    return export_run(train_model(folder), folder / "artifact")
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("texts") / "texts.jsonl", RECORDS)
+    return write_records(tmp_path_factory.mktemp("texts") / "texts.jsonl", RECORDS)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(artifact: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "out"
-    command = _command(artifact, source, folder, "execution.executor=inline")
+    command = _build_command(artifact, source, folder, "execution.executor=inline")
     assert main(command) == 0
     return folder
 
 
-def _command(artifact: Path, source: Path, folder: Path, *more: str) -> list[str]:
+def _build_command(artifact: Path, source: Path, folder: Path, *more: str) -> list[str]:
     run = ["predict", str(artifact), "--source", str(source), "--to", str(folder)]
-    return [*run, f"predict.rows={ROWS}", *more]
+    return [*run, f"predict.shard_records={ROWS}", *more]
 
 
-def _started(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+def _start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as file:
         run = [sys.executable, "-m", "regauge", *command]
         return subprocess.Popen(run, stdout=file, stderr=file, start_new_session=True)
 
 
-def _ledger(folder: Path) -> list[dict[str, object]]:
-    return jsonl.whole(folder / "jobs" / "0-of-1" / "ledger.jsonl")
+def _read_ledger(folder: Path) -> list[dict[str, object]]:
+    return jsonl.read_lines(folder / "jobs" / "0-of-1" / "ledger.jsonl")
 
 
 def _wait_for_lines(process: subprocess.Popen[bytes], folder: Path, count: int) -> None:
-    """Wait until a job has committed so many shards, or has ended."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while len(_ledger(folder)) < count and process.poll() is None:
+    """Wait until a job has committed this many shards, or has ended."""
+    until = time.monotonic() + TIMEOUT_SECONDS
+    while len(_read_ledger(folder)) < count and process.poll() is None:
         assert time.monotonic() < until, "no shard was committed"
         time.sleep(POLL_SECONDS)
 
 
-def _workers(process: subprocess.Popen[bytes]) -> list[int]:
-    """Return the processes that a job has started to compute, as Linux tells them."""
+def _list_workers(process: subprocess.Popen[bytes]) -> list[int]:
+    """Return the worker processes of a job, from /proc."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    found = children.read_text().split() if children.exists() else []
-    commands = {int(pid): Path(f"/proc/{pid}/cmdline") for pid in found}
+    pids = children.read_text().split() if children.exists() else []
+    commands = {int(pid): Path(f"/proc/{pid}/cmdline") for pid in pids}
     return [
         pid
         for pid, path in commands.items()
@@ -82,126 +88,128 @@ def _workers(process: subprocess.Popen[bytes]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "kills", [SHORT, pytest.param(LONG, marks=pytest.mark.full)], ids=["some", "many"]
+    "kills", [FEW_KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.full)], ids=["some", "many"]
 )
-def test_killed_at_random_moments(
+def test_a_job_survives_kills_at_random_moments(
     artifact: Path, source: Path, undisturbed: Path, tmp_path: Path, kills: int
 ) -> None:
     draw, folder, log = np.random.default_rng(kills), tmp_path / "out", tmp_path / "log"
-    command = _command(artifact, source, folder, "execution.workers=2")
+    command = _build_command(artifact, source, folder, "execution.workers=2")
     done = 0
     for number in range(kills):
-        process = _started(command, log)
-        # Every third one dies while it starts; the others in the midst of their shards.
+        process = _start(command, log)
+        # Every third kill hits the start; the others hit the computation of a shard.
         if number % 3:
             _wait_for_lines(process, folder, done + 1)
             time.sleep(draw.uniform(0, 0.1))
         else:
             time.sleep(draw.uniform(0, 4.0))
-        # Half of the time the first process alone: what it started must not outlive it.
+        # Half of the kills hit the first process alone: its workers must not outlive it.
         with suppress(ProcessLookupError):
             (os.killpg if draw.random() < 0.5 else os.kill)(process.pid, signal.SIGKILL)
         process.wait()
-        done = len(_ledger(folder))
-    assert _started(command, log).wait(PATIENCE_SECONDS) == 0, log.read_text()
-    assert bits(folder) == bits(undisturbed)
-    assert table(folder)["id"].to_pylist() == list(range(RECORDS))
-    finished = [(line["piece"], line["part"]) for line in _ledger(folder)]
+        done = len(_read_ledger(folder))
+    assert _start(command, log).wait(TIMEOUT_SECONDS) == 0, log.read_text()
+    assert read_output_files(folder) == read_output_files(undisturbed)
+    assert read_table(folder)["id"].to_pylist() == list(range(RECORDS))
+    finished = [(line["piece"], line["part"]) for line in _read_ledger(folder)]
     assert len(finished) == len(set(finished)) == RECORDS // ROWS
 
 
-def test_a_lost_worker_is_replaced_and_its_shard_given_to_another(
+def test_a_lost_worker_is_replaced_and_its_shard_computed_again(
     artifact: Path, source: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     folder, log = tmp_path / "out", tmp_path / "log"
-    command = _command(artifact, source, folder, "execution.workers=2")
-    process = _started(command, log)
+    command = _build_command(artifact, source, folder, "execution.workers=2")
+    process = _start(command, log)
     _wait_for_lines(process, folder, 3)
-    os.kill(_workers(process)[0], signal.SIGKILL)
-    assert process.wait(PATIENCE_SECONDS) == 0, log.read_text()
-    assert "another takes its place" in log.read_text()
-    assert bits(folder) == bits(undisturbed)
+    os.kill(_list_workers(process)[0], signal.SIGKILL)
+    assert process.wait(TIMEOUT_SECONDS) == 0, log.read_text()
+    assert "starting another" in log.read_text()
+    assert read_output_files(folder) == read_output_files(undisturbed)
 
 
 @pytest.mark.full
-def test_a_worker_that_says_nothing_is_replaced(
+def test_a_worker_that_hangs_is_replaced(
     artifact: Path, source: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     folder, log = tmp_path / "out", tmp_path / "log"
-    more = ("execution.workers=2", "execution.hang_seconds=20")
-    process = _started(_command(artifact, source, folder, *more), log)
+    more = ("execution.workers=2", "execution.hang_timeout_seconds=20")
+    process = _start(_build_command(artifact, source, folder, *more), log)
     _wait_for_lines(process, folder, 1)
-    os.kill(_workers(process)[1], signal.SIGSTOP)
-    assert process.wait(PATIENCE_SECONDS) == 0, log.read_text()
-    assert "said nothing for 20 s" in log.read_text()
-    assert bits(folder) == bits(undisturbed)
+    os.kill(_list_workers(process)[1], signal.SIGSTOP)
+    assert process.wait(TIMEOUT_SECONDS) == 0, log.read_text()
+    assert "reported no progress for 20 s" in log.read_text()
+    assert read_output_files(folder) == read_output_files(undisturbed)
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
 )
-def test_told_to_stop_it_says_how_to_go_on(
+def test_a_stopped_job_explains_how_to_resume(
     artifact: Path, source: Path, undisturbed: Path, tmp_path: Path, number: int
 ) -> None:
     folder, log = tmp_path / "out", tmp_path / "log"
-    process = _started(_command(artifact, source, folder), log)
+    process = _start(_build_command(artifact, source, folder), log)
     _wait_for_lines(process, folder, 2)
     os.kill(process.pid, number)
-    assert process.wait(PATIENCE_SECONDS) == 143, log.read_text()
-    assert "told to stop; run it again: it goes on where it is" in log.read_text()
-    assert len(_ledger(folder)) < RECORDS // ROWS
-    assert main(_command(artifact, source, folder, "execution.executor=inline")) == 0
-    assert bits(folder) == bits(undisturbed)
+    assert process.wait(TIMEOUT_SECONDS) == 143, log.read_text()
+    assert "stopped by a signal; run the command again to resume" in log.read_text()
+    assert len(_read_ledger(folder)) < RECORDS // ROWS
+    assert main(_build_command(artifact, source, folder, "execution.executor=inline")) == 0
+    assert read_output_files(folder) == read_output_files(undisturbed)
 
 
-def test_two_commands_do_not_write_one_share(
+def test_two_commands_cannot_write_one_share(
     artifact: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, log = tmp_path / "out", tmp_path / "log"
-    process = _started(_command(artifact, source, folder), log)
+    process = _start(_build_command(artifact, source, folder), log)
     _wait_for_lines(process, folder, 1)
-    assert main(_command(artifact, source, folder)) == 2
+    assert main(_build_command(artifact, source, folder)) == 2
     assert "is being written by process" in capsys.readouterr().err
     process.kill()
     process.wait()
 
 
 @pytest.mark.full
-def test_a_shard_that_ends_every_process_ends_the_job(
+def test_a_shard_that_kills_every_worker_ends_the_job(
     artifact: Path, source: Path, tmp_path: Path
 ) -> None:
     folder, log = tmp_path / "out", tmp_path / "log"
-    run = _spoilt(tmp_path, artifact, source, "os._exit(3)")
-    assert _started(run, log).wait(PATIENCE_SECONDS) == 66, log.read_text()
-    assert f"shard 000000-{SPOILT:05} ended 3 processes" in log.read_text()
-    assert [line["part"] for line in _ledger(folder)] == list(range(SPOILT))
+    run = _write_bad_source(tmp_path, artifact, source, "os._exit(3)")
+    assert _start(run, log).wait(TIMEOUT_SECONDS) == 66, log.read_text()
+    assert f"shard 000000-{BAD_SHARD:05} lost 3 workers" in log.read_text()
+    assert [line["part"] for line in _read_ledger(folder)] == list(range(BAD_SHARD))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("often", "code"), [(2, 0), (99, 75)])
-def test_what_may_work_the_next_time_is_tried_again(
-    artifact: Path, source: Path, undisturbed: Path, tmp_path: Path, often: int, code: int
+@pytest.mark.parametrize(("num_failures", "code"), [(2, 0), (99, 75)])
+def test_a_transient_error_is_retried(
+    artifact: Path, source: Path, undisturbed: Path, tmp_path: Path, num_failures: int, code: int
 ) -> None:
     folder, log, tries = tmp_path / "out", tmp_path / "log", tmp_path / "tries"
     line = "raise TransientError('the shelf does not answer', 'wait for it')"
-    run = _spoilt(tmp_path, artifact, source, f"tried('{tries}') <= {often} and fail()", line)
-    assert _started(run, log).wait(PATIENCE_SECONDS) == code, log.read_text()
+    run = _write_bad_source(
+        tmp_path, artifact, source, f"tried('{tries}') <= {num_failures} and fail()", line
+    )
+    assert _start(run, log).wait(TIMEOUT_SECONDS) == code, log.read_text()
     lost = log.read_text().count("failed: the shelf does not answer")
     assert len(tries.read_text()) == lost + 1
     if code:
-        assert lost >= 2, "a loss may be blamed on a shard that is answered meanwhile"
+        assert lost >= 2, "a loss may be attributed to a shard that is computed meanwhile"
         assert log.read_text().endswith("the shelf does not answer; wait for it\n")
     else:
-        assert lost == often
-        assert bits(folder) == bits(undisturbed)
+        assert lost == num_failures
+        assert read_output_files(folder) == read_output_files(undisturbed)
 
 
-def _spoilt(
-    folder: Path, artifact: Path, source: Path, spoil: str, fail: str = "pass"
+def _write_bad_source(
+    folder: Path, artifact: Path, source: Path, statement: str, fail: str = "pass"
 ) -> list[str]:
-    """Return a command that answers records of which one runs a statement when it is read."""
-    (folder / "own_source.py").write_text(
-        f"SPOILT = {SPOILT * ROWS + 1}\n"
+    """Return a command for a source in which one record runs a statement when it is read."""
+    (folder / "custom_source.py").write_text(
+        f"BAD_RECORD = {BAD_SHARD * ROWS + 1}\n"
         "import os\n"
         "from pathlib import Path\n"
         "from regauge.data.sources.jsonl import JsonLines\n"
@@ -209,37 +217,37 @@ def _spoilt(
         "def fail():\n"
         f"    {fail}\n"
         "def tried(path):\n"
-        "    'Return how often a record was read, this time included.'\n"
+        "    'Return how often the record was read, including this time.'\n"
         "    with Path(path).open('a') as file:\n"
         "        file.write('x')\n"
         "    return Path(path).stat().st_size\n"
-        "class Spoilt(JsonLines):\n"
-        "    'Records of which one is no good.'\n"
+        "class BadSource(JsonLines):\n"
+        "    'Records with a bad one.'\n"
         "    def read(self, piece):\n"
-        "        for number, found in enumerate(super().read(piece)):\n"
-        "            if number == SPOILT:\n"
-        f"                {spoil}\n"
-        "            yield found\n"
+        "        for index, record in enumerate(super().read(piece)):\n"
+        "            if index == BAD_RECORD:\n"
+        f"                {statement}\n"
+        "            yield record\n"
     )
     run = {
         "artifact": str(artifact),
-        "source": {"kind": "own_source:Spoilt", "files": [str(source)]},
+        "source": {"kind": "custom_source:BadSource", "files": [str(source)]},
         "output": {"folder": str(folder / "out")},
-        "predict": {"rows": ROWS},
+        "predict": {"shard_records": ROWS},
     }
     (folder / "run.toml").write_text(_toml(run))
     return ["predict", str(folder / "run.toml")]
 
 
 def _toml(tables: dict[str, object]) -> str:
-    """Return tables one level deep as TOML."""
-    said = [
+    """Return tables of one level as TOML."""
+    lines = [
         f"{key} = {json.dumps(value)}" for key, value in tables.items() if isinstance(value, str)
     ]
-    for key, table_of in tables.items():
-        if isinstance(table_of, dict):
-            said += [
+    for key, table in tables.items():
+        if isinstance(table, dict):
+            lines += [
                 f"[{key}]",
-                *(f"{name} = {json.dumps(value)}" for name, value in table_of.items()),
+                *(f"{name} = {json.dumps(value)}" for name, value in table.items()),
             ]
-    return "\n".join(said)
+    return "\n".join(lines)

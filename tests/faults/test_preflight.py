@@ -1,4 +1,4 @@
-"""Devices and networks that are not fit to start a run: rows 33 and 34 of the fault matrix."""
+"""Devices and networks that must not start a run: rows 33 and 34 of the fault matrix."""
 
 from __future__ import annotations
 
@@ -18,32 +18,44 @@ from regauge.config import merge
 
 CHECKED: dict[str, Any] = {"execution": {"supervision": {"preflight": "full"}}}
 BROKEN = [
-    pytest.param(3, {"kind": "corrupt", "at": "preflight:device"}, "is due", id="wrong product"),
+    pytest.param(
+        3, {"kind": "corrupt", "at": "preflight:device"}, "the tolerance is", id="wrong product"
+    ),
     pytest.param(3, {"kind": "nan", "at": "preflight:device"}, "not finite", id="nan"),
-    pytest.param(3, {"kind": "stop", "at": "preflight:device"}, "its end", id="hang"),
+    pytest.param(3, {"kind": "stop", "at": "preflight:device"}, "did not finish", id="hang"),
     pytest.param(
         2, {"kind": "sleep", "seconds": 0.7, "at": "preflight:speed"}, "slow", id="slow device"
     ),
     pytest.param(
-        3, {"kind": "corrupt", "at": "preflight:collective"}, "not what came", id="corrupt message"
+        3,
+        {"kind": "corrupt", "at": "preflight:collective"},
+        "arrived changed",
+        id="corrupt message",
     ),
     pytest.param(
-        2, {"kind": "corrupt", "at": "preflight:collective"}, "not what came", id="one of two"
+        2, {"kind": "corrupt", "at": "preflight:collective"}, "arrived changed", id="one of two"
     ),
     pytest.param(
-        3, {"kind": "skip-collective", "at": "preflight:collective"}, "every other", id="dropped"
+        3,
+        {"kind": "skip-collective", "at": "preflight:collective"},
+        "every other process",
+        id="dropped",
     ),
     pytest.param(
         3,
         {"kind": "sleep", "seconds": 0.5, "at": "preflight:collective"},
-        "every other",
+        "every other process",
         id="delayed message",
     ),
-    pytest.param(3, {"kind": "stop", "at": "preflight:collective"}, "hangs", id="silent network"),
+    pytest.param(
+        3, {"kind": "stop", "at": "preflight:collective"}, "it hangs", id="silent network"
+    ),
 ]
 
 
-def doctor(tmp_path: Path, size: int, *faults: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def run_doctor(
+    tmp_path: Path, size: int, *faults: dict[str, Any]
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "regauge", "doctor", "--quick", "--json"]
     command += ["--processes", str(size)]
     if faults:
@@ -54,22 +66,22 @@ def doctor(tmp_path: Path, size: int, *faults: dict[str, Any]) -> subprocess.Com
 
 
 @FULL
-@pytest.mark.parametrize(("size", "fault", "said"), BROKEN)
-def test_the_doctor_names_who_is_at_fault(
+@pytest.mark.parametrize(("size", "fault", "problem"), BROKEN)
+def test_the_doctor_names_the_bad_process(
     tmp_path: Path,
     size: int,
     fault: dict[str, Any],
-    said: str,
+    problem: str,
     figure: Callable[[str, float], None],
 ) -> None:
     began = time.monotonic()
-    found = doctor(tmp_path, size, {**fault, "rank": 1, "step": 0})
+    result = run_doctor(tmp_path, size, {**fault, "rank": 1, "step": 0})
     figure("seconds of a doctor that finds a fault", time.monotonic() - began)
-    assert found.returncode == 76, found.stderr
-    line = found.stderr.splitlines()[-1]
+    assert result.returncode == 76, result.stderr
+    line = result.stderr.splitlines()[-1]
     assert "process 1" in line.partition(": ")[2].partition(":")[0]
-    assert said in line
-    rows = json.loads(found.stdout)["checks"]
+    assert problem in line
+    rows = json.loads(result.stdout)["checks"]
     bad = [row for row in rows if row["verdict"] == "BAD"]
     assert bad
     if fault["at"] != "preflight:collective":
@@ -79,14 +91,14 @@ def test_the_doctor_names_who_is_at_fault(
 
 @FULL
 @pytest.mark.parametrize("size", [2])
-def test_a_healthy_machine_is_cleared(
+def test_a_healthy_machine_passes(
     tmp_path: Path, size: int, figure: Callable[[str, float], None]
 ) -> None:
     began = time.monotonic()
-    found = doctor(tmp_path, size)
+    result = run_doctor(tmp_path, size)
     figure("seconds of a doctor that finds nothing", time.monotonic() - began)
-    assert found.returncode == 0, found.stderr
-    answer = json.loads(found.stdout)
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
     assert {row["verdict"] for row in answer["checks"]} == {"ok"}
     checks = {row["check"] for row in answer["checks"]}
     assert {"storage", "memory", "all-reduce", "all-to-all", "clocks", "versions"} <= checks
@@ -110,26 +122,28 @@ def test_a_healthy_machine_is_cleared(
 )
 def test_a_run_does_not_start_on_a_bad_device(jobs: Jobs, fault: dict[str, Any]) -> None:
     limits = merge(CHECKED, {"execution": {"timeout_seconds": 20}})
-    job = jobs.job({**fault, "rank": 1, "step": 0, "attempt": 0}, **limits)
+    job = jobs.create({**fault, "rank": 1, "step": 0, "attempt": 0}, **limits)
     job.start().wait()
-    assert job.code == 76, job.said
-    assert "process 1" in job.said.splitlines()[-1]
-    assert job.struck
+    assert job.code == 76, job.stderr
+    assert "process 1" in job.stderr.splitlines()[-1]
+    assert job.triggered_faults
     assert not (job.folder / "checkpoints").exists()
-    jobs.nothing_is_left(job)
+    jobs.assert_nothing_is_left(job)
 
 
 @FULL
 def test_devices_are_checked_again_after_a_hang_and_not_after_a_kill(jobs: Jobs) -> None:
-    at_the_check = {"kind": "sleep", "seconds": 0.0, "at": "preflight:device", "rank": 0, "step": 0}
+    check_fault = {"kind": "sleep", "seconds": 0.0, "at": "preflight:device", "rank": 0, "step": 0}
     faults = (
         {"kind": "kill", "rank": 1, "step": 8, "attempt": 1},
         {"kind": "stop", "rank": 1, "step": 10, "attempt": 2},
-        {**at_the_check, "attempt": 0},
+        {**check_fault, "attempt": 0},
     )
-    job = jobs.survives(jobs.job(*faults, **CHECKED))
-    checked = [line["attempt"] for line in job.struck if line["at"] == "preflight:device"]
-    assert set(checked) == {1, 3}
+    job = jobs.assert_survives(jobs.create(*faults, **CHECKED))
+    attempts = [
+        line["attempt"] for line in job.triggered_faults if line["at"] == "preflight:device"
+    ]
+    assert set(attempts) == {1, 3}
 
 
 THREE = """
@@ -150,7 +164,7 @@ class Three(Cpu):
     def available(cls):
         return Availability(1, "it is a toy")
 
-    def count(self):
+    def num_devices(self):
         return 3
 
     def claim(self, index, threads):
@@ -164,29 +178,29 @@ class Three(Cpu):
 
 
 @FULL
-@pytest.mark.parametrize("how", ["it refuses", "it computes wrong"])
-def test_a_run_on_all_devices_leaves_a_bad_one_out(
-    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+@pytest.mark.parametrize("defect", ["it refuses", "it computes wrong"])
+def test_a_run_on_all_devices_excludes_a_bad_one(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
 ) -> None:
-    facts = tmp_path / "three-1.0.dist-info"
-    facts.mkdir()
+    package = tmp_path / "three-1.0.dist-info"
+    package.mkdir()
     (tmp_path / "three.py").write_text(THREE)
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: three\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[regauge.accelerators]\nthree = three:Three\n")
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: three\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[regauge.accelerators]\nthree = three:Three\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     claims = tmp_path / "claims"
     monkeypatch.setenv("CLAIMS", str(claims))
     fault = {"kind": "corrupt", "at": "preflight:device", "rank": 1, "step": 0}
-    job = jobs.job(*([fault] if how == "it computes wrong" else []), **CHECKED)
+    job = jobs.create(*([fault] if defect == "it computes wrong" else []), **CHECKED)
     run = json.loads(job.folder.with_suffix(".json").read_text())
     run["execution"]["processes"] = "auto"
-    refuses = {"refuses": 1} if how == "it refuses" else {}
+    refuses = {"refuses": 1} if defect == "it refuses" else {}
     run["accelerator"] = {"kind": "three", **refuses}
     job.folder.with_suffix(".json").write_text(json.dumps(run))
     job.start().wait()
-    assert job.code == 0, job.said
-    assert "device 1 is left out, and the run has 2 processes" in job.told
+    assert job.code == 0, job.stderr
+    assert "device 1 is excluded; the run uses 2 processes" in job.stderr_line
     assert job.attempts[-1]["processes"] == 2
-    told = claims.read_text().split()
-    assert {one for one in told if one.startswith("2:")} == {"2:0", "2:2"}
-    assert_same(jobs.whole(job), job.folder)
+    entries = claims.read_text().split()
+    assert {entry for entry in entries if entry.startswith("2:")} == {"2:0", "2:2"}
+    assert_same(jobs.undisturbed_folder(job), job.folder)

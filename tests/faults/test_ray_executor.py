@@ -1,4 +1,4 @@
-"""The same shards by the workers of a Ray cluster, of which one is killed."""
+"""Inference on a Ray cluster whose worker is killed has the same output."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.predicting import bits, exported, in_groups, table, trained
+from end_to_end.predicting import (
+    export_run,
+    read_output_files,
+    read_table,
+    train_model,
+    write_row_groups,
+)
 from regauge import jsonl
 from regauge.cli import main
 
 GROUPS, RECORDS, ROWS = 6, 400, 100
-PATIENCE_SECONDS = 180.0
+TIMEOUT_SECONDS = 180.0
 
 pytestmark = [
     pytest.mark.full,
@@ -29,12 +35,12 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoder")
-    return exported(trained(folder), folder / "artifact")
+    return export_run(train_model(folder), folder / "artifact")
 
 
 @pytest.fixture
 def cluster() -> Iterator[str]:
-    """Return the address of two nodes."""
+    """Return the address of a cluster of two nodes."""
     command = [sys.executable, str(Path(__file__).with_name("ray_cluster.py"))]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, text=True, **pipes) as process:
@@ -43,39 +49,40 @@ def cluster() -> Iterator[str]:
         process.communicate(timeout=60)
 
 
-def _actors() -> list[int]:
-    """Return the processes that answer shards: Ray calls them after the class."""
-    found = []
+def _list_actors() -> list[int]:
+    """Return the worker processes, which Ray names after their class."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            said = path.read_bytes()
+            command = path.read_bytes()
         except OSError:
             continue
-        if said.startswith(b"ray::") and b"PieceWorker" in said:
-            found.append(int(path.parent.name))
-    return found
+        if command.startswith(b"ray::") and b"PieceWorker" in command:
+            pids.append(int(path.parent.name))
+    return pids
 
 
-def test_workers_of_a_cluster_answer_and_one_is_killed(
+def test_a_killed_worker_of_a_cluster_is_replaced(
     artifact: Path, cluster: str, tmp_path: Path
 ) -> None:
-    source = in_groups(tmp_path / "texts.parquet", GROUPS, RECORDS)
-    run = ["predict", str(artifact), "--source", str(source), f"predict.rows={ROWS}"]
+    source = write_row_groups(tmp_path / "texts.parquet", GROUPS, RECORDS)
+    run = ["predict", str(artifact), "--source", str(source), f"predict.shard_records={ROWS}"]
     alone, folder, log = tmp_path / "alone", tmp_path / "out", tmp_path / "log"
     assert main([*run, "--to", str(alone), "execution.executor=inline"]) == 0
     kind = f'execution.executor={{kind = "ray", address = "{cluster}", workers = 2}}'
     command = [sys.executable, "-m", "regauge", *run, "--to", str(folder), kind]
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not (killed := _actors()) and process.poll() is None:
+    until = time.monotonic() + TIMEOUT_SECONDS
+    while not (actors := _list_actors()) and process.poll() is None:
         assert time.monotonic() < until, log.read_text()
         time.sleep(0.05)
-    os.kill(killed[0], signal.SIGKILL)
-    assert process.wait(PATIENCE_SECONDS) == 0, log.read_text()
-    assert bits(folder) == bits(alone)
-    assert len(table(folder)) == GROUPS * RECORDS
+    os.kill(actors[0], signal.SIGKILL)
+    assert process.wait(TIMEOUT_SECONDS) == 0, log.read_text()
+    assert read_output_files(folder) == read_output_files(alone)
+    assert len(read_table(folder)) == GROUPS * RECORDS
     done = {
-        (line["piece"], line["part"]) for line in jsonl.whole(folder / "jobs/0-of-1/ledger.jsonl")
+        (line["piece"], line["part"])
+        for line in jsonl.read_lines(folder / "jobs/0-of-1/ledger.jsonl")
     }
     assert len(done) == GROUPS * RECORDS // ROWS

@@ -4,55 +4,56 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 from distributed.test_resume import assert_same
-from faults.conftest import FULL, Job, Jobs, terminate
-from faults.families import ranks
+from faults.conftest import FULL, Job, Jobs, send_sigterm
+from faults.families import list_ranks
 
 GRACE_SECONDS = 30.0
 
 
-def stopped(job: Job, attempt: int = 1) -> int:
-    """Assert that an attempt was told to stop and saved; return the step it saved at."""
+def wait_for_save(job: Job, attempt: int = 1) -> int:
+    """Assert that an attempt was stopped and saved; return the saved step."""
     assert job.process is not None
     began = time.monotonic()
     job.wait()
     assert time.monotonic() - began < GRACE_SECONDS
-    assert job.code == 143, job.said
+    assert job.code == 143, job.stderr
     assert not (job.folder / "failures").exists()
     (last,) = [line for line in job.attempts if line["attempt"] == attempt]
     assert last["end"] == "preempted"
     return int(last["step"])
 
 
-def goes_on(jobs: Jobs, job: Job) -> None:
+def assert_resumes(jobs: Jobs, job: Job) -> None:
     """Assert that the same command ends the run as if it had not been stopped."""
     job.faults = []
     job.start().wait()
-    assert job.code == 0, job.said
-    assert_same(jobs.whole(job), job.folder)
-    jobs.nothing_is_left(job)
+    assert job.code == 0, job.stderr
+    assert_same(jobs.undisturbed_folder(job), job.folder)
+    jobs.assert_nothing_is_left(job)
 
 
 @FULL
-def test_a_process_that_is_told_to_stop_saves_with_the_others(jobs: Jobs) -> None:
-    """The second process alone gets the signal, in another phase each time; all save one step."""
-    places = [("step", 4), ("data", 9), ("evaluate", 12), ("save:staged", 18)]
+def test_a_process_that_is_stopped_saves_with_the_others(jobs: Jobs) -> None:
+    """Only the second process gets the signal, in another phase each time; all save one step."""
+    points = [("step", 4), ("data", 9), ("evaluate", 12), ("save:staged", 18)]
     faults = [
         {"kind": "terminate", "at": at, "rank": 1, "step": step, "attempt": attempt}
-        for attempt, (at, step) in enumerate(places, start=1)
+        for attempt, (at, step) in enumerate(points, start=1)
     ]
-    job = jobs.job(*faults, evaluation={"every_steps": 6})
-    for attempt, (at, step) in enumerate(places, start=1):
-        saved = stopped(job.start(), attempt)
-        assert len(job.struck) == attempt, at
-        assert step <= saved <= step + 2, "more than one step was lost to the answer"
+    job = jobs.create(*faults, evaluation={"every_steps": 6})
+    for attempt, (at, step) in enumerate(points, start=1):
+        saved = wait_for_save(job.start(), attempt)
+        assert len(job.triggered_faults) == attempt, at
+        assert step <= saved <= step + 2, "the run stopped more than two steps later"
         document = json.loads((checkpoint(job, saved) / "state.json").read_text())
         assert document["step"] == saved
-    goes_on(jobs, job)
+    assert_resumes(jobs, job)
 
 
 def checkpoint(job: Job, step: int) -> Path:
@@ -60,40 +61,41 @@ def checkpoint(job: Job, step: int) -> Path:
 
 
 @FULL
-def test_a_job_that_is_told_to_stop_saves(jobs: Jobs) -> None:
-    job = jobs.job({"kind": "sleep", "rank": 0, "step": 8, "count": 8, "seconds": 0.3}).start()
-    job.until(9)
-    terminate(job)
-    saved = stopped(job)
+def test_a_stopped_job_saves(jobs: Jobs) -> None:
+    job = jobs.create({"kind": "sleep", "rank": 0, "step": 8, "count": 8, "seconds": 0.3}).start()
+    job.wait_for_step(9)
+    send_sigterm(job)
+    saved = wait_for_save(job)
     assert 9 <= saved < 24
-    assert "stopped by a signal, saved at step" in job.said.splitlines()[-1]
-    goes_on(jobs, job)
+    assert "stopped by a signal, saved at step" in job.stderr.splitlines()[-1]
+    assert_resumes(jobs, job)
 
 
 @FULL
-def test_a_job_that_is_told_to_stop_before_its_first_step_has_nothing_to_save(jobs: Jobs) -> None:
-    job = jobs.job().start()
+def test_a_job_that_is_stopped_before_its_first_step_has_nothing_to_save(jobs: Jobs) -> None:
+    job = jobs.create().start()
     assert job.process is not None
     deadline = time.monotonic() + GRACE_SECONDS
-    while len(ranks(job.process.pid)) < job.size and time.monotonic() < deadline:
+    while len(list_ranks(job.process.pid)) < job.size and time.monotonic() < deadline:
         time.sleep(0.01)
-    terminate(job)
+    send_sigterm(job)
     job.wait()
     assert job.code == 143
-    assert "told to stop" in job.said
-    goes_on(jobs, job)
+    problem = r"stopped by a signal (when there was nothing to save|before the run began)"
+    assert re.search(problem, job.stderr_line)
+    assert_resumes(jobs, job)
 
 
 @FULL
-def test_a_second_signal_in_the_save_leaves_no_half_of_it(jobs: Jobs) -> None:
+def test_a_second_signal_during_the_save_leaves_no_partial_checkpoint(jobs: Jobs) -> None:
     slow = {"kind": "sleep", "at": "save:staged", "rank": 0, "step": 0, "count": 24, "seconds": 3}
-    job = jobs.job(slow).start()
+    job = jobs.create(slow).start()
     assert job.process is not None
-    job.until(8)
-    terminate(job)
+    job.wait_for_step(8)
+    send_sigterm(job)
     time.sleep(1.0)
-    for pid in ranks(job.process.pid):
+    for pid in list_ranks(job.process.pid):
         os.kill(pid, signal.SIGTERM)
     job.wait()
     assert job.code != 0
-    goes_on(jobs, job)
+    assert_resumes(jobs, job)

@@ -1,4 +1,4 @@
-"""A rented machine that is taken away: what its owner tells is taken as SIGTERM is."""
+"""Spot interruption notices have the effect of SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from faults.conftest import FULL, Jobs
 from loopback import running
 from regauge.errors import SettingsError
-from regauge.processes import free_port
+from regauge.processes import find_free_port
 from regauge.supervision import spot_notices
-from regauge.supervision.signals import Signals
-from regauge.supervision.spot_notices import ENDPOINT, Ec2, heard
+from regauge.supervision.signals import SupervisorSignals
+from regauge.supervision.spot_notices import ENDPOINT, Ec2Metadata, watch_spot_notices
 
 ACTION = {"action": "terminate", "time": "2026-11-21T08:22:00Z"}
 LONG: dict[str, Any] = {"stop": {"steps": 5000}, "output": {"checkpoint": {"every_steps": 1000}}}
@@ -24,13 +24,13 @@ LONG: dict[str, Any] = {"stop": {"steps": 5000}, "output": {"checkpoint": {"ever
 
 @dataclass
 class Metadata:
-    """The metadata service of an instance; a token is good for so many answers."""
+    """The metadata service of an instance; a token is valid for a number of answers."""
 
-    taken: bool = False
-    answers: int = 1000
+    is_reclaimed: bool = False
+    answers_per_token: int = 1000
     status: int = 200
     tokens: list[str] = field(default_factory=list)
-    left: int = 0
+    answers_left: int = 0
 
 
 def _handler(service: Metadata) -> type[BaseHTTPRequestHandler]:
@@ -39,21 +39,21 @@ def _handler(service: Metadata) -> type[BaseHTTPRequestHandler]:
             assert self.path == "/latest/api/token"
             assert int(self.headers["X-aws-ec2-metadata-token-ttl-seconds"]) > 0
             service.tokens.append(f"token-{len(service.tokens)}")
-            service.left = service.answers
-            self._say(service.status, service.tokens[-1])
+            service.answers_left = service.answers_per_token
+            self._send(service.status, service.tokens[-1])
 
         def do_GET(self) -> None:
             assert self.path == "/latest/meta-data/spot/instance-action"
-            current = self.headers["X-aws-ec2-metadata-token"] == (service.tokens or [""])[-1]
-            service.left -= 1
-            if not current or service.left < 0:
-                self._say(401, "")
-            elif service.taken:
-                self._say(200, json.dumps(ACTION))
+            has_token = self.headers["X-aws-ec2-metadata-token"] == (service.tokens or [""])[-1]
+            service.answers_left -= 1
+            if not has_token or service.answers_left < 0:
+                self._send(401, "")
+            elif service.is_reclaimed:
+                self._send(200, json.dumps(ACTION))
             else:
-                self._say(404, "")
+                self._send(404, "")
 
-        def _say(self, status: int, text: str) -> None:
+        def _send(self, status: int, text: str) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
@@ -76,51 +76,53 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
 
 
 @FULL
-def test_a_run_saves_before_its_machine_is_taken_away(jobs: Jobs, metadata: Metadata) -> None:
-    notice = {"execution": {"supervision": {"notices": "ec2"}}}
-    job = jobs.job(**LONG, **notice).start()
-    job.until(10)
-    metadata.taken = True
+def test_a_run_saves_before_its_machine_is_reclaimed(jobs: Jobs, metadata: Metadata) -> None:
+    notice = {"execution": {"supervision": {"spot_notices": "ec2"}}}
+    job = jobs.create(**LONG, **notice).start()
+    job.wait_for_step(10)
+    metadata.is_reclaimed = True
     job.wait()
-    assert job.code == 143, job.said
-    assert "this machine will be taken away" in job.told
+    assert job.code == 143, job.stderr
+    assert "spot notice: this machine will be reclaimed" in job.stderr_line
     (end,) = job.attempts
     assert end["end"] == "preempted"
     assert (job.folder / "checkpoints" / f"step-{end['step']:08d}").is_dir()
-    jobs.nothing_is_left(job)
+    jobs.assert_nothing_is_left(job)
 
 
-def test_a_notice_is_heard(metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notice_requests_a_stop(metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spot_notices, "POLL_SECONDS", 0.01)
-    signals = Signals()
-    with heard("ec2", signals):
-        assert not signals.told
-        metadata.taken = True
+    signals = SupervisorSignals()
+    with watch_spot_notices("ec2", signals):
+        assert not signals.is_stop_requested
+        metadata.is_reclaimed = True
         signals.sleep(10.0)
-    assert signals.told
+    assert signals.is_stop_requested
 
 
-def test_an_old_token_is_renewed(metadata: Metadata) -> None:
-    metadata.answers = 2
-    source = Ec2()
-    assert [source.notice() for _ in range(5)] == [None] * 5
+def test_an_expired_token_is_renewed(metadata: Metadata) -> None:
+    metadata.answers_per_token = 2
+    client = Ec2Metadata()
+    assert [client.read_notice() for _ in range(5)] == [None] * 5
     assert len(metadata.tokens) == 3
-    metadata.taken = True
-    assert json.loads(source.notice() or "") == ACTION
+    metadata.is_reclaimed = True
+    assert json.loads(client.read_notice() or "") == ACTION
 
 
-def test_nobody_there_is_known_before(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{free_port()}")
-    job = jobs.job(execution={"supervision": {"notices": "ec2"}}).start().wait()
+def test_a_missing_metadata_service_is_refused_before_the_start(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{find_free_port()}")
+    job = jobs.create(execution={"supervision": {"spot_notices": "ec2"}}).start().wait()
     assert job.code == 2
-    assert "execution.supervision.notices = 'ec2'" in job.said.splitlines()[-1]
+    assert "execution.supervision.spot_notices = 'ec2'" in job.stderr.splitlines()[-1]
     assert not job.folder.exists()
 
 
-def test_a_service_that_gives_no_token_is_told(metadata: Metadata) -> None:
+def test_a_refused_token_is_reported(metadata: Metadata) -> None:
     metadata.status = 403
     with (
-        pytest.raises(SettingsError, match="gives no token: 403"),
-        heard("ec2", Signals()),
+        pytest.raises(SettingsError, match="refuses a token with status 403"),
+        watch_spot_notices("ec2", SupervisorSignals()),
     ):
         pass

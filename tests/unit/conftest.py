@@ -1,4 +1,4 @@
-"""A small house with two verbs, `write` and `join`, in which pipelines are quick."""
+"""Two small verbs, `write` and `join`, for fast pipelines."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ VERBS: dict[str, ModuleType] = {"join": join, "pipeline": pipeline, "write": wri
 
 @pytest.fixture
 def two_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the verbs be these ones, for one test."""
+    """Replace the verbs of Regauge by the two small ones."""
     names = choices.names
-    monkeypatch.setattr(verbs, "module", VERBS.__getitem__)
+    monkeypatch.setattr(verbs, "import_verb", VERBS.__getitem__)
     monkeypatch.setattr(
         choices,
         "names",

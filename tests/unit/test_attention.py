@@ -1,4 +1,4 @@
-"""Attention as products of some rows at a time is transformers' fused attention."""
+"""Chunked attention equals the fused attention of transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from regauge.models import attention
-from regauge.models.architectures import build
+from regauge.models.architectures import build_model
 from regauge.models.settings import Model
 
 BERT: dict[str, Any] = {
@@ -23,16 +23,16 @@ ROWS, LENGTH, WIDTH = 5, 12, 8
 
 
 def masks(kind: str, heads: int) -> torch.Tensor | None:
-    """Return what is added to scores: packed rows, padding, or something of each head's own."""
+    """Return an additive mask: of packed rows, of padding, or random per head; None for none."""
     lowest = torch.finfo(torch.float32).min
     segments = torch.arange(LENGTH).div(5, rounding_mode="floor").expand(ROWS, -1)
     if kind == "causal":
         later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-        apart = (segments[:, :, None] != segments[:, None, :]) | later
-        return torch.zeros(apart.shape).masked_fill(apart, lowest)[:, None]
+        masked = (segments[:, :, None] != segments[:, None, :]) | later
+        return torch.zeros(masked.shape).masked_fill(masked, lowest)[:, None]
     if kind == "packed":
-        apart = segments[:, :, None] != segments[:, None, :]
-        return torch.zeros(apart.shape).masked_fill(apart, lowest)[:, None]
+        masked = segments[:, :, None] != segments[:, None, :]
+        return torch.zeros(masked.shape).masked_fill(masked, lowest)[:, None]
     if kind == "padding":
         return torch.zeros(ROWS, 1, 1, LENGTH).masked_fill(segments[:, None, None] > 1, lowest)
     return torch.randn(ROWS, heads, LENGTH, LENGTH) if kind == "heads" else None
@@ -41,58 +41,63 @@ def masks(kind: str, heads: int) -> torch.Tensor | None:
 @pytest.mark.parametrize("scores", [1, 300, 1 << 21], ids=["one", "some", "all"])
 @pytest.mark.parametrize(("heads", "groups"), [(4, 1), (4, 2)])
 @pytest.mark.parametrize("kind", ["packed", "padding", "heads", "none", "causal"])
-def test_values_and_gradients_are_those_of_the_fused(
+def test_outputs_and_gradients_equal_fused_attention(
     kind: str, heads: int, groups: int, scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "MOST_SCORES", scores)
-    monkeypatch.setattr(attention, "QUERIES", 5)
+    monkeypatch.setattr(attention, "MAX_SCORES", scores)
+    monkeypatch.setattr(attention, "QUERY_BLOCK", 5)
     torch.manual_seed(0)
-    owner: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=kind == "causal")
+    layer: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=kind == "causal")
     query = torch.randn(ROWS, heads, LENGTH, WIDTH, requires_grad=True)
     key, value = torch.randn(2, ROWS, heads // groups, LENGTH, WIDTH, requires_grad=True)
-    mask, slope = masks(kind, heads), torch.randn(ROWS, LENGTH, heads, WIDTH)
-    found = [
-        function(owner, query, key, value, mask, scaling=0.3)[0]
-        for function in (attention.chunked, sdpa_attention_forward)
+    mask, output_gradient = masks(kind, heads), torch.randn(ROWS, LENGTH, heads, WIDTH)
+    outputs = [
+        function(layer, query, key, value, mask, scaling=0.3)[0]
+        for function in (attention.chunked_attention, sdpa_attention_forward)
     ]
-    torch.testing.assert_close(*found)
-    slopes = [torch.autograd.grad(each, (query, key, value), slope) for each in found]
-    torch.testing.assert_close(*slopes)
+    torch.testing.assert_close(*outputs)
+    inputs = (query, key, value)
+    gradients = [torch.autograd.grad(output, inputs, output_gradient) for output in outputs]
+    torch.testing.assert_close(*gradients)
 
 
-def test_what_no_token_sees_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "QUERIES", 5)
-    spans = [[(0, 5, 5), (5, 10, 10), (10, 12, 12)], [(0, 12, 12)]]
-    assert [list(attention._spans(12, 12, causal=causal)) for causal in (True, False)] == spans
-    assert list(attention._spans(3, 12, causal=True)) == [(0, 3, 12)], "queries behind a cache"
+def test_causal_attention_skips_later_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "QUERY_BLOCK", 5)
+    causal = list(attention._query_spans(12, 12, is_causal=True))
+    assert causal == [(0, 5, 5), (5, 10, 10), (10, 12, 12)]
+    assert list(attention._query_spans(12, 12, is_causal=False)) == [(0, 12, 12)]
+    cached = list(attention._query_spans(3, 12, is_causal=True))
+    assert cached == [(0, 3, 12)], "queries after a key-value cache"
 
 
-def test_long_rows_and_what_is_not_known_are_left_to_the_fused(
+def test_long_rows_and_unsupported_arguments_use_fused_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     query, key, value = torch.randn(3, 1, 2, LENGTH, WIDTH)
-    owner: Any = SimpleNamespace(is_causal=False)
+    layer: Any = SimpleNamespace(is_causal=False)
     with pytest.raises(ValueError, match="does not support `softcap`"):
-        attention.chunked(owner, query, key, value, None, softcap=30.0)
-    own, _ = attention.chunked(owner, query, key, value, None)
-    monkeypatch.delattr(attention, "_attended")
+        attention.chunked_attention(layer, query, key, value, None, softcap=30.0)
+    chunked, _ = attention.chunked_attention(layer, query, key, value, None)
+    monkeypatch.delattr(attention, "_attend_in_chunks")
     with pytest.raises(NameError):
-        attention.chunked(owner, query, key, value, None)
-    monkeypatch.setattr(attention, "LONGEST", LENGTH - 1)
-    fused, _ = attention.chunked(owner, query, key, value, None)
-    torch.testing.assert_close(own, fused)
+        attention.chunked_attention(layer, query, key, value, None)
+    monkeypatch.setattr(attention, "MAX_ROW_TOKENS", LENGTH - 1)
+    fused, _ = attention.chunked_attention(layer, query, key, value, None)
+    torch.testing.assert_close(chunked, fused)
 
 
-def test_a_model_that_is_saved_is_as_any_other(tmp_path: Path) -> None:
-    """How attention was computed here is nothing that who loads it has to know."""
-    model, _ = build(Model(**BERT, attention="chunked"), "none", 100, 0)
+def test_a_saved_model_does_not_name_chunked_attention(tmp_path: Path) -> None:
+    """Chunked attention is unknown to plain transformers, which must load the folder."""
+    model, _ = build_model(Model(**BERT, attention="chunked"), "none", 100, 0)
     assert model.config._attn_implementation == attention.CHUNKED
     model.save_pretrained(tmp_path)
     assert attention.CHUNKED not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
 
 
-def test_an_architecture_that_has_no_other_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = type(build(Model(**BERT), "none", 100, 0)[0])
+def test_an_architecture_without_attention_backends_keeps_sdpa(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind = type(build_model(Model(**BERT), "none", 100, 0)[0])
     monkeypatch.setattr(kind, "_supports_attention_backend", False)
-    model, _ = build(Model(**BERT, attention="chunked"), "none", 100, 0)
+    model, _ = build_model(Model(**BERT, attention="chunked"), "none", 100, 0)
     assert model.config._attn_implementation == "sdpa"

@@ -1,4 +1,4 @@
-"""A microbatch that is left open is predicted, tried in processes that may die, and decided."""
+"""The batch size finder predicts memory, measures sizes in separate processes, and decides."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ import torch
 
 from distributed import datasets
 from distributed.runs import TASKS, settings
-from regauge.config import choose
+from regauge.config import parse_choice
 from regauge.errors import SettingsError, TransientError
 from regauge.processes import World
 from regauge.training.batch_finder import finder, trial
 from regauge.training.batch_finder.finder import (
-    Forecast,
+    MemoryForecast,
     choose_size,
     forecast_memory,
     resolve_microbatch,
     select_sizes,
     usable_sizes,
 )
-from regauge.training.batch_finder.memory import sized
-from regauge.training.batch_finder.trial import Tried
+from regauge.training.batch_finder.memory import describe_model
+from regauge.training.batch_finder.trial import SizeMeasurement
 from regauge.training.defaults import Rank0Decision, resolve_defaults
-from regauge.training.dry_run import plan
+from regauge.training.dry_run import plan_run
 from regauge.training.run_setup import NO_SUPERVISOR
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 
-Dies = Callable[[str], None]
-"""Sets the program of a trial."""
+InstallTrial = Callable[[str], None]
+"""Sets the source code of the trial worker."""
 ALONE = World()
 OPEN = {"batch": {"rows": 8, "microbatch_rows": "auto"}}
 FULL_FROM_4_ROWS = """
 import torch
 from regauge.training.batch_finder import trial_worker
-trial_worker.GAIN = 0.0  # each size is begun, whatever the one before has won
-timed = trial_worker._timed
-trial_worker._timed = lambda context, state, rows: timed(
+trial_worker.MIN_SPEEDUP = 0.0  # every size is measured, whatever the previous one gained
+timed = trial_worker._time_microbatch
+trial_worker._time_microbatch = lambda context, state, rows: timed(
     context, state, rows if rows < 4 else torch.empty(1 << 60)
 )
 trial_worker.main()
@@ -50,22 +50,22 @@ DYING = """
 import os, signal, sys
 from regauge.worker import receive_job
 job = receive_job()
-def tell(**line):
+def write(**line):
     job.write_line(line)
 for rows in job.request["sizes"]:
-    tell(begins=rows)
+    write(begins=rows)
     if rows >= {rows}:
         {death}
-    tell(tried={{"rows": rows, "bytes": 1000, "rows_per_second": rows}})
+    write(tried={{"rows": rows, "bytes": 1000, "rows_per_second": rows}})
 """
-"""What the parent sees of a trial that dies, without the time that torch takes to be imported."""
+"""A worker that writes the lines of a trial and dies, without the import of torch."""
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
-FULL = "sys.exit(tell(error='it is full', memory=True) or 1)"
-BROKEN = "sys.exit(tell(error='it is wrong', memory=False) or 1)"
+FULL = "sys.exit(write(error='it is full', memory=True) or 1)"
+BROKEN = "sys.exit(write(error='it is wrong', memory=False) or 1)"
 
 
-def left_open(folder: Path, task: str = "mlm", **changes: Any) -> Training:
-    layout = choose("tasks", TASKS[task]["task"]).reads()
+def open_run(folder: Path, task: str = "mlm", **changes: Any) -> TrainSettings:
+    layout = parse_choice("tasks", TASKS[task]["task"]).row_layout()
     data = folder / "data"
     if not data.exists():
         datasets.WRITERS[layout](data)
@@ -73,19 +73,21 @@ def left_open(folder: Path, task: str = "mlm", **changes: Any) -> Training:
 
 
 @pytest.fixture
-def dies(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Dies:
+def install_trial(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> InstallTrial:
     folder = tmp_path_factory.mktemp("modules")
 
-    def program(source: str) -> None:
+    def write_program(source: str) -> None:
         (folder / "dying_trial.py").write_text(source)
         monkeypatch.setenv("PYTHONPATH", str(folder))
         monkeypatch.setattr(trial, "WORKER", "dying_trial")
 
-    return program
+    return write_program
 
 
 @pytest.fixture
-def said(
+def log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
     monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
@@ -93,7 +95,7 @@ def said(
     return caplog
 
 
-def test_every_process_gets_a_microbatch_and_shares_are_even_where_they_can_be() -> None:
+def test_every_process_gets_a_microbatch_and_even_shares_if_possible() -> None:
     assert usable_sizes(12, 1) == [1, 2, 3, 4, 6, 12]
     assert usable_sizes(12, 3) == [1, 2, 4]
     assert usable_sizes(12, 4) == [1, 3]
@@ -101,149 +103,165 @@ def test_every_process_gets_a_microbatch_and_shares_are_even_where_they_can_be()
     assert usable_sizes(3, 4) == []
 
 
-def test_a_trial_goes_through_few_sizes_up_to_the_largest() -> None:
+def test_a_trial_measures_few_sizes_up_to_the_largest() -> None:
     assert select_sizes([1, 2, 3, 4, 6, 12]) == [1, 3, 6, 12]
     assert select_sizes([2**power for power in range(11)]) == [32, 64, 128, 256, 512, 1024]
     assert select_sizes([]) == []
 
 
-def test_the_smallest_size_near_the_best_is_chosen_and_never_one_without_room() -> None:
-    tried = [Tried(2, 10, 40.0), Tried(4, 20, 97.0), Tried(8, 40, 100.0), Tried(16, 90, 200.0)]
-    assert choose_size(tried, 100) == tried[1]
-    assert choose_size(tried, 1000) == tried[3]
-    assert choose_size(tried, 20) == tried[0]
-    assert choose_size(tried, 5) is None
+def test_the_smallest_fitting_size_near_the_best_throughput_is_chosen() -> None:
+    sizes = [
+        SizeMeasurement(2, 10, 40.0),
+        SizeMeasurement(4, 20, 97.0),
+        SizeMeasurement(8, 40, 100.0),
+        SizeMeasurement(16, 90, 200.0),
+    ]
+    assert choose_size(sizes, 100) == sizes[1]
+    assert choose_size(sizes, 1000) == sizes[3]
+    assert choose_size(sizes, 20) == sizes[0]
+    assert choose_size(sizes, 5) is None
 
 
-def test_a_forecast_says_what_fits_and_leaves_a_fifth_of_the_memory() -> None:
-    seen = Forecast(memory=1000, held=200, row=100)
-    assert [seen.of(rows) for rows in (1, 6)] == [300, 800]
+def test_a_forecast_leaves_a_fifth_of_the_memory_free() -> None:
+    seen = MemoryForecast(device_bytes=1000, fixed_bytes=200, bytes_per_row=100)
+    assert [seen.required_bytes(rows) for rows in (1, 6)] == [300, 800]
     assert [seen.fits(rows) for rows in (6, 7)] == [True, False]
-    assert Forecast(1000, 200, 100, live=6).of(1) == 800
+    assert MemoryForecast(1000, 200, 100, min_live_rows=6).required_bytes(1) == 800
 
 
 @pytest.mark.parametrize("task", ["mlm", "clm", "classify", "rank"])
-def test_what_is_predicted_of_a_row_is_what_autograd_keeps(task: str, tmp_path: Path) -> None:
-    from regauge.training.batch_finder.memory import _saved
+def test_predicted_bytes_of_a_row_equal_the_saved_activations(task: str, tmp_path: Path) -> None:
+    from regauge.training.batch_finder.memory import _measure_saved_bytes
     from regauge.training.run_setup import set_up
 
-    run = left_open(tmp_path, task)
-    row = forecast_memory(run, ALONE).row
+    run = open_run(tmp_path, task)
+    row = forecast_memory(run, ALONE).bytes_per_row
     batch = run.batch.model_copy(update={"microbatch_rows": 1})
     opened_run = set_up(run.model_copy(update={"batch": batch}), ALONE)
     slots = run.task.slots_per_row()
-    arrays = opened_run.context.task_at(opened_run.state.step).feed.empty(
-        slots, opened_run.context.task_at(opened_run.state.step).ladder[-1]
+    arrays = opened_run.context.task_at(opened_run.state.step).loader.build_empty_batch(
+        slots, opened_run.context.task_at(opened_run.state.step).bucket_lengths[-1]
     )
     module: Any = opened_run.state.model.module.train()
-    kept = _saved(module, {name: torch.from_numpy(value) for name, value in arrays.items()})
-    assert row == pytest.approx(kept, rel=0.1)
+    saved_bytes = _measure_saved_bytes(
+        module, {name: torch.from_numpy(value) for name, value in arrays.items()}
+    )
+    assert row == pytest.approx(saved_bytes, rel=0.1)
 
 
-def test_the_forecast_counts_what_a_dry_run_does_and_less_where_blocks_are_computed_again(
+def test_the_forecast_agrees_with_the_dry_run_and_shrinks_with_checkpointing(
     tmp_path: Path,
 ) -> None:
-    run = left_open(tmp_path)
+    run = open_run(tmp_path)
     assert run.accelerator is not None
-    program = run.accelerator.peak_memory_bytes() or 0
+    write_program = run.accelerator.peak_memory_bytes() or 0
     seen = forecast_memory(run, ALONE)
-    held = sized(run)["gigabytes_per_process"]["all"]
-    assert seen.held - program == pytest.approx(held * 1e9, rel=0.2, abs=1e6)
+    held = describe_model(run)["gigabytes_per_process"]["all"]
+    assert seen.fixed_bytes - write_program == pytest.approx(held * 1e9, rel=0.2, abs=1e6)
     execution = run.execution.model_copy(update={"activation_checkpointing": "full"})
     again = forecast_memory(run.model_copy(update={"execution": execution}), ALONE)
-    assert 0 < again.row < 0.8 * seen.row
+    assert 0 < again.bytes_per_row < 0.8 * seen.bytes_per_row
 
 
-def test_a_loss_over_the_batch_keeps_all_rows_of_a_process_unless_it_computes_them_again(
+def test_a_global_batch_loss_holds_all_local_rows_unless_it_recomputes(
     tmp_path: Path,
 ) -> None:
-    run = left_open(tmp_path, "contrastive")
-    assert forecast_memory(run, ALONE).live == 8
-    assert forecast_memory(run, World(size=2, local_size=2)).live == 4
-    sharded = left_open(tmp_path, "contrastive", strategy="fsdp")
-    assert forecast_memory(sharded, ALONE).live is None
+    run = open_run(tmp_path, "contrastive")
+    assert forecast_memory(run, ALONE).min_live_rows == 8
+    assert forecast_memory(run, World(size=2, local_size=2)).min_live_rows == 4
+    sharded = open_run(tmp_path, "contrastive", strategy="fsdp")
+    assert forecast_memory(sharded, ALONE).min_live_rows is None
 
 
-def test_a_trial_that_dies_of_memory_leaves_what_smaller_sizes_have_shown(
-    tmp_path: Path, dies: Dies
+def test_measurements_before_an_out_of_memory_error_are_used(
+    tmp_path: Path, install_trial: InstallTrial
 ) -> None:
-    dies(FULL_FROM_4_ROWS)
-    run = resolve_microbatch(left_open(tmp_path), ALONE, NO_SUPERVISOR)
+    install_trial(FULL_FROM_4_ROWS)
+    run = resolve_microbatch(open_run(tmp_path), ALONE, NO_SUPERVISOR)
     assert run.batch.microbatch in (1, 2)
     decided = json.loads((tmp_path / "run" / "probe" / "decided.json").read_text())
     assert decided["rows"] == run.batch.microbatch
     assert "; more did not fit (at 4 rows: RuntimeError in " in decided["reason"]
 
 
-def test_a_trial_that_is_killed_leaves_them_too(tmp_path: Path, dies: Dies) -> None:
-    dies(DYING.format(rows=4, death=KILLED))
-    assert resolve_microbatch(left_open(tmp_path), ALONE, NO_SUPERVISOR).batch.microbatch == 2
+def test_measurements_before_a_kill_are_used(tmp_path: Path, install_trial: InstallTrial) -> None:
+    install_trial(DYING.format(rows=4, death=KILLED))
+    assert resolve_microbatch(open_run(tmp_path), ALONE, NO_SUPERVISOR).batch.microbatch == 2
     decided = json.loads((tmp_path / "run" / "probe" / "decided.json").read_text())
     assert "; more did not fit (at 4 rows: killed by SIGKILL)" in decided["reason"]
 
 
-def test_the_next_smaller_sizes_follow_one_that_dies_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: Dies, said: pytest.LogCaptureFixture
+def test_smaller_sizes_are_tried_after_an_early_kill(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    install_trial: InstallTrial,
+    log: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(finder, "MOST_SIZES", 1)
-    dies(DYING.format(rows=8, death=KILLED))
-    assert resolve_microbatch(left_open(tmp_path), ALONE, NO_SUPERVISOR).batch.microbatch == 4
-    fault, decision = said.messages[-2:]
+    monkeypatch.setattr(finder, "MAX_SIZES", 1)
+    install_trial(DYING.format(rows=8, death=KILLED))
+    assert resolve_microbatch(open_run(tmp_path), ALONE, NO_SUPERVISOR).batch.microbatch == 4
+    fault, decision = log.messages[-2:]
     assert fault == "a microbatch of 8 rows does not fit: at 8 rows: killed by SIGKILL"
     assert decision.startswith("batch.microbatch_rows = 4: ")
     assert " GB predicted, " in decision
-    assert " GB measured of the " in decision
+    assert " GB measured of " in decision
 
 
-def test_where_no_size_fits_the_run_ends_in_a_line_that_says_so(tmp_path: Path, dies: Dies) -> None:
-    dies(DYING.format(rows=1, death=FULL))
+def test_a_run_for_which_no_size_fits_is_refused(
+    tmp_path: Path, install_trial: InstallTrial
+) -> None:
+    install_trial(DYING.format(rows=1, death=FULL))
     with pytest.raises(SettingsError, match=r"no microbatch fits .* GB: at 1 rows: it is full"):
-        resolve_microbatch(left_open(tmp_path), ALONE, NO_SUPERVISOR)
+        resolve_microbatch(open_run(tmp_path), ALONE, NO_SUPERVISOR)
 
 
-def test_a_trial_that_fails_otherwise_is_told_and_what_was_predicted_is_taken(
-    tmp_path: Path, dies: Dies, said: pytest.LogCaptureFixture
+def test_after_another_failure_the_predicted_size_is_used_with_a_warning(
+    tmp_path: Path, install_trial: InstallTrial, log: pytest.LogCaptureFixture
 ) -> None:
-    dies(DYING.format(rows=1, death=BROKEN))
-    assert resolve_microbatch(left_open(tmp_path), ALONE, NO_SUPERVISOR).batch.microbatch == 8
-    assert "no microbatch could be tried (at 1 rows: it is wrong)" in said.messages[-1]
+    install_trial(DYING.format(rows=1, death=BROKEN))
+    assert resolve_microbatch(open_run(tmp_path), ALONE, NO_SUPERVISOR).batch.microbatch == 8
+    assert "no microbatch size could be measured (at 1 rows: it is wrong)" in log.messages[-1]
 
 
-def test_what_was_shown_not_to_fit_is_not_taken_when_a_later_trial_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: Dies
+def test_a_size_that_did_not_fit_is_not_used_after_a_later_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install_trial: InstallTrial
 ) -> None:
-    monkeypatch.setattr(finder, "MOST_SIZES", 1)
+    monkeypatch.setattr(finder, "MAX_SIZES", 1)
     death = f"{KILLED} if rows == 8 else {BROKEN}"
-    dies(DYING.format(rows=4, death=death))
-    assert resolve_microbatch(left_open(tmp_path), ALONE, NO_SUPERVISOR).batch.microbatch == 4
+    install_trial(DYING.format(rows=4, death=death))
+    assert resolve_microbatch(open_run(tmp_path), ALONE, NO_SUPERVISOR).batch.microbatch == 4
 
 
-def test_a_decision_is_for_one_precision(tmp_path: Path) -> None:
-    run = left_open(tmp_path)
+def test_a_decision_depends_on_the_precision(tmp_path: Path) -> None:
+    run = open_run(tmp_path)
     half = run.model_copy(
         update={"execution": run.execution.model_copy(update={"precision": "bf16"})}
     )
-    assert finder._key(run, ALONE) != finder._key(half, ALONE)
+    assert finder._hash_inputs(run, ALONE) != finder._hash_inputs(half, ALONE)
 
 
-def test_the_others_wait_for_as_long_as_a_trial_may_take(
+def test_other_processes_wait_as_long_as_a_trial_may_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, found = left_open(tmp_path), []
+    run, timeouts = open_run(tmp_path), []
 
     def wait_for(find: Callable[[], Any], seconds: float) -> Any:
-        found.append(seconds)
+        timeouts.append(seconds)
         return find()
 
     monkeypatch.setattr(NO_SUPERVISOR, "wait_for", wait_for)
-    with pytest.raises(TransientError, match=r"process 1 did not learn decided\.json"):
+    with pytest.raises(
+        TransientError, match=r"process 1 waited .* s for decided\.json of process 0"
+    ):
         resolve_microbatch(run, World(rank=1, size=2, local_rank=1, local_size=2), NO_SUPERVISOR)
-    assert found[0] > run.execution.timeout_seconds
+    assert timeouts[0] > run.execution.timeout_seconds
 
 
-def test_the_other_processes_take_what_the_first_has_decided(tmp_path: Path) -> None:
-    run, two = left_open(tmp_path), World(rank=0, size=2, local_size=2)
-    agreement = Rank0Decision(tmp_path / "run" / "probe" / "decided.json", finder._key(run, two))
+def test_other_processes_use_the_decision_of_process_0(tmp_path: Path) -> None:
+    run, two = open_run(tmp_path), World(rank=0, size=2, local_size=2)
+    agreement = Rank0Decision(
+        tmp_path / "run" / "probe" / "decided.json", finder._hash_inputs(run, two)
+    )
     agreement.write({"rows": 2, "reason": "it was tried"})
     for rank in (0, 1):
         world = World(rank=rank, size=2, local_rank=rank, local_size=2)
@@ -251,39 +269,41 @@ def test_the_other_processes_take_what_the_first_has_decided(tmp_path: Path) -> 
     assert not (tmp_path / "run" / "probe" / "lines.jsonl").exists()
 
 
-def test_a_run_keeps_the_size_that_it_had_while_all_processes_can_use_it(tmp_path: Path) -> None:
-    run = left_open(tmp_path)
+def test_a_resumed_run_keeps_its_size_if_every_process_gets_a_microbatch(tmp_path: Path) -> None:
+    run = open_run(tmp_path)
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({"batch": {"rows": 8, "microbatch_rows": 4}}))
     assert resolve_microbatch(run, ALONE, NO_SUPERVISOR).batch.microbatch == 4
-    assert finder._kept(run, World(size=2, local_size=2)) == 4
-    assert finder._kept(run, World(size=4, local_size=4)) is None
+    assert finder._read_previous_size(run, World(size=2, local_size=2)) == 4
+    assert finder._read_previous_size(run, World(size=4, local_size=4)) is None
 
 
-def test_a_device_whose_memory_is_not_known_needs_a_number(tmp_path: Path) -> None:
-    run = left_open(tmp_path)
-    silent = choose("accelerators", "generic")
-    with pytest.raises(SettingsError, match="the memory of 'generic' is not known; set it to a"):
+def test_a_device_with_unknown_memory_needs_a_number(tmp_path: Path) -> None:
+    run = open_run(tmp_path)
+    silent = parse_choice("accelerators", "generic")
+    with pytest.raises(SettingsError, match="the memory of 'generic' is unknown; set it to a"):
         resolve_microbatch(run.model_copy(update={"accelerator": silent}), ALONE, NO_SUPERVISOR)
 
 
-def test_a_dry_run_says_that_it_is_left_open_and_what_is_predicted(tmp_path: Path) -> None:
-    run = left_open(tmp_path)
-    answer = plan(run)
-    assert answer["microbatches"] == "left to the finder"
+def test_a_dry_run_shows_the_predicted_size(tmp_path: Path) -> None:
+    run = open_run(tmp_path)
+    answer = plan_run(run)
+    assert answer["microbatches"] == "auto (batch size finder)"
     assert answer["shapes"] == ["(microbatch_rows x 1) x 32"]
-    told = finder.describe_forecast(run)
-    assert told.startswith("left to the finder: 8 are predicted to fit (")
+    forecast = finder.describe_forecast(run)
+    assert forecast.startswith("auto: 8 rows are predicted to fit (")
     assert not (tmp_path / "run").exists()
 
 
-def test_more_processes_than_rows_are_refused_before_anything_is_tried(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="9 processes for 8 microbatches a step; use at most 8"):
-        resolve_defaults(left_open(tmp_path, strategy="ddp"), World(rank=1, size=9, local_size=9))
+def test_more_processes_than_rows_are_refused_before_a_trial(tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingsError, match="9 processes, but only 8 microbatches per step; use at most 8"
+    ):
+        resolve_defaults(open_run(tmp_path, strategy="ddp"), World(rank=1, size=9, local_size=9))
 
 
 @pytest.mark.parametrize("value", ["most", 0, 2.5])
-def test_anything_but_a_number_of_rows_or_auto_is_refused(value: object, tmp_path: Path) -> None:
+def test_other_values_than_a_number_or_auto_are_refused(value: object, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"batch\.microbatch_rows"):
         settings(tmp_path, tmp_path, batch={"rows": 8, "microbatch_rows": value})

@@ -1,4 +1,4 @@
-"""Which numbers of rows are kept of a program whose bits depend on more than a text."""
+"""Batch invariance: the batch sizes that keep the bits of every text are found."""
 
 from __future__ import annotations
 
@@ -7,103 +7,106 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from regauge.artifacts.batch_invariance import Shown, shown
-from regauge.artifacts.buckets import halves
-from regauge.artifacts.manifest import Rung
-from regauge.artifacts.rows import Rows
-from unit.runners import Counting, texts
+from regauge.artifacts.batch_invariance import InvariantBuckets, check_batch_invariance
+from regauge.artifacts.buckets import list_halves
+from regauge.artifacts.manifest import Bucket
+from regauge.artifacts.rows import TextRecords
+from unit.runners import CountingRunner, random_ids
 
-MOST = {4: 16, 8: 12, 20: 1}
-RUNGS = tuple(Rung(length=length, rows=halves(most)) for length, most in MOST.items())
-
-
-def records(count: int, shortest: int, longest: int) -> Rows:
-    return Rows.of(texts(count, longest, seed=longest, shortest=shortest))
+MAX_ROWS = {4: 16, 8: 12, 20: 1}
+BUCKETS = tuple(Bucket(length=length, rows=list_halves(rows)) for length, rows in MAX_ROWS.items())
 
 
-def of(runner: Counting, rungs: tuple[Rung, ...] = RUNGS) -> Shown | None:
-    return shown(runner, rungs, records)
+def synthetic_records(count: int, min_length: int, max_length: int) -> TextRecords:
+    ids = random_ids(count, max_length, seed=max_length, min_length=min_length)
+    return TextRecords.from_lists(ids)
 
 
-def rows(found: Shown | None) -> list[tuple[int, ...]]:
-    assert found is not None
-    return [rung.rows for rung in found.rungs]
+def check(runner: CountingRunner, buckets: tuple[Bucket, ...] = BUCKETS) -> InvariantBuckets | None:
+    return check_batch_invariance(runner, buckets, synthetic_records)
 
 
-class Sized(Counting):
-    """Another program in batches of some sizes: in the last bit, as another order of sums is."""
+def batch_sizes(result: InvariantBuckets | None) -> list[tuple[int, ...]]:
+    assert result is not None
+    return [bucket.rows for bucket in result.buckets]
+
+
+class SizeDependentRunner(CountingRunner):
+    """Differs in the last bit at some batch sizes, as another order of summation does."""
 
     def __init__(self, *sizes: tuple[int, int]) -> None:
         super().__init__()
         self._sizes: Collection[tuple[int, int]] = sizes
 
     def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Tensor:
-        found = super().__call__(tokens, lengths, *features)
+        outputs = super().__call__(tokens, lengths, *features)
         if tuple(tokens.shape) in self._sizes:
-            return found * (1 + torch.finfo(torch.float32).eps)
-        return found
+            return outputs * (1 + torch.finfo(torch.float32).eps)
+        return outputs
 
 
-def test_where_a_text_alone_decides_every_size_is_kept() -> None:
-    runner = Counting()
-    found = of(runner)
-    assert rows(found) == [(16, 8, 4, 2, 1), (12, 6, 3, 1), (1,)]
-    assert found is not None
-    assert [rung.length for rung in found.rungs] == [4, 8, 20]
-    assert found.texts == sum(MOST.values())
-    assert set(runner.shapes) == {(count, rung.length) for rung in RUNGS for count in rung.rows}
+def test_an_invariant_program_keeps_every_batch_size() -> None:
+    runner = CountingRunner()
+    result = check(runner)
+    assert batch_sizes(result) == [(16, 8, 4, 2, 1), (12, 6, 3, 1), (1,)]
+    assert result is not None
+    assert [bucket.length for bucket in result.buckets] == [4, 8, 20]
+    assert result.num_texts == sum(MAX_ROWS.values())
+    shapes = {(rows, bucket.length) for bucket in BUCKETS for rows in bucket.rows}
+    assert set(runner.shapes) == shapes
 
 
-def test_a_size_that_computes_otherwise_is_lost_alone() -> None:
-    found = of(Sized((4, 4), (1, 4), (3, 8)))
-    assert rows(found) == [(16, 8, 2), (12, 6, 1), (1,)]
+def test_only_batch_sizes_that_differ_are_removed() -> None:
+    result = check(SizeDependentRunner((4, 4), (1, 4), (3, 8)))
+    assert batch_sizes(result) == [(16, 8, 2), (12, 6, 1), (1,)]
 
 
-def test_where_the_largest_size_is_the_odd_one_it_alone_is_kept() -> None:
-    assert rows(of(Sized((16, 4)))) == [(16,), (12, 6, 3, 1), (1,)]
+def test_if_the_largest_batch_size_differs_only_it_is_kept() -> None:
+    assert batch_sizes(check(SizeDependentRunner((16, 4)))) == [(16,), (12, 6, 3, 1), (1,)]
 
 
-def test_only_declared_sizes_are_tried() -> None:
-    runner = Counting()
-    found = of(runner, (Rung(length=4, rows=(9, 5)),))
-    assert rows(found) == [(9, 5)]
+def test_only_declared_batch_sizes_are_computed() -> None:
+    runner = CountingRunner()
+    result = check(runner, (Bucket(length=4, rows=(9, 5)),))
+    assert batch_sizes(result) == [(9, 5)]
     assert set(runner.shapes) == {(9, 4), (5, 4)}
 
 
-def test_a_program_whose_rows_see_each_other_has_no_proof() -> None:
-    class Neighbours(Counting):
+def test_a_program_that_depends_on_other_rows_has_no_proof() -> None:
+    class NeighbourRunner(CountingRunner):
         def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Tensor:
-            found = super().__call__(tokens, lengths, *features)
-            return found + torch.roll(found, 1, 0)
+            outputs = super().__call__(tokens, lengths, *features)
+            return outputs + torch.roll(outputs, 1, 0)
 
-    assert of(Neighbours()) is None
+    assert check(NeighbourRunner()) is None
 
 
-def test_a_program_that_sees_where_a_row_stands_has_no_proof() -> None:
-    class Placed(Counting):
+def test_a_program_that_depends_on_the_position_of_a_row_has_no_proof() -> None:
+    class PositionRunner(CountingRunner):
         def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Tensor:
-            found = super().__call__(tokens, lengths, *features)
-            return found + torch.arange(len(found))[:, None]
+            outputs = super().__call__(tokens, lengths, *features)
+            return outputs + torch.arange(len(outputs))[:, None]
 
-    assert of(Placed()) is None
+    assert check(PositionRunner()) is None
 
 
-def test_one_rung_without_a_proof_leaves_none_to_the_others() -> None:
-    class Long(Counting):
+def test_one_bucket_without_a_proof_fails_the_check() -> None:
+    class LongPositionRunner(CountingRunner):
         def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Tensor:
-            found = super().__call__(tokens, lengths, *features)
-            return found + torch.arange(len(found))[:, None] if tokens.shape[1] == 8 else found
+            outputs = super().__call__(tokens, lengths, *features)
+            positions = torch.arange(len(outputs))[:, None]
+            return outputs + positions if tokens.shape[1] == 8 else outputs
 
-    assert of(Long()) is None
-    assert of(Long(), RUNGS[:1]) is not None
+    assert check(LongPositionRunner()) is None
+    assert check(LongPositionRunner(), BUCKETS[:1]) is not None
 
 
-def test_texts_have_the_lengths_that_a_rung_alone_has() -> None:
-    asked: list[tuple[int, int, int]] = []
+def test_texts_have_the_lengths_of_their_bucket() -> None:
+    requests: list[tuple[int, int, int]] = []
 
-    def made(count: int, shortest: int, longest: int) -> Rows:
-        asked.append((count, shortest, longest))
-        return records(count, shortest, longest)
+    def record_request(count: int, min_length: int, max_length: int) -> TextRecords:
+        requests.append((count, min_length, max_length))
+        return synthetic_records(count, min_length, max_length)
 
-    shown(Counting(), RUNGS, made)
-    assert asked == [(16, 1, 4), (12, 5, 8), (1, 9, 20)]
+    check_batch_invariance(CountingRunner(), BUCKETS, record_request)
+    assert requests == [(16, 1, 4), (12, 5, 8), (1, 9, 20)]

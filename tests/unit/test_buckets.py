@@ -1,4 +1,4 @@
-"""An artifact's rungs, and the batches that texts of any lengths are computed in."""
+"""The buckets of an artifact, and the batches that texts of any lengths are split into."""
 
 from __future__ import annotations
 
@@ -10,190 +10,206 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regauge.artifacts.buckets import EVEN, FEW, STEPS, BucketBatch, Ladder, halves, ladder
-from regauge.artifacts.export_settings import Shapes
-from regauge.artifacts.manifest import Rung
+from regauge.artifacts.buckets import (
+    LENGTH_STEPS,
+    NUM_STATIC_BUCKETS,
+    ROWS_MULTIPLE,
+    BucketBatch,
+    Buckets,
+    build_buckets,
+    list_halves,
+)
+from regauge.artifacts.export_settings import BucketSettings
+from regauge.artifacts.manifest import Bucket
 
-ROWS = st.integers(1, 40).map(halves)
+ROWS = st.integers(1, 40).map(list_halves)
+
+
+Case = tuple[tuple[Bucket, ...], np.ndarray, int]
 
 
 @st.composite
-def ladders(draw: st.DrawFn) -> tuple[Rung, ...]:
-    """Draw rungs as an export leaves them: some of the halves may have been struck out."""
+def exported_buckets(draw: st.DrawFn) -> tuple[Bucket, ...]:
+    """Draw the buckets of an artifact: the batch invariance check may have removed some halves."""
     lengths = sorted(draw(st.sets(st.integers(1, 60), min_size=1, max_size=5)))
-    found = []
+    buckets = []
     for length in lengths:
-        most, *others = draw(ROWS)
-        kept = draw(st.lists(st.booleans(), min_size=len(others), max_size=len(others)))
-        smaller = [rows for rows, keep in zip(others, kept, strict=True) if keep]
-        found.append(Rung(length=length, rows=(most, *smaller)))
-    return tuple(found)
+        largest, *halves = draw(ROWS)
+        flags = draw(st.lists(st.booleans(), min_size=len(halves), max_size=len(halves)))
+        smaller = [rows for rows, is_invariant in zip(halves, flags, strict=True) if is_invariant]
+        buckets.append(Bucket(length=length, rows=(largest, *smaller)))
+    return tuple(buckets)
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[tuple[Rung, ...], np.ndarray, int]:
-    """Draw rungs, the lengths of some texts that fit them, and a step."""
-    rungs = draw(ladders())
-    lengths = draw(st.lists(st.integers(0, rungs[-1].length), max_size=90))
-    return rungs, np.array(lengths, np.int64), draw(st.integers(0, 7))
+def cases(draw: st.DrawFn) -> Case:
+    """Draw buckets, the lengths of some texts that fit them, and a number of halvings."""
+    buckets = draw(exported_buckets())
+    lengths = draw(st.lists(st.integers(0, buckets[-1].length), max_size=90))
+    return buckets, np.array(lengths, np.int64), draw(st.integers(0, 7))
 
 
-def members(batches: list[BucketBatch]) -> list[int]:
-    return [int(member) for batch in batches for member in batch.members]
+def record_indices(batches: list[BucketBatch]) -> list[int]:
+    return [int(index) for batch in batches for index in batch.record_indices]
 
 
-@given(case=cases(), filled=st.booleans())
-def test_every_text_is_in_one_batch_that_its_own_length_chooses(
-    case: tuple[tuple[Rung, ...], np.ndarray, int],
-    filled: bool,  # noqa: FBT001 - hypothesis draws it
+@given(case=cases(), pad=st.booleans())
+def test_every_text_is_in_one_batch_of_the_smallest_bucket_that_fits(
+    case: Case,
+    pad: bool,  # noqa: FBT001 - hypothesis draws it
 ) -> None:
-    rungs, lengths, step = case
-    found = list(Ladder(rungs, filled=filled).batches(lengths, step))
-    assert sorted(members(found)) == list(range(len(lengths)))
-    for batch in found:
-        assert 0 < len(batch.members) <= batch.rows
-        for length in lengths[batch.members]:
-            assert batch.length == min(rung.length for rung in rungs if rung.length >= length)
+    buckets, lengths, halvings = case
+    batches = list(Buckets(buckets, needs_row_padding=pad).make_batches(lengths, halvings))
+    assert sorted(record_indices(batches)) == list(range(len(lengths)))
+    for batch in batches:
+        assert 0 < len(batch.record_indices) <= batch.num_rows
+        for length in lengths[batch.record_indices]:
+            fitting = (bucket.length for bucket in buckets if bucket.length >= length)
+            assert batch.length == min(fitting)
 
 
-@given(case=cases(), filled=st.booleans())
-def test_the_longest_come_first_and_equal_ones_in_their_order(
-    case: tuple[tuple[Rung, ...], np.ndarray, int],
-    filled: bool,  # noqa: FBT001 - hypothesis draws it
+@given(case=cases(), pad=st.booleans())
+def test_longer_texts_come_first_and_equal_lengths_keep_their_order(
+    case: Case,
+    pad: bool,  # noqa: FBT001 - hypothesis draws it
 ) -> None:
-    rungs, lengths, step = case
-    order = members(list(Ladder(rungs, filled=filled).batches(lengths, step)))
-    for before, after in pairwise(order):
+    buckets, lengths, halvings = case
+    batches = Buckets(buckets, needs_row_padding=pad).make_batches(lengths, halvings)
+    for before, after in pairwise(record_indices(list(batches))):
         assert (-lengths[before], before) < (-lengths[after], after)
 
 
 @given(case=cases())
-def test_a_filled_batch_has_a_declared_number_of_rows(
-    case: tuple[tuple[Rung, ...], np.ndarray, int],
-) -> None:
-    rungs, lengths, step = case
-    declared = {rung.length: rung.rows for rung in rungs}
-    full: set[int] = set()
-    for batch in Ladder(rungs, filled=True).batches(lengths, step):
-        assert batch.rows in (declared[batch.length][step:] or declared[batch.length][-1:])
-        assert batch.length not in full, "only the last batch of a length has empty rows"
-        if len(batch.members) < batch.rows:
-            full.add(batch.length)
+def test_a_padded_batch_has_a_declared_batch_size(case: Case) -> None:
+    buckets, lengths, halvings = case
+    declared = {bucket.length: bucket.rows for bucket in buckets}
+    padded: set[int] = set()
+    for batch in Buckets(buckets, needs_row_padding=True).make_batches(lengths, halvings):
+        assert batch.num_rows in (declared[batch.length][halvings:] or declared[batch.length][-1:])
+        assert batch.length not in padded, "only the last batch of a length has empty rows"
+        if len(batch.record_indices) < batch.num_rows:
+            padded.add(batch.length)
 
 
 @given(case=cases())
-def test_any_other_batch_is_as_large_as_its_members_and_no_larger_than_the_step_allows(
-    case: tuple[tuple[Rung, ...], np.ndarray, int],
-) -> None:
-    rungs, lengths, step = case
-    most = {rung.length: max(1, rung.rows[0] // 2**step) for rung in rungs}
-    found = list(Ladder(rungs, filled=False).batches(lengths, step))
-    assert all(len(batch.members) == batch.rows <= most[batch.length] for batch in found)
-    for batch, after in pairwise(found):
+def test_an_unpadded_batch_has_no_empty_rows_and_at_most_the_halved_batch_size(case: Case) -> None:
+    buckets, lengths, halvings = case
+    max_rows = {bucket.length: max(1, bucket.rows[0] // 2**halvings) for bucket in buckets}
+    batches = list(Buckets(buckets, needs_row_padding=False).make_batches(lengths, halvings))
+    for batch in batches:
+        assert len(batch.record_indices) == batch.num_rows <= max_rows[batch.length]
+    for batch, after in pairwise(batches):
         if batch.length == after.length:
-            assert batch.rows == most[batch.length]
+            assert batch.num_rows == max_rows[batch.length]
 
 
-@given(case=cases(), filled=st.booleans(), data=st.data())
-def test_some_texts_are_batched_as_they_are_alone(
-    case: tuple[tuple[Rung, ...], np.ndarray, int],
-    filled: bool,  # noqa: FBT001 - hypothesis draws it
+@given(case=cases(), pad=st.booleans(), data=st.data())
+def test_selected_texts_are_batched_as_if_there_were_no_others(
+    case: Case,
+    pad: bool,  # noqa: FBT001 - hypothesis draws it
     data: st.DataObject,
 ) -> None:
-    rungs, lengths, step = case
-    some = (
+    shapes, lengths, halvings = case
+    selected = (
         data.draw(st.lists(st.sampled_from(range(len(lengths))), unique=True))
         if len(lengths)
         else []
     )
-    chosen = np.array(sorted(some), np.int64)
-    asked = np.array(data.draw(st.permutations(some)), np.int64)
-    made = Ladder(rungs, filled=filled)
-    found = list(made.batches(lengths, step, asked))
-    alone = list(made.batches(lengths[chosen], step))
-    assert [batch[:2] for batch in found] == [batch[:2] for batch in alone]
-    assert members(found) == chosen[members(alone)].tolist()
+    ordered = np.array(sorted(selected), np.int64)
+    shuffled = np.array(data.draw(st.permutations(selected)), np.int64)
+    buckets = Buckets(shapes, needs_row_padding=pad)
+    batches = list(buckets.make_batches(lengths, halvings, shuffled))
+    alone = list(buckets.make_batches(lengths[ordered], halvings))
+    assert [batch[:2] for batch in batches] == [batch[:2] for batch in alone]
+    assert record_indices(batches) == ordered[record_indices(alone)].tolist()
 
 
-@pytest.mark.parametrize("filled", [True, False])
-def test_equal_texts_come_in_their_order_however_they_are_named(*, filled: bool) -> None:
-    made = Ladder((Rung(length=8, rows=(4, 2, 1)),), filled=filled)
-    found = made.batches(np.full(9, 5), members=np.array([7, 3, 8, 1, 5]))
-    assert members(list(found)) == [1, 3, 5, 7, 8]
+@pytest.mark.parametrize("pad", [True, False])
+def test_equal_lengths_are_sorted_by_index(*, pad: bool) -> None:
+    buckets = Buckets((Bucket(length=8, rows=(4, 2, 1)),), needs_row_padding=pad)
+    batches = buckets.make_batches(np.full(9, 5), record_indices=np.array([7, 3, 8, 1, 5]))
+    assert record_indices(list(batches)) == [1, 3, 5, 7, 8]
 
 
-def test_texts_are_cut_into_the_most_rows_that_are_left() -> None:
-    made = Ladder((Rung(length=8, rows=(8, 4, 2, 1)),), filled=True)
-    sizes = [batch.rows for batch in made.batches(np.full(23, 5))]
+def test_texts_are_split_into_the_largest_batches_that_cost_least() -> None:
+    buckets = Buckets((Bucket(length=8, rows=(8, 4, 2, 1)),), needs_row_padding=True)
+    sizes = [batch.num_rows for batch in buckets.make_batches(np.full(23, 5))]
     assert sizes == [8, 8, 8]
-    assert [batch.rows for batch in made.batches(np.full(21, 5))] == [8, 8, 4, 1]
-    assert [batch.rows for batch in made.batches(np.full(23, 5), 2)] == [2] * 11 + [1]
-    few = Ladder((Rung(length=8, rows=(8, 2)),), filled=True)
-    assert [batch.rows for batch in few.batches(np.full(23, 5))] == [8, 8, 8]
-    alone = Ladder((Rung(length=8, rows=(8, 1)),), filled=True)
-    assert [batch.rows for batch in alone.batches(np.full(23, 5))] == [8, 8, 8]
-    assert [batch.rows for batch in alone.batches(np.full(19, 5))] == [8, 8, 1, 1, 1]
-    free = Ladder((Rung(length=8, rows=(8,)),), filled=False)
-    assert [batch.rows for batch in free.batches(np.full(23, 5))] == [8, 8, 7]
+    assert [batch.num_rows for batch in buckets.make_batches(np.full(21, 5))] == [8, 8, 4, 1]
+    assert [batch.num_rows for batch in buckets.make_batches(np.full(23, 5), 2)] == [2] * 11 + [1]
+    few = Buckets((Bucket(length=8, rows=(8, 2)),), needs_row_padding=True)
+    assert [batch.num_rows for batch in few.make_batches(np.full(23, 5))] == [8, 8, 8]
+    static = Buckets((Bucket(length=8, rows=(8, 1)),), needs_row_padding=True)
+    assert [batch.num_rows for batch in static.make_batches(np.full(23, 5))] == [8, 8, 8]
+    assert [batch.num_rows for batch in static.make_batches(np.full(19, 5))] == [8, 8, 1, 1, 1]
+    dynamic = Buckets((Bucket(length=8, rows=(8,)),), needs_row_padding=False)
+    assert [batch.num_rows for batch in dynamic.make_batches(np.full(23, 5))] == [8, 8, 7]
 
 
-@pytest.mark.parametrize("filled", [True, False])
-def test_a_text_that_no_rung_holds_is_no_text_that_is_left_out(*, filled: bool) -> None:
-    made = Ladder((Rung(length=4, rows=(2,)), Rung(length=8, rows=(2,))), filled=filled)
+@pytest.mark.parametrize("pad", [True, False])
+def test_a_text_that_no_bucket_fits_is_an_error(*, pad: bool) -> None:
+    shapes = (Bucket(length=4, rows=(2,)), Bucket(length=8, rows=(2,)))
+    buckets = Buckets(shapes, needs_row_padding=pad)
     lengths = np.array([3, 9, 8])
     with pytest.raises(ValueError, match="a row of 9 tokens is longer than 8"):
-        list(made.batches(lengths))
-    assert members(list(made.batches(lengths, members=np.array([0, 2])))) == [2, 0]
+        list(buckets.make_batches(lengths))
+    batches = buckets.make_batches(lengths, record_indices=np.array([0, 2]))
+    assert record_indices(list(batches)) == [2, 0]
 
 
-def test_every_declared_shape_is_told() -> None:
-    rungs = (Rung(length=8, rows=(4, 2)), Rung(length=16, rows=(2,)))
-    made = Ladder(rungs, filled=True)
-    assert [batch[:2] for batch in made.shapes()] == [(8, 4), (8, 2), (16, 2)]
-    assert all(len(batch.members) == 0 for batch in made.shapes())
-    assert made.longest == 16
+def test_empty_batches_have_every_declared_shape() -> None:
+    shapes = (Bucket(length=8, rows=(4, 2)), Bucket(length=16, rows=(2,)))
+    buckets = Buckets(shapes, needs_row_padding=True)
+    assert [batch[:2] for batch in buckets.make_empty_batches()] == [(8, 4), (8, 2), (16, 2)]
+    assert all(len(batch.record_indices) == 0 for batch in buckets.make_empty_batches())
+    assert buckets.max_length == 16
 
 
 @given(
-    limit=st.integers(3, 9000),
+    max_length=st.integers(3, 9000),
     tokens=st.integers(8, 20_000),
     rows=st.integers(1, 600),
-    symbolic=st.booleans(),
+    is_dynamic=st.booleans(),
 )
-def test_rungs_reach_the_limit_and_hold_about_the_tokens_that_are_asked_for(
-    limit: int,
+def test_buckets_reach_the_longest_text_and_respect_the_token_budget(
+    max_length: int,
     tokens: int,
     rows: int,
-    symbolic: bool,  # noqa: FBT001 - hypothesis draws it
+    is_dynamic: bool,  # noqa: FBT001 - hypothesis draws it
 ) -> None:
-    found = ladder(Shapes(tokens=tokens, rows=rows), limit, symbolic=symbolic)
-    lengths = [rung.length for rung in found]
+    settings = BucketSettings(max_batch_tokens=tokens, max_batch_size=rows)
+    buckets = build_buckets(settings, max_length, has_dynamic_shapes=is_dynamic)
+    lengths = [bucket.length for bucket in buckets]
     assert lengths == sorted(set(lengths))
-    assert lengths[-1] == limit
-    for rung in found:
-        most = rung.rows[0]
-        assert 1 <= most <= rows
-        assert most == 1 or most * rung.length <= tokens
-        assert most < EVEN or most % EVEN == 0
-        assert most * 2 >= min(rows, tokens // rung.length)
-        assert rung.rows == (halves(most) if symbolic else tuple(dict.fromkeys((most, 1))))
+    assert lengths[-1] == max_length
+    for bucket in buckets:
+        largest = bucket.rows[0]
+        assert 1 <= largest <= rows
+        assert largest == 1 or largest * bucket.length <= tokens
+        assert largest < ROWS_MULTIPLE or largest % ROWS_MULTIPLE == 0
+        assert largest * 2 >= min(rows, tokens // bucket.length)
+        static = tuple(dict.fromkeys((largest, 1)))
+        assert bucket.rows == (list_halves(largest) if is_dynamic else static)
 
 
-@given(limit=st.integers(9, 4000))
-def test_rungs_of_one_graph_are_close_and_those_with_graphs_of_their_own_few(limit: int) -> None:
-    fine = [rung.length for rung in ladder(Shapes(), limit, symbolic=True)]
-    assert fine[0] == 4
-    for before, after in pairwise(fine):
-        assert after - before <= next(step for most, step in STEPS if before < most)
-    coarse = [rung.length for rung in ladder(Shapes(), limit, symbolic=False)]
-    assert len(coarse) <= FEW + 1
-    for before, after in pairwise(coarse):
-        assert after <= 2 * before + EVEN
-    assert coarse[0] <= max(EVEN, limit // 2 ** (FEW - 1) + EVEN)
+@given(max_length=st.integers(9, 4000))
+def test_dynamic_buckets_are_dense_and_static_buckets_are_few(max_length: int) -> None:
+    dynamic = build_buckets(BucketSettings(), max_length, has_dynamic_shapes=True)
+    lengths = [bucket.length for bucket in dynamic]
+    assert lengths[0] == 4
+    for before, after in pairwise(lengths):
+        assert after - before <= next(step for limit, step in LENGTH_STEPS if before < limit)
+    static = build_buckets(BucketSettings(), max_length, has_dynamic_shapes=False)
+    lengths = [bucket.length for bucket in static]
+    assert len(lengths) <= NUM_STATIC_BUCKETS + 1
+    for before, after in pairwise(lengths):
+        assert after <= 2 * before + ROWS_MULTIPLE
+    smallest = max_length // 2 ** (NUM_STATIC_BUCKETS - 1)
+    assert lengths[0] <= max(ROWS_MULTIPLE, smallest + ROWS_MULTIPLE)
 
 
 @pytest.mark.parametrize(
-    ("lengths", "limit", "found"),
+    ("lengths", "max_length", "expected"),
     [
         ((32, 16), 64, [16, 32, 64]),
         ((16, 64, 128), 64, [16, 64]),
@@ -201,16 +217,18 @@ def test_rungs_of_one_graph_are_close_and_those_with_graphs_of_their_own_few(lim
         ((64,), 64, [64]),
     ],
 )
-@pytest.mark.parametrize("symbolic", [True, False])
-def test_lengths_that_are_named_are_kept_up_to_the_limit(
-    lengths: Any, limit: int, found: list[int], *, symbolic: bool
+@pytest.mark.parametrize("is_dynamic", [True, False])
+def test_configured_lengths_are_used_up_to_the_longest_text(
+    lengths: Any, max_length: int, expected: list[int], *, is_dynamic: bool
 ) -> None:
-    made = ladder(Shapes(lengths=lengths), limit, symbolic=symbolic)
-    assert [rung.length for rung in made] == found
+    buckets = build_buckets(
+        BucketSettings(lengths=lengths), max_length, has_dynamic_shapes=is_dynamic
+    )
+    assert [bucket.length for bucket in buckets] == expected
 
 
 @given(rows=st.integers(1, 5000))
-def test_halves_go_down_to_one(rows: int) -> None:
-    found = halves(rows)
-    assert (found[0], found[-1]) == (rows, 1)
-    assert all(after == before // 2 for before, after in pairwise(found))
+def test_halves_descend_to_one(rows: int) -> None:
+    halves = list_halves(rows)
+    assert (halves[0], halves[-1]) == (rows, 1)
+    assert all(after == before // 2 for before, after in pairwise(halves))

@@ -1,4 +1,4 @@
-"""Chips, machine types and prices: each with its source, and nothing guessed."""
+"""Catalog of chips, machine types and prices: each has its source, and nothing is guessed."""
 
 from __future__ import annotations
 
@@ -8,66 +8,66 @@ import pytest
 from pydantic import ValidationError
 
 from regauge.errors import SettingsError
-from regauge.planning.catalog import chips, instance, instances, rate
+from regauge.planning.catalog import find_instance, find_price, load_chips, load_instances
 from regauge.planning.settings import Price
 
 
-def test_every_price_has_a_day_and_a_source() -> None:
-    assert len(instances()) > 100
-    for each in instances().values():
-        assert (each.usd_per_hour is None) == (each.as_of is None), each.name
-        assert each.source or each.usd_per_hour is None, each.name
-        assert each.chips is None or each.chips >= 1, each.name
+def test_every_price_has_a_date_and_a_source() -> None:
+    assert len(load_instances()) > 100
+    for instance in load_instances().values():
+        assert (instance.usd_per_hour is None) == (instance.as_of is None), instance.name
+        assert instance.source or instance.usd_per_hour is None, instance.name
+        assert instance.chips is None or instance.chips >= 1, instance.name
 
 
 def test_every_chip_has_a_source() -> None:
-    assert len(chips()) > 30
-    assert all(each.source for each in chips().values())
-    assert chips()["H100-SXM-80GB"].tdp_watts == 700
-    assert chips()["Trainium1"].tdp_watts is None, "nobody published it"
+    assert len(load_chips()) > 30
+    assert all(chip.source for chip in load_chips().values())
+    assert load_chips()["H100-SXM-80GB"].tdp_watts == 700
+    assert load_chips()["Trainium1"].tdp_watts is None, "not published"
 
 
-def test_the_catalog_knows_the_price_of_a_machine() -> None:
-    found = rate(Price(instance="trn1.32xlarge"))
-    assert found is not None
-    assert (found.usd_per_hour, found.as_of) == (21.5, dt.date(2026, 7, 20))
-    assert "on demand" in found.source
+def test_the_catalog_has_the_price_of_a_machine_type() -> None:
+    price = find_price(Price(instance="trn1.32xlarge"))
+    assert price is not None
+    assert (price.usd_per_hour, price.as_of) == (21.5, dt.date(2026, 7, 20))
+    assert price.source == "catalog, on-demand in us-east-1"
 
 
-def test_your_own_price_goes_first() -> None:
-    found = rate(Price(instance="trn1.32xlarge", usd_per_hour=8.2, market="reserved"))
-    assert found is not None
-    assert found.usd_per_hour == 8.2
-    assert "reserved" in found.source
+def test_a_price_in_the_run_file_replaces_the_catalog_price() -> None:
+    price = find_price(Price(instance="trn1.32xlarge", usd_per_hour=8.2, market="reserved"))
+    assert price is not None
+    assert price.usd_per_hour == 8.2
+    assert price.source == "run file, reserved"
 
 
 @pytest.mark.parametrize("price", [Price(), Price(instance="trn2.48xlarge")])
-def test_what_nobody_says_is_unknown(price: Price) -> None:
-    assert rate(price) is None
+def test_a_missing_price_is_unknown(price: Price) -> None:
+    assert find_price(price) is None
 
 
-def test_an_unknown_machine_is_refused_with_the_nearest() -> None:
+def test_an_unknown_machine_type_is_refused_with_the_closest_name() -> None:
     with pytest.raises(SettingsError, match=r"did you mean 'p5\.48xlarge'"):
-        instance("p5.48large")
+        find_instance("p5.48large")
     with pytest.raises(SettingsError, match="set usd_per_hour"):
-        instance("my-own-machine")
+        find_instance("my-own-machine")
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ({"market": "spot"}, "set its usd_per_hour"),
         ({"as_of": "2026-01-01"}, "set both"),
         ({"usd_per_hour": -1}, "greater than or equal to 0"),
     ],
 )
-def test_half_a_price_is_refused(table: dict[str, object], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_an_incomplete_price_is_refused(table: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         Price.model_validate(table)
 
 
-def test_an_old_price_is_said_to_be_old() -> None:
-    found = rate(Price(usd_per_hour=3.0, as_of=dt.date(2026, 1, 1)))
-    assert found is not None
-    assert found.remark(dt.date(2026, 4, 1)) is None
-    assert "91 days old" in (found.remark(dt.date(2026, 4, 2)) or "")
+def test_an_old_price_has_a_warning() -> None:
+    price = find_price(Price(usd_per_hour=3.0, as_of=dt.date(2026, 1, 1)))
+    assert price is not None
+    assert price.staleness_warning(dt.date(2026, 4, 1)) is None
+    assert "91 days old" in (price.staleness_warning(dt.date(2026, 4, 2)) or "")

@@ -1,4 +1,4 @@
-"""The folder is the registry: a file is a choice, and its name is the choice's name."""
+"""A folder is a registry: each file is a choice with the name of the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_names_are_the_files(folder: str) -> None:
     assert expected
 
 
-def test_a_name_and_its_file_lead_to_each_other() -> None:
+def test_a_name_leads_to_its_module() -> None:
     assert choices.module_name("data/sources", "python-docs") == "regauge.data.sources.python_docs"
     assert choices.module_name("tasks", "clm") == "regauge.tasks.clm"
 
@@ -30,7 +30,7 @@ def test_a_choice_is_the_class_of_its_file() -> None:
     assert choice.kind == "jsonl"
 
 
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+def test_an_unknown_name_is_refused_with_the_closest_name() -> None:
     with pytest.raises(SettingsError) as caught:
         choices.load("trackers", "jsonlines")
     assert str(caught.value) == "no trackers named 'jsonlines'; did you mean 'jsonl'?"

@@ -1,4 +1,4 @@
-"""Classes and values of texts: what is read, what is measured, and what is refused."""
+"""Classification and regression: batches, metrics, and refused settings."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import torch
 import transformers
 
 from distributed import datasets
-from distributed.datasets import first_batch
+from distributed.datasets import read_first_batch
 from distributed.runs import BERT
 from regauge.config import merge
 from regauge.data.dataset import Dataset
-from regauge.data.loader import Facts
+from regauge.data.loader import CollatorConfig
 from regauge.errors import DataError, RegaugeError
 from regauge.models.settings import Model
 from regauge.tasks import _quality
 from regauge.tasks.classify import Classify
 from regauge.training.heldout import compute_means
 
-FACTS = Facts(datasets.VOCABULARY, 0, 4, (0, 1, 2, 3, 4))
+CONFIG = CollatorConfig(datasets.VOCABULARY, 0, 4, (0, 1, 2, 3, 4))
 MODEL = Model(**merge(BERT, {"config": {"max_position_embeddings": 48}, "dropout": 0.0}))
-PAIR = Classify(texts_of=("query", "document"), classes=3)
+PAIR = Classify(text_fields=("query", "document"), classes=3)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return Dataset(datasets.pairs(tmp_path_factory.mktemp("data") / "pairs"))
+    return Dataset(datasets.write_pairs(tmp_path_factory.mktemp("data") / "pairs"))
 
 
-def test_a_pair_is_read_as_bert_reads_one(data: Dataset) -> None:
-    found = first_batch(PAIR, data, FACTS)
+def test_a_pair_is_encoded_as_in_bert(data: Dataset) -> None:
+    found = read_first_batch(PAIR, data, CONFIG)
     for place, slot in enumerate(found["slots"].tolist()):
-        (row,) = data.split("train").take([slot])
+        (row,) = data.rows("train").take([slot])
         both = [*row["query"].tolist(), *row["document"].tolist()]
         assert found["tokens"][place, : len(both)].tolist() == both
         types = [0] * len(row["query"]) + [1] * len(row["document"])
@@ -45,23 +45,25 @@ def test_a_pair_is_read_as_bert_reads_one(data: Dataset) -> None:
         assert int(found["labels"][place]) == row["label"]
 
 
-def test_the_second_half_of_a_pair_begins_like_no_text_of_its_own() -> None:
+def test_the_second_half_of_a_pair_has_no_start_token() -> None:
     row = {"a": np.array([1, 7, 2]), "b": np.array([1, 8, 9, 2]), "c": np.array([8, 9, 2])}
-    joined = [Classify(texts_of=("a", other))._text(row, (1, 2)).tolist() for other in ("b", "c")]
+    joined = [
+        Classify(text_fields=("a", other))._join_texts(row, (1, 2)).tolist() for other in ("b", "c")
+    ]
     assert joined == [[1, 7, 2, 8, 9, 2]] * 2
     alike = {"a": np.array([7, 8]), "b": np.array([7, 9])}
-    assert Classify(texts_of=("a", "b"))._text(alike, (1, 2)).tolist() == [7, 8, 7, 9]
+    assert Classify(text_fields=("a", "b"))._join_texts(alike, (1, 2)).tolist() == [7, 8, 7, 9]
 
 
-def test_scores_and_parameters_are_those_of_transformers(data: Dataset) -> None:
-    module = PAIR.module(MODEL, data.manifest, 0).eval()
+def test_scores_and_parameters_equal_transformers(data: Dataset) -> None:
+    module = PAIR.build_module(MODEL, data.manifest, 0).eval()
     inner = module.model
     assert type(inner) is transformers.BertForSequenceClassification
     assert inner.config.num_labels == 3
     alone = transformers.BertForSequenceClassification(inner.config)
     assert alone.num_parameters() == inner.num_parameters()
     alone.load_state_dict(inner.state_dict())
-    batch = first_batch(PAIR, data, FACTS)
+    batch = read_first_batch(PAIR, data, CONFIG)
     with torch.no_grad():
         expected = alone.eval()(
             input_ids=batch["tokens"],
@@ -72,20 +74,20 @@ def test_scores_and_parameters_are_those_of_transformers(data: Dataset) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def measured(task: Classify, scores: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-    """Return the metrics of rows, with two beside them that are not there."""
-    kept = task.kept({"scores": scores}, {"labels": labels})
+def compute_metrics(task: Classify, scores: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    """Return the metrics of rows, with two padding rows added."""
+    kept = task.eval_outputs({"scores": scores}, {"labels": labels})
     absent = torch.full((2, kept.shape[1]), 0.0)
     real = torch.tensor([1.0] * len(kept) + [0.0, 0.0])
-    return compute_means(task.tally({"vectors": torch.cat([kept, absent])}, {"real": real}))
+    return compute_means(task.metric_sums({"vectors": torch.cat([kept, absent])}, {"real": real}))
 
 
 def test_metrics_of_two_classes_in_numbers() -> None:
     """TP 3, FN 1, FP 2, TN 4: F1 = 6 / 9, Matthews = (12 - 2) / sqrt(5 4 6 5)."""
-    told = torch.tensor([1, 1, 1, 0, 1, 1, 0, 0, 0, 0])
+    predicted = torch.tensor([1, 1, 1, 0, 1, 1, 0, 0, 0, 0])
     labels = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
-    scores = torch.nn.functional.one_hot(told, 2).float()
-    found = measured(Classify(), scores, labels)
+    scores = torch.nn.functional.one_hot(predicted, 2).float()
+    found = compute_metrics(Classify(), scores, labels)
     assert found["accuracy"] == pytest.approx(0.7)
     assert found["f1"] == pytest.approx(6 / 9)
     assert found["matthews"] == pytest.approx(10 / (5 * 4 * 6 * 5) ** 0.5)
@@ -95,74 +97,78 @@ def test_metrics_of_two_classes_in_numbers() -> None:
 
 
 def test_metrics_of_several_classes() -> None:
-    """The mean F1 is over the classes that occur; Matthews is 1 where all is right, 0 for one."""
+    """F1 averages the classes that occur; Matthews is 1 if all is right, 0 for one class."""
     labels = torch.tensor([0, 2, 2, 0, 2])
     right = torch.nn.functional.one_hot(labels, 4).float()
-    assert measured(Classify(classes=4), right, labels)["f1"] == pytest.approx(1)
-    assert measured(Classify(classes=4), right, labels)["matthews"] == pytest.approx(1)
+    assert compute_metrics(Classify(classes=4), right, labels)["f1"] == pytest.approx(1)
+    assert compute_metrics(Classify(classes=4), right, labels)["matthews"] == pytest.approx(1)
     constant = torch.nn.functional.one_hot(torch.full((5,), 2), 4).float()
-    found = measured(Classify(classes=4), constant, labels)
+    found = compute_metrics(Classify(classes=4), constant, labels)
     assert found["matthews"] == 0
     assert found["f1"] == pytest.approx((0 + 6 / 8) / 2)
 
 
-def test_a_value_has_a_squared_error_and_pearson_s_correlation() -> None:
+def test_regression_metrics_are_squared_error_and_pearson() -> None:
     draw = np.random.default_rng(0)
-    told, values = draw.normal(1000, 1, 200), draw.normal(size=200)
-    values = (told + values).astype(np.float32)
-    task = Classify(predict="value")
-    scores = torch.from_numpy(told.astype(np.float32))[:, None]
-    found = measured(task, scores, torch.from_numpy(values))
+    predicted, values = draw.normal(1000, 1, 200), draw.normal(size=200)
+    values = (predicted + values).astype(np.float32)
+    task = Classify(problem_type="regression")
+    scores = torch.from_numpy(predicted.astype(np.float32))[:, None]
+    found = compute_metrics(task, scores, torch.from_numpy(values))
     assert found["pearson"] == pytest.approx(np.corrcoef(scores[:, 0], values)[0, 1], abs=1e-6)
     assert found["loss"] == pytest.approx(np.square(scores[:, 0].numpy() - values).mean(), rel=1e-5)
 
 
-def test_values_that_never_differ_have_no_correlation() -> None:
+def test_constant_predictions_have_no_correlation() -> None:
     top, under = _quality.pearson(torch.ones(4), torch.arange(4.0), torch.ones(4))
     assert (float(top), float(under)) == (0, 0)
 
 
 @pytest.mark.parametrize(
-    ("update", "changes", "said"),
+    ("update", "changes", "message"),
     [
-        ({"ranges": {"train": (0, 2), "heldout": (0, 3)}}, {}, "labels in 'label' go from 0 to 3"),
+        (
+            {"ranges": {"train": (0, 2), "heldout": (0, 3)}},
+            {},
+            "labels in 'label' range from 0 to 3",
+        ),
         (
             {"kind": "real", "missing": {"train": 1, "heldout": 2}},
-            {"predict": "value"},
-            "label 'label' is missing in 3 records; leave them out",
+            {"problem_type": "regression"},
+            "label 'label' is missing in 3 records; remove these records",
         ),
     ],
 )
-def test_labels_of_every_split_are_looked_at(
-    data: Dataset, update: dict[str, Any], changes: dict[str, Any], said: str
+def test_labels_of_every_split_are_checked(
+    data: Dataset, update: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
     fields = data.manifest.fields
     label = fields["label"].model_copy(update=update)
     manifest = data.manifest.model_copy(update={"fields": {**fields, "label": label}})
-    with pytest.raises(DataError, match=said):
-        PAIR.model_copy(update=changes).check(manifest)
+    with pytest.raises(DataError, match=message):
+        PAIR.model_copy(update=changes).check_dataset(manifest)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
-        ({"texts_of": ("queri",)}, "no field 'queri'; did you mean 'query'?"),
+        ({"text_fields": ("queri",)}, "no field 'queri'; did you mean 'query'?"),
         ({"label": "lable"}, "no field 'lable'; did you mean 'label'?"),
-        ({"texts_of": ("label",)}, "'label' is no text; fields that are: query, document"),
-        ({"label": "query"}, "'query' is no number; fields that are: label"),
-        ({"classes": 2}, "go from 0 to 2, and task.classes = 2 are 0 to 1; set task.classes"),
+        ({"text_fields": ("label",)}, "'label' is not a text field; choose from: query, document"),
+        ({"label": "query"}, "'query' is not a number field; choose from: label"),
+        ({"classes": 2}, "range from 0 to 2, but task.classes = 2 allows 0 to 1; set task.classes"),
     ],
 )
-def test_what_does_not_fit_the_data_is_said_before_anything_starts(
-    data: Dataset, changes: dict[str, Any], said: str
+def test_settings_that_do_not_fit_the_data_are_refused(
+    data: Dataset, changes: dict[str, Any], message: str
 ) -> None:
     task = PAIR.model_copy(update=changes)
     with pytest.raises(RegaugeError) as found:
-        task.check(data.manifest)
-    assert said in str(found.value)
+        task.check_dataset(data.manifest)
+    assert message in str(found.value)
 
 
-def test_packed_rows_have_no_classes(tmp_path: Path) -> None:
-    packed = Dataset(datasets.packed(tmp_path / "packed"))
+def test_packed_rows_are_refused(tmp_path: Path) -> None:
+    packed = Dataset(datasets.write_packed(tmp_path / "packed"))
     with pytest.raises(RegaugeError, match=r"prepare it with rows\.layout = .fields."):
-        PAIR.check(packed.manifest)
+        PAIR.check_dataset(packed.manifest)

@@ -1,4 +1,4 @@
-"""The command line: one line for every failure, and the exit code that it is documented with."""
+"""The command line: every failure is one line with its documented exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regauge import choices, cli, errors
 from regauge.verbs import init
 
 
-def test_every_verb_is_a_function_and_beside_them_only_what_loads_artifacts_is_public() -> None:
+def test_the_public_functions_are_the_verbs_and_load() -> None:
     modules = [choices.module_name("verbs", verb) for verb in choices.names("verbs")]
     stems = {module.rpartition(".")[2] for module in modules}
     assert set(regauge.__all__) == stems | {"__version__", "load"}
@@ -25,7 +25,7 @@ def test_every_verb_is_a_function_and_beside_them_only_what_loads_artifacts_is_p
     assert dir(regauge) == regauge.__all__
 
 
-def test_an_unknown_name_is_no_function() -> None:
+def test_an_unknown_attribute_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         regauge.trian  # noqa: B018
 
@@ -60,11 +60,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["--zzz"], "regauge: no option named '--zzz'; known: "),
         (["--hepl"], "regauge: no option named '--hepl'; did you mean '--help'?"),
         (["pipeline"], "requires an argument; see 'regauge pipeline --help'"),
-        (["pipeline", "no.toml"], "regauge: no run file no.toml; name an existing one"),
-        (["init", "quikstart"], "no golden run file 'quikstart'"),
+        (["pipeline", "no.toml"], "regauge: no run file no.toml; name an existing file"),
+        (["init", "quikstart"], "no example run file 'quikstart'"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_one_line(
+def test_a_usage_error_is_one_line(
     arguments: list[str],
     line: str,
     capsys: pytest.CaptureFixture[str],
@@ -83,24 +83,24 @@ CODED = [error for error in errors.RegaugeError.__subclasses__() if "exit_code" 
 
 
 @pytest.mark.parametrize("error", CODED)
-def test_an_error_of_ours_ends_with_its_code(error: type[errors.RegaugeError]) -> None:
-    line, code = cli.explain(error("it broke\nin two lines", "mend it"))
-    assert line == "it broke in two lines; mend it"
+def test_every_error_has_its_exit_code(error: type[errors.RegaugeError]) -> None:
+    line, code = cli.describe_error(error("it broke\nin two lines", "fix it"))
+    assert line == "it broke in two lines; fix it"
     assert code == error.exit_code
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        errors.DataError("a; b", "do that").within("there"),
+        errors.DataError("a; b", "do that").add_location("there"),
         errors.ChildError(75, "a; do that"),
     ],
 )
-def test_an_error_of_ours_comes_whole_from_another_process(error: errors.RegaugeError) -> None:
-    found = copy.copy(error)  # as pickle has it
-    assert (type(found), str(found)) == (type(error), str(error))
-    assert (found.problem, found.remedy) == (error.problem, error.remedy)
-    assert found.exit_code == error.exit_code
+def test_an_error_can_be_pickled(error: errors.RegaugeError) -> None:
+    copied = copy.copy(error)  # copied with __reduce__, as pickle does
+    assert (type(copied), str(copied)) == (type(error), str(error))
+    assert (copied.problem, copied.remedy) == (error.problem, error.remedy)
+    assert copied.exit_code == error.exit_code
 
 
 def test_exit_codes_are_the_documented_ones() -> None:
@@ -109,26 +109,26 @@ def test_exit_codes_are_the_documented_ones() -> None:
     assert codes["PreemptedError"] == 143
 
 
-def test_an_interrupt_says_how_to_go_on() -> None:
-    line, code = cli.explain(KeyboardInterrupt())
+def test_an_interrupt_names_the_way_to_continue() -> None:
+    line, code = cli.describe_error(KeyboardInterrupt())
     assert "run the same command again" in line
     assert code == 130
 
 
-def test_a_full_disk_says_so() -> None:
-    line, code = cli.explain(OSError(errno.ENOSPC, "No space left on device", "out/a"))
+def test_a_full_disk_is_a_transient_error() -> None:
+    line, code = cli.describe_error(OSError(errno.ENOSPC, "No space left on device", "out/a"))
     assert line.startswith("no space left on the disk at out/a; free some")
     assert code == 75
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR])
-def test_a_place_that_cannot_be_used_is_named(number: int) -> None:
-    line, code = cli.explain(OSError(number, os.strerror(number), "out/a"))
-    assert line.startswith(f"out/a cannot be used: {os.strerror(number)}; name another place")
+def test_an_unusable_path_is_named(number: int) -> None:
+    line, code = cli.describe_error(OSError(number, os.strerror(number), "out/a"))
+    assert line.startswith(f"out/a cannot be used: {os.strerror(number)}; name another path")
     assert code == 2
-    with pytest.raises(OSError, match="of no place") as caught:
-        raise OSError(number, "of no place")
-    assert cli.explain(caught.value)[1] == 1
+    with pytest.raises(OSError, match="without a path") as caught:
+        raise OSError(number, "without a path")
+    assert cli.describe_error(caught.value)[1] == 1
 
 
 @pytest.fixture
@@ -136,11 +136,13 @@ def _broken_init(monkeypatch: pytest.MonkeyPatch) -> None:
     def folder() -> Path:
         raise ValueError("the folder\nis cursed")
 
-    monkeypatch.setattr(init, "folder", folder)
+    monkeypatch.setattr(init, "find_folder", folder)
 
 
 @pytest.mark.usefixtures("_broken_init")
-def test_a_fault_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_internal_error_is_one_line_with_its_location(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert cli.main(["init", "quickstart"]) == 1
     printed = capsys.readouterr().err
     assert printed.startswith("regauge: ValueError in regauge/verbs/init.py:")
@@ -153,12 +155,12 @@ def test_ctrl_c_ends_a_verb_with_one_line(
 ) -> None:
     def folder() -> Path:
         signal.raise_signal(signal.SIGINT)
-        raise AssertionError("the signal was not heard")
+        raise AssertionError("the signal was not handled")
 
-    monkeypatch.setattr(init, "folder", folder)
+    monkeypatch.setattr(init, "find_folder", folder)
     assert cli.main(["init", "quickstart"]) == 130
     assert capsys.readouterr().err == (
-        "regauge: stopped; run the same command again and it continues\n"
+        "regauge: interrupted; run the same command again to continue\n"
     )
 
 
@@ -169,7 +171,7 @@ def test_a_traceback_is_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_completion_knows_the_verbs() -> None:
-    script = cli.app().generate_completion(shell="bash")  # noqa: S604 (the name of a shell)
+    script = cli.build_app().generate_completion(shell="bash")  # noqa: S604 (the name of a shell)
     assert all(verb in script for verb in choices.names("verbs"))
 
 

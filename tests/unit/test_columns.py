@@ -1,4 +1,4 @@
-"""Values beside texts, rows of groups, and what the manifest says of both."""
+"""Columns of values, rows of groups, and their entries in the manifest."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regauge.data.columns import MISSING, Summary, category, described, reach
+from regauge.data.columns import MISSING, ValueStats, describe_column, hash_category, value_ranges
 from regauge.data.dataset import Dataset
 from regauge.errors import DataError, SettingsError
-from unit.preparing import WORDS, contents, prepared, settings
+from unit.preparing import WORDS, build_settings, prepare_dataset, read_contents
 
 FIELDS = {
     "layout": "fields",
     "fields": {"title": 8},
-    "numbers": ["label"],
-    "reals": ["price"],
+    "integers": ["label"],
+    "floats": ["price"],
     "categories": ["brand"],
 }
 GROUPS = {
     "layout": "groups",
-    "group": "query",
+    "group_by": "query",
     "shared": ["query"],
     "fields": {"query": 8, "title": 12},
-    "numbers": ["label"],
-    "reals": ["price"],
+    "integers": ["label"],
+    "floats": ["price"],
     "categories": ["brand"],
-    "members": 4,
+    "max_group_size": 4,
 }
 
 
-BARE: dict[str, Any] = {"numbers": [], "reals": [], "categories": []}
+BARE: dict[str, Any] = {"integers": [], "floats": [], "categories": []}
 
 
 def write(folder: Path, records: Iterable[dict[str, Any]]) -> None:
-    (folder / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    (folder / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def shown(number: int, sizes: tuple[int, ...] = (1, 3, 6)) -> list[dict[str, Any]]:
+def build_query_records(number: int, sizes: tuple[int, ...] = (1, 3, 6)) -> list[dict[str, Any]]:
     """Return the records of one query: titles, each with a price, a brand and a label."""
     draw = np.random.default_rng(number)
     query = " ".join(draw.choice(WORDS, 3))
@@ -50,26 +50,28 @@ def shown(number: int, sizes: tuple[int, ...] = (1, 3, 6)) -> list[dict[str, Any
         {
             "query": query,
             "title": " ".join(draw.choice(WORDS, int(draw.integers(1, 9)))),
-            "label": int(place == 0),
+            "label": int(index == 0),
             "brand": f"brand {number % 5}",
-            **({"price": float(number + place)} if place != 1 else {}),
+            **({"price": float(number + index)} if index != 1 else {}),
         }
-        for place in range(sizes[number % len(sizes)])
+        for index in range(sizes[number % len(sizes)])
     ]
 
 
 @pytest.fixture
 def market(tmp_path: Path) -> Path:
-    write(tmp_path, [record for number in range(60) for record in shown(number)])
+    write(tmp_path, [record for number in range(60) for record in build_query_records(number)])
     return tmp_path
 
 
-def grouped(folder: Path, **changes: Any) -> Dataset:
+def prepare_groups(folder: Path, **changes: Any) -> Dataset:
     rows = {**GROUPS, **changes}
-    return prepared(folder, rows=rows, split={"by": rows["group"], "heldout_share": 0.3})
+    return prepare_dataset(
+        folder, rows=rows, split={"group_by": rows["group_by"], "heldout_fraction": 0.3}
+    )
 
 
-def test_values_stand_beside_the_texts_of_a_record(tmp_path: Path) -> None:
+def test_rows_have_the_values_of_their_records(tmp_path: Path) -> None:
     records = [
         {"title": f"{WORDS[number]} {WORDS[number + 7]} word", "label": number % 3}
         | ({"price": number / 4} if number % 2 else {})
@@ -77,13 +79,13 @@ def test_values_stand_beside_the_texts_of_a_record(tmp_path: Path) -> None:
         for number in range(40)
     ]
     write(tmp_path, records)
-    data = prepared(tmp_path, rows=FIELDS, split={"heldout_share": 0.0})
-    rows = data.split("train").take(range(40))
+    data = prepare_dataset(tmp_path, rows=FIELDS, split={"heldout_fraction": 0.0})
+    rows = data.rows("train").take(range(40))
     for row, record in zip(rows, records, strict=True):
         assert row["label"] == record["label"]
         price, brand = record.get("price"), record["brand"]
         assert math.isnan(row["price"]) if price is None else row["price"] == price
-        assert row["brand"] == (MISSING if brand is None else category(brand))
+        assert row["brand"] == (MISSING if brand is None else hash_category(brand))
     fields = data.manifest.fields
     prices = [record["price"] for record in records if "price" in record]
     price = fields["price"]
@@ -98,7 +100,7 @@ def test_values_stand_beside_the_texts_of_a_record(tmp_path: Path) -> None:
     assert brand.missing["train"] == 8
 
 
-def test_a_value_of_the_wrong_kind_is_rejected_with_its_place(tmp_path: Path) -> None:
+def test_a_value_of_the_wrong_kind_is_rejected_with_its_location(tmp_path: Path) -> None:
     good = [{"title": f"{word} of it", "label": 1, "price": 2, "brand": "a"} for word in WORDS[:20]]
     bad = [
         {"title": "one of it", "label": 1, "price": "cheap"},
@@ -106,87 +108,89 @@ def test_a_value_of_the_wrong_kind_is_rejected_with_its_place(tmp_path: Path) ->
         {"title": "three of it", "price": 1.0},
     ]
     write(tmp_path, [*good, *bad])
-    data = prepared(tmp_path, rows=FIELDS)
+    data = prepare_dataset(tmp_path, rows=FIELDS)
     assert data.manifest.skipped == {"no integer field 'label'": 2, "no real field 'price'": 1}
     lines = (data.folder / "rejected.jsonl").read_text().splitlines()
     assert [json.loads(line)["place"] for line in lines] == ["line 21", "line 22", "line 23"]
 
 
-@pytest.mark.parametrize("name", ["reals", "categories"])
-def test_a_value_that_no_record_has_is_a_misspelt_one(market: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["floats", "categories"])
+def test_an_unknown_value_field_gets_a_suggestion(market: Path, name: str) -> None:
     with pytest.raises(SettingsError, match="no field 'prize'; did you mean 'price'"):
-        prepared(market, rows={**FIELDS, name: ["prize"]})
+        prepare_dataset(market, rows={**FIELDS, name: ["prize"]})
 
 
-def test_a_category_is_the_same_as_text_and_as_number() -> None:
-    assert category(7) == category("7") != category("8")
-    assert 0 <= category("") < 2**63
+def test_a_category_may_be_a_text_or_a_number() -> None:
+    assert hash_category(7) == hash_category("7") != hash_category("8")
+    assert 0 <= hash_category("") < 2**63
 
 
-def test_moments_do_not_depend_on_how_values_come() -> None:
+def test_moments_do_not_depend_on_the_batches() -> None:
     values = np.random.default_rng(0).normal(1e6, 1e-2, 1000)
-    whole, parts = Summary("real"), Summary("real")
+    whole, parts = ValueStats("real"), ValueStats("real")
     whole.add(values)
     for part in np.split(values, [1, 10, 500]):
         parts.add(part)
-    for each in (whole, parts):
-        assert each.mean == pytest.approx(values.mean(), rel=1e-12)
-        assert each.deviation == pytest.approx(values.std(), rel=1e-4)
+    for stats in (whole, parts):
+        assert stats.mean == pytest.approx(values.mean(), rel=1e-12)
+        assert stats.deviation == pytest.approx(values.std(), rel=1e-4)
 
 
-def test_categories_that_come_later_are_counted_by_rows() -> None:
-    train, heldout = Summary("category"), Summary("category")
+def test_rows_with_unseen_categories_are_counted() -> None:
+    train, heldout = ValueStats("category"), ValueStats("category")
     train.add(np.array([1, 2, 2, MISSING]))
     heldout.add(np.array([2, 3, 3, 4, MISSING]))
-    field = described("category", {"train": train, "heldout": heldout})
+    field = describe_column("category", {"train": train, "heldout": heldout})
     assert (field.distinct, field.unseen) == (2, 3)
     assert field.missing == {"train": 1, "heldout": 1}
 
 
-def test_values_of_every_split_have_their_range() -> None:
-    train, heldout = Summary("number"), Summary("number")
+def test_every_split_has_its_value_range() -> None:
+    train, heldout = ValueStats("number"), ValueStats("number")
     train.add(np.array([0, 1]))
     heldout.add(np.array([-3, 7]))
-    field = described("number", {"train": train, "heldout": heldout})
+    field = describe_column("number", {"train": train, "heldout": heldout})
     assert (field.least, field.most) == (0, 1)
     assert field.ranges == {"train": (0, 1), "heldout": (-3, 7)}
-    only = described("number", {"train": Summary("number"), "heldout": heldout})
-    assert (only.least, reach(only)) == (None, {"heldout": (-3, 7)})
+    only = describe_column("number", {"train": ValueStats("number"), "heldout": heldout})
+    assert (only.least, value_ranges(only)) == (None, {"heldout": (-3, 7)})
 
 
-def test_a_field_may_have_the_name_of_a_word_of_the_layout(tmp_path: Path) -> None:
-    records = [record for number in range(30) for record in shown(number)]
-    write(tmp_path, [{"group": each["query"], "title": each["title"]} for each in records])
-    rows = {"layout": "groups", "group": "group", "shared": ["group"]}
-    data = grouped(tmp_path, **rows, fields={"group": 8, "title": 12}, **BARE)
+def test_a_field_may_have_the_name_of_a_setting(tmp_path: Path) -> None:
+    records = [record for number in range(30) for record in build_query_records(number)]
+    write(tmp_path, [{"group": record["query"], "title": record["title"]} for record in records])
+    rows = {"layout": "groups", "group_by": "group", "shared": ["group"]}
+    data = prepare_groups(tmp_path, **rows, fields={"group": 8, "title": 12}, **BARE)
     assert sum(split.rows for split in data.manifest.splits.values()) == 30
 
 
-def test_a_row_is_a_group_with_lists_of_what_its_records_have(market: Path) -> None:
-    data = grouped(market)
-    groups = {records[0]["query"]: records for records in map(shown, range(60))}
-    seen = 0
+def test_a_row_of_a_group_has_lists_of_the_values_of_its_records(market: Path) -> None:
+    data = prepare_groups(market)
+    groups = {records[0]["query"]: records for records in map(build_query_records, range(60))}
+    num_rows = 0
     for split in ("train", "heldout"):
-        for row in data.split(split).take(range(len(data.split(split)))):
+        for row in data.rows(split).take(range(len(data.rows(split)))):
             prices = row["price"].tolist()
             first = prices[0]
-            records = next(each for each in groups.values() if each[0].get("price") == first)
-            kept = records[:4]
-            assert len(row["title"]) == len(kept)
-            assert row["label"].tolist() == [record["label"] for record in kept]
-            assert row["brand"].tolist() == [category(record["brand"]) for record in kept]
-            assert [math.isnan(price) for price in prices] == ["price" not in each for each in kept]
+            records = next(group for group in groups.values() if group[0].get("price") == first)
+            expected = records[:4]
+            assert len(row["title"]) == len(expected)
+            assert row["label"].tolist() == [record["label"] for record in expected]
+            assert row["brand"].tolist() == [hash_category(record["brand"]) for record in expected]
+            assert [math.isnan(price) for price in prices] == [
+                "price" not in record for record in expected
+            ]
             assert row["query"].ndim == 1
-            seen += 1
-    assert seen == 60
-    assert data.manifest.skipped == {"beyond 4 of one 'query'": 40}
+            num_rows += 1
+    assert num_rows == 60
+    assert data.manifest.skipped == {"more than 4 records of one 'query'": 40}
 
 
-def test_the_manifest_counts_the_longest_text_of_a_group_and_the_tokens_of_all(
+def test_the_manifest_has_maximum_lengths_and_all_tokens_of_groups(
     market: Path,
 ) -> None:
-    data = grouped(market)
-    train = data.split("train").take(range(len(data.split("train"))))
+    data = prepare_groups(market)
+    train = data.rows("train").take(range(len(data.rows("train"))))
     longest = [max(map(len, row["title"])) for row in train]
     counts = np.bincount(longest, minlength=13).tolist()
     assert list(data.manifest.fields["title"].lengths["train"]) == counts
@@ -194,78 +198,93 @@ def test_the_manifest_counts_the_longest_text_of_a_group_and_the_tokens_of_all(
     assert data.manifest.splits["train"].tokens == tokens
 
 
-def test_a_group_is_held_out_whole_and_by_its_value_alone(market: Path) -> None:
-    first = grouped(market)
+def test_whole_groups_are_held_out_by_their_value(market: Path) -> None:
+    first = prepare_groups(market)
     counts = {split: first.manifest.splits[split].rows for split in ("train", "heldout")}
     assert sum(counts.values()) == 60
     assert 8 <= counts["heldout"] <= 28
-    again = prepared(market, "fields", rows=FIELDS, split={"by": "query", "heldout_share": 0.3})
-    held = (
-        sum(len(records) for records in map(shown, range(60))) - again.manifest.splits["train"].rows
+    again = prepare_dataset(
+        market, "fields", rows=FIELDS, split={"group_by": "query", "heldout_fraction": 0.3}
     )
-    assert again.manifest.splits["heldout"].rows == held
-    brands = {row["brand"] for row in again.split("heldout").take(range(held))}
+    num_heldout = (
+        sum(len(records) for records in map(build_query_records, range(60)))
+        - again.manifest.splits["train"].rows
+    )
+    assert again.manifest.splits["heldout"].rows == num_heldout
+    brands = {row["brand"] for row in again.rows("heldout").take(range(num_heldout))}
     assert brands == {
-        each
-        for row in first.split("heldout").take(range(counts["heldout"]))
-        for each in row["brand"].tolist()
+        brand
+        for row in first.rows("heldout").take(range(counts["heldout"]))
+        for brand in row["brand"].tolist()
     }
 
 
-def test_the_whole_texts_of_held_out_groups_are_kept_in_the_order_of_their_rows(
+def test_texts_of_heldout_groups_are_stored_in_the_order_of_their_rows(
     market: Path,
 ) -> None:
-    data = grouped(market, fields={"query": 4, "title": 4})
-    groups = {records[0]["query"]: records for records in map(shown, range(60))}
-    texts, rows = data.texts("heldout"), data.split("heldout")
+    data = prepare_groups(market, fields={"query": 4, "title": 4})
+    groups = {records[0]["query"]: records for records in map(build_query_records, range(60))}
+    texts, rows = data.read_texts("heldout"), data.rows("heldout")
     assert len(texts) == len(rows) > 0
     for text, row in zip(texts, rows.take(range(len(rows))), strict=True):
         records = groups[text["query"]][:4]
         assert text["title"] == [record["title"] for record in records]
-        assert row["brand"].tolist() == [category(record["brand"]) for record in records]
+        assert row["brand"].tolist() == [hash_category(record["brand"]) for record in records]
         assert row["label"].tolist() == [record["label"] for record in records]
-    assert data.texts("heldout", 2) == texts[:2]
-    assert data.texts("train") == []
+    assert data.read_texts("heldout", 2) == texts[:2]
+    assert data.read_texts("train") == []
     data.verify()
 
 
 @pytest.mark.full
-def test_groups_are_the_same_from_any_pieces_and_processes(market: Path) -> None:
-    records = [record for number in range(3000) for record in shown(number)]
+def test_groups_do_not_depend_on_pieces_and_processes(market: Path) -> None:
+    records = [record for number in range(3000) for record in build_query_records(number)]
     for record in records:
         record["padding"] = "x" * 200
     write(market, records)
-    rows = {**GROUPS, "members": 16}
-    split = {"by": "query", "heldout_share": 0.3}
-    made = [
-        prepared(market, f"out{count}", rows=rows, split=split, prepare={"processes": count})
+    rows = {**GROUPS, "max_group_size": 16}
+    split = {"group_by": "query", "heldout_fraction": 0.3}
+    prepared = [
+        prepare_dataset(market, f"out{count}", rows=rows, split=split, prepare={"processes": count})
         for count in (1, 2)
     ]
-    assert contents(made[0].folder) == contents(made[1].folder)
-    assert sum(split.rows for split in made[0].manifest.splits.values()) == 3000
+    assert read_contents(prepared[0].folder) == read_contents(prepared[1].folder)
+    assert sum(split.rows for split in prepared[0].manifest.splits.values()) == 3000
 
 
-def test_a_group_in_two_places_is_refused(tmp_path: Path) -> None:
-    records = [record for number in (0, 1, 2, 1, *range(3, 20)) for record in shown(number)]
+def test_a_group_that_is_not_consecutive_is_refused(tmp_path: Path) -> None:
+    records = [
+        record for number in (0, 1, 2, 1, *range(3, 20)) for record in build_query_records(number)
+    ]
     write(tmp_path, records)
-    with pytest.raises(DataError, match="'query' do not follow one another; sort the source"):
-        grouped(tmp_path)
+    with pytest.raises(
+        DataError, match="the records of one 'query' are not consecutive; sort the source"
+    ):
+        prepare_groups(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("rows", "split", "said"),
+    ("rows", "split", "message"),
     [
-        ({"group": None}, {"by": "query"}, "needs group, the field that records"),
-        ({}, {}, 'a group must not be parted: set split.by = "query"'),
-        ({"shared": ["titel"]}, {"by": "query"}, "'titel' is shared and has no limit in fields"),
-        ({"reals": ["label"]}, {"by": "query"}, "'label' is named twice"),
-        ({"layout": "fields"}, {"by": "query"}, "'group' is no part of rows of layout 'fields'"),
+        ({"group_by": None}, {"group_by": "query"}, "needs group_by, the field that the records"),
+        ({}, {}, 'must stay in one split; set split.group_by = "query"'),
+        (
+            {"shared": ["titel"]},
+            {"group_by": "query"},
+            "'titel' is shared and has no limit in fields",
+        ),
+        ({"floats": ["label"]}, {"group_by": "query"}, "'label' is listed twice in rows"),
+        (
+            {"layout": "fields"},
+            {"group_by": "query"},
+            "layout 'fields' does not use 'group_by'; remove it",
+        ),
     ],
 )
-def test_rows_of_groups_that_cannot_be(
-    market: Path, rows: dict[str, Any], split: dict[str, Any], said: str
+def test_invalid_settings_of_groups_are_refused(
+    market: Path, rows: dict[str, Any], split: dict[str, Any], message: str
 ) -> None:
-    given = {name: value for name, value in {**GROUPS, **rows}.items() if value is not None}
-    with pytest.raises(SettingsError) as found:
-        settings(market, rows=given, split=split)
-    assert said in str(found.value)
+    options = {name: value for name, value in {**GROUPS, **rows}.items() if value is not None}
+    with pytest.raises(SettingsError) as caught:
+        build_settings(market, rows=options, split=split)
+    assert message in str(caught.value)

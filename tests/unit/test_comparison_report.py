@@ -1,4 +1,4 @@
-"""Runs beside each other as they are told: sentences, tables, charts, Markdown and JSON."""
+"""Report of a comparison: sentences, tables, charts, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ import pytest
 from markupsafe import escape
 
 from regauge.comparison import sentences
-from regauge.comparison.compare import Compared, Place, compared
-from regauge.comparison.first_divergence import sentence, table
+from regauge.comparison.compare import ComparisonResult, DivergenceSummary, compare_runs
+from regauge.comparison.first_divergence import build_value_table, describe_divergence
 from regauge.comparison.settings import Comparison
 from regauge.planning.settings import Price
 from regauge.reporting import comparison_charts
-from regauge.reporting.comparison_section import accounts, told
-from regauge.reporting.page import tell
-from regauge.reporting.render import document, markdown, page
-from regauge.training.divergence.localize import Localised, Spot, first
+from regauge.reporting.comparison_section import build_comparison_sections, build_cost_rows
+from regauge.reporting.page import build_report
+from regauge.reporting.render import render_html, render_json, render_markdown
+from regauge.training.divergence.localize import Divergence, ValueDifference, find_first
 from unit.test_reporting import Page, write
 
 STEPS = range(10, 101, 10)
 
 
-def trained(folder: Path, share: float = 0.0, usd_per_hour: float | None = 36.0, **own: Any) -> str:
-    """Write the folder of a run whose loss differs by a share from 5 - step / 50."""
-    factor = 1 + share
+def write_run(
+    folder: Path, difference: float = 0.0, usd_per_hour: float | None = 36.0, **tables: Any
+) -> str:
+    """Write the folder of a run whose loss differs relatively from 5 - step / 50."""
+    factor = 1 + difference
     lines = [
         {
             "attempt": 1,
@@ -60,126 +62,144 @@ def trained(folder: Path, share: float = 0.0, usd_per_hour: float | None = 36.0,
         "execution": {"precision": "fp32", **price},
         "run": {"verb": "train", "id": folder.name, "weights": "w", "data_identity": "d"},
     }
-    write(folder, "run.json", {**settings, **own})
+    write(folder, "run.json", {**settings, **tables})
     write(folder, "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     write(folder, "ledger.jsonl", "".join(json.dumps(line) + "\n" for line in ledger))
-    devices = own.get("devices", 2)
+    devices = tables.get("devices", 2)
     write(folder, "attempts.jsonl", json.dumps({"attempt": 1, "processes": devices}) + "\n")
     return str(folder)
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Compared:
-    """Return the first run, one within the band at half its price, and one beyond it, unpriced."""
+def three(tmp_path: Path) -> ComparisonResult:
+    """Return a baseline, a run within the tolerance at half the price, and one beyond it."""
     runs = (
-        trained(tmp_path / "a"),
-        trained(tmp_path / "b", 0.0004, 18.0),
-        trained(tmp_path / "c", 0.02, None, devices=4),
+        write_run(tmp_path / "a"),
+        write_run(tmp_path / "b", 0.0004, 18.0),
+        write_run(tmp_path / "c", 0.02, None, devices=4),
     )
-    noise = (trained(tmp_path / "a-again", 0.0001),)
-    return compared(Comparison(runs=runs, noise=noise))
+    noise = (write_run(tmp_path / "a-again", 0.0001),)
+    return compare_runs(Comparison(runs=runs, noise_runs=noise))
 
 
-def test_each_run_has_its_verdict(three: Compared) -> None:
-    first, second = told(three)
+def test_each_run_has_a_verdict(three: ComparisonResult) -> None:
+    first, second = build_comparison_sections(three)
     assert (first.verdict, second.verdict) == ("pass", "fail")
-    assert first.sentences[0].startswith("Pass: b is within 0.1% of a at all 2 evaluations")
-    assert second.sentences[0].startswith("Fail: c differs from a, most in heldout/loss by 2%")
-    assert [row.within for row in second.rows] == [False, False]
+    assert first.sentences[0] == (
+        "Pass: b is within 0.1% of a at all 2 evaluations; "
+        "the largest difference is heldout/loss, 0.04% at step 50."
+    )
+    assert second.sentences[0].startswith(
+        "Fail: c differs from a by 2% in heldout/loss at step 50; "
+    )
+    assert [row.is_within_limit for row in second.rows] == [False, False]
     assert second.rows[0].limit == "0.1%"
 
 
-def test_the_target_is_what_every_run_came_to(three: Compared) -> None:
+def test_the_target_is_the_best_value_that_every_run_reached(three: ComparisonResult) -> None:
     assert three.target is not None
     assert three.target.at_most == pytest.approx(3.06), "where c ended"
-    mine, cheap, unknown = accounts(three)
-    assert mine.usd == "$1.94", "at step 97: 194 seconds at a cent each"
-    assert mine.machine == "3 min 14 s"
-    assert cheap.cheapest
-    assert (unknown.usd, unknown.price) == ("unknown", "unknown")
-    lines = sentences.cost_sentences(three)
-    assert any(
-        "b came to heldout/loss of at most 3.060 for least and saves 50.0% over a" in x
-        for x in lines
-    )
-    assert any(line.startswith("The dollars of c are unknown: set ") for line in lines)
-    assert not any("over c" in line for line in lines)
+    baseline, cheap, unpriced = build_cost_rows(three)
+    assert baseline.usd == "$1.94", "at step 97: 194 seconds at a cent each"
+    assert baseline.machine_time == "3 min 14 s"
+    assert cheap.is_cheapest
+    assert (unpriced.usd, unpriced.price) == ("unknown", "unknown")
+    lines = sentences.describe_costs(three)
+    cheapest = "b reached heldout/loss of at most 3.060 at the lowest cost: 50.0% less than a."
+    assert cheapest in lines
+    assert any(line.startswith("The dollar cost of c is unknown; set ") for line in lines)
+    assert not any("less than c" in line for line in lines)
 
 
-def test_the_first_run_s_noise_and_the_band_are_drawn(three: Compared) -> None:
-    drawn = {chart.title: chart for chart in comparison_charts.charts(three, "x")}
-    assert list(drawn) == [
+def test_noise_and_tolerance_are_drawn_around_the_baseline(three: ComparisonResult) -> None:
+    charts = {chart.title: chart for chart in comparison_charts.build_charts(three, "x")}
+    assert list(charts) == [
         "heldout/loss",
         "Training loss, smoothed",
-        "Training loss: difference from the first",
+        "Training loss: difference from the baseline",
         "heldout/loss against seconds of machine time",
-        "Slots per second",
+        "Tokens per second, padding included",
         "Real tokens per second",
-        "Memory of a process",
+        "Memory of rank 0",
     ]
-    assert "± 0.1%" in drawn["heldout/loss"].svg
-    assert "noise of the first" in drawn["heldout/loss"].svg
-    assert "band, 0.1%" in drawn["Training loss: difference from the first"].svg
-    assert "padding 250.000 slots/s" in drawn["Slots per second"].text
-    assert "all else 4,000 MB" in drawn["Memory of a process"].text
-    for chart in drawn.values():
-        assert not re.search(r"#0\d0\d0\d", chart.svg), "every colour is the page's"
+    assert "± 0.1%" in charts["heldout/loss"].svg
+    assert "run-to-run noise" in charts["heldout/loss"].svg
+    assert "tolerance, 0.1%" in charts["Training loss: difference from the baseline"].svg
+    speeds = charts["Tokens per second, padding included"].text
+    assert "padding 250.000 tokens/s" in speeds
+    assert "other 4,000 MB" in charts["Memory of rank 0"].text
+    for chart in charts.values():
+        assert not re.search(r"#0\d0\d0\d", chart.svg), "every colour comes from the page"
         assert chart.text in chart.svg
 
 
-def test_known_prices_are_drawn_in_dollars(tmp_path: Path) -> None:
-    found = compared(Comparison(runs=(trained(tmp_path / "a"), trained(tmp_path / "b", 0.0, 18.0))))
-    assert "heldout/loss against dollars" in {
-        chart.title for chart in comparison_charts.charts(found, "x")
-    }
-    own = Price(usd_per_hour=1.0)
-    again = Comparison(runs=(str(tmp_path / "a"), str(tmp_path / "b")), prices=(own, Price()))
-    titles = {chart.title for chart in comparison_charts.charts(compared(again), "x")}
-    assert "heldout/loss against seconds of machine time" in titles
+def test_costs_are_drawn_in_dollars_if_all_prices_are_known(tmp_path: Path) -> None:
+    def titles(**prices: Any) -> set[str]:
+        comparison = compare_runs(Comparison(runs=runs, **prices))
+        return {chart.title for chart in comparison_charts.build_charts(comparison, "x")}
+
+    runs = (write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.0, 18.0))
+    assert "heldout/loss against dollars" in titles()
+    one_price = (Price(usd_per_hour=1.0), Price())
+    assert "heldout/loss against seconds of machine time" in titles(prices=one_price)
 
 
-def test_page_markdown_and_json_say_it(three: Compared) -> None:
-    story = tell(three.runs, "Three runs", three)
-    text = page(story)
+def test_page_markdown_and_json_have_the_comparison(three: ComparisonResult) -> None:
+    report = build_report(three.runs, "Three runs", three)
+    text = render_html(report)
     parsed = Page(text)
     assert parsed.open == []
-    assert len(parsed.ids) == len(set(parsed.ids)), "ids are told apart between charts"
+    assert len(parsed.ids) == len(set(parsed.ids)), "ids are unique across charts"
     header = text[: text.index("<main>")]
-    assert header.index("Pass: b") < header.index("Fail: c") < header.index("saves")
-    assert "| heldout/loss | 50 | 4 | 4.08 | 2% | 0.1% | NO |" in markdown(story)
-    found = json.loads(document(story))
-    assert [each["verdict"] for each in found["beside"]] == ["pass", "fail"]
-    assert "compared" not in found
-    assert len(found["chapters"]) == 3
+    assert header.index("Pass: b") < header.index("Fail: c") < header.index("lowest cost")
+    assert "| heldout/loss | 50 | 4 | 4.08 | 2% | 0.1% | NO |" in render_markdown(report)
+    document = json.loads(render_json(report))
+    assert [section["verdict"] for section in document["beside"]] == ["pass", "fail"]
+    assert "comparison" not in document
+    assert len(document["chapters"]) == 3
 
 
-def test_the_place_where_runs_part_is_told(three: Compared) -> None:
-    rounded = Spot(3, "forward", "layer.0", "Linear", ("float32",) * 2, 1e-7, 1e-6, (0.0, 1e-7))
-    swapped = replace(rounded, name="layer.0.act", kind="GELU", apart=3e-4, off=(1e-7, 3e-4))
-    later = replace(swapped, name="layer.1")
-    spots = (rounded, swapped, later)
-    assert first(list(spots)) is swapped
-    where = Localised(3, spots, swapped, (("attention", "sdpa", "eager"),))
-    named = sentence(where)
-    assert named.startswith("At step 3 they part in what a module returns: layer.0.act (GELU, f")
-    assert "0.0003 apart where rounding explains 1e-06" in named
-    assert named.endswith(
-        "look at this module's kernel; chosen differently: attention (sdpa, eager)."
+def test_the_first_divergence_is_reported(three: ComparisonResult) -> None:
+    dtypes = ("float32",) * 2
+    rounded = ValueDifference(3, "forward", "layer.0", "Linear", dtypes, 1e-7, 1e-6, (0.0, 1e-7))
+    swapped = replace(
+        rounded,
+        name="layer.0.act",
+        kind="GELU",
+        difference=3e-4,
+        reference_distances=(1e-7, 3e-4),
     )
-    found = replace(three, places=(Place("c", named, table(where)),))
-    story = tell(found.runs, None, found)
-    assert escape(named) in page(story)
-    assert "| layer.0.act | forward | GELU | float32 | 0.0003 |" in markdown(story)
-    assert json.loads(document(story))["beside"][1]["place"]["named"] == named
-    explained = "layer.0 (Linear, float32), 1e-07 apart where rounding explains 1e-06."
-    assert sentence(Localised(3, spots[:1])).endswith(explained)
-    assert "not in their run files" in sentence(Localised(3, again=False))
+    later = replace(swapped, name="layer.1")
+    values = (rounded, swapped, later)
+    assert find_first(list(values)) is swapped
+    divergence = Divergence(3, values, swapped, (("attention", "sdpa", "eager"),))
+    sentence = describe_divergence(divergence)
+    assert sentence == (
+        "At step 3 the runs first differ in the output of a module: layer.0.act (GELU, float32), "
+        "difference 0.0003, of which rounding explains 1e-06. The difference from the reference is "
+        "1e-07 for the first run and 0.0003 for the other. Check the kernel of this module. "
+        "Different execution settings: attention (sdpa, eager)."
+    )
+    summary = DivergenceSummary("c", sentence, build_value_table(divergence))
+    comparison = replace(three, divergences=(summary,))
+    report = build_report(comparison.runs, None, comparison)
+    assert escape(sentence) in render_html(report)
+    assert "| layer.0.act | forward | GELU | float32 | 0.0003 |" in render_markdown(report)
+    assert json.loads(render_json(report))["beside"][1]["place"]["named"] == sentence
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    one, other = trained(tmp_path / "x" / "match"), trained(tmp_path / "y" / "match")
-    found = compared(Comparison(runs=(one, other)))
-    assert [run.name for run in found.runs] == [one, other]
+def test_a_divergence_is_explained_by_rounding_or_not_reproduced() -> None:
+    dtypes = ("float32",) * 2
+    value = ValueDifference(3, "forward", "layer.0", "Linear", dtypes, 1e-7, 1e-6, (0.0, 1e-7))
+    explained = "layer.0 (Linear, float32), difference 1e-07, of which rounding explains 1e-06."
+    assert describe_divergence(Divergence(3, (value,))).endswith(explained)
+    assert "not in their run files" in describe_divergence(Divergence(3, is_reproduced=False))
+
+
+def test_runs_with_equal_names_are_named_by_their_folders(tmp_path: Path) -> None:
+    folders = write_run(tmp_path / "x" / "match"), write_run(tmp_path / "y" / "match")
+    comparison = compare_runs(Comparison(runs=folders))
+    assert [run.name for run in comparison.runs] == list(folders)
 
 
 def test_evaluations_of_saved_models_are_compared(tmp_path: Path) -> None:
@@ -189,11 +209,11 @@ def test_evaluations_of_saved_models_are_compared(tmp_path: Path) -> None:
             "evaluation.json",
             {
                 "rows": [{"name": "trained", "recall@10": recall}],
-                "settings": {"seed": 1, "subjects": {"models": {"trained": name}}},
+                "settings": {"seed": 1, "models": {"trained": name}},
                 "facts": {"data_identity": "d"},
             },
         )
     folders = tuple(str(tmp_path / name) for name in "abc")
-    near, far = told(compared(Comparison(runs=folders)))
+    near, far = build_comparison_sections(compare_runs(Comparison(runs=folders)))
     assert (near.verdict, far.verdict) == ("pass", "fail")
     assert near.rows[0].metric == "trained: recall@10"

@@ -1,4 +1,4 @@
-"""Settings: strict text in, frozen tables out, one line for every mistake."""
+"""Run files become strict, frozen settings; every invalid setting is one line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 
 from regauge import config
-from regauge.config import Choice, Settings, chosen
-from regauge.errors import RegaugeError, SettingsError, plain
+from regauge.config import Choice, Settings, choice_of
+from regauge.errors import RegaugeError, SettingsError, first_line
 from regauge.trackers import Tracker
 
 
@@ -22,7 +22,7 @@ class Schedule(Settings):
     """An inner table."""
 
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps of rising."""
+    """Steps of warmup."""
 
 
 class Optimizer(Settings):
@@ -36,19 +36,19 @@ class Optimizer(Settings):
     """The inner table."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> Optimizer:
+    def _check_order(self) -> Optimizer:
         if self.betas[0] > self.betas[1]:
             raise ValueError("the first beta is the larger one")
         return self
 
 
 def by_name(value: dict[str, Any]) -> dict[str, Any]:
-    """Give a table that stands alone the name "", as `data.settings` does."""
+    """Give a single table the name "", as `data.settings` does."""
     return value if all(isinstance(item, dict) for item in value.values()) else {"": value}
 
 
 class Root(Settings):
-    """What a verb reads."""
+    """The settings root of a verb."""
 
     optimizer: Optimizer = Optimizer()
     """A table."""
@@ -56,7 +56,7 @@ class Root(Settings):
     """A required key."""
     names: Annotated[dict[str, Schedule], BeforeValidator(by_name)] = {}
     """Tables by name, or one alone."""
-    tracker: Annotated[SerializeAsAny[Tracker], chosen("trackers")] | None = None
+    tracker: Annotated[SerializeAsAny[Tracker], choice_of("trackers")] | None = None
     """A choice."""
     rows: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """A number, or a word."""
@@ -65,7 +65,7 @@ class Root(Settings):
     counts: dict[str, tuple[int | str, ...]] = {}
     """Lists of one type or another."""
     sizes: dict[Literal["int"], Annotated[int, Field(ge=1)]] = {}
-    """A key that is called as a type is."""
+    """A key with the name of a type."""
 
 
 def problem(tables: dict[str, Any], *, known: tuple[str, ...] = ()) -> SettingsError:
@@ -90,7 +90,7 @@ def test_settings_are_frozen() -> None:
         root.name = "b"  # type: ignore[misc]
 
 
-def test_what_was_dumped_builds_the_same() -> None:
+def test_dumped_settings_can_be_built_again() -> None:
     tables = {"name": "a", "tracker": "jsonl", "optimizer": {"schedule": {"warmup_steps": 3}}}
     root = config.build(Root, tables)
     dumped = json.loads(json.dumps(config.dump(root)))
@@ -153,12 +153,12 @@ def test_what_was_dumped_builds_the_same() -> None:
         ({"name": "a", "tracker": {"x": 1}}, "a choice of 'trackers' has no kind", "set kind to"),
         (
             {"name": "a", "tracker": {"kind": 3}},
-            "the kind of 'trackers' is a name, got 3",
+            "the kind of 'trackers' must be a name, got 3",
             "set kind to one of: console",
         ),
         (
             {"name": "a", "tracker": {"kind": {}}},
-            "the kind of 'trackers' is a name, got {}",
+            "the kind of 'trackers' must be a name, got {}",
             "set kind to one of: console",
         ),
         (
@@ -203,7 +203,7 @@ def test_what_was_dumped_builds_the_same() -> None:
         ),
     ],
 )
-def test_a_mistake_is_one_line_with_the_way_out(
+def test_an_invalid_setting_is_one_line_with_a_remedy(
     tables: dict[str, Any], says: str, remedy: str
 ) -> None:
     error = problem(tables)
@@ -212,19 +212,19 @@ def test_a_mistake_is_one_line_with_the_way_out(
     assert error.exit_code == 2
 
 
-def test_a_wrong_key_of_a_choice_names_the_choice() -> None:
+def test_an_unknown_key_of_a_choice_names_the_choice() -> None:
     error = problem({"name": "a", "tracker": {"kind": "jsonl", "no_such_key": 1}})
     assert error.problem == "run.toml: trackers 'jsonl': unknown key 'no_such_key'"
 
 
-def test_a_misspelt_key_that_is_required_is_answered() -> None:
+def test_a_misspelled_required_key_is_an_unknown_key() -> None:
     with pytest.raises(SettingsError) as caught:
-        config.choose("data/sources", {"kind": "text", "flies": ("a",)})
+        config.parse_choice("data/sources", {"kind": "text", "flies": ("a",)})
     assert caught.value.problem == "data/sources 'text': unknown key 'flies'"
     assert caught.value.remedy == "did you mean 'files'?"
 
 
-def test_tables_of_other_verbs_are_passed_over_by_name() -> None:
+def test_tables_of_other_verbs_are_ignored() -> None:
     assert config.build(Root, {"name": "a", "serve": {"port": 1}}, ("serve",)).name == "a"
     assert problem({"name": "a", "sreve": {}}, known=("serve",)).remedy == "did you mean 'serve'?"
 
@@ -243,19 +243,19 @@ def test_tables_of_other_verbs_are_passed_over_by_name() -> None:
         ("a=", {"a": ""}),
     ],
 )
-def test_an_assignment_is_toml_or_else_text(assignment: str, expected: dict[str, Any]) -> None:
-    assert config.override({}, (assignment,)) == expected
+def test_an_override_is_toml_or_text(assignment: str, expected: dict[str, Any]) -> None:
+    assert config.apply_overrides({}, (assignment,)) == expected
 
 
 @pytest.mark.parametrize("assignment", ["learning_rate", "=3", "name.x=1"])
-def test_what_cannot_be_assigned_is_refused(assignment: str) -> None:
+def test_an_invalid_override_is_refused(assignment: str) -> None:
     with pytest.raises(SettingsError):
-        config.override({"name": "text"}, (assignment,))
+        config.apply_overrides({"name": "text"}, (assignment,))
 
 
-def test_an_override_leaves_the_tables_alone() -> None:
+def test_an_override_does_not_change_its_input() -> None:
     tables = {"a": {"b": 1}}
-    assert config.override(tables, ("a.b=2",)) == {"a": {"b": 2}}
+    assert config.apply_overrides(tables, ("a.b=2",)) == {"a": {"b": 2}}
     assert tables == {"a": {"b": 1}}
 
 
@@ -273,7 +273,7 @@ def test_merging_nothing_changes_nothing(value: Any) -> None:
     assert config.merge(tables, tables) == tables
 
 
-def test_a_merge_goes_by_leaves_unless_the_kind_changes() -> None:
+def test_a_merge_replaces_leaves_or_tables_of_another_kind() -> None:
     below = {"task": {"kind": "mlm", "share": 1}, "data": {"path": "a", "workers": 2}}
     assert config.merge(below, {"data": {"path": "b"}})["data"] == {"path": "b", "workers": 2}
     assert config.merge(below, {"task": {"kind": "mlm"}})["task"] == below["task"]
@@ -287,7 +287,7 @@ def test_a_merge_goes_by_leaves_unless_the_kind_changes() -> None:
         ("run.toml", b"a = ", "cannot be read"),
         ("run.toml", b"\xff\xfe", "cannot be read"),
         ("run.json", b"{", "cannot be read"),
-        ("run.json", b"[1]", "holds no tables"),
+        ("run.json", b"[1]", "has no tables"),
         (".", b"", "is a folder"),
         ("missing.toml", b"", "no run file"),
     ],
@@ -302,7 +302,7 @@ def test_a_file_that_cannot_be_read_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_a_saved_document_is_whole_and_has_a_format(tmp_path: Path) -> None:
+def test_a_saved_document_has_a_format_version(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     config.save(path, {"a": 1})
     config.save(path, {"a": 2, "where": tmp_path})
@@ -311,20 +311,20 @@ def test_a_saved_document_is_whole_and_has_a_format(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_choice_outside_of_a_private_file_has_its_name() -> None:
+def test_a_choice_has_the_name_of_its_file() -> None:
     class Other(Choice):
         """A choice that is defined here."""
 
     assert Other.kind == "test-config"
 
 
-def test_an_error_says_where() -> None:
-    error = RegaugeError("it broke", "mend it").within("stage 'a'")
-    assert str(error) == "stage 'a': it broke; mend it"
+def test_an_error_contains_its_location() -> None:
+    error = RegaugeError("it broke", "fix it").add_location("stage 'a'")
+    assert str(error) == "stage 'a': it broke; fix it"
     assert error.problem == "stage 'a': it broke"
 
 
-def test_the_values_of_a_run_file_are_the_ones_of_toml(tmp_path: Path) -> None:
+def test_a_run_file_has_the_values_of_toml(tmp_path: Path) -> None:
     text = 'a = [1, [2]]\n[b]\nc = 1979-05-27\nd = "x"\n'
     (tmp_path / "run.toml").write_text(text)
     read = config.read(tmp_path / "run.toml")
@@ -332,6 +332,6 @@ def test_the_values_of_a_run_file_are_the_ones_of_toml(tmp_path: Path) -> None:
     assert read["b"] == tomllib.loads(text)["b"]
 
 
-def test_an_error_is_told_by_its_first_line_or_its_kind() -> None:
-    assert plain(ValueError("\n one\n two")) == "one"
-    assert plain(ValueError("")) == "ValueError"
+def test_the_first_line_of_an_error_is_its_message_or_its_type() -> None:
+    assert first_line(ValueError("\n one\n two")) == "one"
+    assert first_line(ValueError("")) == "ValueError"

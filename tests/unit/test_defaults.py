@@ -1,4 +1,4 @@
-"""What a run file leaves open is decided; what cannot run is refused with a way out."""
+"""Open settings are resolved; invalid combinations are refused with a remedy."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from distributed.runs import settings
 from regauge.accelerators.cpu import instructions
 from regauge.errors import DataError, SettingsError
 from regauge.models import sentence_transformers
-from regauge.models.sentence_transformers import Dense, Pooling, Reads, Sentences
+from regauge.models.sentence_transformers import DenseLayer, Pooling, SentenceEncoder, Tokenization
 from regauge.processes import World
 from regauge.training import dry_run
 from regauge.training.defaults import resolve_defaults
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 
 NOWHERE = Path("nowhere")
-DENSE = Dense(inputs=8, outputs=4, folder="2_Dense")
+DENSE = DenseLayer(inputs=8, outputs=4, folder="2_Dense")
 
 
-def run(**changes: Any) -> Training:
+def run(**changes: Any) -> TrainSettings:
     return settings(NOWHERE, NOWHERE, "mlm", **changes)
 
 
@@ -38,13 +38,13 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, str]] = {
     "more processes than microbatches": (
         8,
         {},
-        "8 processes for 4 microbatches a step",
+        "8 processes, but only 4 microbatches per step",
         "use at most 4 processes, or batch.microbatch_rows = 1",
     ),
     "more processes than rows": (
         16,
         {},
-        "16 processes for 4 microbatches a step",
+        "16 processes, but only 4 microbatches per step",
         "use at most 4 processes",
     ),
     "hsdp on two": (
@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, str]] = {
     "single on two": (
         2,
         {"strategy": "single"},
-        "it is for 1 process, this run has 2",
+        "it needs 1 process, this run has 2",
         "(ddp, fsdp, zero1)",
     ),
     "fp16 on a CPU": (
@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_run_is_refused_with_the_nearest_that_can(name: str) -> None:
+def test_invalid_combinations_are_refused_with_a_remedy(name: str) -> None:
     size, changes, problem, remedy = REFUSED[name]
     with pytest.raises(SettingsError) as caught:
         resolve_defaults(run(**changes), world(size))
@@ -102,7 +102,7 @@ def test_what_cannot_run_is_refused_with_the_nearest_that_can(name: str) -> None
     assert caught.value.exit_code == 2
 
 
-def test_what_is_left_open_is_decided() -> None:
+def test_open_settings_are_resolved() -> None:
     open_run = run(accelerator=None, execution={"precision": "auto", "threads": None})
     for size, strategy in ((1, "single"), (2, "ddp")):
         decided = resolve_defaults(open_run.model_copy(update={"accelerator": None}), world(size))
@@ -115,13 +115,13 @@ def test_what_is_left_open_is_decided() -> None:
         assert execution.precision in decided.accelerator.precisions()
 
 
-def test_the_precision_follows_the_instructions_of_the_processor() -> None:
+def test_the_precision_follows_the_instruction_set() -> None:
     decided = resolve_defaults(run(execution={"precision": "auto"}), world(1))
     native = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"} & instructions()
     assert decided.execution.precision == ("bf16" if native else "fp32")
 
 
-def test_an_uneven_share_is_said_with_what_it_costs(
+def test_uneven_shares_are_logged_with_their_idle_time(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
@@ -130,25 +130,25 @@ def test_an_uneven_share_is_said_with_what_it_costs(
     assert not caplog.records
     resolve_defaults(run(), world(3))
     assert caplog.messages == [
-        "4 microbatches on 3 processes: shares of 2 and 1, 33 % of the time is idle"
+        "4 microbatches on 3 processes: 2 or 1 per process, 33 % of the time is idle"
     ]
 
 
-def test_without_a_compiler_the_run_is_eager_and_says_so(
+def test_without_a_compiler_the_run_is_eager_with_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
     monkeypatch.setenv("PATH", "")
     assert (
-        resolve_defaults(run(execution={"compile": "blocks"}), world(1)).execution.compile == "no"
+        resolve_defaults(run(execution={"compile": "blocks"}), world(1)).execution.compile == "off"
     )
-    assert "the run is not compiled: no C++ compiler is installed" in caplog.text
+    assert "torch.compile off: no C++ compiler is installed" in caplog.text
 
 
-def test_the_shapes_and_steps_are_known_before_anything_is_allocated(tmp_path: Path) -> None:
-    data = datasets.pairs(tmp_path / "pairs", 43)
+def test_a_plan_has_the_shapes_and_steps_without_an_allocation(tmp_path: Path) -> None:
+    data = datasets.write_pairs(tmp_path / "pairs", 43)
     table = settings(tmp_path / "run", data, "contrastive", stop={"steps": None, "epochs": 2.0})
-    answer = dry_run.plan(table)
+    answer = dry_run.plan_run(table)
     assert answer["steps"] == 12
     assert answer["shapes"] == ["4 x 16", "4 x 32"]
     assert not (tmp_path / "run").exists()
@@ -158,28 +158,30 @@ def test_the_shapes_and_steps_are_known_before_anything_is_allocated(tmp_path: P
     ("rows", "task", "problem"),
     [
         (0, "mlm", "has no training rows; prepare more text"),
-        (8, "contrastive", "task 'contrastive' reads rows of layout 'fields'"),
+        (
+            8,
+            "contrastive",
+            "task 'contrastive' needs rows of layout 'fields', but the dataset has 'packed'",
+        ),
     ],
 )
-def test_data_that_cannot_be_trained_on_is_refused(
-    rows: int, task: str, problem: str, tmp_path: Path
-) -> None:
-    data = datasets.packed(tmp_path / "data", rows)
+def test_unusable_datasets_are_refused(rows: int, task: str, problem: str, tmp_path: Path) -> None:
+    data = datasets.write_packed(tmp_path / "data", rows)
     with pytest.raises(SettingsError, match=problem):
-        dry_run.check(settings(tmp_path / "run", data, task))
+        dry_run.check_run(settings(tmp_path / "run", data, task))
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("pooling", "num_warnings"),
     [
         (Pooling(dense=(DENSE,)), 1),
         (Pooling(modes=("cls",), normalized=False), 0),
         (None, 0),
     ],
 )
-def test_what_is_left_out_of_weights_is_told_of(
-    told: Pooling | None,
-    said: int,
+def test_ignored_parts_of_a_sentence_encoder_are_logged(
+    pooling: Pooling | None,
+    num_warnings: int,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -188,31 +190,36 @@ def test_what_is_left_out_of_weights_is_told_of(
     start = tmp_path / "start"
     start.mkdir()
     (start / "config.json").write_text("{}")
-    if told is not None:
-        reads = Reads(tokens=16, prompts={"query": "find: "} if said else {})
-        sentence_transformers.write(start, Sentences(reads=reads, pooling=told), DENSE.inputs)
-    data = datasets.pairs(tmp_path / "pairs", 43)
-    for weights in ("random", "saved"):
+    if pooling is not None:
+        reads = Tokenization(tokens=16, prompts={"query": "find: "} if num_warnings else {})
+        sentence_transformers.write_description(
+            start, SentenceEncoder(tokenization=reads, pooling=pooling), DENSE.inputs
+        )
+    data = datasets.write_pairs(tmp_path / "pairs", 43)
+    for weights in ("random", "pretrained"):
         model = {"path": str(start), "weights": weights, "architecture": None, "config": {}}
-        dry_run.check(settings(tmp_path / "run", data, "contrastive", model=model))
-        for left in ("the layers behind its pooling", "its prompts before a text: query"):
-            found = [each for each in caplog.messages if left in each]
-            assert len(found) == (said if weights == "saved" else 0)
+        dry_run.check_run(settings(tmp_path / "run", data, "contrastive", model=model))
+        for left in (
+            "the dense layers after the pooling are not trained",
+            "adds no prompts to the texts: query",
+        ):
+            messages = [message for message in caplog.messages if left in message]
+            assert len(messages) == (num_warnings if weights == "pretrained" else 0)
 
 
-def test_weights_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
-    data, start = datasets.pairs(tmp_path / "pairs", 43), tmp_path / "start"
+def test_weights_with_a_different_tokenizer_are_refused(tmp_path: Path) -> None:
+    data, start = datasets.write_pairs(tmp_path / "pairs", 43), tmp_path / "start"
     shutil.copytree(data / "tokenizer", start)
     (start / "config.json").write_text("{}")
     model = {"path": str(start), "architecture": None, "config": {}}
-    dry_run.check(settings(tmp_path / "run", data, "contrastive", model=model))
+    dry_run.check_run(settings(tmp_path / "run", data, "contrastive", model=model))
     table = json.loads((start / "tokenizer.json").read_text())
     table["normalizer"] = {"type": "Lowercase"}
     (start / "tokenizer.json").write_text(json.dumps(table))
     with pytest.raises(DataError, match=r"another tokenizer than .*pairs was prepared with"):
-        dry_run.check(settings(tmp_path / "run", data, "contrastive", model=model))
+        dry_run.check_run(settings(tmp_path / "run", data, "contrastive", model=model))
 
 
-def test_a_batch_that_does_not_divide_names_those_that_do() -> None:
-    with pytest.raises(SettingsError, match="nearest that divide: 2, 4"):
+def test_an_indivisible_batch_is_refused_with_the_nearest_divisors() -> None:
+    with pytest.raises(SettingsError, match="nearest divisors: 2, 4"):
         run(batch={"rows": 8, "microbatch_rows": 3})

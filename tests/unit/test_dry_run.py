@@ -1,4 +1,4 @@
-"""A dry run of training: the length of rows, a finished folder, and nothing fetched."""
+"""The dry run of training: row lengths, finished folders, and no downloads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge.data.settings import ALONE, RowLayout
-from regauge.data.unprepared import by_folder, describe_datasets, expected_fields, find_rows
+from regauge.data.settings import UNNAMED, RowLayout
+from regauge.data.unprepared import describe_datasets, expected_fields, find_rows, map_by_folder
 from regauge.errors import DataError, SettingsError, find_refusal
 from regauge.models import hub
-from regauge.models.flops import FLOPS
+from regauge.models.flops import FLOPS_FORMULA
 from regauge.training import dry_run, run_record
 from regauge.verbs import pipeline, train
 
@@ -39,16 +39,18 @@ stop.steps = 2
 MLM = '[task]\nkind = "mlm"\n'
 CONTRASTIVE = '[task]\nkind = "contrastive"\nquery = "query"\ndocument = "document"\n'
 RANK = '[task]\nkind = "rank"\nquery = ["query"]\ndocument = ["document"]\nlabel = "label"\n'
-CLASSIFY = '[task]\nkind = "classify"\ntexts_of = ["query", "document"]\n'
+CLASSIFY = '[task]\nkind = "classify"\ntext_fields = ["query", "document"]\n'
 PACKED = '[rows]\nlayout = "packed"\nlength = 64\n'
-FIELDS = '[rows]\nlayout = "fields"\nfields = { query = 20, document = 100 }\nnumbers = ["label"]\n'
+FIELDS = (
+    '[rows]\nlayout = "fields"\nfields = { query = 20, document = 100 }\nintegers = ["label"]\n'
+)
 GROUPS = """\
 [rows]
 layout = "groups"
-group = "id"
+group_by = "id"
 shared = ["query"]
 fields = { query = 20, document = 100 }
-numbers = ["label"]
+integers = ["label"]
 """
 SEVERAL = """\
 [rows.text]
@@ -59,12 +61,12 @@ layout = "fields"
 fields = { query = 20, document = 100 }
 """
 SOURCE = '[source]\nkind = "jsonl"\nfiles = ["none.jsonl"]\n'
-Planned = Callable[..., dict[str, Any]]
+PlanFile = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> Planned:
-    """Return a function that gives the dry run of a run file with these tables."""
+def plan_file(tmp_path: Path) -> PlanFile:
+    """Return a function that plans a run file with the given tables."""
 
     def plan(*tables: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
         run_file = tmp_path / "run.toml"
@@ -79,76 +81,76 @@ def planned(tmp_path: Path) -> Planned:
     [
         (MLM, PACKED, 64),
         (MLM, SOURCE, 128),
-        (MLM + 'next_sentence = "yes"\n', PACKED.replace("packed", "halves"), 64),
+        (MLM + "next_sentence = true\n", PACKED.replace("packed", "sentence-pairs"), 64),
         (CONTRASTIVE, FIELDS, 104),
         (CLASSIFY, FIELDS, 120),
         (RANK, GROUPS, 104),
     ],
     ids=["packed", "default", "halves", "fields", "two fields", "groups"],
 )
-def test_rows_of_the_run_file_are_as_long_as_it_says(
-    planned: Planned, task: str, rows: str, length: int
+def test_row_length_follows_from_the_rows_table(
+    plan_file: PlanFile, task: str, rows: str, length: int
 ) -> None:
-    """Lengths of texts are rounded up to eight, as those of prepared data are."""
-    answer = planned(task, rows)
+    """Text lengths are rounded up to multiples of eight, as in prepared data."""
+    answer = plan_file(task, rows)
     assert answer["data"].endswith("is not prepared yet")
     assert answer["row_length"] == length
     assert answer["row_length_source"] == "[rows] of the run file"
-    assert answer["flops_formula"] == f"{FLOPS}; S = {length}"
+    assert answer["flops_formula"] == f"{FLOPS_FORMULA}; S = {length}"
     if task == RANK:
         return
-    longest = planned(task)
+    longest = plan_file(task)
     attention = 12 * 2 * 32
     difference = longest["flops_per_token"] - answer["flops_per_token"]
     assert difference == attention * (256 - length)
 
 
-def test_without_rows_the_output_says_that_the_longest_are_assumed(
-    planned: Planned, tmp_path: Path
+def test_without_a_rows_table_the_maximum_length_is_assumed(
+    plan_file: PlanFile, tmp_path: Path
 ) -> None:
-    answer = planned(MLM)
+    answer = plan_file(MLM)
     assert answer["row_length"] == 256
-    said = f"assumed: the model's longest, since no [rows] describe {tmp_path}/data"
-    assert answer["row_length_source"] == said
+    source = f"assumed: the maximum of the model, no [rows] table is for {tmp_path}/data"
+    assert answer["row_length_source"] == source
 
 
 @pytest.mark.parametrize("rows", ["", FIELDS])
-def test_a_module_that_depends_on_fields_waits_for_them(planned: Planned, rows: str) -> None:
-    answer = planned(RANK, rows)
+def test_a_module_that_needs_fields_cannot_be_counted_without_them(
+    plan_file: PlanFile, rows: str
+) -> None:
+    answer = plan_file(RANK, rows)
     assert answer["parameters"].startswith("unknown: its inputs are the fields of the prepared")
 
 
 @pytest.mark.parametrize(
     ("task", "rows"), [(RANK, GROUPS.replace("label", "grade")), (CONTRASTIVE, FIELDS)]
 )
-def test_a_field_that_rows_do_not_have_is_named(planned: Planned, task: str, rows: str) -> None:
+def test_an_unknown_field_is_refused(plan_file: PlanFile, task: str, rows: str) -> None:
     rows = rows.replace("query", "question")
     with pytest.raises(SettingsError, match=r"the dataset has no field '(label|query)'"):
-        planned(task.replace('query = ["query"]', 'query = ["question"]'), rows)
+        plan_file(task.replace('query = ["query"]', 'query = ["question"]'), rows)
 
 
-def test_rows_of_another_layout_are_not_those_of_the_task(planned: Planned) -> None:
-    assert planned(MLM, FIELDS)["row_length_source"].startswith("assumed")
+def test_a_rows_table_of_another_layout_is_ignored(plan_file: PlanFile) -> None:
+    assert plan_file(MLM, FIELDS)["row_length_source"].startswith("assumed")
 
 
 @pytest.mark.parametrize(
     ("task", "name", "length"), [(MLM, "text", 48), (CONTRASTIVE, "pairs", 104)]
 )
-def test_a_dataset_of_several_is_named_by_the_command_line(
-    planned: Planned, tmp_path: Path, task: str, name: str, length: int
+def test_the_command_line_selects_one_of_several_datasets(
+    plan_file: PlanFile, tmp_path: Path, task: str, name: str, length: int
 ) -> None:
     overrides = (f"data.path={tmp_path}/data/{name}",)
-    assert planned(task, SEVERAL, overrides=overrides)["row_length"] == length
+    assert plan_file(task, SEVERAL, overrides=overrides)["row_length"] == length
 
 
-def test_rows_of_the_command_line_go_over_those_of_the_file(
-    planned: Planned, tmp_path: Path
-) -> None:
+def test_the_command_line_overrides_the_rows_table(plan_file: PlanFile, tmp_path: Path) -> None:
     overrides = ("rows.length=96", f"data.path={tmp_path}/other")
-    assert planned(MLM, PACKED, overrides=overrides)["row_length"] == 96
+    assert plan_file(MLM, PACKED, overrides=overrides)["row_length"] == 96
 
 
-def test_each_task_has_the_length_of_its_rows(planned: Planned, tmp_path: Path) -> None:
+def test_each_task_has_the_row_length_of_its_dataset(plan_file: PlanFile, tmp_path: Path) -> None:
     tasks = f"""
 [[task]]
 name = "language"
@@ -161,23 +163,23 @@ query = "query"
 document = "document"
 data.path = "{tmp_path}/data/pairs"
 """
-    answer = planned(SEVERAL, tasks)
+    answer = plan_file(SEVERAL, tasks)
     assert (answer["row_length_language"], answer["row_length_search"]) == (48, 104)
 
 
-def test_the_prepared_data_have_the_last_word(planned: Planned, tmp_path: Path) -> None:
-    datasets.packed(tmp_path / "data")
-    answer = planned(MLM, PACKED)
+def test_prepared_data_override_the_rows_table(plan_file: PlanFile, tmp_path: Path) -> None:
+    datasets.write_packed(tmp_path / "data")
+    answer = plan_file(MLM, PACKED)
     assert answer["row_length"] == 32
     assert answer["row_length_source"] == "the prepared data"
 
 
-def test_rows_that_cannot_be_made_are_refused_before_they_are_needed(planned: Planned) -> None:
+def test_an_invalid_rows_table_is_refused(plan_file: PlanFile) -> None:
     with pytest.raises(SettingsError, match="did you mean 'length'"):
-        planned(MLM, PACKED.replace("length", "lenght"))
+        plan_file(MLM, PACKED.replace("length", "lenght"))
 
 
-def test_in_a_pipeline_the_rows_are_those_of_the_stage_that_prepares(tmp_path: Path) -> None:
+def test_in_a_pipeline_the_rows_table_of_the_prepare_stage_counts(tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text('{"text": "a text"}\n')
     stages = f"""
 source = {{ kind = "jsonl", files = ["{tmp_path}/texts.jsonl"] }}
@@ -207,12 +209,12 @@ name = "b"
     assert [plans[name]["row_length"] for name in "ab"] == [32, 200]
 
 
-def test_what_a_file_describes_is_known_by_its_folder() -> None:
+def test_datasets_are_described_by_their_folder() -> None:
     tables = {"data": {"path": "out//texts/"}, "rows": {"length": 64}}
     rows = find_rows(describe_datasets(tables), "out/texts")
     assert rows is not None
     assert rows.length == 64
-    several = by_folder("out/texts", {"a": RowLayout(length=8), ALONE: RowLayout(length=16)})
+    several = map_by_folder("out/texts", {"a": RowLayout(length=8), UNNAMED: RowLayout(length=16)})
     assert {path: rows.length for path, rows in several.items()} == {
         "out/texts/a": 8,
         "out/texts": 16,
@@ -221,13 +223,13 @@ def test_what_a_file_describes_is_known_by_its_folder() -> None:
         assert not describe_datasets(nothing)
 
 
-def test_expected_fields_have_one_text_of_the_longest_length() -> None:
+def test_expected_fields_have_one_text_of_maximum_length() -> None:
     fields = expected_fields(RowLayout(length=8))
     assert fields["tokens"].lengths == {"train": (0,) * 8 + (1,)}
     assert fields["segments"].lengths == {}
 
 
-def test_a_refusal_is_the_whole_line() -> None:
+def test_a_refusal_contains_problem_and_remedy() -> None:
     def fail() -> None:
         raise DataError("it is there", "name another")
 
@@ -235,26 +237,26 @@ def test_a_refusal_is_the_whole_line() -> None:
     assert find_refusal(lambda: None) == {}
 
 
-def test_a_dry_run_of_a_finished_run_plans_it_and_one_of_another_run_says_no(
+def test_a_dry_run_shows_that_the_folder_of_another_run_would_be_refused(
     tmp_path: Path,
 ) -> None:
-    done = settings(tmp_path / "run", datasets.packed(tmp_path / "data"))
+    done = settings(tmp_path / "run", datasets.write_packed(tmp_path / "data"))
     folder = tmp_path / "run"
-    manifests, nothing = dry_run.check_local(done)
+    manifests, nothing = dry_run.check_run_offline(done)
     assert nothing == {}
     run_record.write_records(folder, done, manifests[0].identity, "id", "")
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    assert "would_refuse" not in dry_run.plan(done)
+    assert "would_refuse" not in dry_run.plan_run(done)
     other = done.model_copy(update={"seed": 8})
-    answer = dry_run.plan(other)
+    answer = dry_run.plan_run(other)
     assert answer["steps"] == 12
     assert answer["would_refuse"].startswith(f"{folder} belongs to another run: seed is 7 there")
     with pytest.raises(SettingsError, match="belongs to another run"):
-        dry_run.check(other)
+        dry_run.check_run(other)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_dry_run_fetches_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_downloads_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def download(name: str, *, local_files_only: bool, **_: Any) -> str:
@@ -262,13 +264,13 @@ def test_a_dry_run_fetches_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(name)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    hub._fetched.cache_clear()
+    hub._download.cache_clear()
     model = {"path": "team/model", "architecture": None, "config": {}}
-    wanted = settings(tmp_path / "run", datasets.packed(tmp_path / "data"), model=model)
-    answer = train.plan(wanted)
-    assert answer["parameters"].startswith("unknown: no folder 'team/model' is here")
+    run_settings = settings(tmp_path / "run", datasets.write_packed(tmp_path / "data"), model=model)
+    answer = train.plan(run_settings)
+    assert answer["parameters"].startswith("unknown: there is no folder 'team/model'")
     assert set(calls) == {True}
-    with pytest.raises(SettingsError, match="no answer from the hub"):
-        dry_run.check(wanted)
+    with pytest.raises(SettingsError, match="the hub failed: "):
+        dry_run.check_run(run_settings)
     assert False in calls
-    hub._fetched.cache_clear()
+    hub._download.cache_clear()

@@ -1,4 +1,4 @@
-"""Joules out of the counters of a kernel and of a driver, or none."""
+"""Energy meters: the counters of the kernel and of NVIDIA's driver."""
 
 from __future__ import annotations
 
@@ -11,57 +11,60 @@ import pytest
 from regauge.accelerators import _nvml, _powercap
 
 
-def zone(root: Path, name: str, called: str, microjoules: int, most: int = 1_000_000) -> Path:
-    folder = root / name
+def write_zone(
+    root: Path, folder_name: str, name: str, microjoules: int, max_microjoules: int = 1_000_000
+) -> Path:
+    """Write a powercap zone; return the file of its counter."""
+    folder = root / folder_name
     folder.mkdir(parents=True)
-    (folder / "name").write_text(f"{called}\n")
-    (folder / "max_energy_range_uj").write_text(f"{most}\n")
+    (folder / "name").write_text(f"{name}\n")
+    (folder / "max_energy_range_uj").write_text(f"{max_microjoules}\n")
     file = folder / "energy_uj"
     file.write_text(f"{microjoules}\n")
     return file
 
 
-def test_packages_are_added_and_their_parts_are_not(tmp_path: Path) -> None:
-    first = zone(tmp_path, "rapl:0", "package-0", 100_000)
-    zone(tmp_path, "rapl:0:0", "core", 50_000)
-    second = zone(tmp_path, "rapl:1", "package-1", 200_000)
+def test_the_counters_of_packages_are_added_without_their_subzones(tmp_path: Path) -> None:
+    first = write_zone(tmp_path, "rapl:0", "package-0", 100_000)
+    write_zone(tmp_path, "rapl:0:0", "core", 50_000)
+    second = write_zone(tmp_path, "rapl:1", "package-1", 200_000)
     (tmp_path / "rapl").mkdir()
-    meter = _powercap.meter(tmp_path)
+    meter = _powercap.start_meter(tmp_path)
     assert meter is not None
     first.write_text("600000\n")
     second.write_text("450000\n")
     assert meter() == 0.75
 
 
-def test_a_counter_begins_again_beyond_its_largest_value(tmp_path: Path) -> None:
-    file = zone(tmp_path, "rapl:0", "package-0", 999_000, most=999_999)
-    meter = _powercap.meter(tmp_path)
+def test_a_counter_restarts_after_its_largest_value(tmp_path: Path) -> None:
+    file = write_zone(tmp_path, "rapl:0", "package-0", 999_000, max_microjoules=999_999)
+    meter = _powercap.start_meter(tmp_path)
     assert meter is not None
     file.write_text("1000\n")
     assert meter() == 0.002
 
 
-def test_without_counters_nothing_is_known(tmp_path: Path) -> None:
-    assert _powercap.meter(tmp_path / "none") is None
+def test_without_counters_there_is_no_meter(tmp_path: Path) -> None:
+    assert _powercap.start_meter(tmp_path / "none") is None
 
 
-def test_a_package_that_cannot_be_read_makes_all_unknown(tmp_path: Path) -> None:
-    zone(tmp_path, "rapl:0", "package-0", 5)
-    zone(tmp_path, "rapl:1", "package-1", 5).write_text("denied")
-    assert _powercap.meter(tmp_path) is None
+def test_one_unreadable_package_disables_the_meter(tmp_path: Path) -> None:
+    write_zone(tmp_path, "rapl:0", "package-0", 5)
+    write_zone(tmp_path, "rapl:1", "package-1", 5).write_text("denied")
+    assert _powercap.start_meter(tmp_path) is None
 
 
 class UnknownError(Exception):
-    """What NVML raises."""
+    """The error of NVML."""
 
 
 class Driver(SimpleNamespace):
-    """Says a GPU's millijoules as NVML does."""
+    """A stand-in for NVML that returns the millijoules of one GPU."""
 
     NVMLError = UnknownError
     millijoules = 5_000
 
-    def nvmlInit(self) -> None:  # noqa: N802 - NVML's own names
+    def nvmlInit(self) -> None:  # noqa: N802 - the names of NVML
         pass
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
@@ -74,18 +77,18 @@ class Driver(SimpleNamespace):
         return self.millijoules
 
 
-def test_a_driver_counts_from_when_it_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_meter_starts_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     monkeypatch.setitem(sys.modules, "pynvml", driver)
-    meter = _nvml.meter("GPU-1")
+    meter = _nvml.start_meter("GPU-1")
     assert meter is not None
     driver.millijoules = 7_500
     assert meter() == 2.5
-    assert _nvml.meter("GPU-2") is None
+    assert _nvml.start_meter("GPU-2") is None
 
 
-def test_without_the_package_of_the_driver_nothing_is_known(
+def test_without_the_python_package_there_is_no_gpu_meter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert _nvml.meter("GPU-1") is None
+    assert _nvml.start_meter("GPU-1") is None

@@ -1,4 +1,4 @@
-"""A program at work: every record answered once and in its place, with the memory there is."""
+"""The engine computes every record once, in order, within the memory of the device."""
 
 from __future__ import annotations
 
@@ -12,156 +12,167 @@ import torch
 from torch import Tensor
 
 from regauge.accelerators.cpu import Cpu
-from regauge.artifacts.buckets import Ladder, halves
-from regauge.artifacts.engine import Engine, warm
-from regauge.artifacts.manifest import Rung
-from regauge.artifacts.rows import Rows, Texts
+from regauge.artifacts.buckets import Buckets, list_halves
+from regauge.artifacts.engine import Engine, warm_up
+from regauge.artifacts.manifest import Bucket
+from regauge.artifacts.rows import TextRecords, TokenizedTexts
 from regauge.errors import TransientError
-from regauge.models.io_spec import Input
-from unit.runners import Counting, answers, texts
+from regauge.models.io_spec import TensorSpec
+from unit.runners import CountingRunner, expected_outputs, random_ids
 
 LENGTHS = (4, 8, 20)
-NO_MEMORY = [
+OUT_OF_MEMORY_ERRORS = [
     RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
     RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     RuntimeError("std::bad_alloc"),
     RuntimeError("Failed to allocate memory for requested buffer"),
     MemoryError(),
 ]
-"""What libraries raise where an allocation fails."""
+"""Errors of libraries when an allocation fails."""
 
 
-class Small(Counting):
-    """Has memory for so many tokens of a batch, and raises an error for more."""
+class LimitedRunner(CountingRunner):
+    """Raises an error for a batch of more than `max_tokens` tokens."""
 
-    def __init__(self, most: int, error: Exception) -> None:
+    def __init__(self, max_tokens: int, error: Exception) -> None:
         super().__init__()
-        self.most = most
+        self.max_tokens = max_tokens
         self.failed: list[tuple[int, int]] = []
         self._error = error
 
     def check(self, rows: int, length: int) -> None:
-        if rows * length > self.most:
+        if rows * length > self.max_tokens:
             self.failed.append((rows, length))
             raise self._error
 
 
-def made(
-    runner: Counting, most: int = 16, width: int = 3, *, filled: bool = True, **changes: Any
+def build_engine(
+    runner: CountingRunner,
+    max_rows: int = 16,
+    width: int = 3,
+    *,
+    pad: bool = True,
+    **options: Any,
 ) -> Engine:
-    rungs = tuple(Rung(length=length, rows=halves(most)) for length in LENGTHS)
-    return Engine(runner, Ladder(rungs, filled=filled), width, **changes)
+    shapes = tuple(Bucket(length=length, rows=list_halves(max_rows)) for length in LENGTHS)
+    return Engine(runner, Buckets(shapes, needs_row_padding=pad), width, **options)
 
 
-@pytest.mark.parametrize("filled", [True, False])
+@pytest.mark.parametrize("pad", [True, False])
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 100])
-def test_answers_stand_in_the_order_of_the_records(count: int, *, filled: bool) -> None:
-    ids = texts(count, 20, seed=count)
-    runner = Counting()
-    engine = made(runner, filled=filled)
-    found = engine.answers(Rows.of(ids))
-    assert (found.dtype, found.shape) == (np.float32, (count, 3))
-    assert np.array_equal(found, answers(ids))
+def test_outputs_are_in_the_order_of_the_records(count: int, *, pad: bool) -> None:
+    ids = random_ids(count, 20, seed=count)
+    runner = CountingRunner()
+    engine = build_engine(runner, pad=pad)
+    outputs = engine.compute(TextRecords.from_lists(ids))
+    assert (outputs.dtype, outputs.shape) == (np.float32, (count, 3))
+    assert np.array_equal(outputs, expected_outputs(ids))
     assert runner.texts == count
-    assert engine.slots == sum(rows * length for rows, length in runner.shapes)
+    assert engine.computed_tokens == sum(rows * length for rows, length in runner.shapes)
 
 
-def test_every_text_of_a_record_is_answered_beside_its_features() -> None:
-    first, second = texts(40, 20, seed=1), texts(40, 6, seed=2, shortest=0)
+def test_several_texts_and_features_of_a_record_are_computed() -> None:
+    first, second = random_ids(40, 20, seed=1), random_ids(40, 6, seed=2, min_length=0)
     features = np.arange(80, dtype=np.float32).reshape(40, 2)
-    runner = Counting()
-    engine = made(runner, width=8)
-    found = engine.answers(Rows([Texts.of(first), Texts.of(second)], [features]))
-    assert np.array_equal(found, np.concatenate([answers(first, second), features], 1))
-    assert engine.slots == 2 * sum(rows * length for rows, length in runner.shapes)
+    runner = CountingRunner()
+    engine = build_engine(runner, width=8)
+    outputs = engine.compute(
+        TextRecords(
+            [TokenizedTexts.from_lists(first), TokenizedTexts.from_lists(second)], [features]
+        )
+    )
+    assert np.array_equal(outputs, np.concatenate([expected_outputs(first, second), features], 1))
+    assert engine.computed_tokens == 2 * sum(rows * length for rows, length in runner.shapes)
 
 
-def test_a_text_without_a_token_is_answered() -> None:
+def test_an_empty_text_is_computed() -> None:
     ids = [np.empty(0, np.int32), np.array([7], np.int32), np.empty(0, np.int32)]
-    found = made(Counting()).answers(Rows.of(ids))
-    assert found.tolist() == [[0, 0, 0], [7, 1, 7], [0, 0, 0]]
+    outputs = build_engine(CountingRunner()).compute(TextRecords.from_lists(ids))
+    assert outputs.tolist() == [[0, 0, 0], [7, 1, 7], [0, 0, 0]]
 
 
-def test_narrow_answers_become_wide() -> None:
-    class Narrow(Counting):
+def test_bf16_outputs_become_fp32() -> None:
+    class Bf16Runner(CountingRunner):
         def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Tensor:
             return super().__call__(tokens, lengths, *features).to(torch.bfloat16)
 
-    ids = texts(20, 8)
-    found = made(Narrow()).answers(Rows.of(ids))
-    assert found.dtype == np.float32
-    assert np.array_equal(found, torch.from_numpy(answers(ids)).bfloat16().float().numpy())
+    ids = random_ids(20, 8)
+    outputs = build_engine(Bf16Runner()).compute(TextRecords.from_lists(ids))
+    assert outputs.dtype == np.float32
+    assert np.array_equal(
+        outputs, torch.from_numpy(expected_outputs(ids)).bfloat16().float().numpy()
+    )
 
 
-@pytest.mark.parametrize("filled", [True, False])
-@pytest.mark.parametrize("error", NO_MEMORY, ids=str)
-def test_where_memory_does_not_suffice_batches_are_smaller_from_then_on(
-    error: Exception, *, filled: bool
-) -> None:
-    ids = texts(150, 20)
-    runner = Small(4 * 20, error)
-    told: list[int] = []
-    engine = made(runner, filled=filled, told=told.append)
-    found = engine.answers(Rows.of(ids))
-    assert np.array_equal(found, answers(ids))
+@pytest.mark.parametrize("pad", [True, False])
+@pytest.mark.parametrize("error", OUT_OF_MEMORY_ERRORS, ids=str)
+def test_batches_are_halved_after_running_out_of_memory(error: Exception, *, pad: bool) -> None:
+    ids = random_ids(150, 20)
+    runner = LimitedRunner(4 * 20, error)
+    batch_sizes: list[int] = []
+    engine = build_engine(runner, pad=pad, on_batch=batch_sizes.append)
+    outputs = engine.compute(TextRecords.from_lists(ids))
+    assert np.array_equal(outputs, expected_outputs(ids))
     assert runner.failed == [(16, 20), (8, 20)]
-    assert engine.step == 2
-    assert runner.texts == sum(told) == 150
-    assert engine.slots == sum(rows * length for rows, length in runner.shapes)
+    assert engine.halvings == 2
+    assert runner.texts == sum(batch_sizes) == 150
+    assert engine.computed_tokens == sum(rows * length for rows, length in runner.shapes)
     assert {rows for rows, _ in runner.shapes} <= {1, 2, 3, 4}
-    again = texts(90, 20, seed=9)
-    assert np.array_equal(engine.answers(Rows.of(again)), answers(again))
+    again = random_ids(90, 20, seed=9)
+    assert np.array_equal(engine.compute(TextRecords.from_lists(again)), expected_outputs(again))
     assert len(runner.failed) == 2
-    assert engine.step == 2
+    assert engine.halvings == 2
 
 
-def test_memory_that_is_gone_in_the_middle_costs_no_record_and_no_batch_twice() -> None:
-    class Later(Small):
+def test_running_out_of_memory_midway_repeats_no_batch_and_loses_no_record() -> None:
+    class LaterLimitedRunner(LimitedRunner):
         def check(self, rows: int, length: int) -> None:
             if len(self.shapes) >= 3:
                 super().check(rows, length)
 
-    ids = texts(120, 20)
-    runner = Later(2 * 20, NO_MEMORY[1])
-    engine = made(runner)
-    assert np.array_equal(engine.answers(Rows.of(ids)), answers(ids))
+    ids = random_ids(120, 20)
+    runner = LaterLimitedRunner(2 * 20, OUT_OF_MEMORY_ERRORS[1])
+    engine = build_engine(runner)
+    assert np.array_equal(engine.compute(TextRecords.from_lists(ids)), expected_outputs(ids))
     assert runner.shapes[:3] == [(16, 20)] * 3
     assert runner.texts == 120
-    assert engine.step == 3
+    assert engine.halvings == 3
 
 
-def test_what_others_have_met_is_begun_with() -> None:
-    runner = Small(4 * 20, NO_MEMORY[0])
-    engine = made(runner, step=2)
-    ids = texts(50, 20)
-    assert np.array_equal(engine.answers(Rows.of(ids)), answers(ids))
+def test_an_engine_starts_with_halved_batches() -> None:
+    runner = LimitedRunner(4 * 20, OUT_OF_MEMORY_ERRORS[0])
+    engine = build_engine(runner, halvings=2)
+    ids = random_ids(50, 20)
+    assert np.array_equal(engine.compute(TextRecords.from_lists(ids)), expected_outputs(ids))
     assert not runner.failed
 
 
-def test_only_declared_numbers_of_rows_are_tried() -> None:
-    rungs = tuple(Rung(length=length, rows=(16, 6, 2)) for length in LENGTHS)
-    runner = Small(3 * 20, NO_MEMORY[0])
-    told: list[int] = []
-    engine = Engine(runner, Ladder(rungs, filled=True), 3, told=told.append)
-    ids = texts(75, 20)
-    assert np.array_equal(engine.answers(Rows.of(ids)), answers(ids))
-    assert sum(told) == 75 < sum(rows for rows, _ in runner.shapes)
+def test_only_declared_batch_sizes_are_used() -> None:
+    shapes = tuple(Bucket(length=length, rows=(16, 6, 2)) for length in LENGTHS)
+    runner = LimitedRunner(3 * 20, OUT_OF_MEMORY_ERRORS[0])
+    batch_sizes: list[int] = []
+    engine = Engine(runner, Buckets(shapes, needs_row_padding=True), 3, on_batch=batch_sizes.append)
+    ids = random_ids(75, 20)
+    assert np.array_equal(engine.compute(TextRecords.from_lists(ids)), expected_outputs(ids))
+    assert sum(batch_sizes) == 75 < sum(rows for rows, _ in runner.shapes)
     assert {rows for rows, _ in (*runner.shapes, *runner.failed)} == {16, 6, 2}
 
 
 @pytest.mark.parametrize(
-    ("rows", "filled", "fewest"),
+    ("rows", "pad", "min_rows"),
     [((16, 8, 4), True, 4), ((16,), True, 16), ((16, 8, 4), False, 1), ((1,), True, 1)],
 )
-def test_where_memory_does_not_suffice_for_the_fewest_rows_it_may_another_time(
-    rows: tuple[int, ...], fewest: int, *, filled: bool
+def test_running_out_of_memory_at_the_smallest_batch_is_a_transient_error(
+    rows: tuple[int, ...], min_rows: int, *, pad: bool
 ) -> None:
-    rungs = tuple(Rung(length=length, rows=rows) for length in LENGTHS)
-    runner = Small(fewest * 20 - 1, NO_MEMORY[1])
-    engine = Engine(runner, Ladder(rungs, filled=filled), 3)
-    wanted = f"no memory for {fewest} rows of 20 tokens, and no fewer are allowed: CUDA out of"
-    with pytest.raises(TransientError, match=wanted) as caught:
-        engine.answers(Rows.of([*texts(40, 20), *texts(40, 20, shortest=20)]))
+    shapes = tuple(Bucket(length=length, rows=rows) for length in LENGTHS)
+    runner = LimitedRunner(min_rows * 20 - 1, OUT_OF_MEMORY_ERRORS[1])
+    engine = Engine(runner, Buckets(shapes, needs_row_padding=pad), 3)
+    message = f"no memory for {min_rows} rows of 20 tokens, the smallest batch: CUDA out of memory"
+    with pytest.raises(TransientError, match=message) as caught:
+        engine.compute(
+            TextRecords.from_lists([*random_ids(40, 20), *random_ids(40, 20, min_length=20)])
+        )
     assert caught.value.exit_code == 75
     assert len(str(caught.value).splitlines()) == 1
 
@@ -175,19 +186,19 @@ def test_where_memory_does_not_suffice_for_the_fewest_rows_it_may_another_time(
     ],
     ids=str,
 )
-def test_any_other_error_goes_through_as_it_is(error: Exception) -> None:
-    runner = Small(4 * 20, error)
-    engine = made(runner)
+def test_other_errors_are_not_caught(error: Exception) -> None:
+    runner = LimitedRunner(4 * 20, error)
+    engine = build_engine(runner)
     with pytest.raises(type(error)) as caught:
-        engine.answers(Rows.of(texts(50, 20)))
+        engine.compute(TextRecords.from_lists(random_ids(50, 20)))
     assert caught.value is error
     assert len(runner.failed) == 1
-    assert engine.step == 0
+    assert engine.halvings == 0
 
 
 @dataclass
-class Late:
-    """An answer on a device: whoever wants it waits for it."""
+class DeviceTensor:
+    """An output on a device; records when it is copied to the host."""
 
     number: int
     events: list[str]
@@ -198,31 +209,44 @@ class Late:
         return self.value
 
 
-def test_a_batch_is_given_to_the_device_before_the_one_before_is_waited_for() -> None:
+def test_a_batch_is_submitted_before_the_previous_output_is_fetched() -> None:
     events: list[str] = []
 
-    class Device(Counting):
+    class AsynchronousRunner(CountingRunner):
         def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Any:
             number = len(self.shapes)
-            events.append(f"given {number}")
-            return Late(number, events, super().__call__(tokens, lengths, *features))
+            events.append(f"submitted {number}")
+            return DeviceTensor(number, events, super().__call__(tokens, lengths, *features))
 
-    ids = texts(48, 20, shortest=9)
-    assert np.array_equal(made(Device()).answers(Rows.of(ids)), answers(ids))
-    assert events == ["given 0", "given 1", "fetched 0", "given 2", "fetched 1", "fetched 2"]
-
-
-@pytest.mark.parametrize("symbolic", [True, False])
-def test_every_graph_is_made_before_the_first_record(*, symbolic: bool) -> None:
-    """One graph for all shapes is made by the smallest of them, which takes no time."""
-    inputs = (
-        Input(name="tokens", shape=("rows", "length"), dtype="int32"),
-        Input(name="lengths", shape=("rows",), dtype="int32"),
+    ids = random_ids(48, 20, min_length=9)
+    assert np.array_equal(
+        build_engine(AsynchronousRunner()).compute(TextRecords.from_lists(ids)),
+        expected_outputs(ids),
     )
-    program, backend = SimpleNamespace(inputs=inputs), SimpleNamespace(symbolic=symbolic)
+    assert events == [
+        "submitted 0",
+        "submitted 1",
+        "fetched 0",
+        "submitted 2",
+        "fetched 1",
+        "fetched 2",
+    ]
+
+
+@pytest.mark.parametrize("is_dynamic", [True, False])
+def test_warm_up_compiles_every_graph(*, is_dynamic: bool) -> None:
+    """A graph that serves all shapes is compiled at the smallest one."""
+    inputs = (
+        TensorSpec(name="tokens", shape=("rows", "length"), dtype="int32"),
+        TensorSpec(name="lengths", shape=("rows",), dtype="int32"),
+    )
+    program, backend = (
+        SimpleNamespace(inputs=inputs),
+        SimpleNamespace(has_dynamic_shapes=is_dynamic),
+    )
     manifest = SimpleNamespace(program=program, compiled=SimpleNamespace(backend=backend))
     artifact: Any = SimpleNamespace(manifest=manifest, accelerator=Cpu())
-    runner = Counting()
-    warm(made(runner, most=2), artifact)
-    every = [(rows, length) for length in LENGTHS for rows in (2, 1)]
-    assert runner.shapes == ([(1, LENGTHS[0])] if symbolic else every)
+    runner = CountingRunner()
+    warm_up(build_engine(runner, max_rows=2), artifact)
+    declared = [(rows, length) for length in LENGTHS for rows in (2, 1)]
+    assert runner.shapes == ([(1, LENGTHS[0])] if is_dynamic else declared)

@@ -1,4 +1,4 @@
-"""`regauge explain` tells from the classes themselves what a word means."""
+"""`regauge explain` documents names from the settings classes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from pydantic import Field, SerializeAsAny
 
 from regauge import choices
-from regauge.config import Settings, chosen
+from regauge.config import Settings, choice_of
 from regauge.errors import SettingsError
 from regauge.trackers import Tracker
-from regauge.verbs import _markdown, _settings, explain
+from regauge.verbs import _markdown, _reference, explain
 
 
 class Inner(Settings):
@@ -41,13 +41,13 @@ class Table(Settings):
     """A table of anything."""
     inner: Inner = Inner()
     """The inner one."""
-    tracker: Annotated[SerializeAsAny[Tracker], chosen("trackers")] | None = None
+    tracker: Annotated[SerializeAsAny[Tracker], choice_of("trackers")] | None = None
     """A choice."""
-    trackers: tuple[Annotated[SerializeAsAny[Tracker], chosen("trackers")], ...] = ()
+    trackers: tuple[Annotated[SerializeAsAny[Tracker], choice_of("trackers")], ...] = ()
     """Many choices."""
 
 
-ROWS = {key.path: key.row() for key in _settings.keys(Table)}
+ROWS = {key.path: key.format_row() for key in _reference.list_keys(Table)}
 
 
 @pytest.mark.parametrize(
@@ -71,50 +71,50 @@ def test_a_key_has_a_type_and_a_default(path: str, kind: str, default: str) -> N
     assert ROWS[path]["help"]
 
 
-def test_every_key_is_there() -> None:
+def test_nested_tables_are_replaced_by_their_keys() -> None:
     expected = {*Table.model_fields, "inner.steps"} - {"inner"}
     assert set(ROWS) == expected
 
 
-def found(word: str) -> list[dict[str, Any]]:
+def explain_word(word: str) -> list[dict[str, Any]]:
     return list(explain.main(word, json=True)["found"])
 
 
 def test_a_key_of_a_pipeline_is_explained() -> None:
-    document = found("pipeline.output.folder")[0]
+    document = explain_word("pipeline.output.folder")[0]
     assert document["type"] == "text"
-    assert document["help"].startswith("Folder that holds one folder per stage")
+    assert document["help"].startswith("Folder that contains one folder for each stage")
     assert document["read_by"] == "pipeline"
 
 
 def test_a_table_shows_its_keys() -> None:
-    document = found("stage")[0]
+    document = explain_word("stage")[0]
     assert [row["key"] for row in document["keys"]] == ["verb", "name"]
 
 
 def test_a_verb_shows_its_tables() -> None:
-    document = found("pipeline")[0]
-    assert document["what"] == choices.summary("verbs", "pipeline")
+    document = explain_word("pipeline")[0]
+    assert document["summary"] == choices.summary("verbs", "pipeline")
     assert {row["table"] for row in document["tables"]} == {"output", "stage"}
 
 
 def test_a_folder_lists_its_choices() -> None:
-    assert "trackers" in _settings.folders()
-    names = [row["choice"] for row in found("trackers")[0]["choices"]]
+    assert "trackers" in _reference.list_folders()
+    names = [row["choice"] for row in explain_word("trackers")[0]["choices"]]
     assert tuple(names) == choices.names("trackers")
 
 
 def test_a_choice_is_explained() -> None:
-    assert found("trackers/jsonl")[0]["what"] == choices.summary("trackers", "jsonl")
+    assert explain_word("trackers/jsonl")[0]["summary"] == choices.summary("trackers", "jsonl")
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 64, 65, 66, 67, 68, 69, 75, 76, 130, 143])
 def test_an_exit_code_is_explained(code: int) -> None:
-    assert found(str(code))[0]["meaning"].endswith(".")
+    assert explain_word(str(code))[0]["meaning"].endswith(".")
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("word", "message"),
     [
         ("stge", "nothing is named 'stge'; did you mean 'stage'?"),
         ("pipeline.stge", "nothing is named 'pipeline.stge'"),
@@ -123,16 +123,18 @@ def test_an_exit_code_is_explained(code: int) -> None:
         ("trakers/jsonl", "did you mean 'trackers'?"),
     ],
 )
-def test_a_word_without_a_meaning_is_refused(word: str, says: str) -> None:
+def test_an_unknown_name_is_refused(word: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         explain.main(word)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_without_a_word_every_table_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_name_every_table_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     overview = explain.main()["found"][0]
     listed = {row["table"] for row in overview["tables"]}
-    assert listed == {name for root in _settings.roots().values() for name in root.model_fields}
+    assert listed == {
+        name for root in _reference.settings_roots().values() for name in root.model_fields
+    }
     assert "stage" in capsys.readouterr().out
 
 
@@ -142,11 +144,11 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_reference_page_has_every_key() -> None:
-    page = _markdown.page()
-    for root in _settings.roots().values():
-        for key in _settings.keys(root):
+    page = _markdown.build_page()
+    for root in _reference.settings_roots().values():
+        for key in _reference.list_keys(root):
             if not key.table:
                 assert f"`{key.path}`" in page, key.path
-    for folder in _settings.folders():
+    for folder in _reference.list_folders():
         for name in choices.names(folder):
             assert f"### {folder}/{name}\n" in page

@@ -1,4 +1,4 @@
-"""Files are replaced as a whole, hashed and locked."""
+"""Files are replaced atomically, hashed and locked."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from regauge import files
 OLD, NEW = "old" * 100_000, "new" * 200_000
 DIES_BEFORE_THE_RENAME = """
 import os, pathlib, signal, sys
-from regauge.files import replacing
-with replacing(pathlib.Path(sys.argv[1])) as temporary:
+from regauge.files import replace_atomically
+with replace_atomically(pathlib.Path(sys.argv[1])) as temporary:
     temporary.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 HOLDS_THE_LOCK = """
 import pathlib, sys, time
-from regauge.files import locked
-with locked(pathlib.Path(sys.argv[1])):
+from regauge.files import hold_lock
+with hold_lock(pathlib.Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)
 """
@@ -61,15 +61,13 @@ def test_a_process_that_dies_before_the_rename_leaves_the_old_file(tmp_path: Pat
     done = subprocess.run([sys.executable, "-c", DIES_BEFORE_THE_RENAME, str(path)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert path.read_text() == "old"
-    (left,) = (each for each in tmp_path.iterdir() if each != path)
+    (left,) = (entry for entry in tmp_path.iterdir() if entry != path)
     assert files.is_temporary(left)
     assert left.name.startswith(".a.txt.")
     assert not files.is_temporary(path)
 
 
-def test_an_error_leaves_the_old_file_and_nothing_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_leaves_only_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
     files.write_atomic(path, b"old")
 
@@ -92,13 +90,13 @@ def test_the_content_is_flushed_before_the_rename(
     assert flushed == [False]
     files.write_atomic(path, "not durable", durable=False)
     assert flushed == [False]
-    files.flush([path, tmp_path])
+    files.fsync_paths([path, tmp_path])
     assert flushed == [False, True, True]
 
 
-def test_a_temporary_file_may_lie_in_another_folder(tmp_path: Path) -> None:
+def test_a_temporary_file_may_be_in_another_folder(tmp_path: Path) -> None:
     (aside := tmp_path / "aside").mkdir()
-    with files.replacing(tmp_path / "a.txt", aside) as temporary:
+    with files.replace_atomically(tmp_path / "a.txt", aside) as temporary:
         assert temporary.parent == aside
         temporary.write_text("new")
     assert (tmp_path / "a.txt").read_text() == "new"
@@ -136,23 +134,23 @@ def test_one_process_holds_a_lock_until_it_ends(tmp_path: Path, kind: str) -> No
         assert holder.stdout.readline() == "locked\n"
         with (
             pytest.raises(BlockingIOError, match="is locked by another process"),
-            files.locked(path),
+            files.hold_lock(path),
         ):
             pass
         began = time.monotonic()
-        with pytest.raises(BlockingIOError), files.locked(path, wait_seconds=0.3):
+        with pytest.raises(BlockingIOError), files.hold_lock(path, wait_seconds=0.3):
             pass
         assert time.monotonic() - began >= 0.3
         threading.Timer(0.2, holder.kill).start()
-        with files.locked(path, wait_seconds=60):
+        with files.hold_lock(path, wait_seconds=60):
             holder.wait()
-    with files.locked(path, wait_seconds=None):
+    with files.hold_lock(path, wait_seconds=None):
         pass
 
 
 def test_a_lock_ends_with_its_block(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
-    with pytest.raises(ValueError, match="within"), files.locked(path):
+    with pytest.raises(ValueError, match="within"), files.hold_lock(path):
         raise ValueError("within")
-    with files.locked(path):
+    with files.hold_lock(path):
         pass

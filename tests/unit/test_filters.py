@@ -1,4 +1,4 @@
-"""Filters: what is left out is counted by reason, on any number of processes."""
+"""Filters: records are skipped and counted by reason, with any number of processes."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from typing import Any
 
 import pytest
 
-from regauge.data.settings import Limits
+from regauge.data.settings import TextLimits
 from regauge.data.sources import Record, Rejected, Skipped
 from regauge.errors import DataError, SettingsError
-from regauge.preparation.filters import filtered
-from unit.preparing import FIELDS, contents, corpus, prepared, settings
+from regauge.preparation.filters import apply_limits
+from unit.preparing import FIELDS, build_settings, prepare_dataset, read_contents, write_corpus
 
 
-def judged(text: str, **limits: int) -> str:
-    (found,) = filtered([Record("a", "line 1", {"text": text})], {"text": Limits(**limits)})
-    return found.reason if isinstance(found, Skipped) else ""
+def find_reason(text: str, **limits: int) -> str:
+    (item,) = apply_limits([Record("a", "line 1", {"text": text})], {"text": TextLimits(**limits)})
+    return item.reason if isinstance(item, Skipped) else ""
 
 
 @pytest.mark.parametrize(
     ("text", "limits", "reason"),
     [
-        ("four", {"fewest_characters": 4, "most_characters": 4}, ""),
-        ("four", {"fewest_characters": 5}, "'text' under 5 characters"),
-        ("four", {"most_characters": 3}, "'text' over 3 characters"),
-        ("äöü€", {"most_characters": 4}, ""),
-        (" two \n words ", {"fewest_words": 2, "most_words": 2}, ""),
-        ("two words", {"fewest_words": 3}, "'text' under 3 words"),
-        ("two words", {"most_words": 1}, "'text' over 1 words"),
-        ("two words", {"fewest_characters": 99, "fewest_words": 3}, "'text' under 99 characters"),
+        ("four", {"min_characters": 4, "max_characters": 4}, ""),
+        ("four", {"min_characters": 5}, "'text' under 5 characters"),
+        ("four", {"max_characters": 3}, "'text' over 3 characters"),
+        ("äöü€", {"max_characters": 4}, ""),
+        (" two \n words ", {"min_words": 2, "max_words": 2}, ""),
+        ("two words", {"min_words": 3}, "'text' under 3 words"),
+        ("two words", {"max_words": 1}, "'text' over 1 words"),
+        ("two words", {"min_characters": 99, "min_words": 3}, "'text' under 99 characters"),
         ("", {}, ""),
     ],
 )
-def test_a_text_is_measured(text: str, limits: dict[str, int], reason: str) -> None:
-    assert judged(text, **limits) == reason
+def test_texts_have_length_limits(text: str, limits: dict[str, int], reason: str) -> None:
+    assert find_reason(text, **limits) == reason
 
 
-def test_what_is_no_text_is_not_measured() -> None:
-    found = [Record("a", "1", {"label": 3}), Record("a", "2", {}), Rejected("a", "3", "bad")]
-    limits = {"text": Limits(fewest_words=1), "label": Limits(fewest_characters=9)}
-    assert list(filtered(found, limits)) == found
+def test_values_and_missing_fields_are_not_measured() -> None:
+    items = [Record("a", "1", {"label": 3}), Record("a", "2", {}), Rejected("a", "3", "bad")]
+    limits = {"text": TextLimits(min_words=1), "label": TextLimits(min_characters=9)}
+    assert list(apply_limits(items, limits)) == items
 
 
-def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
-    documents = corpus(tmp_path / "a.jsonl", 400)
-    limits = {"text": {"fewest_words": 20, "most_words": 80}, "title": {"most_characters": 42}}
-    data = prepared(tmp_path, **FIELDS, filter=limits)
+def test_skipped_records_are_counted_by_reason(tmp_path: Path) -> None:
+    documents = write_corpus(tmp_path / "a.jsonl", 400)
+    limits = {"text": {"min_words": 20, "max_words": 80}, "title": {"max_characters": 42}}
+    data = prepare_dataset(tmp_path, **FIELDS, filter=limits)
     words = [len(document["text"].split()) for document in documents]
     fitting = [20 <= count <= 80 for count in words]
     long = [len(document["title"]) > 42 for document in documents]
@@ -61,53 +61,53 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
     assert (data.folder / "rejected.jsonl").read_text() == ""
 
 
-def test_limits_without_a_field_are_of_the_text(tmp_path: Path) -> None:
-    corpus(tmp_path / "a.jsonl", 50)
-    short = settings(tmp_path, filter={"fewest_words": 3})
-    assert short == settings(tmp_path, filter={"text": {"fewest_words": 3}})
-    both = settings(tmp_path, filter={"fewest_words": 3, "text": {"most_words": 9}, "title": {}})
-    assert both.filter == {"text": Limits(fewest_words=3, most_words=9), "title": Limits()}
+def test_limits_without_a_field_apply_to_the_text(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "a.jsonl", 50)
+    short = build_settings(tmp_path, filter={"min_words": 3})
+    assert short == build_settings(tmp_path, filter={"text": {"min_words": 3}})
+    both = build_settings(tmp_path, filter={"min_words": 3, "text": {"max_words": 9}, "title": {}})
+    assert both.filter == {"text": TextLimits(min_words=3, max_words=9), "title": TextLimits()}
 
 
 @pytest.mark.full
-def test_two_processes_filter_as_one(tmp_path: Path) -> None:
+def test_the_number_of_processes_does_not_matter(tmp_path: Path) -> None:
     for number in range(4):
-        corpus(tmp_path / f"{number}.jsonl", 900 + number)
-    changes: dict[str, Any] = {"filter": {"fewest_words": 30}, "source": {"duplicates": "drop"}}
-    one = prepared(tmp_path, "one", **changes)
-    two = prepared(tmp_path, "two", **changes, prepare={"processes": 2})
+        write_corpus(tmp_path / f"{number}.jsonl", 900 + number)
+    changes: dict[str, Any] = {"filter": {"min_words": 30}, "source": {"duplicates": "drop"}}
+    one = prepare_dataset(tmp_path, "one", **changes)
+    two = prepare_dataset(tmp_path, "two", **changes, prepare={"processes": 2})
     assert len(json.loads((two.folder / "inputs.json").read_text())["pieces"]) > 1
-    assert contents(one.folder) == contents(two.folder)
+    assert read_contents(one.folder) == read_contents(two.folder)
     assert one.manifest.skipped["'text' under 30 words"] > 100
 
 
-def test_another_filter_is_another_dataset_and_none_is_as_before(tmp_path: Path) -> None:
-    corpus(tmp_path / "a.jsonl", 100)
-    plain = prepared(tmp_path)
+def test_a_filter_changes_the_dataset_and_no_filter_does_not(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "a.jsonl", 100)
+    plain = prepare_dataset(tmp_path)
     assert "filter" not in json.loads((plain.folder / "inputs.json").read_text())["settings"]
-    with pytest.raises(DataError, match=r"filter.text.fewest_words was 'not set' and is 9"):
-        prepared(tmp_path, filter={"fewest_words": 9})
+    with pytest.raises(DataError, match=r"filter.text.min_words was 'not set' and is 9"):
+        prepare_dataset(tmp_path, filter={"min_words": 9})
 
 
-def test_a_filter_that_leaves_nothing_is_answered(tmp_path: Path) -> None:
-    corpus(tmp_path / "a.jsonl", 20)
-    with pytest.raises(DataError, match=r"no record is left: 20 'text' under 999 words; correct"):
-        prepared(tmp_path, filter={"fewest_words": 999})
+def test_a_filter_that_skips_everything_is_refused(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "a.jsonl", 20)
+    with pytest.raises(
+        DataError, match=r"no record is left \(20 'text' under 999 words\); correct"
+    ):
+        prepare_dataset(tmp_path, filter={"min_words": 999})
     with pytest.raises(SettingsError, match="no field 'txt'; did you mean 'text'"):
-        prepared(tmp_path, filter={"txt": {"fewest_words": 1}})
+        prepare_dataset(tmp_path, filter={"txt": {"min_words": 1}})
 
 
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"fewest_word": 3}, "did you mean 'fewest_words'"),
-        ({"title": {"fewest_word": 3}}, "did you mean 'fewest_words'"),
-        ({"fewest_words": 9, "most_words": 3}, "no text has 9 words or more, and 3 or fewer"),
-        ({"most_characters": 0}, "greater than or equal to 1"),
+        ({"min_word": 3}, "did you mean 'min_words'"),
+        ({"title": {"min_word": 3}}, "did you mean 'min_words'"),
+        ({"min_words": 9, "max_words": 3}, "min_words = 9 exceeds max_words = 3"),
+        ({"max_characters": 0}, "greater than or equal to 1"),
     ],
 )
-def test_impossible_limits_are_refused(
-    tmp_path: Path, limits: dict[str, Any], message: str
-) -> None:
+def test_invalid_limits_are_refused(tmp_path: Path, limits: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        settings(tmp_path, filter=limits)
+        build_settings(tmp_path, filter=limits)

@@ -1,4 +1,4 @@
-"""What a model weighs and costs, beside what transformers and torch count themselves."""
+"""Parameter counts and FLOPs, compared with the counts of transformers and torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from distributed.runs import BERT, GPT, LLAMA
-from regauge.models.architectures import Head, blocks, build
-from regauge.models.flops import counts, flops_per_token
+from regauge.models.architectures import HeadKind, build_model, find_blocks
+from regauge.models.flops import count_parameters, flops_per_token
 from regauge.models.init_weights import META
 from regauge.models.settings import Model
-from regauge.training.batch_finder.memory import moments
+from regauge.training.batch_finder.memory import count_moments
 from regauge.training.settings import Optimizer
 
 VOCABULARY, ROWS, LENGTH = 300, 3, 16
@@ -24,7 +24,7 @@ QWEN = {
     "config": {**LLAMA["config"], "head_dim": 24, "num_key_value_heads": 1},
 }
 PLAIN = {"masked": AutoModelForMaskedLM, "causal": AutoModelForCausalLM}
-PUBLISHED: dict[str, tuple[dict[str, Any], Head, int]] = {
+PUBLISHED: dict[str, tuple[dict[str, Any], HeadKind, int]] = {
     "bert-large-uncased": (
         {
             "architecture": "bert",
@@ -45,52 +45,50 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Head, int]] = {
         6_738_415_616,
     ),
 }
-"""Models as they were published, and the weights that they are known to have."""
+"""Published models and their parameter counts."""
 
 
-def made(model: dict[str, Any], head: Head) -> Any:
+def build(model: dict[str, Any], head: HeadKind) -> Any:
     settings = Model(**{**model, "dropout": 0.0, "attention": "eager"})
-    return build(settings, head, VOCABULARY, 0)[0]
+    return build_model(settings, head, VOCABULARY, 0)[0]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_weights_of_published_models(name: str) -> None:
+def test_the_parameter_counts_of_published_models(name: str) -> None:
     model, head, expected = PUBLISHED[name]
     with META:
-        assert counts(made(model, head)).all == expected
+        assert count_parameters(build(model, head)).all == expected
 
 
 @pytest.mark.parametrize(
     ("model", "head"), [(BERT, "masked"), (GPT, "causal"), (LLAMA, "causal"), (QWEN, "causal")]
 )
-def test_weights_are_counted_as_transformers_counts_its_own(
-    model: dict[str, Any], head: Head
-) -> None:
-    own = made(model, head)
+def test_parameter_counts_equal_transformers(model: dict[str, Any], head: HeadKind) -> None:
+    own = build(model, head)
     plain: PreTrainedModel = PLAIN[head].from_config(own.config)
-    found = counts(own)
+    found = count_parameters(own)
     assert found.all == found.trained == plain.num_parameters()
     assert found.all - found.embedding == plain.num_parameters(exclude_embeddings=True)
     assert 0 < found.matmul < found.blocks < found.all
     own.base_model.requires_grad_(requires_grad=False)
     plain.base_model.requires_grad_(requires_grad=False)
-    assert counts(own).trained == plain.num_parameters(only_trainable=True) < found.all
+    assert count_parameters(own).trained == plain.num_parameters(only_trainable=True) < found.all
 
 
 @pytest.mark.parametrize(
     ("model", "head"), [(BERT, "masked"), (GPT, "causal"), (LLAMA, "causal"), (QWEN, "causal")]
 )
-def test_the_cost_of_a_token_is_what_torch_counts(model: dict[str, Any], head: Head) -> None:
-    """Of transformers' own class, forward and backward, with its head taken off.
+def test_flops_equal_those_that_torch_counts(model: dict[str, Any], head: HeadKind) -> None:
+    """Compare with a forward and backward pass of transformers' class, without its head.
 
-    torch counts the products of rotary positions as well, 1 in 1,000 here.
+    torch also counts the products of rotary positions, 0.1 % here.
     """
-    own = made(model, head)
+    own = build(model, head)
     plain = PLAIN[head].from_config(own.config, attn_implementation="eager")
     tokens = torch.randint(5, VOCABULARY, (ROWS, LENGTH))
     with FlopCounterMode(display=False) as counter:
         plain(tokens).logits.sum().backward()
-    inside = {id(value) for block in blocks(plain) for value in block.parameters()}
+    inside = {id(value) for block in find_blocks(plain) for value in block.parameters()}
     rest = {id(value): value for value in plain.parameters() if id(value) not in inside}
     words = plain.get_output_embeddings().weight
     heads = [
@@ -103,9 +101,9 @@ def test_the_cost_of_a_token_is_what_torch_counts(model: dict[str, Any], head: H
     assert flops_per_token(own, LENGTH) == pytest.approx(found, rel=2e-3)
 
 
-def test_a_weight_that_is_not_trained_costs_no_gradient() -> None:
-    """All but the first block's inputs: nothing before them is trained."""
-    own = made(LLAMA, "causal")
+def test_frozen_weights_cost_no_gradient() -> None:
+    """The inputs of the first block are given a gradient, as FLOPS_FORMULA assumes."""
+    own = build(LLAMA, "causal")
     for value in own.parameters():
         value.requires_grad_(requires_grad=False)
     inputs = torch.randn(ROWS, LENGTH, 32, requires_grad=True)
@@ -113,13 +111,13 @@ def test_a_weight_that_is_not_trained_costs_no_gradient() -> None:
         own.model(inputs_embeds=inputs).last_hidden_state.sum().backward()
     found = counter.get_total_flops() / (ROWS * LENGTH)
     assert flops_per_token(own, LENGTH) == pytest.approx(found, rel=3e-3)
-    assert counts(own).trained == 0
+    assert count_parameters(own).trained == 0
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "adafactor"])
-def test_what_an_optimizer_keeps_is_found_by_asking_it(kind: str) -> None:
+def test_optimizer_moments_are_counted(kind: str) -> None:
     shapes = [(300, 32), (64, 32), (64,)]
     elements = sum(map(math.prod, shapes))
     expected = {"adamw": 2 * elements, "sgd": elements, "adafactor": 300 + 32 + 64 + 32 + 64}
     optimizer = Optimizer.model_validate({"kind": kind})
-    assert moments(optimizer, shapes) == expected[kind]
+    assert count_moments(optimizer, shapes) == expected[kind]

@@ -1,4 +1,4 @@
-"""Processes that are forked from one are as those that are spawned."""
+"""Processes that the fork server starts behave as spawned processes do."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import pytest
 from regauge import accelerators
 from regauge.accelerators import Availability
 from regauge.accelerators.cpu import Cpu
-from regauge.choices import PLACES
-from regauge.supervision import forks as forking
-from regauge.supervision.forks import MODULES, Forked, Forks, forks
+from regauge.choices import MODULE_FOLDERS_VARIABLE
+from regauge.supervision import forks
+from regauge.supervision.forks import MODULES, ForkedProcess, ForkServer, open_fork_server
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="not proved here: processes are forked on Linux alone"
+    sys.platform != "linux", reason="not proved here: only Linux forks processes"
 )
 PROGRAM = """
 import os, sys, random, signal, time, numpy
@@ -33,7 +33,7 @@ if sys.argv[1] == "look":
     print(random.random(), numpy.random.random())
 elif sys.argv[1] == "places":
     from regauge import choices
-    print(choices.places())
+    print(choices.module_folders_environment())
 elif sys.argv[1] == "exit":
     sys.exit(3)
 elif sys.argv[1] == "fail":
@@ -46,168 +46,170 @@ Start = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lay a module where a new process finds it, and let the server import next to nothing."""
+    """Write a module that a new process finds, and let the server import almost nothing."""
     (tmp_path / "a_program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(forking, "MODULES", ("not.there", "numpy.random", "regauge.choices"))
+    monkeypatch.setattr(forks, "MODULES", ("not.there", "numpy.random", "regauge.choices"))
 
 
 @pytest.fixture
-def forked() -> Iterator[Forks]:
-    with forks() as found:
-        yield found
+def fork_server() -> Iterator[ForkServer]:
+    with open_fork_server() as server:
+        yield server
 
 
 @pytest.fixture
-def start(forked: Forks, tmp_path: Path) -> Start:
-    def begin(what: str, **variables: str) -> Any:
-        command = [sys.executable, "-m", "a_program", what]
-        return forked.start(command, tmp_path / "log", {"RANK": "3", **variables}, 600)
+def start(fork_server: ForkServer, tmp_path: Path) -> Start:
+    def begin(mode: str, **variables: str) -> Any:
+        command = [sys.executable, "-m", "a_program", mode]
+        return fork_server.start(command, tmp_path / "log", {"RANK": "3", **variables}, 600)
 
     return begin
 
 
-def server(forked: Forks) -> int:
-    assert forked._server is not None
-    return forked._server._process.pid
+def server_pid(fork_server: ForkServer) -> int:
+    assert fork_server._server is not None
+    return fork_server._server._process.pid
 
 
-def told(tmp_path: Path, lines: int = 1) -> list[str]:
-    """Wait until a process has said something."""
+def read_output(tmp_path: Path, num_lines: int = 1) -> list[str]:
+    """Wait until a process has written some lines; return them."""
     log = tmp_path / "log"
-    while not log.exists() or log.read_text().count("\n") < lines:
+    while not log.exists() or log.read_text().count("\n") < num_lines:
         time.sleep(0.01)
     return log.read_text().splitlines()
 
 
-def test_a_forked_process_is_as_one_that_was_spawned(start: Start, tmp_path: Path) -> None:
-    one = start("look", OWN="7")
-    assert isinstance(one, Forked)
-    assert one.wait(60) == one.poll() == 0
+def test_a_forked_process_behaves_as_a_spawned_one(start: Start, tmp_path: Path) -> None:
+    process = start("look", OWN="7")
+    assert isinstance(process, ForkedProcess)
+    assert process.wait(60) == process.poll() == 0
     assert start("look").wait() == 0
-    first, alike, whole, draws, second, *_, last = told(tmp_path)
+    first, session, interrupt, draws, second, *_, last = read_output(tmp_path)
     assert (first, second) == ("look 3 7 __main__", "look 3 None __main__")
-    assert (alike, whole) == ("True True", "True")
-    assert not {*draws.split()} & {*last.split()}, "processes do not draw alike"
+    assert (session, interrupt) == ("True True", "True")
+    assert not {*draws.split()} & {*last.split()}, "processes draw different numbers"
 
 
-def test_it_looks_for_ones_own_code_where_it_was_told_to(start: Start, tmp_path: Path) -> None:
-    assert start("places", **{PLACES: "/here"}).wait(60) == 0
-    assert told(tmp_path)[-1] == f"{{'{PLACES}': '/here'}}"
+def test_a_forked_process_imports_custom_code_from_the_given_folders(
+    start: Start, tmp_path: Path
+) -> None:
+    assert start("places", **{MODULE_FOLDERS_VARIABLE: "/here"}).wait(60) == 0
+    assert read_output(tmp_path)[-1] == f"{{'{MODULE_FOLDERS_VARIABLE}': '/here'}}"
 
 
-def test_it_ends_with_its_own_code(start: Start, tmp_path: Path) -> None:
+def test_a_forked_process_has_its_exit_code(start: Start, tmp_path: Path) -> None:
     assert start("exit").wait(60) == 3
     assert start("fail").wait(60) == 1
-    assert told(tmp_path)[-1] == "ValueError: it is wrong"
+    assert read_output(tmp_path)[-1] == "ValueError: it is wrong"
 
 
-def test_it_can_be_told_to_end(start: Start) -> None:
-    waits, killed = start("wait"), start("wait")
+def test_a_forked_process_can_be_terminated_and_killed(start: Start) -> None:
+    terminated, killed = start("wait"), start("wait")
     with pytest.raises(subprocess.TimeoutExpired):
-        waits.wait(0.1)
-    assert waits.poll() is None
-    waits.terminate()
+        terminated.wait(0.1)
+    assert terminated.poll() is None
+    terminated.terminate()
     killed.kill()
-    assert (waits.wait(60), killed.wait(60)) == (-signal.SIGTERM, -signal.SIGKILL)
+    assert (terminated.wait(60), killed.wait(60)) == (-signal.SIGTERM, -signal.SIGKILL)
 
 
-def test_a_signal_for_all_processes_leaves_what_they_are_forked_from(
-    forked: Forks, start: Start
+def test_a_signal_to_all_processes_does_not_end_the_server(
+    fork_server: ForkServer, start: Start
 ) -> None:
     start("exit").wait(60)
     for number in (signal.SIGTERM, signal.SIGINT):
-        os.kill(server(forked), number)
-    before = server(forked)
+        os.kill(server_pid(fork_server), number)
+    before = server_pid(fork_server)
     assert start("exit").wait(60) == 3
-    assert server(forked) == before
+    assert server_pid(fork_server) == before
 
 
-def test_its_processes_end_with_it_and_the_next_has_another(
-    forked: Forks, start: Start, tmp_path: Path
+def test_processes_die_with_the_server_and_the_next_one_has_a_new_server(
+    fork_server: ForkServer, start: Start, tmp_path: Path
 ) -> None:
-    waits = start("wait")
-    told(tmp_path)
-    os.kill(server(forked), signal.SIGKILL)
-    assert waits.wait(60) == -signal.SIGKILL
-    while Path(f"/proc/{waits.pid}").exists():
+    waiting = start("wait")
+    read_output(tmp_path)
+    os.kill(server_pid(fork_server), signal.SIGKILL)
+    assert waiting.wait(60) == -signal.SIGKILL
+    while Path(f"/proc/{waiting.pid}").exists():
         time.sleep(0.01)
     assert start("exit").wait(60) == 3
 
 
-def test_another_environment_has_another_process_to_fork_from(
-    forked: Forks, start: Start, monkeypatch: pytest.MonkeyPatch
+def test_a_changed_environment_starts_a_new_server(
+    fork_server: ForkServer, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start("exit").wait(60)
-    before = server(forked)
+    before = server_pid(fork_server)
     monkeypatch.setenv("REGAUGE_TEST_NEW", "1")
     assert start("exit").wait(60) == 3
-    assert server(forked) != before
+    assert server_pid(fork_server) != before
 
 
-def test_one_that_does_not_answer_is_left_and_processes_are_spawned(
+def test_processes_are_spawned_if_the_server_does_not_answer(
     start: Start,
-    forked: Forks,
+    fork_server: ForkServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "regauge")
     (tmp_path / "hangs.py").write_text("import time; time.sleep(600)")
-    monkeypatch.setattr(forking, "MODULES", ("hangs",))
+    monkeypatch.setattr(forks, "MODULES", ("hangs",))
     command = [sys.executable, "-m", "a_program", "exit"]
-    one = forked.start(command, tmp_path / "log", {"RANK": "0"}, 0.5)
-    assert one.wait(60) == 3
-    assert "was not ready within 0.5 s" in caplog.text
-    monkeypatch.setattr(forking, "SERVER", "not.there")
+    process = fork_server.start(command, tmp_path / "log", {"RANK": "0"}, 0.5)
+    assert process.wait(60) == 3
+    assert "the fork server was not ready within 0.5 s" in caplog.text
+    monkeypatch.setattr(forks, "SERVER", "not.there")
     assert start("exit").wait(60) == 3
-    assert "the process to fork from has ended" in caplog.text
+    assert "the fork server has ended" in caplog.text
 
 
-def test_blocks_within_a_block_have_the_same() -> None:
-    with forks() as outer:
-        with forks() as inner:
+def test_nested_blocks_share_one_server() -> None:
+    with open_fork_server() as outer:
+        with open_fork_server() as inner:
             assert inner is outer
-        with forks() as again:
+        with open_fork_server() as again:
             assert again is outer
-    with forks() as other:
+    with open_fork_server() as other:
         assert other is not outer
 
 
 @pytest.mark.skipif(
-    not accelerators.for_cpus(), reason="not proved here: processes are forked for CPUs alone"
+    not accelerators.is_cpu_only_torch(), reason="not proved here: only CPU runs fork processes"
 )
-def test_only_libraries_that_know_of_forks_have_threads(
-    start: Start, forked: Forks, monkeypatch: pytest.MonkeyPatch
+def test_only_libraries_with_fork_handlers_have_threads(
+    start: Start, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread would not be there after a fork, and what it holds would never be let go."""
+    """Another thread would not exist after a fork, and its locks would never be released."""
     program = """if True:
         import numpy, pyarrow, os
         os.fork() or os._exit(0)
         print(len(os.listdir('/proc/self/task')))
     """
     alone = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    monkeypatch.setattr(forking, "MODULES", MODULES)
+    monkeypatch.setattr(forks, "MODULES", MODULES)
     assert start("exit").wait(600) == 3
-    assert len(list(Path(f"/proc/{server(forked)}/task").iterdir())) == int(alone.stdout)
+    assert len(list(Path(f"/proc/{server_pid(fork_server)}/task").iterdir())) == int(alone.stdout)
 
 
-def test_one_that_is_stopped_holds_nobody_up(
-    forked: Forks, start: Start, monkeypatch: pytest.MonkeyPatch
+def test_a_stopped_server_blocks_no_process(
+    fork_server: ForkServer, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits = start("wait")
-    os.kill(server(forked), signal.SIGSTOP)
-    monkeypatch.setattr(forking, "KILLED_SECONDS", 0.5)
-    waits.kill()
-    assert waits.wait() == -signal.SIGKILL
+    waiting = start("wait")
+    os.kill(server_pid(fork_server), signal.SIGSTOP)
+    monkeypatch.setattr(forks, "KILL_SECONDS", 0.5)
+    waiting.kill()
+    assert waiting.wait() == -signal.SIGKILL
     assert start("exit").wait(60) == 3
 
 
-def test_what_is_forked_is_known_only_where_torch_is_for_cpus(
+def test_the_accelerator_is_known_without_torch_only_for_cpu_builds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(accelerators, "for_cpus", lambda: False)
-    assert accelerators.foreseen() is None
-    monkeypatch.setattr(accelerators, "for_cpus", lambda: True)
+    monkeypatch.setattr(accelerators, "is_cpu_only_torch", lambda: False)
+    assert accelerators.choose_without_torch() is None
+    monkeypatch.setattr(accelerators, "is_cpu_only_torch", lambda: True)
     monkeypatch.setattr(accelerators, "survey", lambda: {"cpu": Availability(1, "")})
-    assert accelerators.foreseen() == Cpu()
+    assert accelerators.choose_without_torch() == Cpu()

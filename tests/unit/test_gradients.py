@@ -1,4 +1,4 @@
-"""One step of the loop is one step of torch on the mean loss of the global batch."""
+"""A training step equals a step of torch on the mean loss of the global batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distributed import datasets
 from distributed.runs import settings
 from regauge import processes
 from regauge.checkpoint import saver
-from regauge.checkpoint.loading import load
+from regauge.checkpoint.loading import load_checkpoint
 from regauge.models.modules import TextModule
 from regauge.training import optimizer as optimizers
 from regauge.training.checkpointing import restore, save_checkpoint
@@ -27,16 +27,16 @@ from regauge.training.run_setup import Run, set_up
 RATE = 0.05
 
 
-def opened(folder: Path, data: Path, task: str, **changes: Any) -> Run:
+def set_up_run(folder: Path, data: Path, task: str, **changes: Any) -> Run:
     run = settings(folder, data, task, **changes)
-    world = processes.world()
+    world = processes.detect_world()
     return set_up(resolve_defaults(run, world), world)
 
 
-def fresh(opened_run: Run) -> TextModule:
-    """Return the module that a run started from, without a strategy around it."""
+def build_unsharded_module(opened_run: Run) -> TextModule:
+    """Return the initial module of a run, without a strategy."""
     run = opened_run.context.settings
-    return run.task.module(
+    return run.task.build_module(
         run.model, opened_run.context.task_at(opened_run.state.step).manifest, run.seed
     ).train()
 
@@ -48,44 +48,44 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def constant(opened_run: Run) -> LRSchedule:
-    """Return a learning rate that stays as it is."""
-    own = opened_run.context.settings.optimizer
-    schedule = own.schedule.model_copy(update={"kind": "constant"})
-    settings = own.model_copy(update={"learning_rate": RATE, "schedule": schedule})
+def constant_schedule(opened_run: Run) -> LRSchedule:
+    """Return a schedule with a constant learning rate."""
+    options = opened_run.context.settings.optimizer
+    schedule = options.schedule.model_copy(update={"kind": "constant"})
+    settings = options.model_copy(update={"learning_rate": RATE, "schedule": schedule})
     return LRSchedule(settings, 10, opened_run.context.device, lazy=False)
 
 
-def batches(opened_run: Run) -> list[dict[str, torch.Tensor]]:
-    found = opened_run.context.read_batches(0)
-    return [{name: torch.from_numpy(value) for name, value in part.items()} for part in found]
+def read_batches(opened_run: Run) -> list[dict[str, torch.Tensor]]:
+    arrays = opened_run.context.read_batches(0)
+    return [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
 
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("task", ["mlm", "clm"])
-def test_a_step_is_torch_s_own_on_the_mean_loss(
+def test_a_step_equals_a_torch_step_on_the_mean_loss(
     task: str, clip: float | None, tmp_path: Path
 ) -> None:
-    data = datasets.packed(tmp_path / "data")
-    optimizer = {"kind": "sgd", "betas": (0.0, 0.9), "weight_decay": 0.0, "clip_norm": clip}
-    opened_run = opened(tmp_path / "run", data, task, optimizer=optimizer)
-    plain = fresh(opened_run)
-    own = torch.optim.SGD(plain.parameters(), lr=RATE)
-    parts = batches(opened_run)
+    data = datasets.write_packed(tmp_path / "data")
+    optimizer = {"kind": "sgd", "betas": (0.0, 0.9), "weight_decay": 0.0, "max_grad_norm": clip}
+    opened_run = set_up_run(tmp_path / "run", data, task, optimizer=optimizer)
+    plain = build_unsharded_module(opened_run)
+    sgd = torch.optim.SGD(plain.parameters(), lr=RATE)
+    parts = read_batches(opened_run)
     losses = [
         opened_run.context.task_at(opened_run.state.step).task.loss(plain(part), part)
         for part in parts
     ]
     total = torch.stack([loss for loss, _ in losses]).sum()
-    weight = sum(float(each) for _, each in losses)
+    weight = sum(float(row_weight) for _, row_weight in losses)
     (total / weight).backward()
     norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), clip or 1e9)
-    own.step()
+    sgd.step()
 
-    opened_run.state.lr_schedule = constant(opened_run)
-    totals, found = optimizer_step(*opened_run, parts)
-    assert float(found) == pytest.approx(float(norm), rel=1e-5)
+    opened_run.state.lr_schedule = constant_schedule(opened_run)
+    totals, step_norm = optimizer_step(*opened_run, parts)
+    assert float(step_norm) == pytest.approx(float(norm), rel=1e-5)
     assert totals.tolist() == pytest.approx([float(total.detach()), weight])
     if clip is not None:
         assert float(norm) > clip, "nothing was clipped"
@@ -97,58 +97,56 @@ def test_a_step_is_torch_s_own_on_the_mean_loss(
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("change", ["update", "restore"])
-def test_a_save_holds_the_weights_of_its_step_however_long_copies_take(
+def test_a_slow_background_save_holds_the_weights_of_its_step(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened_run = opened(tmp_path / "run", datasets.packed(tmp_path / "data"), "mlm")
-    kept = opened_run.context.settings.output.checkpoint.model_copy(
-        update={"writing": "background"}
-    )
+    opened_run = set_up_run(tmp_path / "run", datasets.write_packed(tmp_path / "data"), "mlm")
+    options = opened_run.context.settings.output.checkpoint.model_copy(update={"async_save": True})
     background = saver.Saver(
-        opened_run.context.folder / "checkpoints", kept, opened_run.context.world
+        opened_run.context.folder / "checkpoints", options, opened_run.context.world
     )
     opened_run = opened_run._replace(context=replace(opened_run.context, saver=background))
     opened_run.context.folder.mkdir()
-    opened_run.state.lr_schedule = constant(opened_run)
+    opened_run.state.lr_schedule = constant_schedule(opened_run)
     optimizers.prime_state(opened_run.state.optimizer)
     save_checkpoint(*opened_run, {})
     opened_run.context.saver.wait()
-    earlier = opened_run.context.saver.newest()
+    earlier = opened_run.context.saver.find_newest()
     assert earlier is not None
-    optimizer_step(*opened_run, batches(opened_run))
+    optimizer_step(*opened_run, read_batches(opened_run))
     opened_run.state.step += 1
     expected = {name: value.clone() for name, value in opened_run.state.tensors().items()}
 
-    def late(value: torch.Tensor) -> torch.Tensor:
+    def copy_late(value: torch.Tensor) -> torch.Tensor:
         monkeypatch.undo()
         time.sleep(2)
         return value.clone()
 
-    monkeypatch.setattr(saver, "_copied", late)
+    monkeypatch.setattr(saver, "_copy_to_host", copy_late)
     save_checkpoint(*opened_run, {})
     if change == "update":
-        optimizer_step(*opened_run, batches(opened_run))
+        optimizer_step(*opened_run, read_batches(opened_run))
     else:
         restore(*opened_run, earlier)
     assert any(
         not value.equal(expected[name]) for name, value in opened_run.state.tensors().items()
     )
     opened_run.context.saver.wait()
-    found = {name: torch.empty_like(value) for name, value in expected.items()}
-    newest = opened_run.context.saver.newest()
+    loaded = {name: torch.empty_like(value) for name, value in expected.items()}
+    newest = opened_run.context.saver.find_newest()
     assert newest not in (None, earlier)
-    load(newest, found)
+    load_checkpoint(newest, loaded)
     for name, value in expected.items():
-        assert found[name].equal(value), name
+        assert loaded[name].equal(value), name
 
 
 @pytest.mark.usefixtures("_threads")
-def test_the_contrastive_step_in_pieces_is_the_one_at_once(tmp_path: Path) -> None:
-    data = datasets.pairs(tmp_path / "data")
-    optimizer = {"kind": "sgd", "betas": (0.0, 0.9), "weight_decay": 0.0, "clip_norm": None}
-    opened_run = opened(tmp_path / "run", data, "contrastive", optimizer=optimizer)
-    plain = fresh(opened_run)
-    parts = batches(opened_run)
+def test_a_contrastive_step_in_microbatches_equals_one_batch(tmp_path: Path) -> None:
+    data = datasets.write_pairs(tmp_path / "data")
+    optimizer = {"kind": "sgd", "betas": (0.0, 0.9), "weight_decay": 0.0, "max_grad_norm": None}
+    opened_run = set_up_run(tmp_path / "run", data, "contrastive", optimizer=optimizer)
+    plain = build_unsharded_module(opened_run)
+    parts = read_batches(opened_run)
     outputs = [plain(part)["vectors"] for part in parts]
     slots = torch.cat([part["slots"] for part in parts])
     vectors = torch.cat(outputs)[slots.argsort()]
@@ -156,10 +154,10 @@ def test_the_contrastive_step_in_pieces_is_the_one_at_once(tmp_path: Path) -> No
     loss, weight = opened_run.context.task_at(opened_run.state.step).task.loss(
         {"vectors": vectors}, {"real": real}
     )
-    own = torch.optim.SGD(plain.parameters(), lr=RATE)
+    sgd = torch.optim.SGD(plain.parameters(), lr=RATE)
     (loss / weight).backward()
-    own.step()
-    opened_run.state.lr_schedule = constant(opened_run)
+    sgd.step()
+    opened_run.state.lr_schedule = constant_schedule(opened_run)
     totals, _ = optimizer_step(*opened_run, parts)
     assert totals.tolist() == pytest.approx([float(loss.detach()), float(weight)])
     for name, value in plain.named_parameters():

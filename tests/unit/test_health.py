@@ -1,4 +1,4 @@
-"""Who is at fault, told from pairs; storage; the vendor's tools."""
+"""The process that pairs blame, storage, device speed, and the vendor's tools."""
 
 from __future__ import annotations
 
@@ -17,85 +17,86 @@ from regauge import accelerators, timing
 from regauge.accelerators.cpu import Cpu
 from regauge.errors import PreflightError
 from regauge.health import device, machine, vendors
-from regauge.health.examination import blamed
-from regauge.health.findings import Finding, require
+from regauge.health.examination import blame_from_pairs
+from regauge.health.findings import Finding, raise_if_bad
 from regauge.health.machine import check_machine
-from regauge.health.probe import partners
+from regauge.health.probe import schedule_partners
 from regauge.health.vendors import check_vendors
 from regauge.hooks import inject_nothing
 
-MADE: dict[str, Any] = {}
-"""What the lazy device was given, and whether it was still there."""
+LAZY_WORK: dict[str, Any] = {}
+"""The result that the lazy device holds, and whether it was still held when computed."""
 
 
 @pytest.mark.parametrize("size", range(2, 12))
 def test_all_pairs_meet_once_and_in_the_same_round(size: int) -> None:
-    plan = [partners(rank, size) for rank in range(size)]
+    plan = [schedule_partners(rank, size) for rank in range(size)]
     assert len({len(rounds) for rounds in plan}) == 1
-    met = []
+    meetings = []
     for rank, rounds in enumerate(plan):
         for number, partner in enumerate(rounds):
             if partner is not None:
                 assert plan[partner][number] == rank
-                met.append(tuple(sorted((rank, partner))))
-    assert sorted(met) == sorted(2 * list(combinations(range(size), 2)))
+                meetings.append(tuple(sorted((rank, partner))))
+    assert sorted(meetings) == sorted(2 * list(combinations(range(size), 2)))
 
 
 def pairs(size: int, *bad: int, problem: str = "wrong") -> dict[tuple[int, int], str]:
-    every = combinations(range(size), 2)
-    return {pair: problem if set(pair) & set(bad) else "" for pair in every}
+    ranks = combinations(range(size), 2)
+    return {pair: problem if set(pair) & set(bad) else "" for pair in ranks}
 
 
 @pytest.mark.parametrize("size", [3, 4, 7])
-def test_one_that_fails_with_every_other_is_named(size: int) -> None:
+def test_a_process_that_fails_with_every_other_is_blamed(size: int) -> None:
     for rank in range(size):
-        assert blamed(pairs(size, rank), []).where == f"process {rank}"
+        assert blame_from_pairs(pairs(size, rank), []).where == f"process {rank}"
 
 
-def test_two_bad_ones_cannot_be_told_from_the_rest() -> None:
-    found = blamed(pairs(4, 0, 2), [])
-    assert found.where == "processes 0, 1, 2, 3"
-    assert not found.ok
+def test_two_bad_processes_cannot_be_separated_from_the_others() -> None:
+    finding = blame_from_pairs(pairs(4, 0, 2), [])
+    assert finding.where == "processes 0, 1, 2, 3"
+    assert not finding.ok
+    assert finding.problem == "wrong; the bad process is unknown"
 
 
-def test_of_two_the_one_that_the_check_names_is_named() -> None:
-    problem = "what process 1 sent is not what came"
-    assert blamed(pairs(2, 1, problem=problem), []).where == "process 1"
-    assert blamed(pairs(2, 1, problem="timed out"), []).where == "processes 0, 1"
+def test_of_two_processes_the_one_in_the_problem_is_blamed() -> None:
+    problem = "data of process 1 arrived changed"
+    assert blame_from_pairs(pairs(2, 1, problem=problem), []).where == "process 1"
+    assert blame_from_pairs(pairs(2, 1, problem="timed out"), []).where == "processes 0, 1"
 
 
-def test_one_that_came_to_no_end_is_named() -> None:
-    assert blamed({(0, 1): "timed out"}, [0]).where == "process 0"
+def test_a_process_that_did_not_finish_is_blamed() -> None:
+    assert blame_from_pairs({(0, 1): "timed out"}, [0]).where == "process 0"
 
 
-def test_where_all_pairs_are_well_nobody_is_named() -> None:
-    found = blamed(pairs(3), [])
-    assert not found.ok
-    assert "well alone" in found.problem
+def test_no_process_is_blamed_if_all_pairs_are_good() -> None:
+    finding = blame_from_pairs(pairs(3), [])
+    assert not finding.ok
+    assert finding.problem == "each pair is good separately"
 
 
-def test_who_is_in_all_pairs_is_what_is_raised() -> None:
+def test_the_blamed_process_is_raised_before_the_first_problem() -> None:
     first = Finding.bad("all-gather", "process 0", "wrong")
-    named = Finding.bad("pairs", "process 2", "fails")
+    blamed = Finding.bad("pairs", "process 2", "fails")
     with pytest.raises(PreflightError, match="process 2: pairs: fails"):
-        require([Finding("memory", "process 1"), first, named])
-    require([Finding("memory", "process 1")])
+        raise_if_bad([Finding("memory", "process 1"), first, blamed])
+    raise_if_bad([Finding("memory", "process 1")])
 
 
-def test_storage_is_written_and_nothing_is_left(tmp_path: Path) -> None:
-    found = list(check_machine(tmp_path / "not" / "yet"))
-    assert all(finding.ok for finding in found)
-    assert found[0].where == str(tmp_path)
+def test_storage_is_written_and_no_file_remains(tmp_path: Path) -> None:
+    findings = list(check_machine(tmp_path / "not" / "yet"))
+    assert all(finding.ok for finding in findings)
+    assert findings[0].where == str(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_storage_that_cannot_be_written_is_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(_: int) -> None:
+    def refuse(_: int) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(os, "fsync", refused)
+    monkeypatch.setattr(os, "fsync", refuse)
     storage = next(check_machine(tmp_path))
     assert not storage.ok
     assert storage.problem == "cannot be written: Read-only file system"
@@ -103,75 +104,76 @@ def test_storage_that_cannot_be_written_is_bad(
 
 
 def test_a_full_disk_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "LEAST_FREE_BYTES", 1 << 62)
+    monkeypatch.setattr(machine, "MIN_FREE_DISK_BYTES", 1 << 62)
     bad = [finding.check for finding in check_machine(tmp_path) if not finding.ok]
     assert bad == ["free space"]
 
 
 class Lazy(Cpu):
-    """A device that computes, at the end of a step, what is still held."""
+    """A device that computes the results that are still held at the end of a step."""
 
     kind = "lazy"
 
     @property
-    def lazy(self) -> bool:
+    def is_lazy(self) -> bool:
         return True
 
     def end_step(self) -> None:
-        MADE["computed"] = MADE["held"]() is not None
+        LAZY_WORK["computed"] = LAZY_WORK["held"]() is not None
 
 
-def test_what_a_lazy_device_is_timed_for_is_held_until_it_is_computed() -> None:
+def test_the_timed_result_of_a_lazy_device_is_held_until_it_is_computed() -> None:
     def work() -> torch.Tensor:
         value = torch.ones(2)
-        MADE["held"] = weakref.ref(value)
+        LAZY_WORK["held"] = weakref.ref(value)
         return value
 
-    assert device._timed(Lazy(), work) > 0
-    assert MADE["computed"]
+    assert device._time_once(Lazy(), work) > 0
+    assert LAZY_WORK["computed"]
 
 
-def test_a_run_does_not_wait_for_the_bandwidth_of_its_memory() -> None:
-    """It is told to people: nothing is decided by it."""
+def test_a_preflight_does_not_measure_the_memory_bandwidth() -> None:
+    """Only `regauge doctor` reports it: no decision depends on it."""
     cpu, here = Cpu(), torch.device("cpu")
-    before = list(device.check_device(cpu, here, (), "here", inject_nothing))
-    assert [each for each in before if isinstance(each, str)] == ["memory"]
-    name, found = device.bandwidth(cpu, here, "here")
-    assert isinstance(found, Finding)
-    assert (name, found.check, found.ok) == ("bandwidth", "bandwidth", True)
-    assert float(found.value.partition(" GB/s")[0]) > 0
+    checks = list(device.check_device(cpu, here, (), "here", inject_nothing))
+    assert [check for check in checks if isinstance(check, str)] == ["memory"]
+    name, finding = device.check_bandwidth(cpu, here, "here")
+    assert isinstance(finding, Finding)
+    assert (name, finding.check, finding.ok) == ("bandwidth", "bandwidth", True)
+    assert float(finding.value.partition(" GB/s")[0]) > 0
 
 
 class Slow(Cpu):
-    """Computes a tenth of its peak."""
+    """A device that computes at a tenth of its peak."""
 
     kind = "slow"
     measured: bool = True
 
-    def chip(self, precision: accelerators.Precision) -> accelerators.Chip:
-        peak = 10.0 * 2 * device.FIRST_SIZE**3
-        return accelerators.Chip("slow", {precision: peak}, measured=self.measured)
+    def chip_peak(self, precision: accelerators.Precision) -> accelerators.ChipPeak:
+        peak = 10.0 * 2 * device.MIN_SIZE**3
+        return accelerators.ChipPeak("slow", {precision: peak}, is_measured=self.measured)
 
 
 @pytest.mark.parametrize("measured", [True, False])
-def test_a_tenth_of_a_data_sheet_s_peak_is_slow_and_of_a_peak_timed_here_is_not(
+def test_a_tenth_of_the_data_sheet_s_peak_is_slow_but_not_of_a_measured_peak(
     monkeypatch: pytest.MonkeyPatch, *, measured: bool
 ) -> None:
-    monkeypatch.setattr(device, "_timed", lambda *_: 1.0)
+    monkeypatch.setattr(device, "_time_once", lambda *_: 1.0)
     chip, here = Slow(measured=measured), torch.device("cpu")
-    found = device.check_device(chip, here, ("fp32",), "here", inject_nothing)
-    (speed,) = [each for each in found if isinstance(each, Finding) and "speed" in each.check]
+    checks = device.check_device(chip, here, ("fp32",), "here", inject_nothing)
+    findings = [check for check in checks if isinstance(check, Finding)]
+    (speed,) = [finding for finding in findings if "speed" in finding.check]
     assert speed.ok == measured
     assert ("slow" in speed.problem) != measured
 
 
-def test_a_device_that_was_busy_is_timed_again_before_it_is_slow(
+def test_a_busy_device_is_timed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tenth of the peak in the first measurement, then nine tenths."""
-    first = 1 + timing.TRIES + device.LEAST_TRIES
+    first = 1 + timing.MIN_TRIES + device.MIN_TRIES
     seconds = itertools.chain([1.0] * first, itertools.repeat(1 / 9))
-    monkeypatch.setattr(device, "_timed", lambda *_: next(seconds))
+    monkeypatch.setattr(device, "_time_once", lambda *_: next(seconds))
     monkeypatch.setattr(device, "SPEED_SECONDS", 0.0)
     monkeypatch.setattr(timing, "REPEAT_PAUSE_SECONDS", 0.0)
     chip, faults = Slow(measured=False), inject_nothing
@@ -186,37 +188,42 @@ class Chip(Cpu):
 
     kind = "chip"
 
-    def tools(self, size: int) -> tuple[tuple[str, ...], ...]:
+    def diagnostic_commands(self, size: int) -> tuple[tuple[str, ...], ...]:
         return (("chip-test", str(size)), ("chip-absent",))
 
-    def occupants(self) -> tuple[str, ...]:
+    def process_list_command(self) -> tuple[str, ...]:
         return ("chip-users",)
 
 
-def tool(folder: Path, name: str, script: str) -> None:
+def write_tool(folder: Path, name: str, script: str) -> None:
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
 @pytest.mark.parametrize(
-    ("test", "users", "said"),
+    ("test", "users", "texts"),
     [
         ("echo devices: $1; echo all well", "", ["all well", "no other on the devices"]),
-        ("echo link down; exit 3", "", ["ended with code 3: link down", "no other on the devices"]),
+        (
+            "echo link down; exit 3",
+            "",
+            ["exited with code 3: link down", "no other on the devices"],
+        ),
         ("echo all well", "echo 12, python, 3 MiB", ["all well", "in use: 12, python, 3 MiB"]),
         ("sleep 60", "exit 4", ["no answer in 1 s", "unknown: code 4"]),
     ],
 )
 def test_the_vendor_s_verdict_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, test: str, users: str, said: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, test: str, users: str, texts: list[str]
 ) -> None:
-    tool(tmp_path, "chip-test", test)
-    tool(tmp_path, "chip-users", users)
+    write_tool(tmp_path, "chip-test", test)
+    write_tool(tmp_path, "chip-users", users)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(vendors, "LIMIT_SECONDS", 1)
-    found = list(check_vendors(Chip(), 2))
-    assert len(found) == 2
-    for finding, text in zip(found, said, strict=True):
+    monkeypatch.setattr(vendors, "TIMEOUT_SECONDS", 1)
+    findings = list(check_vendors(Chip(), 2))
+    assert len(findings) == 2
+    for finding, text in zip(findings, texts, strict=True):
         assert text in finding.value + finding.problem
-    assert [finding.ok for finding in found] == ["well" in said[0], "in use" not in said[1]]
+    is_ok = ["well" in texts[0], "in use" not in texts[1]]
+    assert [finding.ok for finding in findings] == is_ok

@@ -1,4 +1,4 @@
-"""Signs of life that are read while they are written."""
+"""Heartbeats that are read while they are written."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ while True:
 SECONDS = 1.5
 
 
-def test_a_sign_is_never_torn(tmp_path: Path) -> None:
-    pulses = HeartbeatTable(tmp_path / "pulse", 2)
+def test_no_beat_is_torn(tmp_path: Path) -> None:
+    table = HeartbeatTable(tmp_path / "heartbeats", 2)
     began = time.monotonic()
-    command = [sys.executable, "-c", WRITER, str(tmp_path / "pulse")]
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "heartbeats")]
     with subprocess.Popen(command) as writer:
         try:
-            while pulses.read(1).count == 0:
+            while table.read(1).count == 0:
                 assert time.monotonic() < began + 60
-            seen, until = pulses.read(1), time.monotonic() + SECONDS
+            last, until = table.read(1), time.monotonic() + SECONDS
             while time.monotonic() < until:
-                sign = pulses.read(1)
-                assert sign.at >= seen.at >= began
-                assert sign.count >= seen.count > 0
-                assert PHASES.index(sign.phase) == (sign.count - 1) % len(PHASES)
-                seen = sign
+                beat = table.read(1)
+                assert beat.at >= last.at >= began
+                assert beat.count >= last.count > 0
+                assert PHASES.index(beat.phase) == (beat.count - 1) % len(PHASES)
+                last = beat
         finally:
             writer.kill()
-    assert seen.count > 1000
-    assert pulses.read(0).count == 0
+    assert last.count > 1000
+    assert table.read(0).count == 0
 
 
-def test_a_sign_keeps_what_it_does_not_say(tmp_path: Path) -> None:
-    pulses = HeartbeatTable(tmp_path / "pulse", 1)
-    pulse = Heartbeat(tmp_path / "pulse", 0)
-    pulse.beat("step", step=7)
-    pulse.beat()
-    found = pulses.read(0)
-    assert (found.count, found.step, found.phase) == (2, 7, "step")
+def test_a_beat_keeps_the_last_phase_and_step(tmp_path: Path) -> None:
+    table = HeartbeatTable(tmp_path / "heartbeats", 1)
+    heartbeat = Heartbeat(tmp_path / "heartbeats", 0)
+    heartbeat.beat("step", step=7)
+    heartbeat.beat()
+    beat = table.read(0)
+    assert (beat.count, beat.step, beat.phase) == (2, 7, "step")

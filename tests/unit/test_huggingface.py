@@ -1,4 +1,4 @@
-"""Datasets as the Hugging Face hub has them: a folder, or a name that a hub on loopback knows."""
+"""Datasets of the Hugging Face hub: in a folder, or on a local stand-in for the hub."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from regauge.data.sources.huggingface import HuggingFace
 from regauge.data.sources.parquet import Parquet
 from regauge.errors import DataError, RegaugeError, SettingsError, TransientError
 from regauge.verbs import prepare as verb
-from unit.hub import CONVERTED_SHA, SHA, TOKEN, hub
-from unit.preparing import corpus, prepared, settings, tables
-from unit.reads import fields
+from unit.hub import CONVERTED_SHA, SHA, TOKEN, serve_hub
+from unit.preparing import build_settings, build_tables, prepare_dataset, write_corpus
+from unit.reads import read_fields
 from unit.web import Web
 
 ROWS = [{"text": f"row {number}", "label": number % 2} for number in range(50)]
 
 
 def save(folder: Path, rows: list[dict[str, Any]], split: str | None = None) -> None:
-    """Write what `datasets.Dataset.save_to_disk` does (5.2): streams, and a file about them."""
+    """Write the files of `datasets.Dataset.save_to_disk` (5.2): Arrow streams and a JSON file."""
     folder.mkdir(parents=True)
     names = [f"data-{number:05d}-of-00002.arrow" for number in range(2)]
     for number, name in enumerate(names):
@@ -53,18 +53,20 @@ def parquet(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def refused(**settings: Any) -> RegaugeError:
     with pytest.raises(RegaugeError) as caught:
-        HuggingFace(**settings).pieces()
+        HuggingFace(**settings).list_pieces()
     return caught.value
 
 
 def test_a_saved_dataset_is_read_without_its_library(tmp_path: Path) -> None:
     save(tmp_path / "saved", ROWS)
     read = HuggingFace(name=str(tmp_path / "saved"))
-    assert fields(read) == ROWS
-    assert not read.elsewhere()
-    assert fields(HuggingFace(name=str(tmp_path / "saved"), columns=("label",)))[3] == {"label": 1}
+    assert read_fields(read) == ROWS
+    assert not read.remote_location()
+    assert read_fields(HuggingFace(name=str(tmp_path / "saved"), columns=("label",)))[3] == {
+        "label": 1
+    }
     (tmp_path / "saved" / "data-00001-of-00002.arrow").unlink()
-    assert "is gone; save it again" in str(refused(name=str(tmp_path / "saved")))
+    assert "is missing; save the dataset again" in str(refused(name=str(tmp_path / "saved")))
 
 
 def test_a_saved_dataset_has_its_splits(tmp_path: Path) -> None:
@@ -72,25 +74,25 @@ def test_a_saved_dataset_has_its_splits(tmp_path: Path) -> None:
         save(tmp_path / "saved" / split, rows, split)
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     name = str(tmp_path / "saved")
-    assert fields(HuggingFace(name=name, split="test")) == ROWS[30:]
-    assert fields(HuggingFace(name=name)) == ROWS[:30]
+    assert read_fields(HuggingFace(name=name, split="test")) == ROWS[30:]
+    assert read_fields(HuggingFace(name=name)) == ROWS[:30]
     assert "no split 'tst'; did you mean 'test'?" in str(refused(name=name, split="tst"))
     alone = refused(name=str(tmp_path / "saved" / "test"))
     assert "it is the split 'test'; set source.split = 'test'" in str(alone)
 
 
-def test_a_folder_says_its_splits_by_names(tmp_path: Path) -> None:
+def test_file_names_define_the_splits_of_a_folder(tmp_path: Path) -> None:
     parquet(tmp_path / "data" / "train-00000-of-00002.parquet", ROWS[:10])
     parquet(tmp_path / "data" / "train-00001-of-00002.parquet", ROWS[10:20])
     parquet(tmp_path / "data" / "test_long-00000-of-00001.parquet", ROWS[20:])
     (tmp_path / "README.md").write_text("# About")
-    assert fields(HuggingFace(name=str(tmp_path))) == ROWS[:20]
-    assert fields(HuggingFace(name=str(tmp_path), split="test_long")) == ROWS[20:]
+    assert read_fields(HuggingFace(name=str(tmp_path))) == ROWS[:20]
+    assert read_fields(HuggingFace(name=str(tmp_path), split="test_long")) == ROWS[20:]
     error = refused(name=str(tmp_path), split="test")
     assert "no split 'test'; did you mean 'test_long'?" in str(error)
 
 
-def test_a_folder_says_its_subsets_in_its_readme(tmp_path: Path) -> None:
+def test_the_readme_defines_the_subsets_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(
         "---\nconfigs:\n- config_name: long\n  data_files: long/*.jsonl\n"
         "- config_name: deep\n  data_dir: long/deep\n"
@@ -102,7 +104,7 @@ def test_a_folder_says_its_subsets_in_its_readme(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
 
     def texts(**more: str) -> list[Any]:
-        return [row["text"] for row in fields(HuggingFace(name=str(tmp_path), **more))]
+        return [row["text"] for row in read_fields(HuggingFace(name=str(tmp_path), **more))]
 
     assert texts(subset="long") == ["long/a"]
     assert texts(subset="deep") == ["long/deep/a"]
@@ -123,93 +125,93 @@ def test_a_folder_says_its_subsets_in_its_readme(tmp_path: Path) -> None:
         ("latest/trainers.jsonl", ""),
     ],
 )
-def test_a_name_tells_its_split_by_whole_words(name: str, split: str) -> None:
-    assert _splits._told(name) == split
+def test_whole_words_of_a_name_define_its_split(name: str, split: str) -> None:
+    assert _splits._find_split(name) == split
 
 
-def test_what_no_name_tells_is_to_train_on(tmp_path: Path) -> None:
+def test_files_without_a_split_are_training_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     (tmp_path / ".hidden.txt").write_text("three")
-    assert fields(HuggingFace(name=str(tmp_path))) == [{"text": "one"}, {"text": "two"}]
+    assert read_fields(HuggingFace(name=str(tmp_path))) == [{"text": "one"}, {"text": "two"}]
     (tmp_path / "b.csv").write_text("text\nfour\n")
-    assert "files of csv and text; choose one of them" in str(refused(name=str(tmp_path)))
+    assert "files of csv and text; choose one format" in str(refused(name=str(tmp_path)))
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "no file of data that can be read" in str(refused(name=str(empty)))
+    assert "it has no data file of a known format" in str(refused(name=str(empty)))
 
 
-def test_what_a_folder_does_not_have_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+def test_settings_that_a_folder_does_not_support_are_refused(tmp_path: Path) -> None:
     save(tmp_path / "saved", ROWS)
     name = str(tmp_path / "saved")
-    assert "leave source.revision out" in str(refused(name=name, revision="v1"))
-    assert "leave source.subset out" in str(refused(name=name, subset="en"))
+    assert "remove source.revision" in str(refused(name=name, revision="v1"))
+    assert "remove source.subset" in str(refused(name=name, subset="en"))
     (tmp_path / "saved" / "state.json").write_text('{"_split": null}')
     assert "has no '_data_files'; save the dataset again" in str(refused(name=name))
     (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
-    assert "is no YAML" in str(refused(name=str(tmp_path)))
+    assert "is not valid YAML" in str(refused(name=str(tmp_path)))
 
 
-def test_an_unknown_key_is_answered() -> None:
+def test_an_unknown_key_gets_a_suggestion() -> None:
     with pytest.raises(SettingsError, match="did you mean 'subset'"):
-        config.choose("data/sources", {"kind": "huggingface", "name": "a", "subst": "b"})
+        config.parse_choice("data/sources", {"kind": "huggingface", "name": "a", "subst": "b"})
 
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    with hub(tmp_path / "hub") as found:
-        template = found.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", found.url)
+    with serve_hub(tmp_path / "hub") as web:
+        template = web.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", web.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setenv("HF_TOKEN_PATH", "/none")
         monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.setattr(object_store, "FIRST_WAIT_SECONDS", 0.01)
+        monkeypatch.setattr(object_store, "MIN_WAIT_SECONDS", 0.01)
         HfFileSystem.clear_instance_cache()
-        yield found
+        yield web
 
 
-def test_a_dataset_of_the_hub_is_read_where_it_is(served: Web) -> None:
+def test_a_dataset_of_the_hub_is_streamed(served: Web) -> None:
     folder = served.folder / "org" / "rows"
     parquet(folder / "data" / "train-00000-of-00001.parquet", ROWS)
     (folder / "notes.txt").write_text("no data of any split")
     read = HuggingFace(name="org/rows")
-    assert fields(read) == ROWS
-    (piece,) = read.pieces()
+    assert read_fields(read) == ROWS
+    (piece,) = read.list_pieces()
     assert piece.files[0].startswith(f"hf://datasets/org/rows@{SHA}/data/train")
     before = piece.stamp
     parquet(folder / "data" / "train-00000-of-00001.parquet", ROWS[:-1])
-    assert read.pieces()[0].stamp != before
+    assert read.list_pieces()[0].stamp != before
 
 
-def test_a_file_of_the_hub_has_an_address(served: Web) -> None:
+def test_a_file_of_the_hub_has_a_url(served: Web) -> None:
     folder = served.folder / "org" / "rows"
     parquet(folder / "data" / "a.parquet", ROWS[:30])
     parquet(folder / "data" / "b.parquet", ROWS[30:])
-    assert fields(Parquet(files=("hf://datasets/org/rows/data/*.parquet",))) == ROWS
-    assert fields(Parquet(files=("hf://datasets/org/rows/data/b.parquet",))) == ROWS[30:]
+    assert read_fields(Parquet(files=("hf://datasets/org/rows/data/*.parquet",))) == ROWS
+    assert read_fields(Parquet(files=("hf://datasets/org/rows/data/b.parquet",))) == ROWS[30:]
     for name in ("data/*.parquet", "a.parquet"):  # to the hub, what is private is not there
-        with pytest.raises(DataError, match=r"none/.* may not be read: .*; run 'hf auth login'"):
-            Parquet(files=(f"hf://datasets/org/none/{name}",)).pieces()
-    with pytest.raises(DataError, match=r"there is no hf://datasets/org/rows/none.parquet"):
-        Parquet(files=("hf://datasets/org/rows/none.parquet",)).pieces()
+        with pytest.raises(DataError, match=r"access to .*none/.* denied: .*; run 'hf auth login'"):
+            Parquet(files=(f"hf://datasets/org/none/{name}",)).list_pieces()
+    with pytest.raises(DataError, match=r"no file hf://datasets/org/rows/none.parquet"):
+        Parquet(files=("hf://datasets/org/rows/none.parquet",)).list_pieces()
     with pytest.raises(DataError, match="no file matches"):
-        Parquet(files=("hf://datasets/org/rows/data/*.csv",)).pieces()
+        Parquet(files=("hf://datasets/org/rows/data/*.csv",)).list_pieces()
 
 
-def test_what_the_hub_converted_is_read_where_nothing_else_can_be(served: Web) -> None:
+def test_converted_files_are_read_if_no_others_can_be(served: Web) -> None:
     folder = served.folder / "org" / "odd"
     (folder / "data").mkdir(parents=True)
     (folder / "data" / "train.tar").write_bytes(b"no rows")
-    assert "no file of it can be read" in str(refused(name="org/odd"))
+    assert "it has no data file of a known format" in str(refused(name="org/odd"))
     parquet(folder / ".converted" / "default" / "partial-train" / "0000.parquet", ROWS)
     parquet(folder / ".converted" / "default" / "test" / "0000.parquet", ROWS[:5])
     read = HuggingFace(name="org/odd")
-    assert fields(read) == ROWS
-    (piece,) = read.pieces()
+    assert read_fields(read) == ROWS
+    (piece,) = read.list_pieces()
     root = f"hf://datasets/org/odd@{CONVERTED_SHA}"
     assert piece.files == (f"{root}/default/partial-train/0000.parquet",)
 
 
-def test_a_gated_dataset_wants_a_token(served: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gated_dataset_needs_a_token(served: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     (served.folder / "org" / "gated").mkdir(parents=True)
     (served.folder / "org" / "gated" / "train.jsonl").write_text('{"text": "secret"}\n')
     error = refused(name="org/gated")
@@ -220,54 +222,54 @@ def test_a_gated_dataset_wants_a_token(served: Web, monkeypatch: pytest.MonkeyPa
     )
     assert error.exit_code == 64
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert fields(HuggingFace(name="org/gated")) == [{"text": "secret"}]
+    assert read_fields(HuggingFace(name="org/gated")) == [{"text": "secret"}]
 
 
-def test_what_the_hub_does_not_have_is_named(served: Web) -> None:
+def test_unknown_names_on_the_hub_are_reported(served: Web) -> None:
     folder = served.folder / "org" / "rows"
     folder.mkdir(parents=True)
     (folder / "train.jsonl").write_text('{"text": "one"}\n')
     missing = refused(name="org/none")
-    assert f"neither a folder nor a dataset that {served.url} shows you" in missing.problem
+    assert f"not a folder and not a dataset that is visible on {served.url}" in missing.problem
     assert "hf auth login" in missing.remedy
-    assert "neither a folder nor a name on the hub" in str(refused(name="./no/folder"))
-    assert "there is no revision 'v9'" in str(refused(name="org/rows", revision="v9"))
+    assert "not a folder and not a valid name on the hub" in str(refused(name="./no/folder"))
+    assert "it has no revision 'v9'" in str(refused(name="org/rows", revision="v9"))
     assert "did you mean 'train'?" in str(refused(name="org/rows", split="trian"))
     configs = [{"config_name": name, "data_files": "*.jsonl"} for name in ("de", "fr")]
     (folder / ".card.json").write_text(json.dumps({"configs": configs}))
     assert "2 subsets: de, fr" in str(refused(name="org/rows"))
-    assert fields(HuggingFace(name="org/rows", subset="fr")) == [{"text": "one"}]
+    assert read_fields(HuggingFace(name="org/rows", subset="fr")) == [{"text": "one"}]
 
 
-def test_a_hub_that_is_not_there_is_named(served: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported(served: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     served.status = 400
     assert isinstance(refused(name="org/rows"), TransientError)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     error = refused(name="org/rows")
     assert error.exit_code == 75
-    assert "the hub http://127.0.0.1:9 does not answer" in error.problem
+    assert "cannot read from http://127.0.0.1:9" in error.problem
     assert "HF_ENDPOINT" in error.remedy
 
 
-def test_a_dry_run_does_not_ask_the_hub(tmp_path: Path) -> None:
-    answer = verb.plan(settings(tmp_path, source={"kind": "huggingface", "name": "org/rows"}))
-    assert answer["would_do"] == "ask for the dataset 'org/rows' of the hub, and prepare it"
+def test_a_dry_run_does_not_contact_the_hub(tmp_path: Path) -> None:
+    answer = verb.plan(build_settings(tmp_path, source={"kind": "huggingface", "name": "org/rows"}))
+    assert answer["would_do"] == "read the dataset 'org/rows' of the hub and prepare the dataset"
 
 
 def test_the_command_prepares_a_dataset_of_the_hub(tmp_path: Path) -> None:
     folder = tmp_path / "hub" / "org" / "texts"
     (folder / "data").mkdir(parents=True)
     for number in range(2):
-        corpus(folder / "data" / f"train-{number:05d}-of-00002.jsonl", 300 + number)
+        write_corpus(folder / "data" / f"train-{number:05d}-of-00002.jsonl", 300 + number)
     here = {"kind": "huggingface", "name": str(folder)}
     there = {"kind": "huggingface", "name": "org/texts"}
-    local = prepared(tmp_path, "local", source=here)
-    run = tables(tmp_path, "remote", source=there, prepare={"processes": 2})
+    local = prepare_dataset(tmp_path, "local", source=here)
+    run = build_tables(tmp_path, "remote", source=there, prepare={"processes": 2})
     (tmp_path / "run.json").write_text(json.dumps(run))
-    with hub(tmp_path / "hub") as found:
+    with serve_hub(tmp_path / "hub") as web:
         done = subprocess.run(
             [sys.executable, "-m", "regauge", "prepare", str(tmp_path / "run.json"), "--json"],
-            env={**os.environ, "HF_ENDPOINT": found.url, "HF_HOME": str(tmp_path / "home")},
+            env={**os.environ, "HF_ENDPOINT": web.url, "HF_HOME": str(tmp_path / "home")},
             capture_output=True,
             text=True,
             check=True,
@@ -277,7 +279,7 @@ def test_the_command_prepares_a_dataset_of_the_hub(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["train_rows"] == local.manifest.splits["train"].rows
 
 
-def test_a_field_that_the_split_does_not_have_is_answered(tmp_path: Path) -> None:
+def test_an_unknown_field_of_a_split_gets_a_suggestion(tmp_path: Path) -> None:
     save(tmp_path / "saved", ROWS)
     with pytest.raises(DataError, match=r"has no column 'txt'; did you mean 'text'\?"):
-        HuggingFace(name=str(tmp_path / "saved"), columns=("txt",)).pieces()
+        HuggingFace(name=str(tmp_path / "saved"), columns=("txt",)).list_pieces()

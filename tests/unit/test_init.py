@@ -1,4 +1,4 @@
-"""`regauge init` writes golden run files, and nothing over anything."""
+"""`regauge init` writes example run files and never overwrites a file."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from regauge.errors import SettingsError
 from regauge.verbs import init
 
 
-def test_a_run_file_is_written_as_it_is(tmp_path: Path) -> None:
+def test_a_run_file_is_copied_unchanged(tmp_path: Path) -> None:
     target = tmp_path / "mine.toml"
     answer = init.main("quickstart", target)
     assert answer["written"] == str(target)
-    assert target.read_bytes() == (init.folder() / "quickstart.toml").read_bytes()
+    assert target.read_bytes() == (init.find_folder() / "quickstart.toml").read_bytes()
     assert "stage" in config.read(target)
 
 
-def test_the_name_is_the_file_when_none_is_given(
+def test_the_default_file_has_the_name_of_the_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -40,7 +40,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         init.main("quickstart", tmp_path / "no" / "mine.toml")
 
 
-def test_a_misspelt_name_is_refused(tmp_path: Path) -> None:
+def test_a_misspelled_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="did you mean 'quickstart'"):
         init.main("quikstart", tmp_path / "mine.toml")
     assert list(tmp_path.iterdir()) == []
@@ -49,5 +49,5 @@ def test_a_misspelt_name_is_refused(tmp_path: Path) -> None:
 def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = init.main(json=True)["run_files"]
     assert "quickstart" in {row["name"] for row in listed}
-    assert all(row["what"] for row in listed)
+    assert all(row["summary"] for row in listed)
     assert '"quickstart"' in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""LAMB against its paper's Algorithm 2, worked out in numbers."""
+"""LAMB compared with Algorithm 2 of its paper, computed by hand."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def settings(**changes: Any) -> Optimizer:
     return Optimizer.model_validate({**base, "weight_decay": DECAY, **changes})
 
 
-def stepped(optimizer: torch.optim.Optimizer, value: Tensor, gradient: Any) -> list[float]:
+def take_step(optimizer: torch.optim.Optimizer, value: Tensor, gradient: Any) -> list[float]:
     """Take one step; return the values of a row or a vector after it."""
     value.grad = torch.tensor(gradient).view(value.shape)
     optimizer.step()
     return value.detach().flatten().tolist()
 
 
-def by_the_paper(weights: list[float], steps: int, *, matrix: bool) -> list[float]:
-    """Return the weights after some steps, number by number."""
+def compute_by_hand(weights: list[float], steps: int, *, matrix: bool) -> list[float]:
+    """Return the weights after some steps, computed with Python numbers."""
     first, second = [0.0, 0.0], [0.0, 0.0]
     for step in range(1, steps + 1):
         gradients = GRADIENTS[step - 1]
@@ -60,55 +60,55 @@ def by_the_paper(weights: list[float], steps: int, *, matrix: bool) -> list[floa
 def test_the_first_step_of_a_matrix_by_hand() -> None:
     """The update is (0.5 / 1 + 0.3, -1 / 1.5 + 0.4), its norm 0.843274; the weights' norm is 5."""
     value = nn.Parameter(torch.tensor([[3.0, 4.0]]))
-    found = stepped(optimizers.build_optimizer(settings(), [("w", value)]), value, [0.5, -1.0])
+    weights = take_step(optimizers.build_optimizer(settings(), [("w", value)]), value, [0.5, -1.0])
     ratio = 5 / 0.843274
-    assert found == pytest.approx([3 - 0.01 * ratio * 0.8, 4 + 0.01 * ratio * 0.8 / 3], rel=1e-6)
+    assert weights == pytest.approx([3 - 0.01 * ratio * 0.8, 4 + 0.01 * ratio * 0.8 / 3], rel=1e-6)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_three_steps_are_those_of_the_paper(lazy: bool) -> None:  # noqa: FBT001
-    """A matrix is decayed and scaled to its norm; a vector takes Adam's update as it is."""
+def test_three_steps_equal_the_algorithm_of_the_paper(lazy: bool) -> None:  # noqa: FBT001
+    """A matrix is decayed and scaled to its norm; a vector gets Adam's update unchanged."""
     matrix, vector = nn.Parameter(torch.tensor([[3.0, 4.0]])), nn.Parameter(torch.ones(2))
-    own = optimizers.build_optimizer(settings(), [("w", matrix), ("b", vector)], lazy=lazy)
+    optimizer = optimizers.build_optimizer(settings(), [("w", matrix), ("b", vector)], lazy=lazy)
     for step, gradient in enumerate(GRADIENTS, start=1):
         vector.grad = torch.tensor(gradient)
-        found = stepped(own, matrix, gradient)
-        assert found == pytest.approx(by_the_paper([3.0, 4.0], step, matrix=True), rel=1e-6)
-        expected = by_the_paper([1.0, 1.0], step, matrix=False)
+        weights = take_step(optimizer, matrix, gradient)
+        assert weights == pytest.approx(compute_by_hand([3.0, 4.0], step, matrix=True), rel=1e-6)
+        expected = compute_by_hand([1.0, 1.0], step, matrix=False)
         assert vector.tolist() == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_matrix_is_scaled_without_decay_as_well() -> None:
-    """It is what a tensor is, and not its decay, that says whether it is scaled."""
+def test_a_matrix_is_scaled_without_weight_decay() -> None:
+    """Scaling depends on the number of dimensions, not on the weight decay."""
     value = nn.Parameter(torch.tensor([[3.0, 4.0]]))
-    own = optimizers.build_optimizer(settings(weight_decay=0.0), [("w", value)])
-    moved = torch.tensor(stepped(own, value, [0.5, -1.0])) - torch.tensor([3.0, 4.0])
+    optimizer = optimizers.build_optimizer(settings(weight_decay=0.0), [("w", value)])
+    moved = torch.tensor(take_step(optimizer, value, [0.5, -1.0])) - torch.tensor([3.0, 4.0])
     assert float(moved.norm()) == pytest.approx(RATE * 5, rel=1e-5)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_weights_of_norm_zero_take_the_update_as_it_is(lazy: bool) -> None:  # noqa: FBT001
+def test_weights_of_norm_zero_take_the_unscaled_update(lazy: bool) -> None:  # noqa: FBT001
     value = nn.Parameter(torch.zeros(1, 2))
-    own = optimizers.build_optimizer(settings(), [("w", value)], lazy=lazy)
-    assert stepped(own, value, [0.5, -1.0]) == pytest.approx([-0.01 * 0.5, 0.01 / 1.5])
+    optimizer = optimizers.build_optimizer(settings(), [("w", value)], lazy=lazy)
+    assert take_step(optimizer, value, [0.5, -1.0]) == pytest.approx([-0.01 * 0.5, 0.01 / 1.5])
 
 
-def test_no_gradient_at_all_changes_no_weight() -> None:
+def test_zero_gradients_change_no_weight() -> None:
     value = nn.Parameter(torch.tensor([[3.0, 4.0]]))
-    own = optimizers.build_optimizer(settings(weight_decay=0.0), [("w", value)])
-    assert stepped(own, value, [0.0, 0.0]) == [3.0, 4.0]
+    optimizer = optimizers.build_optimizer(settings(weight_decay=0.0), [("w", value)])
+    assert take_step(optimizer, value, [0.0, 0.0]) == [3.0, 4.0]
 
 
-def test_a_parameter_without_a_gradient_is_left_alone() -> None:
+def test_a_parameter_without_a_gradient_is_unchanged() -> None:
     one, other = (nn.Parameter(torch.ones(1, 2)) for _ in range(2))
-    own = optimizers.build_optimizer(settings(), [("one", one), ("other", other)])
-    stepped(own, one, [0.5, -1.0])
+    optimizer = optimizers.build_optimizer(settings(), [("one", one), ("other", other)])
+    take_step(optimizer, one, [0.5, -1.0])
     assert other.tolist() == [[1.0, 1.0]]
-    assert other not in own.state
+    assert other not in optimizer.state
 
 
-class NothingRead(TorchDispatchMode):
-    """Fails where a value of a tensor is asked for by the host."""
+class NoHostReads(TorchDispatchMode):
+    """Fails if the host reads a value of a tensor."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -117,17 +117,17 @@ class NothingRead(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_nothing_is_read_of_a_lazy_device() -> None:
+def test_no_value_is_read_from_a_lazy_device() -> None:
     value = nn.Parameter(torch.ones(4, 3))
     lazy, other = (
         optimizers.build_optimizer(settings(), [("w", value)], lazy=lazy) for lazy in (True, False)
     )
     value.grad = torch.ones(4, 3)
-    with NothingRead():
+    with NoHostReads():
         for number in range(3):
             optimizers.set_learning_rate(lazy, torch.tensor([0.1, 0.2, 0.3])[number])
             lazy.step()
-    with pytest.raises(AssertionError, match="a value was read"), NothingRead():
+    with pytest.raises(AssertionError, match="a value was read"), NoHostReads():
         other.step()
 
 
@@ -139,37 +139,37 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_threads")
-def test_a_run_as_a_lazy_device_has_it_is_the_same_run(
+def test_the_lazy_code_path_on_a_cpu_gives_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rates from a table, counts as data, a rehearsal before the first step: the seam on a CPU."""
-    data = datasets.packed(tmp_path / "data")
-    found = {}
+    """It has rates from a table, counts as tensors, and a rehearsal before the first step."""
+    data = datasets.write_packed(tmp_path / "data")
+    run_losses = {}
     for lazy in (False, True):
-        monkeypatch.setattr(Cpu, "lazy", property(lambda _, lazy=lazy: lazy))
+        monkeypatch.setattr(Cpu, "is_lazy", property(lambda _, lazy=lazy: lazy))
         folder = tmp_path / f"run-{lazy}"
         changes = {"optimizer": {"kind": "lamb", "learning_rate": 0.01}, "strategy": "single"}
         attempt(run_settings(folder, data, "mlm", **changes), processes.World())
-        found[lazy] = losses(lines(folder))
-    assert len(found[True]) == 12
-    assert found[True] == pytest.approx(found[False], rel=1e-5)
-    assert found[True][-1] < found[True][0]
+        run_losses[lazy] = losses(lines(folder))
+    assert len(run_losses[True]) == 12
+    assert run_losses[True] == pytest.approx(run_losses[False], rel=1e-5)
+    assert run_losses[True][-1] < run_losses[True][0]
 
 
-def test_its_state_is_that_of_adamw() -> None:
+def test_the_state_has_the_names_of_adamw() -> None:
     value = nn.Parameter(torch.ones(4, 3))
     states = []
     for kind in ("adamw", "lamb"):
-        own = optimizers.build_optimizer(settings(kind=kind), [("w", value)])
-        optimizers.prime_state(own)
-        saved = optimizers.state_tensors(own, {"w": value})
-        assert optimizers.steps_taken(own, {"w": value}) == 1
-        states.append({name: (each.shape, each.dtype) for name, each in saved.items()})
+        optimizer = optimizers.build_optimizer(settings(kind=kind), [("w", value)])
+        optimizers.prime_state(optimizer)
+        saved = optimizers.state_tensors(optimizer, {"w": value})
+        assert optimizers.step_count(optimizer, {"w": value}) == 1
+        states.append({name: (tensor.shape, tensor.dtype) for name, tensor in saved.items()})
     assert states[0] == states[1]
     assert set(states[0]) == {"exp_avg.w", "exp_avg_sq.w"}
 
 
 def test_a_closure_is_refused() -> None:
-    own = Lamb([{"params": [nn.Parameter(torch.ones(2))]}], 0.1)
-    with pytest.raises(ValueError, match="not called"):
-        own.step(lambda: 0.0)
+    optimizer = Lamb([{"params": [nn.Parameter(torch.ones(2))]}], 0.1)
+    with pytest.raises(ValueError, match="does not support a closure"):
+        optimizer.step(lambda: 0.0)

@@ -1,4 +1,4 @@
-"""Where time and money went: nested accounts, resumes, and files of lines that only grow."""
+"""The ledger of time and money: nested accounts, resumes, and append-only files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import pytest
 import torch
 
 from regauge import jsonl
-from regauge.accelerators import Chip
+from regauge.accelerators import ChipPeak
 from regauge.processes import World
-from regauge.supervision.cost_meter import Meter, Reading
+from regauge.supervision.cost_meter import Cost, CostMeter
 from regauge.training.ledger import ACCOUNTS, Ledger
 from regauge.training.metrics import MetricsWindow, MfuMeter
 
-FREE = Meter(Reading(), 0.0, 1, 1, None)
+FREE = CostMeter(Cost(), 0.0, 1, 1, None)
 
 
 class Clock:
-    """A clock that the test sets."""
+    """A clock that a test advances."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def test_time_is_booked_once_to_the_innermost_account(clock: Clock) -> None:
+def test_time_is_booked_to_the_innermost_account_only(clock: Clock) -> None:
     ledger = Ledger(FREE)
     clock.now += 5  # in no account
     with ledger.phase("step"):
@@ -52,11 +52,11 @@ def test_time_is_booked_once_to_the_innermost_account(clock: Clock) -> None:
     assert set(ledger.seconds) == set(ACCOUNTS)
 
 
-def test_tokens_a_second_are_those_of_training_alone(clock: Clock) -> None:
+def test_tokens_per_second_count_training_time_only(clock: Clock) -> None:
     ledger = Ledger(FREE)
     interval = MetricsWindow(torch.device("cpu"), World(), ledger)
-    chip = Chip("some", {"fp32": 1000.0})
-    device: Any = SimpleNamespace(chip=lambda _: chip)
+    chip = ChipPeak("some", {"fp32": 1000.0})
+    device: Any = SimpleNamespace(chip_peak=lambda _: chip)
     context: Any = SimpleNamespace(steps_per_epoch=10, mfu=MfuMeter(device, "fp32", 2.0, 1))
     state: Any = SimpleNamespace(step=1, lr_schedule=SimpleNamespace(rate_at=lambda _: 0.1))
     with ledger.phase("step"):
@@ -76,10 +76,10 @@ def test_tokens_a_second_are_those_of_training_alone(clock: Clock) -> None:
     ("account", "booked"),
     [("step", {"step": 4, "compile": 6}), ("compile", {"compile": 10}), (None, {})],
 )
-def test_what_a_device_compiles_is_taken_from_the_account_that_is_open(
+def test_device_compile_time_is_moved_to_the_compile_account(
     clock: Clock, account: str | None, booked: dict[str, float]
 ) -> None:
-    """The rehearsal of a step is an account of compiling already."""
+    """A rehearsed step is in the compile account already."""
     compiled = iter((0.0, 6.0))
     ledger = Ledger(FREE, compile_seconds=lambda: next(compiled))
     with ledger.phase(account) if account else nullcontext(), ledger.compilation():
@@ -87,7 +87,7 @@ def test_what_a_device_compiles_is_taken_from_the_account_that_is_open(
     assert {name: value for name, value in ledger.seconds.items() if value} == booked
 
 
-def test_an_account_is_closed_when_its_work_fails(clock: Clock) -> None:
+def test_an_account_is_closed_after_an_error(clock: Clock) -> None:
     ledger = Ledger(FREE)
 
     def fail() -> None:
@@ -101,7 +101,7 @@ def test_an_account_is_closed_when_its_work_fails(clock: Clock) -> None:
     assert ledger.total_seconds == 3
 
 
-def test_a_resume_goes_on_and_books_what_was_lost(clock: Clock) -> None:
+def test_a_resumed_run_continues_and_books_lost_time(clock: Clock) -> None:
     first = Ledger(FREE)
     with first.phase("step"):
         clock.now += 10
@@ -119,7 +119,7 @@ def test_a_resume_goes_on_and_books_what_was_lost(clock: Clock) -> None:
     assert (second.tokens, second.padding_share) == (60, 0.25)
 
 
-def test_nothing_is_lost_where_nothing_was_told_after_the_checkpoint(clock: Clock) -> None:
+def test_no_time_is_lost_without_a_line_after_the_checkpoint(clock: Clock) -> None:
     clock.now += 1
     for last in (None, {"seconds": {"step": 6.0}}):
         ledger = Ledger(FREE)
@@ -129,25 +129,25 @@ def test_nothing_is_lost_where_nothing_was_told_after_the_checkpoint(clock: Cloc
 
 
 @pytest.mark.parametrize("torn", ["", '{"a": 1', '{"a": 1}\n{"b'])
-def test_a_line_after_a_torn_one_is_whole(torn: str, tmp_path: Path) -> None:
+def test_a_line_after_a_torn_line_is_complete(torn: str, tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text(torn)
-    jsonl.append(path, {"step": 3})
-    jsonl.append(path, {"step": 4, "path": path})
-    found = path.read_text().splitlines()
-    assert found[-2:] == ['{"step": 3}', json.dumps({"step": 4, "path": str(path)})]
+    jsonl.append_line(path, {"step": 3})
+    jsonl.append_line(path, {"step": 4, "path": path})
+    texts = path.read_text().splitlines()
+    assert texts[-2:] == ['{"step": 3}', json.dumps({"step": 4, "path": str(path)})]
     assert path.read_text().startswith(torn)
-    assert jsonl.last(path) == {"step": 4, "path": str(path)}
+    assert jsonl.read_last_line(path) == {"step": 4, "path": str(path)}
 
 
-def test_the_last_whole_line_is_found(tmp_path: Path) -> None:
+def test_the_last_complete_line_is_found(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    assert jsonl.last(path) is None
+    assert jsonl.read_last_line(path) is None
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert jsonl.last(path) == {"step": 2}
+    assert jsonl.read_last_line(path) == {"step": 2}
 
 
-def test_a_number_that_json_cannot_write_is_refused(tmp_path: Path) -> None:
+def test_a_non_finite_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        jsonl.append(tmp_path / "a.jsonl", {"loss": float("nan")})
+        jsonl.append_line(tmp_path / "a.jsonl", {"loss": float("nan")})
     assert (tmp_path / "a.jsonl").read_text() == ""

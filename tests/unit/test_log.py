@@ -1,4 +1,4 @@
-"""Tables of answers as they fit a terminal."""
+"""Tables of answers fit the width of the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROWS = [
 ]
 
 
-def shown(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+def read_cells(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     """Return the cells of each line of the table."""
     verbs.show({"candidates": ROWS}, as_json=False)
     lines = capsys.readouterr().out.splitlines()
@@ -21,11 +21,11 @@ def shown(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     ]
 
 
-def test_a_column_is_as_narrow_as_its_cells_and_its_name_is_folded(
+def test_a_heading_is_folded_to_the_width_of_its_cells(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log.stdout, "width", 50)
-    lines = shown(capsys)
+    lines = read_cells(capsys)
     assert [line[1] for line in lines[:3]] == ["texts", "per", "second"]
     assert lines[3:] == [
         ["eager fp32", "51.7", "1", "2.66823e-09"],
@@ -33,11 +33,11 @@ def test_a_column_is_as_narrow_as_its_cells_and_its_name_is_folded(
     ]
 
 
-def test_words_are_folded_before_numbers(
+def test_text_columns_are_folded_before_numbers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log.stdout, "width", 46)
-    lines = shown(capsys)[3:]
+    lines = read_cells(capsys)[3:]
     assert [line[0] for line in lines if line[0]] != ["eager fp32", "inductor fp32"]
-    for place, cells in ((1, ["51.7", "151.25"]), (3, ["2.66823e-09", "0"])):
-        assert [line[place] for line in lines if line[place]] == cells
+    for column, cells in ((1, ["51.7", "151.25"]), (3, ["2.66823e-09", "0"])):
+        assert [line[column] for line in lines if line[column]] == cells

@@ -1,4 +1,4 @@
-"""Adapters: what is put beside which layers, what it begins as, and what is refused."""
+"""LoRA adapters: target layers, initial values, dropout, merging, and refused settings."""
 
 from __future__ import annotations
 
@@ -11,36 +11,46 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from distributed.runs import BERT, GPT, LLAMA
 from regauge.errors import SettingsError
-from regauge.models.architectures import Head, blocks, build
+from regauge.models.architectures import HeadKind, build_model, find_blocks
 from regauge.models.dropout import CounterDropout
-from regauge.models.flops import counts, flops_per_token
-from regauge.models.init_weights import META, initial_weights
-from regauge.models.lora import merged
+from regauge.models.flops import count_parameters, flops_per_token
+from regauge.models.init_weights import META, build_initial_weights
+from regauge.models.lora import merge_adapters
 from regauge.models.settings import Lora, Model
-from regauge.models.weights import adapting, plain_name
+from regauge.models.weights import base_weight_name, is_adapter_weight
 
 peft = pytest.importorskip("peft", reason="not proved here: adapters, which need peft")
 
 VOCABULARY = 300
-CASES: list[tuple[dict[str, Any], Head]] = [(BERT, "masked"), (GPT, "causal"), (LLAMA, "causal")]
+CASES: list[tuple[dict[str, Any], HeadKind]] = [
+    (BERT, "masked"),
+    (GPT, "causal"),
+    (LLAMA, "causal"),
+]
 NAMED = [(*case, case[0]["architecture"]) for case in CASES]
 
 
-def made(model: dict[str, Any], head: Head, lora: dict[str, Any] | None = None) -> Any:
+def build(model: dict[str, Any], head: HeadKind, lora: dict[str, Any] | None = None) -> Any:
     own = {**model, "dropout": 0.0, "lora": lora}
-    return build(Model(**own), head, VOCABULARY, 3)[0]
+    return build_model(Model(**own), head, VOCABULARY, 3)[0]
 
 
 def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: value for name, value in model.named_parameters() if adapting(name)}
+    return {name: value for name, value in model.named_parameters() if is_adapter_weight(name)}
 
 
 @pytest.mark.parametrize(("model", "head"), CASES)
-def test_a_model_begins_as_it_is_without_adapters(model: dict[str, Any], head: Head) -> None:
-    plain, own = made(model, head).eval(), made(model, head, {}).eval()
-    assert all(value.requires_grad == adapting(name) for name, value in own.named_parameters())
+def test_new_adapters_do_not_change_the_outputs(model: dict[str, Any], head: HeadKind) -> None:
+    plain, own = build(model, head).eval(), build(model, head, {}).eval()
+    assert all(
+        value.requires_grad == is_adapter_weight(name) for name, value in own.named_parameters()
+    )
     expected = dict(plain.named_parameters())
-    frozen = {plain_name(n): value for n, value in own.named_parameters() if not adapting(n)}
+    frozen = {
+        base_weight_name(n): value
+        for n, value in own.named_parameters()
+        if not is_adapter_weight(n)
+    }
     assert frozen.keys() == expected.keys()
     assert all(value.equal(expected[name]) for name, value in frozen.items())
     for name, value in adapters(own).items():
@@ -50,9 +60,9 @@ def test_a_model_begins_as_it_is_without_adapters(model: dict[str, Any], head: H
         torch.testing.assert_close(own(tokens).logits, plain(tokens).logits)
 
 
-def test_an_adapter_depends_on_its_seed_and_name_alone() -> None:
-    few = adapters(made(LLAMA, "causal", {"targets": ("q_proj",)}))
-    many = adapters(made(LLAMA, "causal", {}))
+def test_an_adapter_depends_only_on_its_seed_and_name() -> None:
+    few = adapters(build(LLAMA, "causal", {"targets": ("q_proj",)}))
+    many = adapters(build(LLAMA, "causal", {}))
     assert few
     assert all(many[name].equal(value) for name, value in few.items())
     first, second, *_ = (value for name, value in few.items() if "lora_A" in name)
@@ -60,30 +70,32 @@ def test_an_adapter_depends_on_its_seed_and_name_alone() -> None:
 
 
 @pytest.mark.parametrize(("model", "head"), CASES)
-def test_by_default_every_linear_layer_of_the_blocks_has_one(
-    model: dict[str, Any], head: Head
+def test_by_default_every_linear_layer_of_the_blocks_has_an_adapter(
+    model: dict[str, Any], head: HeadKind
 ) -> None:
-    own = made(model, head, {"rank": 3})
-    inside = [name for block in blocks(own) for name, _ in block.named_parameters()]
-    layers = {name.partition(".lora_")[0] for name in inside if adapting(name)}
+    own = build(model, head, {"rank": 3})
+    inside = [name for block in find_blocks(own) for name, _ in block.named_parameters()]
+    layers = {name.partition(".lora_")[0] for name in inside if is_adapter_weight(name)}
     matrices = {
-        name for name in inside if name.endswith(".base_layer.weight") and not adapting(name)
+        name
+        for name in inside
+        if name.endswith(".base_layer.weight") and not is_adapter_weight(name)
     }
     assert len(layers) == len(matrices) >= 4
     assert not any(
         name.endswith(("proj.weight", "dense.weight", "c_fc.weight", "attn.weight"))
         for name in inside
     )
-    assert len(adapters(own)) == 2 * sum(map(len, map(_layers, blocks(own))))
+    assert len(adapters(own)) == 2 * sum(map(len, map(_layers, find_blocks(own))))
     assert all(3 in value.shape for value in adapters(own).values())
 
 
 def _layers(block: nn.Module) -> set[str]:
-    return {n.partition(".lora_")[0] for n, _ in block.named_parameters() if adapting(n)}
+    return {n.partition(".lora_")[0] for n, _ in block.named_parameters() if is_adapter_weight(n)}
 
 
-def test_the_end_of_a_path_names_some_of_the_layers_of_one_name() -> None:
-    own = made(BERT, "masked", {"targets": ("attention.output.dense",)})
+def test_targets_match_the_ends_of_paths() -> None:
+    own = build(BERT, "masked", {"targets": ("attention.output.dense",)})
     holders = {name.partition(".lora_")[0] for name in adapters(own)}
     assert holders == {f"bert.encoder.layer.{n}.attention.output.dense" for n in (0, 1)}
 
@@ -95,24 +107,24 @@ def test_the_end_of_a_path_names_some_of_the_layers_of_one_name() -> None:
             LLAMA,
             "causal",
             "q_porj",
-            "no linear layer of the llama is named 'q_porj'; did you mean ",
+            "llama has no linear layer 'q_porj'; did you mean ",
         ),
-        (BERT, "masked", "q_proj", "no linear layer of the bert is named 'q_proj'; known: "),
-        (LLAMA, "causal", "embed_tokens", "named 'embed_tokens'"),
+        (BERT, "masked", "q_proj", "bert has no linear layer 'q_proj'; known: "),
+        (LLAMA, "causal", "embed_tokens", "llama has no linear layer 'embed_tokens'"),
     ],
 )
-def test_a_layer_that_is_not_there_is_refused(
-    model: dict[str, Any], head: Head, target: str, remedy: str
+def test_an_unknown_target_is_refused(
+    model: dict[str, Any], head: HeadKind, target: str, remedy: str
 ) -> None:
     with pytest.raises(SettingsError, match=remedy):
-        made(model, head, {"targets": (target,)})
+        build(model, head, {"targets": (target,)})
 
 
-def test_adapters_have_a_dropout_of_their_own_that_any_world_agrees_on() -> None:
+def test_adapter_dropout_is_counter_based_and_separate() -> None:
     lora = Lora(dropout=0.25, targets=("query",))
-    both, _ = build(Model(**{**BERT, "dropout": 0.1, "lora": lora}), "masked", VOCABULARY, 3)
+    both, _ = build_model(Model(**{**BERT, "dropout": 0.1, "lora": lora}), "masked", VOCABULARY, 3)
     parts = [part for part in both.modules() if isinstance(part, CounterDropout)]
-    hidden, _ = build(Model(**{**BERT, "dropout": 0.1}), "masked", VOCABULARY, 3)
+    hidden, _ = build_model(Model(**{**BERT, "dropout": 0.1}), "masked", VOCABULARY, 3)
     alone = [part for part in hidden.modules() if isinstance(part, CounterDropout)]
     rates = sorted(part.rate for part in parts)
     assert rates == [0.1] * len(alone) + [0.25] * 2
@@ -121,33 +133,33 @@ def test_adapters_have_a_dropout_of_their_own_that_any_world_agrees_on() -> None
     assert {int(part.salt) for part in alone} < set(salts)
 
 
-def test_a_run_of_a_llama_may_drop_in_its_adapters_alone() -> None:
-    own = made(LLAMA, "causal", {"dropout": 0.1})
+def test_a_model_without_hidden_dropout_can_have_adapter_dropout() -> None:
+    own = build(LLAMA, "causal", {"dropout": 0.1})
     assert any(isinstance(part, CounterDropout) for part in own.modules())
 
 
 def test_native_dropout_stays_native() -> None:
     settings = Model(**{**LLAMA, "dropout_kind": "native", "lora": Lora(dropout=0.1)})
-    own, _ = build(settings, "causal", VOCABULARY, 3)
+    own, _ = build_model(settings, "causal", VOCABULARY, 3)
     assert any(isinstance(part, nn.Dropout) and part.p == 0.1 for part in own.modules())
     assert not any(isinstance(part, CounterDropout) for part in own.modules())
 
 
 @pytest.mark.parametrize(("model", "head", "kind"), NAMED, ids=lambda value: str(value)[:10])
-def test_a_merged_model_gives_the_outputs_of_the_unmerged_one(
-    model: dict[str, Any], head: Head, kind: str
+def test_a_merged_model_has_the_outputs_of_the_unmerged_one(
+    model: dict[str, Any], head: HeadKind, kind: str
 ) -> None:
-    """As peft's own merge does."""
+    """The merged weights also equal those of peft."""
     lora = {"rank": 4, "alpha": 10.0}
-    own = made(model, head, lora).eval()
+    own = build(model, head, lora).eval()
     with torch.no_grad():
         for value in adapters(own).values():
             value.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(1)) / 5)
     with META:
-        empty = made(model, head, lora)
+        empty = build(model, head, lora)
     trained = {name: value.detach() for name, value in adapters(own).items()}
-    weights = dict(merged(initial_weights(empty, Model(**model), 3), trained))
-    plain = made(model, head).eval()
+    weights = dict(merge_adapters(build_initial_weights(empty, Model(**model), 3), trained))
+    plain = build(model, head).eval()
     tokens = torch.arange(5, 29).view(2, 12)
     with torch.no_grad():
         before = plain(tokens).logits
@@ -161,15 +173,15 @@ def test_a_merged_model_gives_the_outputs_of_the_unmerged_one(
             part.merge()
     bases = {n: v for n, v in own.named_parameters() if n.endswith("base_layer.weight")}
     for name, value in bases.items():
-        torch.testing.assert_close(weights[plain_name(name)], value, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(weights[base_weight_name(name)], value, rtol=1e-6, atol=1e-6)
 
 
-def test_a_model_with_adapters_costs_less_and_is_counted() -> None:
-    """The first block's inputs need no gradient: they are a 28th of it here."""
-    own = made(LLAMA, "causal", {"rank": 2})
-    plain = made(LLAMA, "causal")
-    found = counts(own)
-    assert found.all - found.trained == counts(plain).all
+def test_parameters_and_flops_with_adapters() -> None:
+    """The inputs of the first block get a gradient, as FLOPS_FORMULA assumes."""
+    own = build(LLAMA, "causal", {"rank": 2})
+    plain = build(LLAMA, "causal")
+    found = count_parameters(own)
+    assert found.all - found.trained == count_parameters(plain).all
     assert 0 < found.trained == sum(value.numel() for value in adapters(own).values())
     assert flops_per_token(own, 16) < flops_per_token(plain, 16)
     own.set_attn_implementation("eager")

@@ -1,4 +1,4 @@
-"""A run in MLflow: against MLflow's own server, in a thread on loopback, and its database."""
+"""A run in MLflow: with a real MLflow server on the loopback interface, and with a database."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from distributed.runs import settings
 from loopback import running
 from regauge import config, processes
 from regauge.errors import SettingsError
-from regauge.processes import free_port
-from regauge.trackers import RunFacts, Tracker, mlflow, started
+from regauge.processes import find_free_port
+from regauge.trackers import RunInfo, Tracker, mlflow, start_trackers
 from regauge.trackers.mlflow import FILE, Mlflow
 from regauge.training.run import attempt
 
 HERE = all(importlib.util.find_spec(name) for name in ("mlflow", "sqlalchemy", "alembic"))
 needs_mlflow = pytest.mark.skipif(
-    not HERE, reason="mlflow is not installed: what gets to it is not proved"
+    not HERE, reason="mlflow is not installed: delivery to it is not proved"
 )
 SETTINGS = {"seed": 1, "batch": {"rows": 8}, "model": {"config": {}}, "data": {"files": ["a", "b"]}}
 
 
-def facts(folder: Path, attempt: int = 1, resumed_step: int = 0, **changes: Any) -> RunFacts:
-    found = config.merge(SETTINGS, changes)
-    return RunFacts("pairs", "a1b2", folder, attempt, 20, resumed_step, found)
+def run_info(folder: Path, attempt: int = 1, resumed_step: int = 0, **changes: Any) -> RunInfo:
+    run_settings = config.merge(SETTINGS, changes)
+    return RunInfo("pairs", "a1b2", folder, attempt, 20, resumed_step, run_settings)
 
 
 def client(uri: str) -> Any:
@@ -50,9 +50,9 @@ def client(uri: str) -> Any:
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a database without runs: to make one takes seconds."""
+    """Return a database without runs; creating one takes seconds."""
     path = tmp_path_factory.mktemp("mlflow") / "empty.db"
-    with processes.own_environment():
+    with processes.restore_environment():
         os.environ.update(mlflow.VARIABLES)
         client(f"sqlite:///{path}").search_experiments()
     return path
@@ -60,11 +60,11 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def application(empty: Path) -> Iterator[Any]:
-    """Return MLflow's own web application, without passwords, over a database of its own."""
+    """Return the web application of MLflow, without passwords, with a separate database."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "mlflow.server.auth", None)
-        # What the server's libraries warn of is about themselves.
-        with processes.own_environment(), warnings.catch_warnings(action="ignore"):
+        # The warnings of the server's libraries are not about Regauge.
+        with processes.restore_environment(), warnings.catch_warnings(action="ignore"):
             os.environ.update(mlflow.VARIABLES)
             from mlflow.server import app
             from mlflow.server.handlers import initialize_backend_stores
@@ -77,7 +77,7 @@ def application(empty: Path) -> Iterator[Any]:
 
 @contextmanager
 def serving(application: Any, port: int = 0) -> Iterator[str]:
-    """Serve the application for as long as the block lasts."""
+    """Serve the application until the end of the block."""
     from werkzeug.serving import make_server
 
     server = make_server("127.0.0.1", port, application, threaded=True)
@@ -100,29 +100,30 @@ def experiment() -> str:
 def only(server: str, experiment: str) -> Callable[[], Any]:
     """Return a function that returns the one MLflow run of the test's experiment."""
 
-    def found() -> Any:
-        own = client(server)
-        number = own.get_experiment_by_name(experiment).experiment_id
-        (run,) = own.search_runs([number])
+    def find_run() -> Any:
+        mlflow_client = client(server)
+        experiment_id = mlflow_client.get_experiment_by_name(experiment).experiment_id
+        (run,) = mlflow_client.search_runs([experiment_id])
         return run
 
-    return found
+    return find_run
 
 
 def history(uri: str, run: Any, name: str) -> list[tuple[int, float]]:
-    found = client(uri).get_metric_history(run.info.run_id, name)
-    return [(each.step, each.value) for each in sorted(found, key=lambda each: each.timestamp)]
+    metrics = client(uri).get_metric_history(run.info.run_id, name)
+    metrics.sort(key=lambda metric: metric.timestamp)
+    return [(metric.step, metric.value) for metric in metrics]
 
 
 @needs_mlflow
 def test_parameters_metrics_and_the_result_are_in_one_run(
     server: str, experiment: str, only: Callable[[], Any], tmp_path: Path
 ) -> None:
-    own = Mlflow(uri=server, experiment=experiment)
-    with started([own], facts(tmp_path)) as together:
-        together.log(10, {"train/loss": 3.5, "train/learning_rate": 1e-3})
-        together.log(20, {"train/loss": 2.5, "heldout/recall@10": 0.75})
-        together.finish({"steps": 20, "reason": "finished", "heldout/recall@10": 0.75})
+    tracker = Mlflow(uri=server, experiment=experiment)
+    with start_trackers([tracker], run_info(tmp_path)) as group:
+        group.log(10, {"train/loss": 3.5, "train/learning_rate": 1e-3})
+        group.log(20, {"train/loss": 2.5, "heldout/recall@10": 0.75})
+        group.finish({"steps": 20, "reason": "finished", "heldout/recall@10": 0.75})
     run = only()
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "pairs"
@@ -139,29 +140,31 @@ def test_parameters_metrics_and_the_result_are_in_one_run(
     tags = run.data.tags
     assert (tags["regauge.run_id"], tags["regauge.attempt"]) == ("a1b2", "1")
     assert tags["result.reason"] == "finished"
-    assert list(tmp_path.iterdir()) == [], "a server's run has nothing here"
+    assert list(tmp_path.iterdir()) == [], "a server needs no local files"
 
 
 @needs_mlflow
-def test_a_resumed_attempt_goes_on_in_the_same_run(
+def test_a_resumed_attempt_continues_the_same_run(
     server: str, experiment: str, only: Callable[[], Any], tmp_path: Path
 ) -> None:
-    own = Mlflow(uri=server, experiment=experiment)
+    tracker = Mlflow(uri=server, experiment=experiment)
 
     def fail() -> None:
-        with started([own], facts(tmp_path)) as together:
-            together.log(10, {"train/loss": 3.5})
-            together.log(20, {"train/loss": 9.0})
+        with start_trackers([tracker], run_info(tmp_path)) as group:
+            group.log(10, {"train/loss": 3.5})
+            group.log(20, {"train/loss": 9.0})
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert only().info.status == "FAILED"
-    again = facts(tmp_path, 2, 10, seed=1, batch={"rows": 8, "microbatch_rows": 4}, data={"x": 1})
+    again = run_info(
+        tmp_path, 2, 10, seed=1, batch={"rows": 8, "microbatch_rows": 4}, data={"x": 1}
+    )
     again.settings["seed"] = 2
-    with started([own], again) as together:
-        together.log(20, {"train/loss": 2.5})
-        together.finish({"steps": 20})
+    with start_trackers([tracker], again) as group:
+        group.log(20, {"train/loss": 2.5})
+        group.finish({"steps": 20})
     run = only()
     assert run.info.status == "FINISHED"
     assert history(server, run, "train/loss") == [(10, 3.5), (20, 9.0), (20, 2.5)]
@@ -173,14 +176,14 @@ def test_a_resumed_attempt_goes_on_in_the_same_run(
 
 
 @needs_mlflow
-def test_what_is_no_number_and_what_is_too_long_gets_there(
+def test_nan_and_long_texts_are_delivered(
     server: str, experiment: str, only: Callable[[], Any], tmp_path: Path
 ) -> None:
-    own = Mlflow(uri=server, experiment=experiment)
+    tracker = Mlflow(uri=server, experiment=experiment)
     many = {f"field-{number}": number for number in range(250)}
-    with started([own], facts(tmp_path, model={"long": "x" * 9000, **many})) as together:
-        together.log(1, {"train/loss": math.nan, "odd!name": 1.0, "y" * 300: 2.0})
-        together.finish({"reason": "z" * 9000})
+    with start_trackers([tracker], run_info(tmp_path, model={"long": "x" * 9000, **many})) as group:
+        group.log(1, {"train/loss": math.nan, "odd!name": 1.0, "y" * 300: 2.0})
+        group.finish({"reason": "z" * 9000})
     run = only()
     assert math.isnan(run.data.metrics["train/loss"])
     assert run.data.metrics["odd_name"] == 1.0
@@ -191,64 +194,64 @@ def test_what_is_no_number_and_what_is_too_long_gets_there(
 
 
 @needs_mlflow
-def test_a_server_that_comes_late_gets_everything(
+def test_a_server_that_starts_late_gets_everything(
     application: Any, server: str, experiment: str, only: Callable[[], Any], tmp_path: Path
 ) -> None:
     del server  # the application is the same
-    port = free_port()
-    own = Mlflow(uri=f"http://127.0.0.1:{port}", experiment=experiment, wait_seconds=20)
-    own.start(facts(tmp_path))
+    port = find_free_port()
+    tracker = Mlflow(uri=f"http://127.0.0.1:{port}", experiment=experiment, wait_seconds=20)
+    tracker.start(run_info(tmp_path))
     for step in range(1, 31):
-        own.log(step, {"train/loss": float(step)})
-    own.finish({"steps": 30})
+        tracker.log(step, {"train/loss": float(step)})
+    tracker.finish({"steps": 30})
     with serving(application, port) as uri:
-        own.close()
+        tracker.close()
         expected = [(step, float(step)) for step in range(1, 31)]
         assert history(uri, only(), "train/loss") == expected
     assert only().info.status == "FINISHED"
 
 
 @needs_mlflow
-def test_a_server_that_goes_away_is_left_and_what_was_lost_is_said_once(
+def test_a_lost_server_is_abandoned_and_lost_values_are_logged_once(
     application: Any, experiment: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(application) as uri:
-        own = Mlflow(uri=uri, experiment=experiment, wait_seconds=0.2)
-        own.start(facts(tmp_path))
-        own.log(1, {"train/loss": 1.0})
+        tracker = Mlflow(uri=uri, experiment=experiment, wait_seconds=0.2)
+        tracker.start(run_info(tmp_path))
+        tracker.log(1, {"train/loss": 1.0})
         while client(uri).get_experiment_by_name(experiment) is None:
             threading.Event().wait(0.02)
-        while not own._sender or own._sender._taken < 1:
+        while not tracker._sender or tracker._sender._num_delivered < 1:
             threading.Event().wait(0.02)
     for step in (2, 3):
-        own.log(step, {"train/loss": 1.0, "train/mfu": 0.1})
-    own.close()
-    told = [message for message in caplog.messages if "did not get to" in message]
-    assert len(told) == 1
-    assert told[0].startswith(f"4 values did not get to {uri}: ")
+        tracker.log(step, {"train/loss": 1.0, "train/mfu": 0.1})
+    tracker.close()
+    messages = [message for message in caplog.messages if "not delivered to" in message]
+    assert len(messages) == 1
+    assert messages[0].startswith(f"4 values not delivered to mlflow at {uri}: ")
 
 
 @needs_mlflow
-def test_a_server_that_never_answers_does_not_hold_the_end_up(
+def test_a_silent_server_does_not_delay_the_end(
     experiment: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        own = Mlflow(uri=uri, experiment=experiment, wait_seconds=0.1)
-        with started([own], facts(tmp_path)) as together:
-            together.log(1, {"train/loss": 1.0})
-            together.finish({"steps": 1})
-    assert f"2 values did not get to {uri}" in caplog.text
+        tracker = Mlflow(uri=uri, experiment=experiment, wait_seconds=0.1)
+        with start_trackers([tracker], run_info(tmp_path)) as group:
+            group.log(1, {"train/loss": 1.0})
+            group.finish({"steps": 1})
+    assert f"2 values not delivered to mlflow at {uri}" in caplog.text
 
 
 @needs_mlflow
-def test_an_experiment_that_mlflow_refuses_is_said_and_ends_nothing(
+def test_a_refused_experiment_is_logged_and_does_not_end_the_run(
     server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = Mlflow(uri=server, experiment="", wait_seconds=20)
-    with started([own], facts(tmp_path)) as together:
-        together.log(1, {"train/loss": 1.0})
-    assert "1 values did not get to" in caplog.text
+    tracker = Mlflow(uri=server, experiment="", wait_seconds=20)
+    with start_trackers([tracker], run_info(tmp_path)) as group:
+        group.log(1, {"train/loss": 1.0})
+    assert "1 values not delivered to" in caplog.text
     assert "INVALID_PARAMETER_VALUE" in caplog.text
 
 
@@ -261,11 +264,11 @@ def _threads() -> Iterator[None]:
 
 @needs_mlflow
 @pytest.mark.usefixtures("_threads")
-def test_a_run_s_own_database_has_what_metrics_jsonl_has(empty: Path, tmp_path: Path) -> None:
+def test_the_database_of_a_run_has_the_values_of_metrics_jsonl(empty: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run = settings(
         folder,
-        datasets.packed(tmp_path / "data"),
+        datasets.write_packed(tmp_path / "data"),
         "mlm",
         output={"trackers": ("jsonl", {"kind": "mlflow", "wait_seconds": 20.0})},
     )
@@ -274,24 +277,24 @@ def test_a_run_s_own_database_has_what_metrics_jsonl_has(empty: Path, tmp_path: 
     shutil.copy(empty, tmp_path / FILE)
     attempt_with(run, tmp_path / FILE)
     uri = f"sqlite:///{folder / FILE}"
-    own = client(uri)
-    number = own.get_experiment_by_name("regauge").experiment_id
-    (found,) = own.search_runs([number])
-    told = lines(folder)
-    assert len([line for line in told if "train/loss" in line]) == 12
+    mlflow_client = client(uri)
+    experiment_id = mlflow_client.get_experiment_by_name("regauge").experiment_id
+    (mlflow_run,) = mlflow_client.search_runs([experiment_id])
+    metric_lines = lines(folder)
+    assert len([line for line in metric_lines if "train/loss" in line]) == 12
     for name in ("train/loss", "train/gradient_norm", "heldout/loss"):
-        expected = [(int(line["step"]), line[name]) for line in told if name in line]
-        assert sorted(history(uri, found, name)) == expected
-    assert found.data.params["batch.rows"] == "8"
-    assert found.data.params["model.config.hidden_size"] == "32"
-    assert found.data.tags["result.reason"] == "finished"
+        expected = [(int(line["step"]), line[name]) for line in metric_lines if name in line]
+        assert sorted(history(uri, mlflow_run, name)) == expected
+    assert mlflow_run.data.params["batch.rows"] == "8"
+    assert mlflow_run.data.params["model.config.hidden_size"] == "32"
+    assert mlflow_run.data.tags["result.reason"] == "finished"
 
 
 def attempt_with(run: Any, database: Path) -> None:
-    """Do an attempt whose database is there already when the tracker comes to it."""
+    """Run an attempt whose database exists before the tracker starts."""
     begun = Mlflow.start
 
-    def start(self: Mlflow, facts: RunFacts) -> None:
+    def start(self: Mlflow, facts: RunInfo) -> None:
         shutil.copy(database, facts.folder / FILE)
         begun(self, facts)
 
@@ -301,8 +304,8 @@ def attempt_with(run: Any, database: Path) -> None:
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that says which packages are there."""
+def install_only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that sets which packages appear to be installed."""
 
     def only(*names: str) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in names or None)
@@ -310,19 +313,19 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return only
 
 
-def built(**table: Any) -> Tracker:
-    tracker: Tracker = config.choose("trackers", {"kind": "mlflow", **table})
+def build_tracker(**table: Any) -> Tracker:
+    tracker: Tracker = config.parse_choice("trackers", {"kind": "mlflow", **table})
     return tracker
 
 
-def test_without_the_package_the_way_out_is_named(installed: Callable[..., None]) -> None:
-    installed()
+def test_a_missing_package_is_named_with_a_remedy(install_only: Callable[..., None]) -> None:
+    install_only()
     with pytest.raises(SettingsError, match=r"needs the package mlflow; pip install .*\[mlflow\]"):
-        built()
-    installed("mlflow")
+        build_tracker()
+    install_only("mlflow")
     with pytest.raises(SettingsError, match="needs the package sqlalchemy"):
-        built()
-    assert built(uri="http://host:5000"), "a server has the database"
+        build_tracker()
+    assert build_tracker(uri="http://host:5000"), "a server has the database"
 
 
 @pytest.mark.parametrize(
@@ -334,10 +337,10 @@ def test_without_the_package_the_way_out_is_named(installed: Callable[..., None]
         ("https://me:secret@host", "would be saved in run.json"),
     ],
 )
-def test_an_address_that_is_none_is_refused(
-    uri: str, problem: str, installed: Callable[..., None]
+def test_an_invalid_address_is_refused(
+    uri: str, problem: str, install_only: Callable[..., None]
 ) -> None:
-    installed("mlflow", "sqlalchemy", "alembic")
+    install_only("mlflow", "sqlalchemy", "alembic")
     with pytest.raises(SettingsError, match=problem) as caught:
-        built(uri=uri)
+        build_tracker(uri=uri)
     assert "secret" not in str(caught.value)

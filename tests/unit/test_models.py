@@ -1,4 +1,4 @@
-"""Packed rows, attention masks, and models that leave Regauge for plain transformers."""
+"""Packed rows, attention masks, losses, and final models in plain transformers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from distributed import datasets, jobs
 from distributed.runs import BERT, GPT, LLAMA
-from regauge.data.batches import positions
+from regauge.data.batches import build_position_ids
 from regauge.errors import SettingsError
 from regauge.models import hub
-from regauge.models.architectures import blocks, build
-from regauge.models.attention_masks import Reading
+from regauge.models.architectures import build_model, find_blocks
+from regauge.models.attention_masks import AttentionSpec
 from regauge.models.modules import CausalLanguageModel, Encoder, MaskedLanguageModel, TextModule
 from regauge.models.settings import Model
 
@@ -45,7 +45,7 @@ ROW = 32
 
 
 def batch(segments: list[list[int]], tokens: list[list[int]]) -> dict[str, Tensor]:
-    places = positions(np.array(segments))
+    places = build_position_ids(np.array(segments))
     return {
         "tokens": torch.tensor(tokens),
         "segments": torch.tensor(segments),
@@ -56,7 +56,7 @@ def batch(segments: list[list[int]], tokens: list[list[int]]) -> dict[str, Tenso
 
 def module(model: dict[str, Any], attention: str) -> TextModule:
     settings = Model(**{**model, "dropout": 0.0, "attention": attention})
-    return TextModule(*build(settings, "none", VOCABULARY, 0)).eval()
+    return TextModule(*build_model(settings, "none", VOCABULARY, 0)).eval()
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "chunked"])
@@ -65,7 +65,7 @@ def module(model: dict[str, Any], attention: str) -> TextModule:
     [BERT, LLAMA, GPT, MODERN, MISTRAL, QWEN, ROBERTA, MPNET],
     ids=lambda model: model["architecture"],
 )
-def test_a_document_in_a_packed_row_is_as_it_is_alone(
+def test_a_packed_document_has_the_same_hidden_states_as_alone(
     model: dict[str, Any], attention: str
 ) -> None:
     if model["architecture"] == "mpnet":
@@ -78,7 +78,7 @@ def test_a_document_in_a_packed_row_is_as_it_is_alone(
     text = module(model, attention)
     row = batch([segments + [0] * padding], [tokens + [0] * padding])
     with torch.no_grad():
-        packed = text.hidden(row, packed=True)[0]
+        packed = text.hidden_states(row, packed=True)[0]
         begin = 0
         for document in documents:
             one = text.model.base_model(torch.tensor([document])).last_hidden_state[0]
@@ -89,64 +89,64 @@ def test_a_document_in_a_packed_row_is_as_it_is_alone(
             begin += len(document)
 
 
-def test_tokens_see_their_own_document_and_none_after_them() -> None:
+def test_masks_isolate_documents_and_are_causal() -> None:
     segments = torch.tensor([[1, 1, 2, 0]])
     lowest = torch.finfo(torch.float32).min
-    both = Reading().bias(segments, torch.float32, None, packed=True)
+    both = AttentionSpec().build_bias(segments, torch.float32, None, packed=True)
     assert both.shape == (1, 1, 4, 4)
     assert set(both.unique().tolist()) == {0.0, lowest}
     seen = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     assert (both[0, 0] == 0).int().tolist() == seen
-    causal = Reading(causal=True).bias(segments, torch.bfloat16, None, packed=True)
+    causal = AttentionSpec(is_causal=True).build_bias(segments, torch.bfloat16, None, packed=True)
     assert causal.dtype == torch.bfloat16
     seen = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     assert (causal[0, 0] == 0).int().tolist() == seen
-    padded = Reading().bias(segments, torch.float32, None, packed=False)
+    padded = AttentionSpec().build_bias(segments, torch.float32, None, packed=False)
     assert padded.shape == (1, 1, 1, 4)
     assert (padded[0, 0] == 0).int().tolist() == [[1, 1, 1, 0]]
 
 
-def test_tokens_see_no_farther_than_their_window() -> None:
+def test_masks_have_a_sliding_window() -> None:
     segments = torch.ones(1, 4, dtype=torch.int32)
-    causal = Reading(causal=True).bias(segments, torch.float32, 2, packed=True)
+    causal = AttentionSpec(is_causal=True).build_bias(segments, torch.float32, 2, packed=True)
     seen = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     assert (causal[0, 0] == 0).int().tolist() == seen
-    both = Reading().bias(segments, torch.float32, 1, packed=True)
+    both = AttentionSpec().build_bias(segments, torch.float32, 1, packed=True)
     seen = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
     assert (both[0, 0] == 0).int().tolist() == seen
 
 
 @pytest.mark.parametrize(
-    ("architecture", "attention", "said"),
+    ("architecture", "attention", "message"),
     [
-        ("deberta-v2", "eager", "does not keep the texts of a row apart"),
-        ("llama4_text", "sdpa", "layers of kind 'chunked_attention'"),
-        ("mpnet", "sdpa", "no attention of kind 'sdpa'; set model.attention = \"eager\""),
+        ("deberta-v2", "eager", "does not isolate the texts of a packed row"),
+        ("llama4_text", "sdpa", "unsupported layers of type 'chunked_attention'"),
+        ("mpnet", "sdpa", "does not support attention 'sdpa'; set model.attention = \"eager\""),
     ],
 )
-def test_an_architecture_whose_masks_would_be_misread_is_refused(
-    architecture: str, attention: Any, said: str
+def test_an_architecture_with_unsupported_masks_is_refused(
+    architecture: str, attention: Any, message: str
 ) -> None:
     shape = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
     own = Model(architecture=architecture, config=shape, attention=attention)
-    with pytest.raises(SettingsError, match=said):
-        TextModule(*build(own, "none", VOCABULARY, 0))
+    with pytest.raises(SettingsError, match=message):
+        TextModule(*build_model(own, "none", VOCABULARY, 0))
 
 
 def test_a_causal_loss_needs_a_causal_architecture() -> None:
     own = {**BERT, "config": {**BERT["config"], "is_decoder": False}}
-    with pytest.raises(SettingsError, match="'bert' sees the tokens that it should predict"):
-        CausalLanguageModel(*build(Model(**own), "causal", VOCABULARY, 0))
+    with pytest.raises(SettingsError, match="'bert' is not causal"):
+        CausalLanguageModel(*build_model(Model(**own), "causal", VOCABULARY, 0))
 
 
-def test_positions_before_the_first_leave_less_room_for_text() -> None:
-    roberta = TextModule(*build(Model(**ROBERTA), "none", VOCABULARY, 0, pad=3))
-    assert roberta.reading.first_position == 4
-    assert roberta.longest == 36
+def test_the_first_position_reduces_the_maximum_text_length() -> None:
+    roberta = TextModule(*build_model(Model(**ROBERTA), "none", VOCABULARY, 0, pad_id=3))
+    assert roberta.attention_spec.first_position == 4
+    assert roberta.max_tokens == 36
 
 
 def test_padding_and_its_length_do_not_change_a_vector() -> None:
-    encoder = Encoder(*build(Model(**{**BERT, "dropout": 0.0}), "none", VOCABULARY, 0)).eval()
+    encoder = Encoder(*build_model(Model(**{**BERT, "dropout": 0.0}), "none", VOCABULARY, 0)).eval()
     tokens = [[7, 8, 9, 10, 0, 0], [11, 12, 0, 0, 0, 0]]
     segments = [[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]]
     wide = encoder(batch(segments, tokens))["vectors"]
@@ -157,8 +157,8 @@ def test_padding_and_its_length_do_not_change_a_vector() -> None:
     torch.testing.assert_close(wide[1:], torch.nn.functional.normalize(inner), rtol=1e-5, atol=1e-5)
 
 
-def test_losses_in_chunks_are_the_losses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = CausalLanguageModel(*build(Model(**LLAMA), "causal", VOCABULARY, 0)).eval()
+def test_chunked_losses_equal_whole_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CausalLanguageModel(*build_model(Model(**LLAMA), "causal", VOCABULARY, 0)).eval()
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(5, VOCABULARY, (3, ROW), generator=draw).tolist()
     row = batch([[1] * ROW] * 3, tokens)
@@ -179,14 +179,14 @@ def test_losses_in_chunks_are_the_losses_at_once(monkeypatch: pytest.MonkeyPatch
     [(BERT, "masked", MaskedLanguageModel), (LLAMA, "causal", CausalLanguageModel)],
     ids=["bert", "llama"],
 )
-def test_a_forward_and_a_backward_pass_are_those_of_transformers_own_class(
+def test_loss_and_gradients_equal_transformers(
     model: dict[str, Any],
     head: Any,
     kind: type[TextModule],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("regauge.models.losses.CHUNK_TOKENS", 7)
-    own = kind(*build(Model(**{**model, "dropout": 0.0}), head, VOCABULARY, 0))
+    own = kind(*build_model(Model(**{**model, "dropout": 0.0}), head, VOCABULARY, 0))
     plain = copy.deepcopy(own.model)
     tokens = torch.randint(5, VOCABULARY, (3, ROW), generator=torch.Generator().manual_seed(0))
     row = batch([[1] * ROW] * 3, tokens.tolist())
@@ -206,9 +206,9 @@ def test_a_forward_and_a_backward_pass_are_those_of_transformers_own_class(
     torch.testing.assert_close(found["loss"], loss, rtol=1e-5, atol=1e-6)
     (found["loss"] * 0.3).backward()
     (loss * 0.3).backward()
-    judged = own.eval()(row)
-    assert judged.keys() == {"nll", "correct", "predicted"}
-    each = judged["nll"] if head == "masked" else judged["nll"].gather(1, places)
+    metrics = own.eval()(row)
+    assert metrics.keys() == {"nll", "correct", "predicted"}
+    each = metrics["nll"] if head == "masked" else metrics["nll"].gather(1, places)
     torch.testing.assert_close(each, expected, rtol=1e-5, atol=1e-6)
     theirs = dict(plain.named_parameters())
     for name, value in own.model.named_parameters():
@@ -218,11 +218,13 @@ def test_a_forward_and_a_backward_pass_are_those_of_transformers_own_class(
 
 
 def test_equal_settings_give_equal_weights_and_another_seed_others() -> None:
-    one, same, other = (build(Model(**BERT), "none", VOCABULARY, seed)[0] for seed in (3, 3, 4))
+    one, same, other = (
+        build_model(Model(**BERT), "none", VOCABULARY, seed)[0] for seed in (3, 3, 4)
+    )
     name = "encoder.layer.0.output.dense.weight"
     assert one.get_parameter(name).equal(same.get_parameter(name))
     assert not one.get_parameter(name).equal(other.get_parameter(name))
-    assert len(blocks(one)) == 2
+    assert len(find_blocks(one)) == 2
 
 
 @pytest.mark.parametrize(
@@ -230,14 +232,14 @@ def test_equal_settings_give_equal_weights_and_another_seed_others() -> None:
     [
         ({"architecture": "bret"}, "no architecture 'bret'; did you mean 'bert'"),
         ({"config": {"hiden_size": 4}}, "model.config.hiden_size'; did you mean 'hidden_size'"),
-        ({"config": {"vocab_size": 100}}, "300 entries, the model's vocabulary 100"),
+        ({"config": {"vocab_size": 100}}, "300 entries, but the model's vocabulary has 100"),
         ({**LLAMA, "dropout": 0.1}, "'llama' has no hidden dropout; set model.dropout = 0"),
         ({"architecture": None, "config": {}, "path": "/nowhere"}, "no model at '/nowhere'"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], problem: str) -> None:
+def test_invalid_model_settings_are_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(SettingsError, match=problem):
-        build(Model(**{**BERT, **changes}), "none", VOCABULARY, 0)
+        build_model(Model(**{**BERT, **changes}), "none", VOCABULARY, 0)
 
 
 CLASSES = {
@@ -249,7 +251,7 @@ CLASSES = {
 
 @pytest.mark.parametrize("task", list(CLASSES))
 def test_the_final_model_is_the_same_in_plain_transformers(task: str, tmp_path: Path) -> None:
-    data = datasets.pairs if task == "contrastive" else datasets.packed
+    data = datasets.write_pairs if task == "contrastive" else datasets.write_packed
     path, folder = data(tmp_path / "data", 8, 4), tmp_path / "run"
     found = jobs.final_outputs(str(folder), str(path), task, {"stop": {"steps": 2}})
     plain = CLASSES[task].from_pretrained(folder / "model").eval()
@@ -261,20 +263,20 @@ def test_the_final_model_is_the_same_in_plain_transformers(task: str, tmp_path: 
 
 
 @pytest.mark.parametrize("architecture", ["trocr", "encoder-decoder"])
-def test_an_architecture_that_has_no_plain_model_is_answered(architecture: str) -> None:
-    with pytest.raises(SettingsError, match=f"no model of '{architecture}': "):
-        build(Model(architecture=architecture), "none", VOCABULARY, 0)
+def test_an_architecture_without_a_plain_model_is_refused(architecture: str) -> None:
+    with pytest.raises(SettingsError, match=f"cannot build '{architecture}': "):
+        build_model(Model(architecture=architecture), "none", VOCABULARY, 0)
 
 
-def test_a_hub_is_asked_once_for_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+def test_a_hub_model_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[str] = []
 
-    def answered(name: str, **_: Any) -> str:
-        asked.append(name)
+    def snapshot_download(name: str, **_: Any) -> str:
+        requests.append(name)
         return str(tmp_path)
 
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", answered)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     monkeypatch.chdir(tmp_path)
-    assert hub.at("team/once") == hub.at("team/once") == tmp_path
-    assert asked == ["team/once"]
+    assert hub.resolve_model("team/once") == hub.resolve_model("team/once") == tmp_path
+    assert requests == ["team/once"]

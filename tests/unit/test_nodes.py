@@ -1,4 +1,4 @@
-"""Which machines a run has, which attempt comes next, and what ended one on several of them."""
+"""Runs on several nodes: their topology, the next attempt, and the failure that they agree on."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 from torch.distributed import TCPStore
 
 from regauge.errors import SettingsError
-from regauge.processes import Seats
+from regauge.processes import RankLayout
 from regauge.supervision.failures import Failure
-from regauge.supervision.nodes import attempt_registry as registers
-from regauge.supervision.nodes.attempt_registry import OverError, Register
-from regauge.supervision.nodes.coordinator import Council, Node
-from regauge.supervision.nodes.heartbeats import Ear, beat
-from regauge.supervision.nodes.interface import Shared
-from regauge.supervision.nodes.topology import several, starts
-from regauge.supervision.settings import Nodes, limits
+from regauge.supervision.nodes import attempt_registry
+from regauge.supervision.nodes.attempt_registry import AttemptRegistry, RunEndedError
+from regauge.supervision.nodes.coordinator import Coordinator, Node
+from regauge.supervision.nodes.heartbeats import HeartbeatThread, beat_key
+from regauge.supervision.nodes.interface import AttemptPlan
+from regauge.supervision.nodes.topology import is_whole_node, resolve_topology
+from regauge.supervision.settings import Nodes, parse_node_range
 
 FOLDER = Path("out/run")
 OPERATOR = {
@@ -33,47 +33,50 @@ OPERATOR = {
 
 
 @pytest.mark.parametrize(
-    ("count", "found"), [(1, (1, 1)), ("3", (3, 3)), ("2:4", (2, 4)), ("1:1", (1, 1))]
+    ("count", "limits"), [(1, (1, 1)), ("3", (3, 3)), ("2:4", (2, 4)), ("1:1", (1, 1))]
 )
-def test_how_many(count: int | str, found: tuple[int, int]) -> None:
-    assert limits(count) == found
+def test_a_number_or_a_range_of_nodes_is_parsed(count: int | str, limits: tuple[int, int]) -> None:
+    assert parse_node_range(count) == limits
     assert Nodes(count=count).count == count
 
 
 @pytest.mark.parametrize("count", ["", "0", "4:2", "a", "2:", "1:2:3", -1, "0:2"])
-def test_what_is_no_number_of_nodes(count: int | str) -> None:
-    with pytest.raises(ValueError, match="is no number of nodes"):
-        limits(count)
+def test_other_numbers_of_nodes_are_refused(count: int | str) -> None:
+    with pytest.raises(ValueError, match="is not a number of nodes"):
+        parse_node_range(count)
 
 
-def test_one_machine_meets_nobody() -> None:
-    assert several(Nodes(), FOLDER, {}) is None
-    assert several(Nodes(), FOLDER, {"PET_NNODES": "1"}) is None
+def test_a_single_node_has_no_topology() -> None:
+    assert resolve_topology(Nodes(), FOLDER, {}) is None
+    assert resolve_topology(Nodes(), FOLDER, {"PET_NNODES": "1"}) is None
 
 
-def test_what_an_operator_says_is_taken() -> None:
-    found = several(Nodes(), FOLDER, OPERATOR)
-    assert found is not None
-    assert (found.fewest, found.most, found.kind, found.name) == (2, 4, "c10d", "job")
-    assert found.endpoint == "job-worker-0:23456"
+def test_the_variables_of_an_operator_are_used() -> None:
+    topology = resolve_topology(Nodes(), FOLDER, OPERATOR)
+    assert topology is not None
+    assert (topology.min_nodes, topology.max_nodes) == (2, 4)
+    assert (topology.backend, topology.name) == ("c10d", "job")
+    assert topology.endpoint == "job-worker-0:23456"
 
 
-def test_the_run_file_comes_first() -> None:
+def test_the_run_file_overrides_the_operator() -> None:
     nodes = Nodes(count=3, rendezvous="etcd", endpoint="[::1]")
-    found = several(nodes, FOLDER, OPERATOR)
-    assert found is not None
-    assert (found.fewest, found.most, found.kind) == (3, 3, "etcd")
-    assert (found.host, found.port, found.endpoint) == ("::1", 2379, "[::1]:2379")
+    topology = resolve_topology(nodes, FOLDER, OPERATOR)
+    assert topology is not None
+    assert (topology.min_nodes, topology.max_nodes, topology.backend) == (3, 3, "etcd")
+    assert (topology.host, topology.port, topology.endpoint) == ("::1", 2379, "[::1]:2379")
 
 
 @pytest.mark.parametrize(
-    ("host", "here"), [("127.0.0.1", True), ("127.0.0.9", False), ("localhost", True)]
+    ("host", "is_local"), [("127.0.0.1", True), ("127.0.0.9", False), ("localhost", True)]
 )
-def test_who_has_the_address_of_the_meeting_place_keeps_it(host: str, *, here: bool) -> None:
-    """By the address itself: what the machine's name leads to may be another one."""
-    found = several(Nodes(count=2, endpoint=f"{host}:29400"), FOLDER, {})
-    assert found is not None
-    assert found.is_here() == here
+def test_the_node_with_the_address_of_the_rendezvous_serves_it(
+    host: str, *, is_local: bool
+) -> None:
+    """The address decides: the name of the machine may resolve to another one."""
+    topology = resolve_topology(Nodes(count=2, endpoint=f"{host}:29400"), FOLDER, {})
+    assert topology is not None
+    assert topology.is_endpoint_local() == is_local
 
 
 def test_a_step_of_slurm_meets_at_its_first_node() -> None:
@@ -86,35 +89,35 @@ def test_a_step_of_slurm_meets_at_its_first_node() -> None:
         "SLURM_PROCID": "1",
         "SLURM_LOCALID": "0",
     }
-    found = several(Nodes(count=2), FOLDER, slurm)
-    assert found is not None
-    assert found.host == "gpu07"
-    assert starts(Nodes(count=2), slurm)
-    assert not starts(Nodes(), slurm)
-    assert not starts(Nodes(count=2), {"LOCAL_RANK": "0"})
+    topology = resolve_topology(Nodes(count=2), FOLDER, slurm)
+    assert topology is not None
+    assert topology.host == "gpu07"
+    assert is_whole_node(Nodes(count=2), slurm)
+    assert not is_whole_node(Nodes(), slurm)
+    assert not is_whole_node(Nodes(count=2), {"LOCAL_RANK": "0"})
 
 
 @pytest.mark.parametrize(
-    ("nodes", "environment", "said"),
+    ("nodes", "environment", "problem"),
     [
-        (Nodes(count=2), {}, "says not where the nodes meet"),
-        (Nodes(count=2, endpoint="a:b"), {}, "is no host:port"),
-        (Nodes(), {"PET_NNODES": "many"}, "PET_NNODES"),
-        (Nodes(), {**OPERATOR, "PET_RDZV_BACKEND": "zeus"}, "'zeus' is no meeting place"),
+        (Nodes(count=2), {}, "execution.nodes.endpoint is not set"),
+        (Nodes(count=2, endpoint="a:b"), {}, "execution.nodes.endpoint = 'a:b' is invalid"),
+        (Nodes(), {"PET_NNODES": "many"}, "PET_NNODES: 'many' is not a number of nodes"),
+        (Nodes(), {**OPERATOR, "PET_RDZV_BACKEND": "zeus"}, "= 'zeus' is not supported"),
     ],
 )
-def test_what_cannot_be_met_is_one_line(
-    nodes: Nodes, environment: dict[str, str], said: str
+def test_an_invalid_topology_is_refused_in_one_line(
+    nodes: Nodes, environment: dict[str, str], problem: str
 ) -> None:
-    with pytest.raises(SettingsError, match=said):
-        several(nodes, FOLDER, environment)
+    with pytest.raises(SettingsError, match=problem):
+        resolve_topology(nodes, FOLDER, environment)
 
 
-# The record
+# The attempt registry
 
 
-class Place:
-    """A record that knows who changed it, as those of torch do."""
+class MemoryBackend:
+    """A record in memory with versions, as the backends of torch's rendezvous have them."""
 
     name = "memory"
 
@@ -122,7 +125,7 @@ class Place:
         self.state: bytes | None = None
         self.changes = 0
         self.before_a_change: list[dict[str, Any]] = []
-        """What others write just before this node does."""
+        """Records that other nodes write just before a change of this node."""
 
     def get_state(self) -> tuple[bytes, int] | None:
         return None if self.state is None else (self.state, self.changes)
@@ -131,113 +134,119 @@ class Place:
         if self.before_a_change:
             self.state = json.dumps(self.before_a_change.pop()).encode()
             self.changes += 1
-        mine = token == (self.changes or None)
-        if mine:
+        is_current = token == (self.changes or None)
+        if is_current:
             self.state, self.changes = state, self.changes + 1
         assert self.state is not None
-        return self.state, self.changes, mine
+        return self.state, self.changes, is_current
 
     @property
     def document(self) -> dict[str, Any]:
         assert self.state is not None
-        found: dict[str, Any] = json.loads(self.state)
-        return found
+        document: dict[str, Any] = json.loads(self.state)
+        return document
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(registers, "STALE_SECONDS", 0.3)
-    monkeypatch.setattr(registers, "POLL_SECONDS", 0.01)
-    return Place()
+def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
+    monkeypatch.setattr(attempt_registry, "STALE_SECONDS", 0.3)
+    monkeypatch.setattr(attempt_registry, "POLL_SECONDS", 0.01)
+    return MemoryBackend()
 
 
 def test_the_first_node_begins_after_the_attempts_of_the_folder(
-    place: Place, tmp_path: Path
+    backend: MemoryBackend, tmp_path: Path
 ) -> None:
     (tmp_path / "attempts.jsonl").write_text('{"attempt": 6}\n')
-    assert Register(place, tmp_path).choose(None) == 7
-    assert place.document == {"attempt": 7, "beat": 0}
+    assert AttemptRegistry(backend, tmp_path).choose_attempt(None) == 7
+    assert backend.document == {"attempt": 7, "beat": 0}
 
 
-def test_a_record_that_nobody_keeps_fresh_is_left_behind(place: Place, tmp_path: Path) -> None:
-    Register(place, tmp_path).choose(None)
-    assert Register(place, tmp_path).choose(None) == 2
+def test_a_stale_record_is_not_joined(backend: MemoryBackend, tmp_path: Path) -> None:
+    AttemptRegistry(backend, tmp_path).choose_attempt(None)
+    assert AttemptRegistry(backend, tmp_path).choose_attempt(None) == 2
 
 
-def test_one_that_comes_a_moment_later_begins_the_same_attempt(
-    place: Place, tmp_path: Path
+def test_a_node_that_comes_a_moment_later_joins_the_same_attempt(
+    backend: MemoryBackend, tmp_path: Path
 ) -> None:
-    """While it finds out that nobody is left of the last one, the first has begun another."""
-    Register(place, tmp_path).choose(None)
-    first, seen = Register(place, tmp_path), {"attempt": 2, "beat": 0}
+    """While it waits for the stale record of the last run, the first node begins an attempt."""
+    AttemptRegistry(backend, tmp_path).choose_attempt(None)
+    first, last = AttemptRegistry(backend, tmp_path), {"attempt": 2, "beat": 0}
 
-    class Later(Register):
+    class Later(AttemptRegistry):
         reads = 0
 
         def _read(self) -> tuple[dict[str, Any], Any]:
-            nonlocal seen
-            found = super()._read()
+            nonlocal last
+            record = super()._read()
             self.reads += 1
             if self.reads == 3:
-                assert first._write(seen, found[1])
+                assert first._write(last, record[1])
             elif self.reads > 3:
-                seen = first.beat(2, seen)
-            return found
+                last = first.beat(2, last)
+            return record
 
-    assert Later(place, tmp_path).choose(None) == 2
-    assert place.document["attempt"] == 2
+    assert Later(backend, tmp_path).choose_attempt(None) == 2
+    assert backend.document["attempt"] == 2
 
 
-def test_nodes_that_live_are_joined(place: Place, tmp_path: Path) -> None:
-    first = Register(place, tmp_path)
-    first.choose(None)
-    seen = first.beat(1, {})
+def test_a_fresh_record_is_joined(backend: MemoryBackend, tmp_path: Path) -> None:
+    first = AttemptRegistry(backend, tmp_path)
+    first.choose_attempt(None)
+    last = first.beat(1, {})
 
-    class Busy(Register):
+    class Busy(AttemptRegistry):
         def _read(self) -> tuple[dict[str, Any], Any]:
-            nonlocal seen
-            seen = first.beat(1, seen)
+            nonlocal last
+            last = first.beat(1, last)
             return super()._read()
 
-    assert Busy(place, tmp_path).choose(None) == 1
+    assert Busy(backend, tmp_path).choose_attempt(None) == 1
 
 
-def test_two_nodes_never_begin_two_attempts(place: Place, tmp_path: Path) -> None:
-    place.before_a_change = [{"attempt": 1, "beat": 3}]
-    own = Register(place, tmp_path)
-    assert own.choose(0) == 1
-    assert place.document == {"attempt": 1, "beat": 3}
+def test_two_nodes_never_begin_two_attempts(backend: MemoryBackend, tmp_path: Path) -> None:
+    backend.before_a_change = [{"attempt": 1, "beat": 3}]
+    registry = AttemptRegistry(backend, tmp_path)
+    assert registry.choose_attempt(0) == 1
+    assert backend.document == {"attempt": 1, "beat": 3}
 
 
-def test_after_an_attempt_comes_the_next(place: Place, tmp_path: Path) -> None:
-    first, second = (Register(place, tmp_path) for _ in range(2))
-    first.choose(None)
-    assert first.choose(1) == 2
-    assert second.choose(1) == 2
+def test_the_next_attempt_is_chosen_after_an_attempt(
+    backend: MemoryBackend, tmp_path: Path
+) -> None:
+    first, second = (AttemptRegistry(backend, tmp_path) for _ in range(2))
+    first.choose_attempt(None)
+    assert first.choose_attempt(1) == 2
+    assert second.choose_attempt(1) == 2
 
 
-def test_who_waited_hears_how_the_run_ended(place: Place, tmp_path: Path) -> None:
-    own = Register(place, tmp_path)
-    own.choose(None)
-    own.over(66, "it failed three times")
-    with pytest.raises(OverError) as told:
-        own.choose(1)
-    assert (told.value.code, told.value.line) == (66, "it failed three times")
-    assert own.beat(1, place.document) == place.document, "an ended run is not kept fresh"
-    assert Register(place, tmp_path).choose(None) == 2, "a new start is a new run of attempts"
+def test_a_waiting_node_learns_how_the_run_ended(backend: MemoryBackend, tmp_path: Path) -> None:
+    registry = AttemptRegistry(backend, tmp_path)
+    registry.choose_attempt(None)
+    registry.record_end(66, "it failed three times")
+    with pytest.raises(RunEndedError) as ended:
+        registry.choose_attempt(1)
+    assert (ended.value.code, ended.value.message) == (66, "it failed three times")
+    document = backend.document
+    assert registry.beat(1, document) == document, "the record of an ended run is not kept fresh"
+    following = AttemptRegistry(backend, tmp_path).choose_attempt(None)
+    assert following == 2, "a new start is a new series of attempts"
 
 
-def test_a_beat_is_one_change_for_all(place: Place, tmp_path: Path) -> None:
-    own = Register(place, tmp_path)
-    own.choose(None)
-    seen = own.beat(1, {})
-    seen = own.beat(1, seen)
-    assert seen["beat"] == 1
-    place.state = json.dumps({**seen, "beat": 5}).encode()
-    assert own.beat(1, seen)["beat"] == 5, "another node did it"
+def test_one_node_beats_for_all(backend: MemoryBackend, tmp_path: Path) -> None:
+    registry = AttemptRegistry(backend, tmp_path)
+    registry.choose_attempt(None)
+    last = registry.beat(1, {})
+    last = registry.beat(1, last)
+    assert last["beat"] == 1
+    backend.state = json.dumps({**last, "beat": 5}).encode()
+    assert registry.beat(1, last)["beat"] == 5, "another node has beaten"
 
 
-# What ended an attempt
+# The failure that ended an attempt
+
+AgreeFunction = Callable[..., list[Failure | None]]
 
 
 def failed(kind: str, rank: int, **evidence: Any) -> Failure:
@@ -245,48 +254,54 @@ def failed(kind: str, rank: int, **evidence: Any) -> Failure:
 
 
 @pytest.fixture
-def council() -> Iterator[Callable[..., list[Failure | None]]]:
-    """Return a function from what each node has to what each of them makes of it in the end.
+def agree() -> Iterator[AgreeFunction]:
+    """Return a function from the local failure of each node to the failure that it agrees on.
 
     `...` is a node that is lost.
     """
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ears: list[Ear] = []
+    threads: list[HeartbeatThread] = []
 
     def client() -> TCPStore:
         return TCPStore("127.0.0.1", server.port)
 
-    def settled(*found: Any, told: tuple[int, ...] = (), waiting: int = 0) -> list[Failure | None]:
-        members = [Node(f"host-{n}", "127.0.0.1", 2, {}) for n in range(len(found))]
-        shared = Shared(1, "token", preflight=False, seats=Seats(2 * len(found), 1))
-        for node in range(len(found)):
-            server.set(beat(node), "[0, 0]")
+    def agree(
+        *failures: Any, stopped: tuple[int, ...] = (), num_waiting: int = 0
+    ) -> list[Failure | None]:
+        num_nodes = len(failures)
+        members = [Node(f"host-{n}", "127.0.0.1", 2, {}) for n in range(num_nodes)]
+        layout = RankLayout(2 * num_nodes, 1)
+        plan = AttemptPlan(1, "token", needs_preflight=False, layout=layout)
+        for node in range(num_nodes):
+            server.set(beat_key(node), "[0, 0]")
 
-        def node(number: int) -> Failure | None:
-            ear = Ear(client(), number, len(found), lambda: waiting)
-            ears.append(ear)
-            ear.start()
-            one = Council(client(), number, members, ear, shared=shared, lost=1.0)
+        def run_node(node: int) -> Failure | None:
+            heartbeats = HeartbeatThread(client(), node, num_nodes, lambda: num_waiting)
+            threads.append(heartbeats)
+            heartbeats.start()
+            coordinator = Coordinator(
+                client(), node, members, heartbeats, plan=plan, node_timeout_seconds=1.0
+            )
             until = time.monotonic() + 10
-            while waiting and not one.leaving() and time.monotonic() < until:
+            while num_waiting and not coordinator.is_resizing() and time.monotonic() < until:
                 time.sleep(0.01)
-            return one.settle(found[number], told=number in told)
+            return coordinator.agree_on_failure(failures[node], is_stop_requested=node in stopped)
 
-        alive = [number for number, each in enumerate(found) if each is not ...]
+        alive = [node for node, failure in enumerate(failures) if failure is not ...]
         with ThreadPoolExecutor(len(alive)) as pool:
-            return list(pool.map(node, alive))
+            return list(pool.map(run_node, alive))
 
-    yield settled
-    for ear in ears:
-        ear.stop()
+    yield agree
+    for thread in threads:
+        thread.stop()
 
 
-def test_all_nodes_finish_together(council: Callable[..., list[Failure | None]]) -> None:
-    assert council(None, None, None) == [None, None, None]
+def test_all_nodes_finish_together(agree: AgreeFunction) -> None:
+    assert agree(None, None, None) == [None, None, None]
 
 
 @pytest.mark.parametrize(
-    ("found", "kind", "rank"),
+    ("failures", "kind", "rank"),
     [
         ((failed("network", 0), failed("process", 3)), "process", 3),
         ((None, failed("user", 2)), "user", 2),
@@ -300,34 +315,30 @@ def test_all_nodes_finish_together(council: Callable[..., list[Failure | None]])
         ((failed("limit", 0), failed("limit", 0)), "limit", 0),
     ],
 )
-def test_consequences_are_left_out(
-    council: Callable[..., list[Failure | None]], found: tuple[Any, ...], kind: str, rank: int
+def test_consequences_of_a_failure_are_ignored(
+    agree: AgreeFunction, failures: tuple[Any, ...], kind: str, rank: int
 ) -> None:
-    verdicts = council(*found)
+    verdicts = agree(*failures)
     assert len({json.dumps(verdict.document()) for verdict in verdicts if verdict}) == 1
     assert verdicts[0] is not None
     assert (verdicts[0].kind, verdicts[0].rank) == (kind, rank)
 
 
-def test_who_was_told_to_stop_does_and_the_others_go_on(
-    council: Callable[..., list[Failure | None]],
-) -> None:
-    first, second = council(failed("preempted", 0), failed("preempted", 2), told=(1,))
+def test_a_node_that_is_stopped_leaves_and_the_others_continue(agree: AgreeFunction) -> None:
+    first, second = agree(failed("preempted", 0), failed("preempted", 2), stopped=(1,))
     assert first is not None
     assert second is not None
-    assert (first.kind, first.problem) == ("node", "node 1 (host-1) was told to stop")
-    assert first.policy.retried
+    assert (first.kind, first.problem) == ("node", "node 1 (host-1) was stopped by a signal")
+    assert first.policy.is_retried
     assert second.kind == "preempted"
 
 
-def test_another_size_is_no_failure(council: Callable[..., list[Failure | None]]) -> None:
-    verdicts = council(failed("preempted", 0), failed("preempted", 2), waiting=1)
+def test_another_number_of_nodes_is_no_failure(agree: AgreeFunction) -> None:
+    verdicts = agree(failed("preempted", 0), failed("preempted", 2), num_waiting=1)
     assert [verdict.kind for verdict in verdicts if verdict] == ["resized", "resized"]
 
 
-def test_without_the_first_node_there_is_no_verdict(
-    council: Callable[..., list[Failure | None]],
-) -> None:
-    (found,) = council(..., failed("network", 3))
-    assert found is not None
-    assert (found.kind, found.rank, found.host) == ("node", 0, "host-0")
+def test_without_the_leader_a_node_reports_its_loss(agree: AgreeFunction) -> None:
+    (verdict,) = agree(..., failed("network", 3))
+    assert verdict is not None
+    assert (verdict.kind, verdict.rank, verdict.host) == ("node", 0, "host-0")

@@ -1,4 +1,4 @@
-"""Files at addresses: the same records as from this machine, or one line that says the way out."""
+"""Remote files: the same records as local ones, or an error of one line with a remedy."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import pyarrow.parquet as pq
 import pytest
 from s3fs import S3FileSystem
 
-from faults.stores import Rule, Store, started
+from faults.stores import Rule, Store, start_store
 from regauge import config, object_store
 from regauge.data.sources import Source, _files, _remote
 from regauge.errors import DataError, RegaugeError, SettingsError, TransientError
 from regauge.verbs import prepare as verb
-from unit.preparing import contents, corpus, prepared, settings
-from unit.reads import everything, fields
-from unit.web import Web, serving
+from unit.preparing import build_settings, prepare_dataset, read_contents, write_corpus
+from unit.reads import read_fields, read_items
+from unit.web import Web, serve_folder
 
 BUCKET = "texts"
 ROWS = [
@@ -36,20 +36,20 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Store]:
-    with started() as found:
-        yield found
+    with start_store() as store:
+        yield store
 
 
 @pytest.fixture
 def store(server: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(object_store, "FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(object_store, "LONGEST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(object_store, "MIN_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(object_store, "MAX_WAIT_SECONDS", 0.01)
     server.rules = []
     S3FileSystem.clear_instance_cache()
     client().create_bucket(Bucket=BUCKET)
-    for name, data in forms().items():
+    for name, data in build_files().items():
         client().put_object(Bucket=BUCKET, Key=f"deep/{name}", Body=data)
     return server
 
@@ -59,8 +59,8 @@ def client() -> Any:
 
 
 @cache
-def forms() -> dict[str, bytes]:
-    """Return the same rows in every form."""
+def build_files() -> dict[str, bytes]:
+    """Return files with the same rows in every format."""
     lines = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
     table = pa.Table.from_pylist(ROWS)
     packed, indexed, stream = io.BytesIO(), io.BytesIO(), io.BytesIO()
@@ -84,112 +84,114 @@ def source(name: str) -> Source:
     kinds = {"jsonl": "jsonl", "gz": "jsonl", "csv": "csv", "parquet": "parquet"}
     kind = kinds.get(name.rpartition(".")[2], "arrow")
     more = {"integers": ["label"]} if kind == "csv" else {}
-    found: Source = config.choose(
-        "data/sources", config._tuples({"kind": kind, "files": [name], **more})
+    remote_source: Source = config.parse_choice(
+        "data/sources", config._convert_lists({"kind": kind, "files": [name], **more})
     )
-    return found
+    return remote_source
 
 
 @pytest.mark.usefixtures("store")
-@pytest.mark.parametrize("name", list(forms()))
+@pytest.mark.parametrize("name", list(build_files()))
 def test_a_store_has_the_rows_of_a_folder(name: str) -> None:
     read = source(f"s3://{BUCKET}/deep/{name}")
-    assert fields(read) == ROWS
-    assert {found.file for found in everything(read)} == {f"s3://{BUCKET}/deep/{name}"}
+    assert read_fields(read) == ROWS
+    assert {item.file for item in read_items(read)} == {f"s3://{BUCKET}/deep/{name}"}
 
 
 @pytest.mark.usefixtures("store")
-def test_a_large_file_comes_over_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_remote, "AHEAD_BYTES", 2**18)
+def test_a_large_file_is_downloaded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_remote, "READ_AHEAD_BYTES", 2**18)
     name = f"s3://{BUCKET}/deep/a.jsonl"
-    read = config.choose("data/sources", {"kind": "jsonl", "files": (name,), "piece_mib": 1})
-    assert len(read.pieces()) == 2
-    assert fields(read) == ROWS
+    read = config.parse_choice("data/sources", {"kind": "jsonl", "files": (name,), "chunk_mib": 1})
+    assert len(read.list_pieces()) == 2
+    assert read_fields(read) == ROWS
 
 
 @pytest.mark.usefixtures("store")
-def test_files_are_found_by_globs_and_their_change_is_noticed() -> None:
-    found = _files.find((f"s3://{BUCKET}/*/a.jsonl*", f"s3://{BUCKET}/**/a.csv"))
-    assert [file.name.rpartition("/")[2] for file in found] == ["a.csv", "a.jsonl", "a.jsonl.gz"]
-    assert [file.bytes for file in found] == [len(forms()[name]) for name in
+def test_globs_find_files_and_changes_change_the_stamp() -> None:
+    files = _files.find_files((f"s3://{BUCKET}/*/a.jsonl*", f"s3://{BUCKET}/**/a.csv"))
+    assert [file.name.rpartition("/")[2] for file in files] == ["a.csv", "a.jsonl", "a.jsonl.gz"]
+    assert [file.bytes for file in files] == [len(build_files()[name]) for name in
                                               ("a.csv", "a.jsonl", "a.jsonl.gz")]  # fmt: skip
-    before = source(f"s3://{BUCKET}/deep/a.csv").pieces()
-    client().put_object(Bucket=BUCKET, Key="deep/a.csv", Body=forms()["a.csv"].replace(b"9", b"8"))
-    (after,) = source(f"s3://{BUCKET}/deep/a.csv").pieces()
+    before = source(f"s3://{BUCKET}/deep/a.csv").list_pieces()
+    client().put_object(
+        Bucket=BUCKET, Key="deep/a.csv", Body=build_files()["a.csv"].replace(b"9", b"8")
+    )
+    (after,) = source(f"s3://{BUCKET}/deep/a.csv").list_pieces()
     assert (after.bytes, after.stamp != before[0].stamp) == (before[0].bytes, True)
 
 
 @pytest.mark.usefixtures("store")
-def test_a_folder_here_and_one_in_a_store_make_one_dataset(tmp_path: Path) -> None:
-    documents = corpus(tmp_path / "b.jsonl", 300)
+def test_local_and_remote_files_give_the_same_dataset(tmp_path: Path) -> None:
+    documents = write_corpus(tmp_path / "b.jsonl", 300)
     data = "".join(json.dumps(document) + "\n" for document in documents)
     client().put_object(Bucket=BUCKET, Key="more/a.jsonl.gz", Body=gzip.compress(data.encode()))
     mixed = {"files": [f"file://{tmp_path}/*.jsonl", f"s3://{BUCKET}/more/*"]}
-    one = prepared(tmp_path, "one", source=mixed)
-    two = prepared(tmp_path, "two", source=mixed, prepare={"processes": 2})
-    assert contents(one.folder) == contents(two.folder)
+    one = prepare_dataset(tmp_path, "one", source=mixed)
+    two = prepare_dataset(tmp_path, "two", source=mixed, prepare={"processes": 2})
+    assert read_contents(one.folder) == read_contents(two.folder)
     assert sum(split.rows for split in one.manifest.splits.values()) > 0
 
 
 @pytest.mark.parametrize(("how", "count"), [("cut", 2), ("reset", 2), ("slow", 8)])
-def test_a_connection_that_breaks_is_made_again(store: Store, how: str, count: int) -> None:
+def test_a_broken_connection_is_reopened(store: Store, how: str, count: int) -> None:
     read = source(f"s3://{BUCKET}/deep/a.jsonl")
-    (piece,) = read.pieces()
+    (piece,) = read.list_pieces()
     store.rules = [Rule("GET", "deep/a.jsonl", how, count)]
-    assert [found.fields for found in read.read(piece)] == ROWS  # type: ignore[union-attr]
-    assert store.rules[0].struck == count
+    assert [item.fields for item in read.read(piece)] == ROWS  # type: ignore[union-attr]
+    assert store.rules[0].num_triggered == count
 
 
-def test_a_store_that_stays_away_ends_in_one_line_and_the_next_run_goes_on(
+def test_an_unreachable_store_is_reported_and_the_next_run_resumes(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(object_store, "TRIES", 2)
+    monkeypatch.setattr(object_store, "MAX_TRIES", 2)
     monkeypatch.setattr(S3FileSystem, "retries", 1)
     several = {"files": [f"s3://{BUCKET}/deep/a.jsonl.gz", f"s3://{BUCKET}/deep/a.jsonl"]}
-    whole = contents(prepared(tmp_path, "whole", source=several).folder)
+    whole = read_contents(prepare_dataset(tmp_path, "whole", source=several).folder)
     store.rules = [Rule("GET", "deep/a.jsonl.gz", "reset", 100)]
-    with pytest.raises(TransientError, match=r"a.jsonl.gz does not answer.*continues where it was"):
-        prepared(tmp_path, "out", source=several)
+    with pytest.raises(TransientError, match=r"cannot read .*a.jsonl.gz.*it resumes"):
+        prepare_dataset(tmp_path, "out", source=several)
     store.rules = []
     with caplog.at_level("INFO", logger="regauge"):
-        assert contents(prepared(tmp_path, "out", source=several).folder) == whole
-    assert "going on with" in caplog.text
+        assert read_contents(prepare_dataset(tmp_path, "out", source=several).folder) == whole
+    assert "resuming in" in caplog.text
 
 
 @pytest.mark.usefixtures("store")
-def test_a_file_that_changes_while_it_is_read_is_not_mended() -> None:
-    with _remote.Remote(f"s3://{BUCKET}/deep/a.jsonl", ahead=False) as file:
-        assert file.read(10) == forms()["a.jsonl"][:10]
-        client().put_object(Bucket=BUCKET, Key="deep/a.jsonl", Body=b"x" * len(forms()["a.jsonl"]))
+def test_a_file_that_changes_while_it_is_read_is_refused() -> None:
+    with _remote.RemoteFile(f"s3://{BUCKET}/deep/a.jsonl", read_ahead=False) as file:
+        assert file.read(10) == build_files()["a.jsonl"][:10]
+        client().put_object(
+            Bucket=BUCKET, Key="deep/a.jsonl", Body=b"x" * len(build_files()["a.jsonl"])
+        )
         with pytest.raises(DataError, match="has changed while it was read; run the same command"):
             file.read(10)
 
 
 def refused(files: str) -> RegaugeError:
     with pytest.raises(RegaugeError) as caught:
-        source(files).pieces()
+        source(files).list_pieces()
     return caught.value
 
 
 @pytest.mark.usefixtures("store")
-def test_what_is_not_there_is_named() -> None:
+def test_missing_files_are_reported() -> None:
     assert "no file matches" in str(refused(f"s3://{BUCKET}/none/*.jsonl"))
-    assert f"there is no s3://{BUCKET}/none.jsonl" in str(refused(f"s3://{BUCKET}/none.jsonl"))
-    assert "is a folder; name files" in str(refused(f"s3://{BUCKET}/deep"))
+    assert f"no file s3://{BUCKET}/none.jsonl" in str(refused(f"s3://{BUCKET}/none.jsonl"))
+    assert "is a folder; set source.files to" in str(refused(f"s3://{BUCKET}/deep"))
     assert "bucket does not exist" in str(refused("s3://none-such/*.jsonl"))
     assert refused("s3://none-such/a.jsonl").exit_code == 64
-    assert "file in a file" in str(refused(f"zip://a.jsonl::s3://{BUCKET}/a.zip"))
+    assert "is a file within an archive" in str(refused(f"zip://a.jsonl::s3://{BUCKET}/a.zip"))
     unknown = refused("s4://texts/a.jsonl")
     assert (unknown.exit_code, "Protocol not known: s4" in str(unknown)) == (2, True)
 
 
-def test_credentials_that_do_not_do_are_named(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_denied_access_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.rules = [Rule("GET", BUCKET, "deny", 10), Rule("HEAD", BUCKET, "deny", 10)]
     for name in (f"s3://{BUCKET}/deep/*.jsonl", f"s3://{BUCKET}/deep/a.jsonl"):
         error = refused(name)
-        assert "may not be read" in error.problem
+        assert f"access to {name} denied" in error.problem
         assert "AWS_ACCESS_KEY_ID" in error.remedy
     store.rules = []
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -202,65 +204,65 @@ def test_credentials_that_do_not_do_are_named(
     assert error.exit_code == 64
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     known = importlib.import_module("fsspec.registry")._registry
     monkeypatch.delitem(known, "s3", raising=False)
     with pytest.raises(SettingsError, match=r"'s3://a/b': .*; pip install 'regauge\[s3\]'"):
-        source("s3://a/b").pieces()
+        source("s3://a/b").list_pieces()
 
 
-def test_a_dry_run_asks_nobody(tmp_path: Path) -> None:
+def test_a_dry_run_sends_no_requests(tmp_path: Path) -> None:
     files = {"files": ["s3://none-such/*.jsonl"]}
-    answer = verb.plan(settings(tmp_path, source=files))
-    assert answer["would_do"] == "ask for s3://none-such/*.jsonl, and prepare it"
+    answer = verb.plan(build_settings(tmp_path, source=files))
+    assert answer["would_do"] == "read s3://none-such/*.jsonl and prepare the dataset"
     assert "pieces" not in answer
 
 
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    monkeypatch.setattr(object_store, "FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(object_store, "LONGEST_WAIT_SECONDS", 0.01)
-    for name, data in forms().items():
+    monkeypatch.setattr(object_store, "MIN_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(object_store, "MAX_WAIT_SECONDS", 0.01)
+    for name, data in build_files().items():
         (tmp_path / name).write_bytes(data)
-    with serving(tmp_path) as found:
-        yield found
+    with serve_folder(tmp_path) as server:
+        yield server
 
 
-@pytest.mark.parametrize("name", list(forms()))
-def test_the_web_has_the_rows_of_a_folder(web: Web, name: str) -> None:
-    assert fields(source(f"{web.url}/{name}")) == ROWS
+@pytest.mark.parametrize("name", list(build_files()))
+def test_a_web_server_has_the_rows_of_a_folder(web: Web, name: str) -> None:
+    assert read_fields(source(f"{web.url}/{name}")) == ROWS
 
 
-def test_a_server_that_tells_no_parts_is_read_as_a_whole(
+def test_a_server_without_ranges_sends_whole_files(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_remote, "AHEAD_BYTES", 2**16)
-    web.parts = False
+    monkeypatch.setattr(_remote, "READ_AHEAD_BYTES", 2**16)
+    web.supports_ranges = False
     name = f"{web.url}/a.jsonl"
-    read = config.choose("data/sources", {"kind": "jsonl", "files": (name,), "piece_mib": 1})
-    assert len(read.pieces()) == 1
-    web.breaks = 1
-    assert fields(read) == ROWS
-    assert web.breaks == 0
+    read = config.parse_choice("data/sources", {"kind": "jsonl", "files": (name,), "chunk_mib": 1})
+    assert len(read.list_pieces()) == 1
+    web.num_interruptions = 1
+    assert read_fields(read) == ROWS
+    assert web.num_interruptions == 0
     error = refused(f"{web.url}/a.parquet")
-    assert "does not tell parts" in error.problem
-    assert error.remedy == "copy it to this machine first"
+    assert "does not support range requests" in error.problem
+    assert error.remedy == "copy the file to this machine and set source.files to it"
 
 
-def test_only_what_is_needed_of_a_table_comes_over(web: Web) -> None:
+def test_only_the_needed_parts_of_a_table_are_downloaded(web: Web) -> None:
     table = pa.table({"label": range(2000), "text": [f"{number} " * 500 for number in range(2000)]})
     path = web.folder / "large.parquet"
     pq.write_table(table, path, compression="none", use_dictionary=False)
     columns = {"files": (f"{web.url}/large.parquet",), "columns": ("label",)}
-    read = config.choose("data/sources", {"kind": "parquet", **columns})
-    assert [row["label"] for row in fields(read)] == list(range(2000))
-    assert web.told_bytes < path.stat().st_size / 20
+    read = config.parse_choice("data/sources", {"kind": "parquet", **columns})
+    assert [row["label"] for row in read_fields(read)] == list(range(2000))
+    assert web.sent_bytes < path.stat().st_size / 20
 
 
-def test_a_file_that_becomes_shorter_is_not_taken_for_whole(web: Web) -> None:
+def test_a_file_that_becomes_shorter_is_refused(web: Web) -> None:
     path = web.folder / "a.jsonl"
-    with _remote.Remote(f"{web.url}/a.jsonl", ahead=False) as file:
+    with _remote.RemoteFile(f"{web.url}/a.jsonl", read_ahead=False) as file:
         assert file.read(10) == path.read_bytes()[:10]
         path.write_bytes(path.read_bytes()[:5])
         with pytest.raises(DataError, match="has changed while it was read"):
@@ -269,9 +271,9 @@ def test_a_file_that_becomes_shorter_is_not_taken_for_whole(web: Web) -> None:
 
 @pytest.mark.parametrize(
     ("status", "code", "words"),
-    [(404, 64, "there is no"), (403, 64, "may not be read"), (503, 75, "run the same command")],
+    [(404, 64, "no file http"), (403, 64, "denied: 403"), (503, 75, "run the same command")],
 )
-def test_what_the_web_answers_is_told(web: Web, status: int, code: int, words: str) -> None:
+def test_http_errors_are_reported(web: Web, status: int, code: int, words: str) -> None:
     web.status = status
     error = refused(f"{web.url}/a.jsonl?token=1")
     assert error.exit_code == code

@@ -1,4 +1,4 @@
-"""Packing: every token once, rows never overfull, hardly any padding, always the same."""
+"""Packing: every token once, rows never too long, little padding, deterministic."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regauge.data.packing import laid_out, pack
+from regauge.data.packing import assemble_rows, pack_chunks
 
 
-def chunks_of(lengths: list[int]) -> list[np.ndarray]:
-    """Return chunks of numbered tokens, so that each token tells where it belongs."""
+def build_chunks(lengths: list[int]) -> list[np.ndarray]:
+    """Return chunks of numbered tokens, so that the origin of each token is known."""
     ends = np.cumsum([0, *lengths])
     return [np.arange(start, start + size) for start, size in zip(ends, lengths, strict=False)]
 
 
 @given(st.lists(st.integers(1, 16), max_size=80), st.integers(1, 20))
-def test_every_chunk_is_in_one_row_and_none_is_overfull(lengths: list[int], waiting: int) -> None:
-    chunks = chunks_of(lengths)
-    rows = list(pack(chunks, 16, waiting))
+def test_every_chunk_is_in_one_row_and_no_row_is_too_long(lengths: list[int], waiting: int) -> None:
+    chunks = build_chunks(lengths)
+    rows = list(pack_chunks(chunks, 16, waiting))
     assert all(0 < sum(map(len, row)) <= 16 for row in rows)
     packed = sorted((chunk.tolist() for row in rows for chunk in row), key=lambda ids: ids[0])
     assert packed == [chunk.tolist() for chunk in chunks]
@@ -33,30 +33,30 @@ def test_rows_are_nearly_full(shape: str) -> None:
         "uniform": random.integers(3, 129, 20_000),
         "mixed": np.where(random.random(20_000) < 0.5, 128, random.integers(3, 128, 20_000)),
     }[shape].tolist()
-    rows = sum(1 for _ in pack(chunks_of(lengths), 128))
+    rows = sum(1 for _ in pack_chunks(build_chunks(lengths), 128))
     assert sum(lengths) / (rows * 128) >= 0.97
 
 
-def test_a_chunk_waits_no_longer_than_the_bound() -> None:
+def test_waiting_is_bounded() -> None:
     lengths = [9] + [10] * 500
-    rows = list(pack(chunks_of(lengths), 16, waiting=20))
+    rows = list(pack_chunks(build_chunks(lengths), 16, max_waiting=20))
     assert rows[0][0][0] == 0
     firsts = [row[0][0] for row in rows]
     assert firsts == sorted(firsts)
 
 
-def test_the_same_chunks_give_the_same_rows() -> None:
+def test_packing_is_deterministic() -> None:
     lengths = np.random.default_rng(1).integers(1, 65, 3000).tolist()
     once, again = (
-        [[chunk.tolist() for chunk in row] for row in pack(chunks_of(lengths), 64)]
+        [[chunk.tolist() for chunk in row] for row in pack_chunks(build_chunks(lengths), 64)]
         for _ in range(2)
     )
     assert once == again
 
 
-def test_segments_number_the_documents_of_a_row() -> None:
+def test_segments_number_the_chunks_of_a_row() -> None:
     chunks = [np.array([[7, 1], [8, 0]]), np.array([[9, 1]])]
-    (tokens, marks), segments = laid_out([chunks, chunks[1:]], 5, [3, 0])
+    (tokens, marks), segments = assemble_rows([chunks, chunks[1:]], 5, [3, 0])
     assert tokens.tolist() == [[7, 8, 9, 3, 3], [9, 3, 3, 3, 3]]
     assert marks.tolist() == [[1, 0, 1, 0, 0], [1, 0, 0, 0, 0]]
     assert segments.tolist() == [[1, 1, 2, 0, 0], [1, 0, 0, 0, 0]]

@@ -1,4 +1,4 @@
-"""Pieces of a source in parts: what is read, encoded and written of each."""
+"""Shards are read in parts of pieces, encoded and written."""
 
 from __future__ import annotations
 
@@ -17,62 +17,64 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
 from distributed import datasets
-from regauge.artifacts.manifest import Program
-from regauge.artifacts.output_settings import Written
-from regauge.artifacts.preprocess import Reader
-from regauge.data.sources import Found, Piece, Record, Rejected, Skipped, Source
+from regauge.artifacts.manifest import ProgramEntry
+from regauge.artifacts.preprocess import Preprocessor
+from regauge.data.sources import Piece, Record, Rejected, Skipped, Source, SourceItem
 from regauge.errors import SettingsError
-from regauge.models.io_spec import Fields
-from regauge.models.sentence_transformers import Reads
-from regauge.prediction.fields import kind_of
-from regauge.prediction.shard import Asked, Shelf, Taken, Writer, read
-from regauge.prediction.shard_queue import Shard
+from regauge.models.io_spec import InputSpec
+from regauge.models.sentence_transformers import Tokenization
+from regauge.prediction.fields import infer_kind
+from regauge.prediction.settings import PredictOutput
+from regauge.prediction.shard import EncodedShard, PieceReader, RecordSpec, ShardWriter, read_shard
+from regauge.prediction.shard_queue import ShardId
 
 
-class Counted(Source):
-    """So many records in each piece, each with the number that it has in its piece."""
+class CountedSource(Source):
+    """Pieces of the given sizes; each record has its number in its piece."""
 
     kind = "counted"
     sizes: tuple[int, ...]
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def list_pieces(self) -> tuple[Piece, ...]:
         return tuple(Piece(str(number), 1, 1, "", ()) for number in range(len(self.sizes)))
 
-    def read(self, piece: Piece) -> Iterator[Found]:
+    def read(self, piece: Piece) -> Iterator[SourceItem]:
         for number in range(self.sizes[int(piece.name)]):
             yield Record(piece.name, f"record {number}", {"number": number})
 
 
-def shelf(rows: int, *sizes: int) -> Shelf:
-    source = Counted(sizes=sizes)
-    return Shelf(source, source.pieces(), Asked((), None, rows, {}, Written(folder="out")))
+def build_reader(rows: int, *sizes: int) -> PieceReader:
+    source = CountedSource(sizes=sizes)
+    return PieceReader(
+        source, source.list_pieces(), RecordSpec((), None, rows, {}, PredictOutput(folder="out"))
+    )
 
 
-def taken(made: Shelf, piece: int, part: int) -> tuple[list[int], bool] | None:
-    """Return the numbers of the records of a part, all of them of its piece, and if it is last."""
-    found = made.take(Shard(piece, part))
-    if found is None:
+def read_numbers(reader: PieceReader, piece: int, part: int) -> tuple[list[int], bool] | None:
+    """Return the numbers of the records of a part, and whether it is the last one."""
+    items = reader.read_part(ShardId(piece, part))
+    if items is None:
         return None
-    records = [each for each in found[0] if isinstance(each, Record)]
-    assert {each.file for each in records} <= {str(piece)}
-    return [int(each.fields["number"]) for each in records], found[1]
+    records = [item for item in items[0] if isinstance(item, Record)]
+    assert {record.file for record in records} <= {str(piece)}
+    return [int(record.fields["number"]) for record in records], items[1]
 
 
-def parts(rows: int, size: int) -> list[tuple[list[int], bool]]:
-    """Return what the parts of a piece hold; of an empty piece there is one, and it is the last."""
+def expected_parts(rows: int, size: int) -> list[tuple[list[int], bool]]:
+    """Return the numbers in each part, and whether it is the last; an empty piece has one part."""
     starts = range(0, max(1, size), rows)
-    cut = [list(range(start, min(size, start + rows))) for start in starts]
-    return [(each, place == len(cut) - 1) for place, each in enumerate(cut)]
+    numbers = [list(range(start, min(size, start + rows))) for start in starts]
+    return [(part, index == len(numbers) - 1) for index, part in enumerate(numbers)]
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 6, 7])
-def test_parts_follow_each_other_and_the_last_one_says_so(size: int) -> None:
-    made, wanted = shelf(3, size), parts(3, size)
-    assert [taken(made, 0, part) for part in range(len(wanted))] == wanted
-    assert [last for _, last in wanted] == [False] * (len(wanted) - 1) + [True]
-    assert taken(made, 0, len(wanted)) is None
-    assert taken(made, 0, len(wanted) + 5) is None
-    assert taken(made, 0, 0) == wanted[0]
+def test_parts_are_consecutive_and_the_last_one_is_marked(size: int) -> None:
+    reader, expected = build_reader(3, size), expected_parts(3, size)
+    assert [read_numbers(reader, 0, part) for part in range(len(expected))] == expected
+    assert [is_last for _, is_last in expected] == [False] * (len(expected) - 1) + [True]
+    assert read_numbers(reader, 0, len(expected)) is None
+    assert read_numbers(reader, 0, len(expected) + 5) is None
+    assert read_numbers(reader, 0, 0) == expected[0]
 
 
 @given(
@@ -80,57 +82,57 @@ def test_parts_follow_each_other_and_the_last_one_says_so(size: int) -> None:
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4),
     data=st.data(),
 )
-def test_any_part_of_any_piece_can_be_asked_for_in_any_order(
-    rows: int, sizes: list[int], data: st.DataObject
-) -> None:
-    made = shelf(rows, *sizes)
+def test_parts_can_be_read_in_any_order(rows: int, sizes: list[int], data: st.DataObject) -> None:
+    reader = build_reader(rows, *sizes)
     shard = st.tuples(st.integers(0, len(sizes) - 1), st.integers(0, 6))
     for piece, part in data.draw(st.lists(shard, max_size=25)):
-        every = parts(rows, sizes[piece])
-        assert taken(made, piece, part) == (every[part] if part < len(every) else None)
+        expected = expected_parts(rows, sizes[piece])
+        assert read_numbers(reader, piece, part) == (
+            expected[part] if part < len(expected) else None
+        )
 
 
-def test_a_piece_that_is_open_is_read_on_and_not_again() -> None:
-    begun: list[str] = []
+def test_an_open_piece_is_not_read_from_its_start_again() -> None:
+    started: list[str] = []
 
-    class Watched(Counted):
+    class WatchedSource(CountedSource):
         kind = "watched"
 
-        def read(self, piece: Piece) -> Iterator[Found]:
-            begun.append(piece.name)
+        def read(self, piece: Piece) -> Iterator[SourceItem]:
+            started.append(piece.name)
             yield from super().read(piece)
 
-    source = Watched(sizes=(9, 4))
-    asked = Asked((), None, 2, {}, Written(folder="out"))
-    made = Shelf(source, source.pieces(), asked)
+    source = WatchedSource(sizes=(9, 4))
+    record_spec = RecordSpec((), None, 2, {}, PredictOutput(folder="out"))
+    reader = PieceReader(source, source.list_pieces(), record_spec)
     for part in (0, 1, 3):
-        assert taken(made, 0, part) == parts(2, 9)[part]
-    assert begun == ["0"]
-    assert taken(made, 0, 1) == parts(2, 9)[1]
-    assert begun == ["0", "0"]
-    assert taken(made, 1, 1) == parts(2, 4)[1]
-    assert begun == ["0", "0", "1"]
+        assert read_numbers(reader, 0, part) == expected_parts(2, 9)[part]
+    assert started == ["0"]
+    assert read_numbers(reader, 0, 1) == expected_parts(2, 9)[1]
+    assert started == ["0", "0"]
+    assert read_numbers(reader, 1, 1) == expected_parts(2, 4)[1]
+    assert started == ["0", "0", "1"]
 
 
-class Mixed(Source):
-    """What records of one piece come to, given by the test."""
+class ItemsSource(Source):
+    """One piece with the given items."""
 
-    kind = "mixed"
-    found: tuple[Any, ...]
+    kind = "items"
+    items: tuple[Any, ...]
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def list_pieces(self) -> tuple[Piece, ...]:
         return (Piece("all", 1, 1, "", ()),)
 
-    def read(self, piece: Piece) -> Iterator[Found]:
+    def read(self, piece: Piece) -> Iterator[SourceItem]:
         del piece
-        yield from self.found
+        yield from self.items
 
 
-def record(place: int, **fields: Any) -> Record:
-    return Record("a.jsonl", f"line {place}", fields)
+def record(line: int, **fields: Any) -> Record:
+    return Record("a.jsonl", f"line {line}", fields)
 
 
-FOUND = (
+ITEMS = (
     record(1, text="w5 w6", id=1, price=2),
     Rejected("a.jsonl", "line 2", "malformed JSON", "no end"),
     Skipped("a filter", {"text": "w1"}),
@@ -143,91 +145,103 @@ FOUND = (
     record(10, text="w9"),
 )
 KEPT = {"id": "integer", "price": "real"}
-READS = Reads(tokens=8, prompts={"query": "w20 w21 "})
+TOKENIZATION = Tokenization(tokens=8, prompts={"query": "w20 w21 "})
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a tokenizer of words; what it encodes ends in token 3."""
-    return datasets.pairs(tmp_path_factory.mktemp("data") / "pairs") / "tokenizer"
+    """Return a tokenizer of words, which ends each text with token 3."""
+    return datasets.write_pairs(tmp_path_factory.mktemp("data") / "pairs") / "tokenizer"
 
 
 @pytest.fixture
-def reader(tokenizer: Path) -> Reader:
-    return Reader(tokenizer, READS, Fields())
+def preprocessor(tokenizer: Path) -> Preprocessor:
+    return Preprocessor(tokenizer, TOKENIZATION, InputSpec())
 
 
-def answered(
-    reader: Reader,
+def encode_shard(
+    preprocessor: Preprocessor,
     rows: int = 100,
-    found: tuple[Any, ...] = FOUND,
+    items: tuple[Any, ...] = ITEMS,
     texts: tuple[str, ...] = ("text",),
     prompt: str | None = None,
     part: int = 0,
-) -> Taken:
-    source = Mixed(found=found)
-    asked = Asked(texts, prompt, rows, KEPT, Written(folder="out"))
-    taken = read(Shelf(source, source.pieces(), asked), reader, asked, Shard(0, part))
-    assert taken is not None
-    return taken
+) -> EncodedShard:
+    source = ItemsSource(items=items)
+    record_spec = RecordSpec(texts, prompt, rows, KEPT, PredictOutput(folder="out"))
+    piece_reader = PieceReader(source, source.list_pieces(), record_spec)
+    shard = read_shard(piece_reader, preprocessor, record_spec, ShardId(0, part))
+    assert shard is not None
+    return shard
 
 
-def tokens(taken: Taken, text: int = 0) -> list[list[int]]:
-    each = taken.rows.texts[text]
-    return [part.tolist() for part in np.split(each.ids, np.cumsum(each.lengths)[:-1])]
+def token_lists(shard: EncodedShard, text: int = 0) -> list[list[int]]:
+    texts = shard.records.texts[text]
+    return [ids.tolist() for ids in np.split(texts.ids, np.cumsum(texts.lengths)[:-1])]
 
 
-def test_what_cannot_be_answered_is_set_aside_and_what_was_skipped_is_counted(
-    reader: Reader,
+def test_invalid_records_are_quarantined_and_skipped_records_are_counted(
+    preprocessor: Preprocessor,
 ) -> None:
-    found = answered(reader)
-    assert tokens(found) == [[5, 6, 3], [7] * 7 + [3], [9, 3]]
-    assert found.kept == {"id": [1, 4, None], "price": [2, 0.5, None]}
-    assert (len(found.rows), found.skipped, found.truncated, found.last) == (3, 2, 1, True)
-    assert [(each.place, each.reason) for each in found.quarantined] == [
+    shard = encode_shard(preprocessor)
+    assert token_lists(shard) == [[5, 6, 3], [7] * 7 + [3], [9, 3]]
+    assert shard.kept_values == {"id": [1, 4, None], "price": [2, 0.5, None]}
+    assert (len(shard.records), shard.num_skipped, shard.num_truncated, shard.is_last) == (
+        3,
+        2,
+        1,
+        True,
+    )
+    assert [(item.location, item.reason) for item in shard.quarantined] == [
         ("line 2", "malformed JSON"),
         ("line 5", "no text in 'text'"),
         ("line 6", "no text in 'text'"),
         ("line 7", "'id' is no integer"),
         ("line 9", "'price' is no real"),
     ]
-    assert found.quarantined[3].detail == "str 'seven'"
-    assert found.seconds["read"] >= 0
+    assert shard.quarantined[3].detail == "str 'seven'"
+    assert shard.seconds["read"] >= 0
 
 
-def test_a_part_is_so_many_records_good_or_bad(reader: Reader) -> None:
-    first, second, third = (answered(reader, 4, part=part) for part in range(3))
+def test_invalid_and_skipped_records_count_towards_the_size_of_a_part(
+    preprocessor: Preprocessor,
+) -> None:
+    first, second, third = (encode_shard(preprocessor, 4, part=part) for part in range(3))
     counts = [
-        (len(each.rows), len(each.quarantined), each.skipped) for each in (first, second, third)
+        (len(shard.records), len(shard.quarantined), shard.num_skipped)
+        for shard in (first, second, third)
     ]
     assert counts == [(2, 1, 1), (0, 3, 1), (1, 1, 0)]
-    assert [each.last for each in (first, second, third)] == [False, False, True]
-    assert second.rows.tokens == 0
+    assert [shard.is_last for shard in (first, second, third)] == [False, False, True]
+    assert second.records.num_tokens == 0
 
 
-def test_a_number_that_is_read_may_be_missing_and_not_be_a_text(reader: Reader) -> None:
-    source = Mixed(found=FOUND)
-    asked = Asked(("text",), None, 100, {}, Written(folder="out"), numbers=("price",))
-    found = read(Shelf(source, source.pieces(), asked), reader, asked, Shard(0, 0))
-    assert found is not None
-    assert found.kept == {}
-    assert tokens(found) == [[5, 6, 3], [7] * 7 + [3], [8, 3], [9, 3]]
-    reasons = [(each.place, each.reason) for each in found.quarantined]
+def test_a_numeric_field_may_be_missing_but_must_not_be_a_text(preprocessor: Preprocessor) -> None:
+    source = ItemsSource(items=ITEMS)
+    record_spec = RecordSpec(
+        ("text",), None, 100, {}, PredictOutput(folder="out"), numeric_fields=("price",)
+    )
+    piece_reader = PieceReader(source, source.list_pieces(), record_spec)
+    shard = read_shard(piece_reader, preprocessor, record_spec, ShardId(0, 0))
+    assert shard is not None
+    assert shard.kept_values == {}
+    assert token_lists(shard) == [[5, 6, 3], [7] * 7 + [3], [8, 3], [9, 3]]
+    reasons = [(item.location, item.reason) for item in shard.quarantined]
     assert reasons[-1] == ("line 9", "'price' is no number")
 
 
-def test_behind_the_last_part_there_is_none(reader: Reader) -> None:
-    source = Mixed(found=FOUND)
-    asked = Asked(("text",), None, 5, KEPT, Written(folder="out"))
-    made = Shelf(source, source.pieces(), asked)
-    assert read(made, reader, asked, Shard(0, 2)) is None
+def test_a_part_past_the_end_is_none(preprocessor: Preprocessor) -> None:
+    source = ItemsSource(items=ITEMS)
+    record_spec = RecordSpec(("text",), None, 5, KEPT, PredictOutput(folder="out"))
+    piece_reader = PieceReader(source, source.list_pieces(), record_spec)
+    assert read_shard(piece_reader, preprocessor, record_spec, ShardId(0, 2)) is None
 
 
-def test_a_prompt_stands_before_every_text(reader: Reader) -> None:
-    found = answered(reader, prompt="query")
-    assert tokens(found) == [[20, 21, 5, 6, 3], [20, 21] + [7] * 5 + [3], [20, 21, 9, 3]]
+def test_a_prompt_is_prepended_to_each_text(preprocessor: Preprocessor) -> None:
+    shard = encode_shard(preprocessor, prompt="query")
+    assert token_lists(shard) == [[20, 21, 5, 6, 3], [20, 21] + [7] * 5 + [3], [20, 21, 9, 3]]
     with pytest.raises(SettingsError, match="no prompt is called 'passage'"):
-        answered(reader, prompt="passage")
+        encode_shard(preprocessor, prompt="passage")
 
 
 PAIRS = (
@@ -237,82 +251,88 @@ PAIRS = (
 )
 
 
-def test_two_texts_are_read_beside_each_other_or_as_one(tokenizer: Path) -> None:
-    fields = Fields(texts=("query", "text"), limits=(4, 6))
-    apart = partial(answered, found=PAIRS, texts=("query", "text"))
-    beside = apart(Reader(tokenizer, READS, fields))
-    assert tokens(beside, 0) == [[5, 6, 7, 3], [11, 3]]
-    assert tokens(beside, 1) == [[10, 3], [12] * 5 + [3]]
-    assert (beside.truncated, beside.rows.features) == (2, ())
-    assert [each.reason for each in beside.quarantined] == ["no text in 'text'"]
-    joined = apart(Reader(tokenizer, READS, fields.model_copy(update={"joined": True})))
-    assert tokens(joined) == [[5, 6, 7, 3, 10, 3], [11, 3] + [12] * 5 + [3]]
-    assert [each.tolist() for each in joined.rows.features] == [[4, 2]]
-    assert joined.truncated == 2
+def test_two_texts_are_encoded_separately_or_joined(tokenizer: Path) -> None:
+    input_spec = InputSpec(texts=("query", "text"), limits=(4, 6))
+    encode = partial(encode_shard, items=PAIRS, texts=("query", "text"))
+    separate = encode(Preprocessor(tokenizer, TOKENIZATION, input_spec))
+    assert token_lists(separate, 0) == [[5, 6, 7, 3], [11, 3]]
+    assert token_lists(separate, 1) == [[10, 3], [12] * 5 + [3]]
+    assert (separate.num_truncated, separate.records.features) == (2, ())
+    assert [item.reason for item in separate.quarantined] == ["no text in 'text'"]
+    joined = encode(
+        Preprocessor(tokenizer, TOKENIZATION, input_spec.model_copy(update={"joined": True}))
+    )
+    assert token_lists(joined) == [[5, 6, 7, 3, 10, 3], [11, 3] + [12] * 5 + [3]]
+    assert [values.tolist() for values in joined.records.features] == [[4, 2]]
+    assert joined.num_truncated == 2
 
 
-def test_what_every_text_begins_with_stands_once_before_two_that_are_joined(
-    tokenizer: Path, tmp_path: Path
-) -> None:
+def test_joined_texts_have_one_start_token(tokenizer: Path, tmp_path: Path) -> None:
     folder = tmp_path / "opening"
     shutil.copytree(tokenizer, folder)
-    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer_file = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ends = [("[CLS]", 2), ("[SEP]", 3)]
-    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, ends)
-    made.save(str(folder / "tokenizer.json"))
-    fields = Fields(texts=("query", "text"), limits=(4, 5), joined=True)
-    found = answered(Reader(folder, READS, fields), found=PAIRS, texts=("query", "text"))
-    assert tokens(found) == [[2, 5, 6, 3, 10, 3], [2, 11, 3, 12, 12, 12, 3]]
-    assert [each.tolist() for each in found.rows.features] == [[4, 3]]
-    assert found.truncated == 2
+    tokenizer_file.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, ends)
+    tokenizer_file.save(str(folder / "tokenizer.json"))
+    input_spec = InputSpec(texts=("query", "text"), limits=(4, 5), joined=True)
+    shard = encode_shard(
+        Preprocessor(folder, TOKENIZATION, input_spec), items=PAIRS, texts=("query", "text")
+    )
+    assert token_lists(shard) == [[2, 5, 6, 3, 10, 3], [2, 11, 3, 12, 12, 12, 3]]
+    assert [values.tolist() for values in shard.records.features] == [[4, 3]]
+    assert shard.num_truncated == 2
 
 
-PROGRAM = Program(answers="vectors", width=2, inputs=())
+PROGRAM = ProgramEntry(answers="vectors", width=2, inputs=())
 
 
-def spoken(tokens: np.ndarray) -> list[str]:
+def decode(tokens: np.ndarray) -> list[str]:
     return [" ".join(f"w{token:g}" for token in row if token >= 0) for row in tokens]
 
 
-def writer(folder: Path, program: Program = PROGRAM, **output: Any) -> Writer:
-    for room in ("shards", "quarantine", "aside"):
-        (folder / room).mkdir(exist_ok=True)
-    asked = Asked(("text",), None, 100, KEPT, Written(folder=str(folder), **output))
-    return Writer(folder, folder / "aside", program, asked, spoken)
+def build_writer(folder: Path, program: ProgramEntry = PROGRAM, **output: Any) -> ShardWriter:
+    for name in ("shards", "quarantine", "aside"):
+        (folder / name).mkdir(exist_ok=True)
+    record_spec = RecordSpec(
+        ("text",), None, 100, KEPT, PredictOutput(folder=str(folder), **output)
+    )
+    return ShardWriter(folder, folder / "aside", program, record_spec, decode)
 
 
-def names(folder: Path) -> dict[str, list[str]]:
+def file_names(folder: Path) -> dict[str, list[str]]:
     return {
-        room: sorted(path.name for path in (folder / room).iterdir())
-        for room in ("shards", "quarantine", "aside")
+        name: sorted(path.name for path in (folder / name).iterdir())
+        for name in ("shards", "quarantine", "aside")
     }
 
 
 VECTORS = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
 
 
-def test_a_shard_is_written_with_the_line_that_tells_of_it(reader: Reader, tmp_path: Path) -> None:
-    found = answered(reader)
-    found.slots = 64
-    found.seconds["compute"] = 0.25
-    line = writer(tmp_path).write(found, VECTORS)
-    assert names(tmp_path) == {
+def test_a_shard_is_written_and_its_ledger_line_is_returned(
+    preprocessor: Preprocessor, tmp_path: Path
+) -> None:
+    shard = encode_shard(preprocessor)
+    shard.computed_tokens = 64
+    shard.seconds["compute"] = 0.25
+    line = build_writer(tmp_path).write(shard, VECTORS)
+    assert file_names(tmp_path) == {
         "shards": ["000000-00000.parquet"],
         "quarantine": ["000000-00000.jsonl"],
         "aside": [],
     }
     file = tmp_path / "shards" / "000000-00000.parquet"
-    made = pq.read_table(file)
-    assert made.column_names == ["id", "price", "vector"]
-    assert made["vector"].to_pylist() == VECTORS.tolist()
-    assert made["id"].to_pylist() == [1, 4, None]
-    aside = [
+    table = pq.read_table(file)
+    assert table.column_names == ["id", "price", "vector"]
+    assert table["vector"].to_pylist() == VECTORS.tolist()
+    assert table["id"].to_pylist() == [1, 4, None]
+    rejected = [
         json.loads(text)
         for text in (tmp_path / "quarantine" / "000000-00000.jsonl").read_text().splitlines()
     ]
-    assert aside == [each._asdict() for each in found.quarantined]
-    told = {name: line[name] for name in ("rows", "quarantined", "skipped", "truncated", "slots")}
-    assert told == {"rows": 3, "quarantined": 5, "skipped": 2, "truncated": 1, "slots": 64}
+    assert rejected == [item.to_document() for item in shard.quarantined]
+    counts = {name: line[name] for name in ("rows", "quarantined", "skipped", "truncated", "slots")}
+    assert counts == {"rows": 3, "quarantined": 5, "skipped": 2, "truncated": 1, "slots": 64}
     assert (line["piece"], line["part"], line["last"], line["tokens"]) == (0, 0, True, 13)
     assert line["bytes"] == {file.name: file.stat().st_size}
     assert set(line["sha256"]) == {file.name}
@@ -330,56 +350,62 @@ def test_a_shard_is_written_with_the_line_that_tells_of_it(reader: Reader, tmp_p
         ("price", 10**400, None),
     ],
 )
-def test_a_number_that_a_column_cannot_hold_is_set_aside_and_one_that_it_rounds_is_kept(
-    reader: Reader, tmp_path: Path, name: str, number: float, kept: float | None
+def test_a_kept_number_is_quarantined_if_its_column_cannot_hold_it(
+    preprocessor: Preprocessor, tmp_path: Path, name: str, number: float, kept: float | None
 ) -> None:
-    found = answered(reader, found=(record(1, text="w5"), record(2, text="w6", **{name: number})))
-    line = writer(tmp_path).write(found, VECTORS[: len(found.rows)])
+    shard = encode_shard(
+        preprocessor, items=(record(1, text="w5"), record(2, text="w6", **{name: number}))
+    )
+    line = build_writer(tmp_path).write(shard, VECTORS[: len(shard.records)])
     assert line["quarantined"] == (kept is None)
     column = pq.read_table(tmp_path / "shards" / "000000-00000.parquet")[name].to_pylist()
     assert column == [None] + [kept] * (kept is not None)
 
 
-def test_what_was_set_aside_before_and_is_no_more_is_gone(reader: Reader, tmp_path: Path) -> None:
-    made = writer(tmp_path)
-    made.write(answered(reader), VECTORS)
-    made.write(answered(reader, found=FOUND[:1]), VECTORS[:1])
-    assert names(tmp_path)["quarantine"] == []
+def test_an_outdated_quarantine_file_is_removed(preprocessor: Preprocessor, tmp_path: Path) -> None:
+    shard_writer = build_writer(tmp_path)
+    shard_writer.write(encode_shard(preprocessor), VECTORS)
+    shard_writer.write(encode_shard(preprocessor, items=ITEMS[:1]), VECTORS[:1])
+    assert file_names(tmp_path)["quarantine"] == []
     assert pq.read_table(tmp_path / "shards" / "000000-00000.parquet").num_rows == 1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_an_array_has_the_other_columns_beside_it(
-    reader: Reader, tmp_path: Path, dtype: str
+def test_the_npy_format_has_a_table_of_the_other_columns(
+    preprocessor: Preprocessor, tmp_path: Path, dtype: str
 ) -> None:
-    line = writer(tmp_path, format="npy", dtype=dtype).write(answered(reader), VECTORS)
-    assert names(tmp_path)["shards"] == ["000000-00000.npy", "000000-00000.parquet"]
-    assert sorted(line["bytes"]) == sorted(line["sha256"]) == names(tmp_path)["shards"]
+    line = build_writer(tmp_path, format="npy", dtype=dtype).write(
+        encode_shard(preprocessor), VECTORS
+    )
+    assert file_names(tmp_path)["shards"] == ["000000-00000.npy", "000000-00000.parquet"]
+    assert sorted(line["bytes"]) == sorted(line["sha256"]) == file_names(tmp_path)["shards"]
     array = np.load(tmp_path / "shards" / "000000-00000.npy")
     assert (array.dtype, array.shape) == (np.dtype(dtype), (3, 2))
-    beside = pq.read_table(tmp_path / "shards" / "000000-00000.parquet").column_names
-    assert beside == ["id", "price", *(["scale"] if dtype == "int8" else [])]
+    column_names = pq.read_table(tmp_path / "shards" / "000000-00000.parquet").column_names
+    assert column_names == ["id", "price", *(["scale"] if dtype == "int8" else [])]
 
 
-def test_a_shard_without_an_answer_is_written_too(reader: Reader, tmp_path: Path) -> None:
-    nothing = answered(reader, found=(FOUND[1],))
-    line = writer(tmp_path).write(nothing, np.empty((0, 2), np.float32))
+def test_a_shard_without_valid_records_is_written(
+    preprocessor: Preprocessor, tmp_path: Path
+) -> None:
+    empty = encode_shard(preprocessor, items=(ITEMS[1],))
+    line = build_writer(tmp_path).write(empty, np.empty((0, 2), np.float32))
     assert (line["rows"], line["quarantined"], line["last"]) == (0, 1, True)
-    made = pq.read_table(tmp_path / "shards" / "000000-00000.parquet")
-    assert (made.num_rows, made.column_names) == (0, ["id", "price", "vector"])
+    table = pq.read_table(tmp_path / "shards" / "000000-00000.parquet")
+    assert (table.num_rows, table.column_names) == (0, ["id", "price", "vector"])
 
 
-def test_tokens_that_a_program_wrote_become_texts(reader: Reader, tmp_path: Path) -> None:
-    program = Program(answers="text", width=2, inputs=())
+def test_generated_tokens_are_decoded(preprocessor: Preprocessor, tmp_path: Path) -> None:
+    program = ProgramEntry(answers="text", width=2, inputs=())
     tokens = np.array([[5, 6], [7, -1], [-1, -1]], np.float32)
-    writer(tmp_path, program).write(answered(reader), tokens)
-    made = pq.read_table(tmp_path / "shards" / "000000-00000.parquet")
-    assert made.column_names == ["id", "price", "answer"]
-    assert made["answer"].to_pylist() == ["w5 w6", "w7", ""]
+    build_writer(tmp_path, program).write(encode_shard(preprocessor), tokens)
+    table = pq.read_table(tmp_path / "shards" / "000000-00000.parquet")
+    assert table.column_names == ["id", "price", "answer"]
+    assert table["answer"].to_pylist() == ["w5 w6", "w7", ""]
 
 
 @pytest.mark.parametrize(
     ("value", "kind"), [("a", "text"), ("", "text"), (3, "integer"), (3.0, "real")]
 )
-def test_a_value_shows_what_its_field_holds(value: Any, kind: str) -> None:
-    assert kind_of(value) == kind
+def test_the_kind_of_a_value_is_inferred(value: Any, kind: str) -> None:
+    assert infer_kind(value) == kind

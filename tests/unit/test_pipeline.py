@@ -1,4 +1,4 @@
-"""A pipeline checks everything first, runs each stage once, and never mixes two of them."""
+"""A pipeline checks all stages first, runs each stage once and refuses stale stages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def refused(run_file: Path, *overrides: str) -> str:
+def read_refusal(run_file: Path, *overrides: str) -> str:
     with pytest.raises(SettingsError) as caught:
         pipeline.load(run_file, overrides)
     assert "\n" not in str(caught.value)
@@ -58,7 +58,7 @@ def times_run(folder: str) -> int:
     return len(path.read_text()) if path.exists() else 0
 
 
-def test_each_stage_gets_its_folder_and_those_before_it(run_file: Path) -> None:
+def test_each_stage_gets_its_folder_and_the_earlier_folders(run_file: Path) -> None:
     answer = pipeline.main(run_file)
     assert Path("out/words/3-join/joined.txt").read_text() == "hello-there"
     assert [stage["state"] for stage in answer["stages"]] == ["finished"] * 3
@@ -80,12 +80,12 @@ def test_the_record_holds_settings_and_answers(run_file: Path) -> None:
 
 def test_a_finished_stage_is_not_run_again(run_file: Path) -> None:
     pipeline.main(run_file)
-    again = pipeline.main(run_file)
+    second = pipeline.main(run_file)
     assert times_run("out/words/1-first") == 1
-    assert again["stages"][0]["answer"] == {"characters": 5}
+    assert second["stages"][0]["answer"] == {"characters": 5}
 
 
-def test_a_failed_stage_is_named_and_run_again_with_what_came_before_kept(run_file: Path) -> None:
+def test_a_failed_stage_is_run_again_and_earlier_stages_are_kept(run_file: Path) -> None:
     with pytest.raises(DataError, match="stage 'second': the text fails; write another"):
         pipeline.main(run_file, "stage.second.text.value=fail")
     states = [s["state"] for s in json.loads(Path("out/words/pipeline.json").read_text())["stages"]]
@@ -98,21 +98,21 @@ def test_a_failed_stage_is_named_and_run_again_with_what_came_before_kept(run_fi
 
 def test_a_finished_stage_with_other_settings_is_refused(run_file: Path) -> None:
     pipeline.main(run_file)
-    message = refused(run_file, "stage.second.text.value=you")
+    message = read_refusal(run_file, "stage.second.text.value=you")
     assert message == (
-        "stage 'second' is finished, and 'text.value' has changed from 'there' to 'you'; "
-        "set another output.folder, or delete out/words/2-second to make it again"
+        "stage 'second' is finished, but 'text.value' has changed from 'there' to 'you'; "
+        "set another output.folder, or delete out/words/2-second to run it again"
     )
     assert times_run("out/words/2-second") == 1
 
 
-def test_a_stage_made_from_a_deleted_one_is_refused(run_file: Path) -> None:
+def test_a_stage_with_a_deleted_input_is_refused(run_file: Path) -> None:
     pipeline.main(run_file)
     shutil.rmtree("out/words/1-first")
-    assert "stage 'join' is finished, but its input 'first' is not" in refused(run_file)
+    assert "stage 'join' is finished, but its input 'first' is not" in read_refusal(run_file)
 
 
-def test_a_stage_made_from_a_changed_one_is_refused(run_file: Path) -> None:
+def test_a_stage_with_a_changed_input_is_refused(run_file: Path) -> None:
     pipeline.main(run_file)
     shutil.rmtree("out/words/1-first")
     done = Path("out/words/3-join/done.json")
@@ -120,26 +120,26 @@ def test_a_stage_made_from_a_changed_one_is_refused(run_file: Path) -> None:
     done.unlink()
     pipeline.main(run_file, "stage.first.text.value=changed")
     done.write_text(kept)
-    message = refused(run_file, "stage.first.text.value=changed")
-    assert "stage 'join' is finished, and its input 'first' has changed" in message
+    message = read_refusal(run_file, "stage.first.text.value=changed")
+    assert "stage 'join' is finished, but its input 'first' has changed" in message
 
 
-def test_a_folder_of_something_else_is_left_alone(run_file: Path) -> None:
+def test_a_folder_with_other_files_is_refused(run_file: Path) -> None:
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("precious")
-    assert "mine holds something else" in refused(run_file, "output.folder=mine")
+    assert "mine is not a pipeline's folder" in read_refusal(run_file, "output.folder=mine")
 
 
-def test_a_file_in_the_place_of_the_folder_is_left_alone(run_file: Path) -> None:
+def test_a_file_instead_of_the_folder_is_refused(run_file: Path) -> None:
     Path("mine").write_text("precious")
-    assert "mine holds something else" in refused(run_file, "output.folder=mine")
+    assert "mine is not a pipeline's folder" in read_refusal(run_file, "output.folder=mine")
 
 
-def test_two_processes_never_work_in_one_folder(run_file: Path) -> None:
+def test_two_processes_cannot_use_one_folder(run_file: Path) -> None:
     Path("out/words").mkdir(parents=True)
     with Path("out/words/.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(SettingsError, match="another process works in out/words"):
+        with pytest.raises(SettingsError, match="another process is using out/words"):
             pipeline.main(run_file)
     assert times_run("out/words/1-first") == 0
     pipeline.main(run_file)
@@ -147,27 +147,27 @@ def test_two_processes_never_work_in_one_folder(run_file: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 99}', "{"])
-def test_a_broken_mark_is_named(run_file: Path, text: str) -> None:
+def test_a_damaged_record_is_named(run_file: Path, text: str) -> None:
     pipeline.main(run_file)
     Path("out/words/1-first/done.json").write_text(text)
-    assert "out/words/1-first/done.json cannot be read; delete" in refused(run_file)
+    assert "out/words/1-first/done.json cannot be read; delete" in read_refusal(run_file)
 
 
-def test_assignments_reach_every_stage_that_has_the_key(run_file: Path) -> None:
+def test_overrides_apply_to_every_stage_that_has_the_key(run_file: Path) -> None:
     pipeline.main(run_file, "text.value=same", "output.separator=+", "output.folder=out/other")
     assert Path("out/other/3-join/joined.txt").read_text() == "same+same"
 
 
-def test_the_folder_is_the_pipelines_also_where_a_stage_has_an_output(run_file: Path) -> None:
-    own = RUN_FILE.replace('verb = "join"', 'verb = "join"\noutput.separator = "+"')
-    run_file.write_text(own)
+def test_an_output_folder_override_never_applies_to_a_stage(run_file: Path) -> None:
+    text = RUN_FILE.replace('verb = "join"', 'verb = "join"\noutput.separator = "+"')
+    run_file.write_text(text)
     pipeline.main(run_file, "output.folder=out/other")
     assert "+" in Path("out/other/3-join/joined.txt").read_text()
 
 
-def test_an_assignment_to_one_stage_reaches_that_one(run_file: Path) -> None:
-    pipeline.main(run_file, "text.value=same", "stage.second.text.value=own")
-    assert Path("out/words/3-join/joined.txt").read_text() == "same-own"
+def test_an_override_of_one_stage_applies_to_that_stage(run_file: Path) -> None:
+    pipeline.main(run_file, "text.value=same", "stage.second.text.value=other")
+    assert Path("out/words/3-join/joined.txt").read_text() == "same-other"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_an_assignment_to_one_stage_reaches_that_one(run_file: Path) -> None:
         ("@second/", "@secnod/", "names no earlier stage; did you mean 'second'?"),
         ("@second/", "@join/", "'@join/text.txt' names no earlier stage"),
         ('name = "second"', 'name = "first"', "two stages are named 'first'"),
-        ('name = "second"', 'name = "a/b"', "'a/b' cannot name a stage"),
+        ('name = "second"', 'name = "a/b"', "'a/b' is not a valid name of a stage"),
         ("text.value", "text.valeu", "unknown key 'text.valeu'; did you mean 'value'?"),
         ("text.value", "inputs", "stage 'second': write has no 'inputs'"),
         ("text.value", "data.path", "sets data.path, which the pipeline sets"),
@@ -187,11 +187,11 @@ def test_an_assignment_to_one_stage_reaches_that_one(run_file: Path) -> None:
         ('verb = "join"', 'verb = "join"\noutput.folder = "x"', "sets output.folder"),
     ],
 )
-def test_a_mistake_in_any_stage_is_refused_before_the_first_starts(
+def test_an_invalid_stage_is_refused_before_the_first_stage_starts(
     run_file: Path, before: str, after: str, says: str
 ) -> None:
     run_file.write_text(RUN_FILE.replace(before, after))
-    assert says in refused(run_file)
+    assert says in read_refusal(run_file)
     assert not Path("out").exists()
 
 
@@ -203,16 +203,16 @@ def test_a_mistake_in_any_stage_is_refused_before_the_first_starts(
         ("txt.value=x", "unknown key 'txt'; did you mean 'text'?"),
     ],
 )
-def test_a_wrong_assignment_is_refused(run_file: Path, override: str, says: str) -> None:
-    assert says in refused(run_file, override)
+def test_an_invalid_override_is_refused(run_file: Path, override: str, says: str) -> None:
+    assert says in read_refusal(run_file, override)
 
 
 def test_a_file_without_stages_is_refused(run_file: Path) -> None:
     run_file.write_text('[output]\nfolder = "x"\n')
-    assert "'stage' is missing" in refused(run_file)
+    assert "'stage' is missing" in read_refusal(run_file)
 
 
-def test_two_signs_stand_for_one(run_file: Path) -> None:
+def test_a_doubled_at_sign_is_a_literal_one(run_file: Path) -> None:
     pipeline.main(run_file, "text.value=@@home")
     assert Path("out/words/1-first/text.txt").read_text() == "@home"
 
@@ -241,7 +241,7 @@ def plan(run_file: Path, *overrides: str) -> list[tuple[str, str]]:
     return [(stage["state"], stage.get("reason", "")) for stage in answer["stages"]]
 
 
-def test_a_dry_run_of_a_finished_pipeline_shows_what_it_made(
+def test_a_dry_run_of_a_finished_pipeline_shows_its_answers(
     run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline.main(run_file)
@@ -264,14 +264,14 @@ def refuse(_: Any) -> dict[str, Any]:
 def test_a_dry_run_of_a_half_finished_pipeline_plans_the_rest(run_file: Path) -> None:
     with pytest.raises(DataError):
         pipeline.main(run_file, "stage.second.text.value=fail")
-    states = [("done", ""), ("to do", "started, and not finished"), ("to do", "not run yet")]
+    states = [("done", ""), ("to do", "started, but not finished"), ("to do", "not run yet")]
     assert plan(run_file) == states
     stages = pipeline.main(run_file, dry_run=True)["stages"]
     assert stages[1]["plan"] == {"characters": 5}
     assert stages[2]["plan"] == {"known_after": "second"}
 
 
-def test_a_dry_run_says_what_has_changed_and_what_a_run_would_refuse(
+def test_a_dry_run_names_the_change_and_the_refusal(
     run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline.main(run_file)
@@ -282,19 +282,19 @@ def test_a_dry_run_says_what_has_changed_and_what_a_run_would_refuse(
     assert plan(run_file, override) == states
     lines = capsys.readouterr().out.splitlines()
     assert f"[2/3] second: write -> out/words/2-second (stale: {change})" in lines
-    assert lines[-1] == f"would refuse: {refused(run_file, override)}"
+    assert lines[-1] == f"would refuse: {read_refusal(run_file, override)}"
 
 
-def test_a_stage_to_do_names_a_stale_input(run_file: Path) -> None:
+def test_an_unfinished_stage_names_a_stale_input(run_file: Path) -> None:
     pipeline.main(run_file)
     shutil.rmtree("out/words/3-join")
     override = "stage.second.text.value=you"
     assert plan(run_file, override)[2] == ("to do", "its input 'second' is stale")
     last = pipeline.main(run_file, override, dry_run=True)["stages"][2]
-    assert last["plan"] == {"known_after": "second"}, "it would read what is stale"
+    assert last["plan"] == {"known_after": "second"}, "the plan would read a stale input"
 
 
-def test_a_dry_run_names_an_input_that_was_deleted(run_file: Path) -> None:
+def test_a_dry_run_names_a_deleted_input(run_file: Path) -> None:
     pipeline.main(run_file)
     shutil.rmtree("out/words/1-first")
     last = ("stale", "its input 'first' is not finished")
@@ -302,7 +302,7 @@ def test_a_dry_run_names_an_input_that_was_deleted(run_file: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 99}', "{", '{"format": 1}'])
-def test_a_dry_run_names_a_broken_mark(run_file: Path, text: str) -> None:
+def test_a_dry_run_names_a_damaged_record(run_file: Path, text: str) -> None:
     pipeline.main(run_file)
     Path("out/words/1-first/done.json").write_text(text)
     first, _, last = plan(run_file)
@@ -310,15 +310,15 @@ def test_a_dry_run_names_a_broken_mark(run_file: Path, text: str) -> None:
     assert last == ("stale", "its input 'first' is stale")
 
 
-def test_a_dry_run_in_a_foreign_folder_says_that_a_run_would_refuse(run_file: Path) -> None:
+def test_a_dry_run_in_a_folder_with_other_files_names_the_refusal(run_file: Path) -> None:
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("precious")
     answer = pipeline.main(run_file, "output.folder=mine", dry_run=True)
-    assert answer["would_refuse"] == refused(run_file, "output.folder=mine")
+    assert answer["would_refuse"] == read_refusal(run_file, "output.folder=mine")
     assert [path.name for path in Path("mine").iterdir()] == ["thesis.txt"]
 
 
-def test_a_dry_run_with_a_mistake_is_refused(run_file: Path) -> None:
+def test_a_dry_run_with_an_invalid_setting_is_refused(run_file: Path) -> None:
     run_file.write_text(RUN_FILE.replace("text.value", "text.valeu"))
     with pytest.raises(SettingsError, match=r"unknown key 'text\.valeu'"):
         pipeline.main(run_file, dry_run=True)
@@ -333,7 +333,7 @@ def test_json_is_one_document(
     assert printed == json.loads(json.dumps(answer))
 
 
-def test_the_end_names_the_report_last(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_line_names_the_report(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipeline.main(run_file)
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["length: 11", "folder: out/words", "report: out/words/3-join/joined.txt"]

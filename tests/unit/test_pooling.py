@@ -1,4 +1,4 @@
-"""Vectors of hidden states, against their formulas written out for one text at a time."""
+"""Pooling against formulas that are computed for one text at a time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from regauge.models.pooling import MODES, Pool, mean_pool
-from regauge.models.sentence_transformers import ACTIVATIONS, Dense, Mode, Pooling
+from regauge.models.pooling import MODES, TextPooling, mean_pool
+from regauge.models.sentence_transformers import ACTIVATIONS, DenseLayer, Pooling, PoolingMode
 
 Array = NDArray[np.float64]
 WIDTH = 6
 LENGTHS = (1, 2, 5, 9, 3)
 """Of ragged texts, the longest in the middle."""
-EVERY: tuple[Mode, ...] = (
+EVERY: tuple[PoolingMode, ...] = (
     "mean",
     "cls",
     "max",
@@ -27,10 +27,10 @@ EVERY: tuple[Mode, ...] = (
 )
 
 
-def alone(mode: Mode, states: Array) -> Array:
+def expected_vector(mode: PoolingMode, states: Array) -> Array:
     """Return the vector of one text's states, [tokens, width], by the formula of a mode."""
     counts = np.arange(1, len(states) + 1)[:, None]
-    found: dict[Mode, Array] = {
+    found: dict[PoolingMode, Array] = {
         "mean": states.mean(0),
         "cls": states[0],
         "max": states.max(0),
@@ -59,69 +59,73 @@ def batch(
     return torch.from_numpy(hidden).to(dtype), torch.from_numpy(segments)
 
 
-def pooled(pooling: Pooling, states: list[Array], **changes: Any) -> Array:
+def pool(pooling: Pooling, states: list[Array], **changes: Any) -> Array:
     with torch.no_grad():
-        found = Pool(pooling)(*batch(states, **{"length": 9, "padding": 0.0, **changes}))
+        found = TextPooling(pooling)(*batch(states, **{"length": 9, "padding": 0.0, **changes}))
     assert found.dtype == torch.float32
     return found.double().numpy()
 
 
-def test_every_mode_there_is_has_a_formula_here() -> None:
+def test_every_mode_is_tested() -> None:
     assert set(MODES) == set(EVERY)
 
 
 @pytest.mark.parametrize("padding", [0.0, 1e4, -1e4])
 @pytest.mark.parametrize("mode", EVERY)
-def test_a_mode_is_its_formula_whatever_stands_in_the_padding(mode: Mode, padding: float) -> None:
-    wanted = np.stack([alone(mode, each) for each in texts()])
+def test_modes_ignore_padding(mode: PoolingMode, padding: float) -> None:
+    wanted = np.stack([expected_vector(mode, each) for each in texts()])
     pooling = Pooling(modes=(mode,), normalized=False)
     for length in (9, 16):
-        found = pooled(pooling, texts(), length=length, padding=padding)
+        found = pool(pooling, texts(), length=length, padding=padding)
         np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("modes", [("mean", "cls"), ("cls", "mean"), EVERY])
-def test_several_modes_stand_behind_each_other_as_they_are_named(modes: tuple[Mode, ...]) -> None:
-    wanted = np.stack([np.concatenate([alone(mode, each) for mode in modes]) for each in texts()])
-    found = pooled(Pooling(modes=modes, normalized=False), texts())
+def test_several_modes_are_concatenated_in_order(
+    modes: tuple[PoolingMode, ...],
+) -> None:
+    wanted = np.stack(
+        [np.concatenate([expected_vector(mode, each) for mode in modes]) for each in texts()]
+    )
+    found = pool(Pooling(modes=modes, normalized=False), texts())
     np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("modes", [("mean",), ("cls", "max")])
-def test_normalised_vectors_have_length_one_and_the_direction_they_had(
-    modes: tuple[Mode, ...],
+def test_normalized_vectors_keep_their_direction(
+    modes: tuple[PoolingMode, ...],
 ) -> None:
-    plain = pooled(Pooling(modes=modes, normalized=False), texts())
-    found = pooled(Pooling(modes=modes, normalized=True), texts())
+    plain = pool(Pooling(modes=modes, normalized=False), texts())
+    found = pool(Pooling(modes=modes, normalized=True), texts())
     lengths = np.linalg.norm(plain, axis=1, keepdims=True)
     np.testing.assert_allclose(found, plain / lengths, rtol=2e-6, atol=2e-7)
     assert not np.allclose(lengths, 1, atol=0.1)
 
 
 @pytest.mark.parametrize("mode", ["mean", "mean_sqrt_len_tokens", "weightedmean"])
-def test_a_row_without_a_text_is_zero_and_no_nan(mode: Mode) -> None:
+def test_an_empty_row_is_zero(mode: PoolingMode) -> None:
     states = [np.empty((0, WIDTH)), *texts()]
     for normalized in (False, True):
-        found = pooled(Pooling(modes=(mode,), normalized=normalized), states, padding=3.0)
+        found = pool(Pooling(modes=(mode,), normalized=normalized), states, padding=3.0)
         assert not found[0].any()
         assert np.isfinite(found).all()
 
 
 @pytest.mark.parametrize("mode", EVERY)
-def test_narrow_states_are_pooled_as_wide_ones(mode: Mode) -> None:
+def test_bf16_states_are_pooled_as_fp32_ones(mode: PoolingMode) -> None:
     hidden, segments = batch(texts(), 9, 1e4, torch.bfloat16)
     rounded = [row[: len(each)].double().numpy() for row, each in zip(hidden, texts(), strict=True)]
-    found = Pool(Pooling(modes=(mode,), normalized=False))(hidden, segments)
+    found = TextPooling(Pooling(modes=(mode,), normalized=False))(hidden, segments)
     assert found.dtype == torch.float32
-    wanted = np.stack([alone(mode, each) for each in rounded])
+    wanted = np.stack([expected_vector(mode, each) for each in rounded])
     np.testing.assert_allclose(found.double().numpy(), wanted, rtol=2e-6, atol=2e-6)
 
 
-def test_sums_of_narrow_states_are_wide() -> None:
-    """Of 2,000 ones and an eighth each, a sum in bfloat16 would stay at 256."""
+def test_sums_of_bf16_states_are_fp32() -> None:
+    """A bfloat16 sum of 2,000 values of 1.125 would stop at 256."""
     hidden = torch.full((1, 2000, WIDTH), 1.125, dtype=torch.bfloat16)
     segments = torch.ones((1, 2000), dtype=torch.int32)
-    found = Pool(Pooling(normalized=False))(hidden, segments)
+    found = TextPooling(Pooling(normalized=False))(hidden, segments)
     assert found.dtype == torch.float32
     assert found.eq(1.125).all()
 
@@ -134,19 +138,19 @@ ACTIVATED: dict[str, Any] = {
 }
 
 
-def test_every_activation_there_is_has_a_formula_here() -> None:
+def test_every_activation_is_tested() -> None:
     assert set(ACTIVATIONS.values()) == set(ACTIVATED)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATED)
-def test_a_layer_behind_the_pooling_is_its_formula(activation: Any, *, bias: bool) -> None:
-    dense = Dense(inputs=WIDTH, outputs=4, bias=bias, activation=activation, folder="2_Dense")
-    pool = Pool(Pooling(dense=(dense,), normalized=False))
+def test_the_dense_layer_formula(activation: Any, *, bias: bool) -> None:
+    dense = DenseLayer(inputs=WIDTH, outputs=4, bias=bias, activation=activation, folder="2_Dense")
+    pool = TextPooling(Pooling(dense=(dense,), normalized=False))
     (layer,) = pool.dense
     weights = {name: value.detach().double().numpy() for name, value in layer.named_parameters()}
     assert ("bias" in weights) is bias
-    means = np.stack([alone("mean", each) for each in texts()])
+    means = np.stack([expected_vector("mean", each) for each in texts()])
     wanted = ACTIVATED[activation](means @ weights["weight"].T + weights.get("bias", 0.0))
     with torch.no_grad():
         found = pool(*batch(texts(), 9, 0.0)).double().numpy()
@@ -154,12 +158,15 @@ def test_a_layer_behind_the_pooling_is_its_formula(activation: Any, *, bias: boo
     assert np.abs(found).max() > 0.1
 
 
-def test_layers_follow_each_other_and_the_norm_comes_last() -> None:
-    first = Dense(inputs=2 * WIDTH, outputs=5, activation="relu", folder="2_Dense")
-    second = Dense(inputs=5, outputs=3, activation="tanh", folder="3_Dense")
-    pool = Pool(Pooling(modes=("cls", "max"), dense=(first, second), normalized=True))
+def test_dense_layers_precede_normalization() -> None:
+    first = DenseLayer(inputs=2 * WIDTH, outputs=5, activation="relu", folder="2_Dense")
+    second = DenseLayer(inputs=5, outputs=3, activation="tanh", folder="3_Dense")
+    pool = TextPooling(Pooling(modes=("cls", "max"), dense=(first, second), normalized=True))
     vectors = np.stack(
-        [np.concatenate([alone("cls", each), alone("max", each)]) for each in texts()]
+        [
+            np.concatenate([expected_vector("cls", each), expected_vector("max", each)])
+            for each in texts()
+        ]
     )
     for name, layer in zip(("relu", "tanh"), pool.dense, strict=True):
         weight, bias = (value.detach().double().numpy() for value in layer.parameters())
@@ -170,10 +177,10 @@ def test_layers_follow_each_other_and_the_norm_comes_last() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_layers_of_a_narrow_type_give_wide_vectors() -> None:
-    dense = Dense(inputs=WIDTH, outputs=4, activation="identity", folder="2_Dense")
-    pool = Pool(Pooling(dense=(dense,), normalized=False)).to(torch.bfloat16)
-    wide = Pool(Pooling(dense=(dense,), normalized=False))
+def test_bf16_dense_layers_give_fp32_vectors() -> None:
+    dense = DenseLayer(inputs=WIDTH, outputs=4, activation="identity", folder="2_Dense")
+    pool = TextPooling(Pooling(dense=(dense,), normalized=False)).to(torch.bfloat16)
+    wide = TextPooling(Pooling(dense=(dense,), normalized=False))
     wide.load_state_dict(pool.state_dict())
     with torch.no_grad():
         found = pool(*batch(texts(), 9, 0.0, torch.bfloat16))
@@ -182,7 +189,7 @@ def test_layers_of_a_narrow_type_give_wide_vectors() -> None:
     torch.testing.assert_close(found, exact, rtol=0.05, atol=0.05)
 
 
-def test_the_mean_by_itself_is_the_mode_of_that_name() -> None:
+def test_mean_pool_equals_the_mode_mean() -> None:
     hidden, segments = batch(texts(), 9, 1e4)
     found = mean_pool(hidden, segments)
-    assert torch.equal(found, Pool(Pooling(normalized=False))(hidden, segments))
+    assert torch.equal(found, TextPooling(Pooling(normalized=False))(hidden, segments))

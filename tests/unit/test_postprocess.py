@@ -1,4 +1,4 @@
-"""Answers as columns: their numbers in the type that was asked for, beside what was kept."""
+"""Outputs become columns in the requested dtype, next to the kept fields."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from regauge.artifacts.manifest import Program
-from regauge.artifacts.output_settings import Dtype, Written
-from regauge.artifacts.postprocess import check, columns, put, table, vectors
+from regauge.artifacts.manifest import Dtype, ProgramEntry
+from regauge.artifacts.postprocess import (
+    build_columns,
+    build_table,
+    convert_vectors,
+    write_parquet,
+)
 from regauge.errors import SettingsError
+from regauge.prediction.fields import check_columns
+from regauge.prediction.settings import PredictOutput
 
 VECTORS = arrays(
     np.float32,
@@ -26,86 +32,90 @@ VECTORS = arrays(
 DTYPES: tuple[Dtype, ...] = ("float16", "float32", "int8", "binary")
 
 
-def program(answers: Any = "vectors", width: int = 4, *labels: str) -> Program:
-    return Program(answers=answers, width=width, inputs=(), labels=labels)
+def program(answers: Any = "vectors", width: int = 4, *labels: str) -> ProgramEntry:
+    return ProgramEntry(answers=answers, width=width, inputs=(), labels=labels)
 
 
-def drawn(records: int, width: int) -> np.ndarray:
+def random_vectors(records: int, width: int) -> np.ndarray:
     return np.random.default_rng(records).normal(size=(records, width)).astype(np.float32)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_vectors_are_rounded_to_the_type(dtype: Dtype) -> None:
-    values = drawn(5, 4)
-    found = columns(program(), dtype, values)
-    assert list(found) == ["vector"]
-    assert isinstance(found["vector"], np.ndarray)
-    assert found["vector"].dtype == dtype
-    assert np.array_equal(found["vector"], values.astype(dtype))
+    values = random_vectors(5, 4)
+    columns = build_columns(program(), dtype, values)
+    assert list(columns) == ["vector"]
+    assert isinstance(columns["vector"], np.ndarray)
+    assert columns["vector"].dtype == dtype
+    assert np.array_equal(columns["vector"], values.astype(dtype))
 
 
 @given(values=VECTORS)
-def test_integers_are_half_a_step_away_at_most(values: np.ndarray) -> None:
-    found = vectors(values, "int8")
-    whole, scale = np.asarray(found["vector"]), np.asarray(found["scale"])
-    assert list(found) == ["vector", "scale"]
-    assert (whole.dtype, whole.shape, scale.shape) == (np.int8, values.shape, values.shape[:1])
+def test_int8_vectors_are_rounded_to_half_a_step(values: np.ndarray) -> None:
+    columns = convert_vectors(values, "int8")
+    quantized, scale = np.asarray(columns["vector"]), np.asarray(columns["scale"])
+    assert list(columns) == ["vector", "scale"]
+    assert (quantized.dtype, quantized.shape, scale.shape) == (
+        np.int8,
+        values.shape,
+        values.shape[:1],
+    )
     most = np.abs(values).max(1)
     np.testing.assert_allclose(scale, most / 127, rtol=1e-6)
-    back = whole.astype(np.float64) * scale[:, None]
+    back = quantized.astype(np.float64) * scale[:, None]
     assert (np.abs(back - values) <= scale[:, None] * 0.5001).all()
-    assert (np.abs(whole).max(1) == np.where(scale > 0, 127, 0)).all()
+    assert (np.abs(quantized).max(1) == np.where(scale > 0, 127, 0)).all()
 
 
 @given(values=VECTORS)
-def test_a_bit_is_set_where_a_number_is_above_zero(values: np.ndarray) -> None:
-    (name, bits) = next(iter(vectors(values, "binary").items()))
+def test_binary_vectors_have_a_bit_for_each_positive_number(values: np.ndarray) -> None:
+    (name, packed) = next(iter(convert_vectors(values, "binary").items()))
     width = values.shape[1]
-    assert (name, bits.dtype, bits.shape) == ("vector", np.uint8, (len(values), -(-width // 8)))
-    for row, told in zip(values.tolist(), bits.tolist(), strict=True):
-        whole = [told[place // 8] >> (7 - place % 8) & 1 for place in range(8 * len(told))]
-        assert whole == [int(value > 0) for value in row] + [0] * (len(whole) - width)
+    assert (name, packed.dtype, packed.shape) == ("vector", np.uint8, (len(values), -(-width // 8)))
+    for row, row_bytes in zip(values.tolist(), packed.tolist(), strict=True):
+        row_bits = [row_bytes[bit // 8] >> (7 - bit % 8) & 1 for bit in range(8 * len(row_bytes))]
+        assert row_bits == [int(value > 0) for value in row] + [0] * (len(row_bits) - width)
 
 
-def test_classes_have_their_probabilities_beside_them() -> None:
+def test_classes_have_probabilities() -> None:
     scores = np.array([[0.0, 1.0, -1.0], [500.0, -500.0, 0.0], [1e4, 1e4, 0.0]], np.float32)
-    found = columns(program("classes", 3), "float16", scores)
-    assert list(found) == ["class", "probabilities"]
-    assert found["class"].tolist() == [1, 0, 0]
-    wanted = np.exp([0, 1, -1]) / np.exp([0, 1, -1]).sum()
-    np.testing.assert_allclose(found["probabilities"][0], wanted, rtol=1e-6)
-    np.testing.assert_allclose(found["probabilities"][1:], [[1, 0, 0], [0.5, 0.5, 0]], atol=1e-7)
+    columns = build_columns(program("classes", 3), "float16", scores)
+    assert list(columns) == ["class", "probabilities"]
+    assert columns["class"].tolist() == [1, 0, 0]
+    expected = np.exp([0, 1, -1]) / np.exp([0, 1, -1]).sum()
+    np.testing.assert_allclose(columns["probabilities"][0], expected, rtol=1e-6)
+    np.testing.assert_allclose(columns["probabilities"][1:], [[1, 0, 0], [0.5, 0.5, 0]], atol=1e-7)
 
 
-def test_classes_that_have_names_are_named() -> None:
+def test_classes_with_labels_are_named() -> None:
     scores = np.array([[0, 1, 2], [2, 1, 0], [0, 2, 1]], np.float32)
-    found = columns(program("classes", 3, "bad", "so-so", "good"), "float16", scores)
-    assert found["class"].to_pylist() == ["good", "bad", "so-so"]
+    columns = build_columns(program("classes", 3, "bad", "so-so", "good"), "float16", scores)
+    assert columns["class"].to_pylist() == ["good", "bad", "so-so"]
 
 
 @pytest.mark.parametrize(("answers", "name"), [("values", "value"), ("scores", "score")])
-def test_a_value_is_a_number_of_its_own(answers: str, name: str) -> None:
-    found = columns(program(answers, 1), "int8", np.array([[1.25], [-2.5]], np.float32))
-    assert list(found) == [name]
-    assert found[name].tolist() == [1.25, -2.5]
+def test_values_and_scores_are_scalar_columns(answers: str, name: str) -> None:
+    columns = build_columns(program(answers, 1), "int8", np.array([[1.25], [-2.5]], np.float32))
+    assert list(columns) == [name]
+    assert columns[name].tolist() == [1.25, -2.5]
 
 
-def test_tokens_that_were_written_become_texts() -> None:
+def test_generated_tokens_become_texts() -> None:
     def decode(tokens: np.ndarray) -> list[str]:
         return [" ".join(f"{token:g}" for token in row if token >= 0) for row in tokens]
 
     tokens = np.array([[5, 6], [7, -1]], np.float32)
-    found = columns(program("text", 2), "float16", tokens, decode)
-    assert found["answer"].to_pylist() == ["5 6", "7"]
-    nothing = columns(program("text", 2), "float16", tokens[:0], decode)["answer"]
-    assert (len(nothing), nothing.type) == (0, pa.string())
+    columns = build_columns(program("text", 2), "float16", tokens, decode)
+    assert columns["answer"].to_pylist() == ["5 6", "7"]
+    no_outputs = build_columns(program("text", 2), "float16", tokens[:0], decode)["answer"]
+    assert (len(no_outputs), no_outputs.type) == (0, pa.string())
 
 
-def test_what_an_own_module_answers_is_kept_as_it_is() -> None:
-    values = drawn(3, 2)
-    found = columns(program("tensor", 2), "int8", values)
-    assert list(found) == ["answer"]
-    assert np.array_equal(found["answer"], values)
+def test_the_output_of_a_custom_module_is_unchanged() -> None:
+    values = random_vectors(3, 2)
+    columns = build_columns(program("tensor", 2), "int8", values)
+    assert list(columns) == ["answer"]
+    assert np.array_equal(columns["answer"], values)
 
 
 @pytest.mark.parametrize(
@@ -118,60 +128,67 @@ def test_what_an_own_module_answers_is_kept_as_it_is() -> None:
     ],
 )
 @pytest.mark.parametrize("records", [0, 1, 7])
-def test_a_table_has_what_was_kept_and_then_the_answers(
+def test_a_table_has_the_kept_fields_and_then_the_outputs(
     records: int, dtype: Dtype, kind: pa.DataType
 ) -> None:
-    values = drawn(records, 10)
+    values = random_vectors(records, 10)
     kept: dict[str, list[Any]] = {
         "id": list(range(records)),
-        "name": [f"n{place}" for place in range(records)],
-        "price": [place + 0.5 for place in range(records)],
+        "name": [f"n{index}" for index in range(records)],
+        "price": [index + 0.5 for index in range(records)],
     }
     kinds = {"id": "integer", "name": "text", "price": "real"}
-    found = table(columns(program(width=10), dtype, values), kept, kinds)
+    columns = build_table(build_columns(program(width=10), dtype, values), kept, kinds)
     scale = ["scale"] if dtype == "int8" else []
-    assert found.column_names == ["id", "name", "price", "vector", *scale]
+    assert columns.column_names == ["id", "name", "price", "vector", *scale]
     types = [pa.int64(), pa.string(), pa.float64(), kind, *([pa.float32()] if scale else [])]
-    assert found.schema.types == types
-    assert found.num_rows == records
-    assert {name: found[name].to_pylist() for name in kept} == kept
-    made = np.asarray(vectors(values, dtype)["vector"])
-    assert found["vector"].to_pylist() == made.tolist()
+    assert columns.schema.types == types
+    assert columns.num_rows == records
+    assert {name: columns[name].to_pylist() for name in kept} == kept
+    vectors = np.asarray(convert_vectors(values, dtype)["vector"])
+    assert columns["vector"].to_pylist() == vectors.tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_file_has_the_table_and_looks_for_equal_values_in_single_columns(
-    dtype: Dtype, tmp_path: Path
-) -> None:
-    kept = {"name": [f"n{place % 3}" for place in range(60)]}
-    found = table(columns(program(width=16), dtype, drawn(60, 16)), kept, {"name": "text"})
-    path = tmp_path / "answers.parquet"
+def test_only_scalar_columns_have_a_dictionary_in_a_file(dtype: Dtype, tmp_path: Path) -> None:
+    kept = {"name": [f"n{index % 3}" for index in range(60)]}
+    columns = build_table(
+        build_columns(program(width=16), dtype, random_vectors(60, 16)), kept, {"name": "text"}
+    )
+    path = tmp_path / "vectors.parquet"
     with path.open("wb") as file:
-        put(found, file)
-    assert pq.read_table(path).equals(found)
-    group = pq.read_metadata(path).row_group(0)
-    stored = {group.column(at).path_in_schema: group.column(at) for at in range(group.num_columns)}
-    assert "RLE_DICTIONARY" in stored["name"].encodings
-    assert "RLE_DICTIONARY" not in stored["vector.list.element"].encodings
-    assert stored["vector.list.element"].compression == "ZSTD"
+        write_parquet(columns, file)
+    assert pq.read_table(path).equals(columns)
+    row_group = pq.read_metadata(path).row_group(0)
+    column_chunks = {
+        row_group.column(index).path_in_schema: row_group.column(index)
+        for index in range(row_group.num_columns)
+    }
+    assert "RLE_DICTIONARY" in column_chunks["name"].encodings
+    assert "RLE_DICTIONARY" not in column_chunks["vector.list.element"].encodings
+    assert column_chunks["vector.list.element"].compression == "ZSTD"
 
 
-def test_a_field_that_a_record_lacks_is_null() -> None:
-    found = table({}, {"id": [1, None], "name": [None, "b"]}, {"id": "integer", "name": "text"})
-    assert found.to_pydict() == {"id": [1, None], "name": [None, "b"]}
+def test_a_missing_field_is_null() -> None:
+    columns = build_table(
+        {}, {"id": [1, None], "name": [None, "b"]}, {"id": "integer", "name": "text"}
+    )
+    assert columns.to_pydict() == {"id": [1, None], "name": [None, "b"]}
 
 
 @pytest.mark.parametrize("labels", [(), ("no", "yes")])
-def test_a_table_of_no_record_has_its_columns(labels: tuple[str, ...]) -> None:
-    nothing = np.empty((0, 2), np.float32)
-    found = table(columns(program("classes", 2, *labels), "float16", nothing), {}, {})
-    assert found.num_rows == 0
-    assert found.column_names == ["class", "probabilities"]
+def test_an_empty_table_has_its_columns(labels: tuple[str, ...]) -> None:
+    no_outputs = np.empty((0, 2), np.float32)
+    columns = build_table(
+        build_columns(program("classes", 2, *labels), "float16", no_outputs), {}, {}
+    )
+    assert columns.num_rows == 0
+    assert columns.column_names == ["class", "probabilities"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("told", "taken"),
+    ("entry", "columns"),
     [
         (program(), {"vector"}),
         (program("classes", 2, "no", "yes"), {"class", "probabilities"}),
@@ -180,20 +197,20 @@ def test_a_table_of_no_record_has_its_columns(labels: tuple[str, ...]) -> None:
         (program("text", 2), {"answer"}),
     ],
 )
-def test_a_kept_field_may_not_have_the_name_of_an_answer(
-    told: Program, taken: set[str], dtype: Dtype
+def test_a_kept_field_must_not_have_the_name_of_an_output_column(
+    entry: ProgramEntry, columns: set[str], dtype: Dtype
 ) -> None:
-    names = taken | ({"scale"} if "vector" in taken and dtype == "int8" else set())
-    every = ["id", "text", "vector", "scale", "class", "probabilities", "value", "answer"]
-    output = Written(folder="out", dtype=dtype)
-    check(told, output, [name for name in every if name not in names])
+    names = columns | ({"scale"} if "vector" in columns and dtype == "int8" else set())
+    fields = ["id", "text", "vector", "scale", "class", "probabilities", "value", "answer"]
+    output = PredictOutput(folder="out", dtype=dtype)
+    check_columns(entry, output, [name for name in fields if name not in names])
     for name in names:
-        with pytest.raises(SettingsError, match=f"'{name}' has the name of what is written"):
-            check(told, output, ["id", name])
+        with pytest.raises(SettingsError, match=f"field '{name}' has the name of an output column"):
+            check_columns(entry, output, ["id", name])
 
 
 @pytest.mark.parametrize(
-    ("told", "fits"),
+    ("entry", "fits"),
     [
         (program(), True),
         (program("classes", 2), True),
@@ -202,10 +219,10 @@ def test_a_kept_field_may_not_have_the_name_of_an_answer(
         (program("text", 2), False),
     ],
 )
-def test_an_array_holds_numbers_alone(told: Program, *, fits: bool) -> None:
-    output = Written(folder="out", format="npy")
+def test_the_npy_format_needs_numeric_outputs(entry: ProgramEntry, *, fits: bool) -> None:
+    output = PredictOutput(folder="out", format="npy")
     if fits:
-        check(told, output, [])
+        check_columns(entry, output, [])
         return
-    with pytest.raises(SettingsError, match="npy holds numbers, and the answers are"):
-        check(told, output, [])
+    with pytest.raises(SettingsError, match="npy holds numbers, but the outputs are"):
+        check_columns(entry, output, [])

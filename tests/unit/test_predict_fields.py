@@ -1,4 +1,4 @@
-"""Which fields of records are answered, and which stand beside the answers."""
+"""Text fields and kept fields are inferred from the first records, or set by the user."""
 
 from __future__ import annotations
 
@@ -11,96 +11,113 @@ import pyarrow.parquet as pq
 import pytest
 
 from regauge.config import build
-from regauge.data.sources import Record, Rejected, legible
+from regauge.data.sources import Record, Rejected, reject_undecodable
 from regauge.errors import DataError, SettingsError
 from regauge.prediction import fields
-from regauge.prediction.settings import Predicting
+from regauge.prediction.fields import (
+    FieldKinds,
+    infer_fields,
+    select_kept_fields,
+    select_text_fields,
+)
+from regauge.prediction.settings import PredictSettings
 
 SEVERAL = {"id": "text", "title": "text", "body": "text"}
 
 
-def asked(**changes: Any) -> Predicting:
+def build_settings(**changes: Any) -> PredictSettings:
     base = {
         "artifact": "a",
         "source": {"kind": "jsonl", "files": ("f.jsonl",)},
         "output": {"folder": "o"},
     }
-    return build(Predicting, base | changes)
+    return build(PredictSettings, base | changes)
 
 
-def looked(folder: Path, *lines: str) -> fields.Kinds:
+def infer_kinds(folder: Path, *lines: str) -> FieldKinds:
     path = folder / "texts.jsonl"
     path.write_text("\n".join(lines) + "\n")
-    source = asked(source={"kind": "jsonl", "files": (str(path),)}).source
-    return fields.look(source, source.pieces())
+    source = build_settings(source={"kind": "jsonl", "files": (str(path),)}).source
+    return infer_fields(source, source.list_pieces())
 
 
-def told(*records: dict[str, Any]) -> list[str]:
+def to_lines(*records: dict[str, Any]) -> list[str]:
     return [json.dumps(record) for record in records]
 
 
-def test_fields_that_the_first_record_lacks_are_seen(tmp_path: Path) -> None:
+def test_fields_that_the_first_record_lacks_are_inferred(tmp_path: Path) -> None:
     records = ({"text": None, "price": 3}, {"text": "a", "price": 2.5, "id": 7}, {"id": "x"})
-    assert looked(tmp_path, *told(*records)) == {"price": "real", "text": "text", "id": "integer"}
-
-
-def test_no_more_records_are_looked_at_than_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fields, "FIRST", 2)
-    records = told({"text": "a"}, {"id": 1}, {"late": 1})
-    assert looked(tmp_path, *["bad"] * 3, *records) == {"text": "text", "id": "integer"}
-
-
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_table_says_what_its_empty_columns_hold(tmp_path: Path, kind: str) -> None:
-    path, types = tmp_path / f"a.{kind}", {"text": pa.string(), "note": pa.string()}
-    types |= {"price": pa.float32(), "new": pa.bool_(), "tags": pa.list_(pa.string())}
-    words = pa.array(["a", None]).dictionary_encode()
-    whole = pa.table({name: pa.nulls(2, each) for name, each in types.items()} | {"word": words})
-    if kind == "parquet":
-        pq.write_table(whole, path)
-    else:
-        with pa.ipc.new_file(path, whole.schema) as file:
-            file.write_table(whole)
-    table = {"kind": kind, "files": (str(path),)}
-    source = asked(source=table).source
-    found = fields.look(source, source.pieces())
-    renamed = {**table, "rename": {"note": "said"}}
-    several = asked(source={"kind": "several", "sources": (renamed,)}).source
-    assert list(fields.look(several, several.pieces())) == ["text", "said", "price", "new", "word"]
-    some = {"text": "text", "note": "text", "price": "real", "new": "integer", "word": "text"}
-    assert found == some
-    assert fields.beside(asked(), ("text",), found) == {
-        name: each for name, each in some.items() if name != "text"
+    assert infer_kinds(tmp_path, *to_lines(*records)) == {
+        "price": "real",
+        "text": "text",
+        "id": "integer",
     }
 
 
-def test_a_table_that_is_damaged_says_nothing(tmp_path: Path) -> None:
+def test_only_the_first_records_are_inspected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fields, "MAX_INSPECTED_RECORDS", 2)
+    records = to_lines({"text": "a"}, {"id": 1}, {"late": 1})
+    assert infer_kinds(tmp_path, *["bad"] * 3, *records) == {"text": "text", "id": "integer"}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_the_schema_of_a_table_has_the_kinds_of_empty_columns(tmp_path: Path, kind: str) -> None:
+    path, types = tmp_path / f"a.{kind}", {"text": pa.string(), "note": pa.string()}
+    types |= {"price": pa.float32(), "new": pa.bool_(), "tags": pa.list_(pa.string())}
+    words = pa.array(["a", None]).dictionary_encode()
+    columns = {name: pa.nulls(2, column_type) for name, column_type in types.items()}
+    table = pa.table(columns | {"word": words})
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+    options = {"kind": kind, "files": (str(path),)}
+    source = build_settings(source=options).source
+    kinds = infer_fields(source, source.list_pieces())
+    renamed = {**options, "rename": {"note": "said"}}
+    several = build_settings(source={"kind": "several", "sources": (renamed,)}).source
+    assert list(infer_fields(several, several.list_pieces())) == [
+        "text",
+        "said",
+        "price",
+        "new",
+        "word",
+    ]
+    expected = {"text": "text", "note": "text", "price": "real", "new": "integer", "word": "text"}
+    assert kinds == expected
+    assert select_kept_fields(build_settings(), ("text",), kinds) == {
+        name: kind_of_field for name, kind_of_field in expected.items() if name != "text"
+    }
+
+
+def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1 and nothing else")
-    source = asked(source={"kind": "parquet", "files": (str(path),)}).source
+    source = build_settings(source={"kind": "parquet", "files": (str(path),)}).source
     with pytest.raises(DataError, match="damaged Parquet file"):
-        fields.look(source, source.pieces())
+        infer_fields(source, source.list_pieces())
 
 
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
         (('{"text":"a"}{"text":"b"}',), r"line 1: malformed JSON .*correct the file"),
-        (("[", '{"text":"a"},', "]"), "is a JSON array, and not one object per line"),
-        (("",), "the source has no record; name files that hold some"),
+        (("[", '{"text":"a"},', "]"), "is a JSON array, not one object per line"),
+        (("",), "the source has no record; name files with records in source.files"),
     ],
 )
-def test_what_holds_no_record_is_refused_with_the_reason(
+def test_a_source_without_a_valid_record_is_refused_with_the_reason(
     lines: tuple[str, ...], problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=problem):
-        looked(tmp_path, *lines)
+        infer_kinds(tmp_path, *lines)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "names", "of_artifact", "found"),
+    ("kinds", "names", "artifact_fields", "expected"),
     [
         ({"name": "text", "id": "integer"}, (), (), ("name",)),
         ({"id": "text", "text": "text"}, (), (), ("text",)),
@@ -109,47 +126,58 @@ def test_what_holds_no_record_is_refused_with_the_reason(
         (SEVERAL, ("body", "title"), ("a", "b"), ("body", "title")),
     ],
 )
-def test_what_is_answered_is_named_or_clear(
-    kinds: fields.Kinds, names: tuple[str, ...], of_artifact: tuple[str, ...], found: Any
+def test_text_fields_are_set_or_unambiguous(
+    kinds: FieldKinds, names: tuple[str, ...], artifact_fields: tuple[str, ...], expected: Any
 ) -> None:
-    assert fields.answered(asked(predict={"texts": names}), of_artifact, kinds) == found
+    assert (
+        select_text_fields(build_settings(predict={"text_fields": names}), artifact_fields, kinds)
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
-    ("kinds", "names", "of_artifact", "problem"),
+    ("kinds", "names", "artifact_fields", "problem"),
     [
-        (SEVERAL, (), (), r'several texts: id, title, body; name one: predict.texts=\["body"\]'),
+        (
+            SEVERAL,
+            (),
+            (),
+            r'several text fields: id, title, body; name one: predict.text_fields=\["body"\]',
+        ),
         (SEVERAL, ("titel",), (), "have no text 'titel'; did you mean 'title'"),
-        (SEVERAL, ("title",), ("a", "b"), "reads 2 texts of a record; name as many"),
+        (SEVERAL, ("title",), ("a", "b"), "reads 2 texts per record; name as many"),
         (
             SEVERAL,
             (),
             ("says", "body"),
-            "no text 'says'; name others in predict.texts, known",
+            "no text 'says'; set predict.text_fields, known",
         ),
         ({"id": "integer"}, (), (), "have no text; name another source"),
-        ({"id": "integer"}, (), ("a",), "have no text 'a'; its records hold no text"),
+        ({"id": "integer"}, (), ("a",), "have no text 'a'; name another source"),
     ],
 )
-def test_what_is_not_clear_is_refused(
-    kinds: fields.Kinds, names: tuple[str, ...], of_artifact: tuple[str, ...], problem: str
+def test_ambiguous_or_unknown_text_fields_are_refused(
+    kinds: FieldKinds, names: tuple[str, ...], artifact_fields: tuple[str, ...], problem: str
 ) -> None:
     with pytest.raises(SettingsError, match=problem):
-        fields.answered(asked(predict={"texts": names}), of_artifact, kinds)
+        select_text_fields(build_settings(predict={"text_fields": names}), artifact_fields, kinds)
 
 
-def test_what_stands_beside_the_answers_is_the_others_or_what_is_named() -> None:
+def test_all_other_fields_or_the_named_ones_are_kept() -> None:
     kinds = {"id": "integer", "text": "text", "price": "real"}
-    assert fields.beside(asked(), ("text",), kinds) == {"id": "integer", "price": "real"}
-    named = asked(output={"folder": "o", "keep": ("text", "id")})
-    assert fields.beside(named, ("text",), kinds) == {"text": "text", "id": "integer"}
-    strange = asked(output={"folder": "o", "keep": ("tags",)})
+    assert select_kept_fields(build_settings(), ("text",), kinds) == {
+        "id": "integer",
+        "price": "real",
+    }
+    named = build_settings(output={"folder": "o", "keep_fields": ("text", "id")})
+    assert select_kept_fields(named, ("text",), kinds) == {"text": "text", "id": "integer"}
+    strange = build_settings(output={"folder": "o", "keep_fields": ("tags",)})
     with pytest.raises(SettingsError, match="have no text or number 'tags'"):
-        fields.beside(strange, ("text",), kinds)
+        select_kept_fields(strange, ("text",), kinds)
 
 
 @pytest.mark.parametrize(("text", "whole"), [("smile 🙂", True), ("half \ud83d", False)])
-def test_halves_of_characters_are_set_aside(text: str, whole: bool) -> None:  # noqa: FBT001
+def test_lone_surrogates_are_rejected(text: str, whole: bool) -> None:  # noqa: FBT001
     record = Record("f", "line 2", {"id": 1, "text": text})
     wanted = record if whole else Rejected("f", "line 2", "undecodable bytes", "lone surrogate")
-    assert legible(record) == wanted
+    assert reject_undecodable(record) == wanted

@@ -1,4 +1,4 @@
-"""A folder of answers: whose it is, what of it is finished, and when nothing is left."""
+"""The output folder of a job: its facts, its finished shards, and its totals."""
 
 from __future__ import annotations
 
@@ -11,44 +11,63 @@ import pytest
 
 from regauge import config, jsonl
 from regauge.artifacts.artifact import Artifact
-from regauge.artifacts.manifest import Compiled, Manifest, Origin, Program, Rung, Target
+from regauge.artifacts.manifest import (
+    ArtifactManifest,
+    Bucket,
+    Compilation,
+    ProgramEntry,
+    TargetMachine,
+    WeightsOrigin,
+)
 from regauge.backends.eager import Eager
 from regauge.data.sources import Piece
 from regauge.errors import DataError, SettingsError
-from regauge.prediction.job import Job, Place, facts_of, paths, place_of, sums, write_result
-from regauge.prediction.settings import Predicting
-from regauge.prediction.shard_queue import Shard
+from regauge.prediction.job import (
+    JobSlot,
+    PredictJob,
+    collect_facts,
+    list_output_paths,
+    resolve_slot,
+    sum_shards,
+    write_result,
+)
+from regauge.prediction.settings import PredictSettings
+from regauge.prediction.shard_queue import ShardId
 
-FACTS = {"artifact": "a", "predict": {"rows": 10, "invariant": True}, "texts": ("text",)}
+FACTS = {
+    "artifact": "a",
+    "predict": {"shard_records": 10, "batch_invariant": True},
+    "texts": ("text",),
+}
 
 
-def settings(folder: Path, **tables: Any) -> Predicting:
+def settings(folder: Path, **tables: Any) -> PredictSettings:
     base = {
         "artifact": str(folder / "artifact"),
         "source": {"kind": "jsonl", "files": ("texts.jsonl",)},
         "output": {"folder": str(folder / "out")},
     }
-    return config.build(Predicting, config.merge(base, tables))
+    return config.build(PredictSettings, config.merge(base, tables))
 
 
 def piece(number: int) -> Piece:
     return Piece(f"piece {number}", 100 + number, 100, f"stamp {number}", (f"{number}.jsonl",))
 
 
-def job(folder: Path, pieces: int = 1, index: int = 0, count: int = 1) -> Job:
-    return Job(settings(folder), tuple(map(piece, range(pieces))), Place(index, count))
+def build_job(folder: Path, pieces: int = 1, index: int = 0, count: int = 1) -> PredictJob:
+    return PredictJob(settings(folder), tuple(map(piece, range(pieces))), JobSlot(index, count))
 
 
-def begun(folder: Path, pieces: int = 1, index: int = 0, count: int = 1) -> Job:
-    made = job(folder, pieces, index, count)
-    made.begin(FACTS)
-    return made
+def claim_job(folder: Path, pieces: int = 1, index: int = 0, count: int = 1) -> PredictJob:
+    job = build_job(folder, pieces, index, count)
+    job.claim_folder(FACTS)
+    return job
 
 
-def commit(made: Job, number: int, part: int = 0, *, last: bool = False, **more: Any) -> Path:
-    """Write a shard's file and its line, as the job's owner; return the file."""
-    made.own.mkdir(parents=True, exist_ok=True)
-    file = made.folder / "shards" / f"{Shard(number, part).name}.parquet"
+def commit(job: PredictJob, number: int, part: int = 0, *, last: bool = False, **more: Any) -> Path:
+    """Write the file and the ledger line of a shard; return the file."""
+    job.job_folder.mkdir(parents=True, exist_ok=True)
+    file = job.folder / "shards" / f"{ShardId(number, part).name}.parquet"
     file.write_bytes(b"answers")
     line = {
         "piece": number,
@@ -64,183 +83,189 @@ def commit(made: Job, number: int, part: int = 0, *, last: bool = False, **more:
         "sha256": {file.name: "…"},
         "seconds": {"read": 0.5, "compute": 2.0, "write": 0.0},
     }
-    made.commit({**line, **more})
+    job.commit_shard({**line, **more})
     return file
 
 
-def test_a_folder_is_taken_and_taken_again(tmp_path: Path) -> None:
-    made = begun(tmp_path)
-    document = json.loads((made.folder / "job.json").read_text())
+def test_a_folder_can_be_claimed_twice_by_the_same_job(tmp_path: Path) -> None:
+    job = claim_job(tmp_path)
+    document = json.loads((job.folder / "job.json").read_text())
     assert document["format"] == 1
-    assert document["predict"] == {"rows": 10, "invariant": True}
-    assert {path.name for path in made.folder.iterdir()} == {
+    assert document["predict"] == {"shard_records": 10, "batch_invariant": True}
+    assert {path.name for path in job.folder.iterdir()} == {
         "job.json",
         "shards",
         "quarantine",
         "jobs",
     }
-    before = (made.folder / "job.json").read_bytes()
-    begun(tmp_path)
-    assert (made.folder / "job.json").read_bytes() == before
-    assert made.own.is_dir()
-    assert not list(made.own.iterdir())
+    before = (job.folder / "job.json").read_bytes()
+    claim_job(tmp_path)
+    assert (job.folder / "job.json").read_bytes() == before
+    assert job.job_folder.is_dir()
+    assert not list(job.job_folder.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("facts", "message"),
     [
         ({**FACTS, "artifact": "b"}, "artifact is 'a' there and 'b' here"),
         (
-            {**FACTS, "predict": {"rows": 9, "invariant": False}},
-            "predict.invariant is True there and False here",
+            {**FACTS, "predict": {"shard_records": 9, "batch_invariant": False}},
+            "predict.batch_invariant is True there and False here",
         ),
         ({**FACTS, "texts": ("text", "more")}, "texts is ['text'] there and ['text', 'more'] here"),
         ({**FACTS, "zone": 1}, "zone is None there and 1 here"),
         ({"predict": FACTS["predict"], "texts": ("text",)}, "artifact is 'a' there and None here"),
     ],
 )
-def test_a_folder_with_other_answers_is_refused_by_the_first_difference(
-    tmp_path: Path, facts: dict[str, Any], told: str
+def test_the_output_folder_of_another_job_is_refused_with_the_first_difference(
+    tmp_path: Path, facts: dict[str, Any], message: str
 ) -> None:
-    made = begun(tmp_path)
-    before = (made.folder / "job.json").read_bytes()
-    for other in (made, job(tmp_path, 1, 1, 2)):
+    job = claim_job(tmp_path)
+    before = (job.folder / "job.json").read_bytes()
+    for other in (job, build_job(tmp_path, 1, 1, 2)):
         with pytest.raises(DataError) as caught:
-            other.begin(facts)
+            other.claim_folder(facts)
         assert str(caught.value) == (
-            f"{made.folder} has other answers: {told};"
+            f"{job.folder} has the output of another job: {message};"
             " name another output.folder, or delete that one"
         )
     assert caught.value.exit_code == 64
-    assert (made.folder / "job.json").read_bytes() == before
+    assert (job.folder / "job.json").read_bytes() == before
 
 
-def test_a_folder_with_anything_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    made = job(tmp_path)
-    made.folder.mkdir()
-    (made.folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(DataError, match=r"out holds something else; name another output\.folder"):
-        made.begin(FACTS)
-    assert [path.name for path in made.folder.iterdir()] == ["thesis.txt"]
-    (made.folder / "thesis.txt").unlink()
-    made.begin(FACTS)
-    assert (made.folder / "job.json").is_file()
+def test_a_folder_with_other_files_is_refused_and_left_unchanged(tmp_path: Path) -> None:
+    job = build_job(tmp_path)
+    job.folder.mkdir()
+    (job.folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(
+        DataError, match=r"out is not an output folder of predict; name another output\.folder"
+    ):
+        job.claim_folder(FACTS)
+    assert [path.name for path in job.folder.iterdir()] == ["thesis.txt"]
+    (job.folder / "thesis.txt").unlink()
+    job.claim_folder(FACTS)
+    assert (job.folder / "job.json").is_file()
 
 
-def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
-    made = job(tmp_path)
-    made.folder.write_text("answers")
-    with pytest.raises(DataError, match="out holds something else"):
-        made.begin(FACTS)
-    assert made.folder.read_text() == "answers"
+def test_a_file_with_the_name_of_the_folder_is_refused(tmp_path: Path) -> None:
+    job = build_job(tmp_path)
+    job.folder.write_text("answers")
+    with pytest.raises(DataError, match="out is not an output folder of predict"):
+        job.claim_folder(FACTS)
+    assert job.folder.read_text() == "answers"
 
 
-def test_a_document_that_cannot_be_read_is_no_empty_folder(tmp_path: Path) -> None:
-    made = begun(tmp_path)
-    (made.folder / "job.json").write_text('{"format": 1, "art')
+def test_a_folder_with_a_damaged_job_file_is_refused(tmp_path: Path) -> None:
+    job = claim_job(tmp_path)
+    (job.folder / "job.json").write_text('{"format": 1, "art')
     with pytest.raises(DataError, match=r"job\.json cannot be read"):
-        made.begin(FACTS)
+        job.claim_folder(FACTS)
 
 
-def test_two_jobs_that_begin_at_once_agree_on_who_was_first(tmp_path: Path) -> None:
-    """The second finds no document when it looks, and one when it writes its own."""
-    first, second = job(tmp_path, 2, 0, 2), job(tmp_path, 2, 1, 2)
-    for room in ("shards", "quarantine"):
-        (second.folder / room).mkdir(parents=True)
-    first.begin(FACTS)
+def test_of_two_jobs_that_start_at_once_the_first_one_writes_the_job_file(tmp_path: Path) -> None:
+    """The second job finds no `job.json` at first, and one when it writes its own."""
+    first, second = build_job(tmp_path, 2, 0, 2), build_job(tmp_path, 2, 1, 2)
+    for name in ("shards", "quarantine"):
+        (second.folder / name).mkdir(parents=True)
+    first.claim_folder(FACTS)
     before = (first.folder / "job.json").read_bytes()
-    second._put({"format": 1, "artifact": "b"})
+    second._write_job_file({"format": 1, "artifact": "b"})
     assert (first.folder / "job.json").read_bytes() == before
-    assert not list(second.own.iterdir())
+    assert not list(second.job_folder.iterdir())
 
 
-def test_a_shard_is_finished_once_its_line_and_its_files_are_there(tmp_path: Path) -> None:
-    made = begun(tmp_path, 2)
-    assert made.finished() == {}
-    commit(made, 0, 0)
-    commit(made, 0, 1, last=True)
-    commit(made, 1, 0, last=True, rows=4)
-    found = made.finished()
-    assert list(found) == [Shard(0, 0), Shard(0, 1), Shard(1, 0)]
-    assert [found[shard]["last"] for shard in found] == [False, True, True]
-    assert found[Shard(1, 0)]["rows"] == 4
+def test_a_shard_with_its_line_and_files_is_finished(tmp_path: Path) -> None:
+    job = claim_job(tmp_path, 2)
+    assert job.read_finished_shards() == {}
+    commit(job, 0, 0)
+    commit(job, 0, 1, last=True)
+    commit(job, 1, 0, last=True, rows=4)
+    lines = job.read_finished_shards()
+    assert list(lines) == [ShardId(0, 0), ShardId(0, 1), ShardId(1, 0)]
+    assert [line["last"] for line in lines.values()] == [False, True, True]
+    assert lines[ShardId(1, 0)]["rows"] == 4
 
 
-def test_what_is_gone_or_cut_or_torn_is_not_finished(tmp_path: Path) -> None:
-    made = begun(tmp_path)
-    files = [commit(made, 0, part) for part in range(6)]
+def test_a_shard_with_a_missing_or_truncated_file_or_line_is_not_finished(tmp_path: Path) -> None:
+    job = claim_job(tmp_path)
+    files = [commit(job, 0, part) for part in range(6)]
     files[0].unlink()
     files[1].write_bytes(b"answer")
     files[2].write_bytes(b"answers and more")
     files[3].unlink()
     files[3].mkdir()
-    ledger = made.own / "ledger.jsonl"
+    ledger = job.job_folder / "ledger.jsonl"
     text = ledger.read_text()
     ledger.write_text(text + text.splitlines()[0][:40])
-    assert list(made.finished()) == [Shard(0, 4), Shard(0, 5)]
-    commit(made, 0, 6)
-    assert list(made.finished()) == [Shard(0, 4), Shard(0, 5), Shard(0, 6)]
+    assert list(job.read_finished_shards()) == [ShardId(0, 4), ShardId(0, 5)]
+    commit(job, 0, 6)
+    assert list(job.read_finished_shards()) == [ShardId(0, 4), ShardId(0, 5), ShardId(0, 6)]
     assert len(ledger.read_text().splitlines()) == 8
 
 
-def test_a_shard_of_two_files_needs_both(tmp_path: Path) -> None:
-    made = begun(tmp_path)
-    beside = made.folder / "shards" / "000000-00000.npy"
-    beside.write_bytes(b"array")
-    commit(made, 0, bytes={"000000-00000.parquet": 7, beside.name: 5})
-    assert list(made.finished()) == [Shard(0, 0)]
-    beside.unlink()
-    assert made.finished() == {}
+def test_a_shard_with_two_files_needs_both(tmp_path: Path) -> None:
+    job = claim_job(tmp_path)
+    array = job.folder / "shards" / "000000-00000.npy"
+    array.write_bytes(b"array")
+    commit(job, 0, bytes={"000000-00000.parquet": 7, array.name: 5})
+    assert list(job.read_finished_shards()) == [ShardId(0, 0)]
+    array.unlink()
+    assert job.read_finished_shards() == {}
 
 
-def test_a_line_without_files_finishes_nothing(tmp_path: Path) -> None:
-    made = begun(tmp_path)
-    commit(made, 0, bytes={})
-    assert made.finished() == {}
+def test_a_line_without_files_is_ignored(tmp_path: Path) -> None:
+    job = claim_job(tmp_path)
+    commit(job, 0, bytes={})
+    assert job.read_finished_shards() == {}
 
 
-def test_a_shard_that_was_made_again_has_its_last_line(tmp_path: Path) -> None:
-    made = begun(tmp_path)
-    commit(made, 0, rows=1)
-    commit(made, 0, rows=2)
-    assert made.finished()[Shard(0, 0)]["rows"] == 2
+def test_the_last_line_of_a_repeated_shard_counts(tmp_path: Path) -> None:
+    job = claim_job(tmp_path)
+    commit(job, 0, rows=1)
+    commit(job, 0, rows=2)
+    assert job.read_finished_shards()[ShardId(0, 0)]["rows"] == 2
 
 
 def test_the_ledgers_of_all_jobs_are_read_together(tmp_path: Path) -> None:
-    jobs = [begun(tmp_path, 5, index, 3) for index in range(3)]
-    assert [each.share for each in jobs] == [(0, 3), (1, 4), (2,)]
-    assert len({each.own for each in jobs}) == 3
-    for each in jobs:
-        for number in each.share:
-            commit(each, number, last=True)
-    assert all(sorted(each.finished()) == [Shard(n, 0) for n in range(5)] for each in jobs)
-    assert [len(jsonl.whole(each.own / "ledger.jsonl")) for each in jobs] == [2, 2, 1]
+    jobs = [claim_job(tmp_path, 5, index, 3) for index in range(3)]
+    assert [job.piece_numbers for job in jobs] == [(0, 3), (1, 4), (2,)]
+    assert len({job.job_folder for job in jobs}) == 3
+    for job in jobs:
+        for number in job.piece_numbers:
+            commit(job, number, last=True)
+    assert all(
+        sorted(job.read_finished_shards()) == [ShardId(n, 0) for n in range(5)] for job in jobs
+    )
+    assert [len(jsonl.read_lines(job.job_folder / "ledger.jsonl")) for job in jobs] == [2, 2, 1]
 
 
-def spent(made: Job, seconds: float, usd: float | None) -> None:
-    """Write what a job has cost, as its command does when it begins and when it ends."""
-    made.own.mkdir(parents=True, exist_ok=True)
+def write_cost(job: PredictJob, seconds: float, usd: float | None) -> None:
+    """Write the cost of a job, as its command does at its start and at its end."""
+    job.job_folder.mkdir(parents=True, exist_ok=True)
     document = {"nodes": 1, "processes": 1, "machine_seconds": seconds, "usd": usd}
-    jsonl.append(made.own / "attempts.jsonl", {**document, "machine_seconds": 0.0, "began": 1.0})
-    jsonl.append(made.own / "attempts.jsonl", {**document, "ended": 2.0})
+    jsonl.append_line(
+        job.job_folder / "attempts.jsonl", {**document, "machine_seconds": 0.0, "began": 1.0}
+    )
+    jsonl.append_line(job.job_folder / "attempts.jsonl", {**document, "ended": 2.0})
 
 
-def test_the_sums_are_written_once_nothing_is_left_of_any_job(tmp_path: Path) -> None:
-    first, second = (begun(tmp_path, 2, index, 2) for index in range(2))
-    result = first.folder / "result.json"
+def test_the_totals_are_written_after_the_last_shard_of_all_jobs(tmp_path: Path) -> None:
+    first, second = (claim_job(tmp_path, 2, index, 2) for index in range(2))
+    result_file = first.folder / "result.json"
     assert write_result(first) is None
     commit(first, 0, 0)
     commit(first, 0, 2, last=True)
     assert write_result(first) is None
     commit(second, 1, 0, last=True)
     assert write_result(second) is None
-    assert not result.exists()
+    assert not result_file.exists()
     gap = commit(first, 0, 1)
-    spent(first, 30.0, 0.75)
-    spent(second, 12.5, 0.25)
-    found = write_result(first)
-    assert found == json.loads(result.read_text())
-    assert found == {
+    write_cost(first, 30.0, 0.75)
+    write_cost(second, 12.5, 0.25)
+    result = write_result(first)
+    assert result == json.loads(result_file.read_text())
+    assert result == {
         "format": 1,
         "rows": 40,
         "quarantined": 4,
@@ -256,51 +281,51 @@ def test_the_sums_are_written_once_nothing_is_left_of_any_job(tmp_path: Path) ->
         "usd_per_million": 25_000.0,
     }
     gap.unlink()
-    result.unlink()
+    result_file.unlink()
     assert write_result(first) is None
-    assert not result.exists()
+    assert not result_file.exists()
 
 
-def test_a_piece_to_whose_end_nobody_came_is_not_finished(tmp_path: Path) -> None:
-    made = begun(tmp_path)
-    commit(made, 0, 0)
-    commit(made, 0, 1)
-    assert write_result(made) is None
-    commit(made, 0, 2, last=True)
-    assert write_result(made) is not None
+def test_a_piece_without_a_last_shard_is_not_finished(tmp_path: Path) -> None:
+    job = claim_job(tmp_path)
+    commit(job, 0, 0)
+    commit(job, 0, 1)
+    assert write_result(job) is None
+    commit(job, 0, 2, last=True)
+    assert write_result(job) is not None
 
 
-def test_dollars_are_unknown_where_those_of_one_job_are(tmp_path: Path) -> None:
-    first, second = (begun(tmp_path, 2, index, 2) for index in range(2))
-    for each in (first, second):
-        commit(each, each.place.index, last=True)
-    spent(first, 30.0, 0.75)
-    spent(second, 10.0, None)
-    found = write_result(second)
-    assert found is not None
-    told = {name: found[name] for name in ("machine_seconds", "usd", "usd_per_million")}
-    assert told == {"machine_seconds": 40.0, "usd": None, "usd_per_million": None}
+def test_the_total_cost_is_unknown_if_the_cost_of_one_job_is(tmp_path: Path) -> None:
+    first, second = (claim_job(tmp_path, 2, index, 2) for index in range(2))
+    for job in (first, second):
+        commit(job, job.slot.index, last=True)
+    write_cost(first, 30.0, 0.75)
+    write_cost(second, 10.0, None)
+    result = write_result(second)
+    assert result is not None
+    costs = {name: result[name] for name in ("machine_seconds", "usd", "usd_per_million")}
+    assert costs == {"machine_seconds": 40.0, "usd": None, "usd_per_million": None}
 
 
-def test_of_nothing_there_are_no_rates() -> None:
-    found = sums({})
-    assert found["useful_token_share"] is None
-    assert found["rows_per_second"] == {"read": None, "compute": None, "write": None}
-    assert (found["rows"], found["shards"]) == (0, 0)
+def test_rates_of_no_shards_are_none() -> None:
+    totals = sum_shards({})
+    assert totals["useful_token_share"] is None
+    assert totals["rows_per_second"] == {"read": None, "compute": None, "write": None}
+    assert (totals["rows"], totals["shards"]) == (0, 0)
 
 
-def test_files_of_answers_come_in_the_order_of_the_records(tmp_path: Path) -> None:
-    made = begun(tmp_path, 12)
+def test_output_files_are_listed_in_the_order_of_the_records(tmp_path: Path) -> None:
+    job = claim_job(tmp_path, 12)
     for number, part in ((10, 0), (2, 1), (2, 0), (0, 0)):
-        commit(made, number, part)
-    found = [path.name for path in paths(made.folder, made.finished())]
-    assert found == [
+        commit(job, number, part)
+    paths = list(list_output_paths(job.folder, job.read_finished_shards()))
+    assert [path.name for path in paths] == [
         "000000-00000.parquet",
         "000002-00000.parquet",
         "000002-00001.parquet",
         "000010-00000.parquet",
     ]
-    assert all(path.is_file() for path in paths(made.folder, made.finished()))
+    assert all(path.is_file() for path in paths)
 
 
 SLURM = {
@@ -313,55 +338,59 @@ KUBERNETES = {"JOB_COMPLETION_INDEX": "2"}
 
 
 @pytest.mark.parametrize(
-    ("asked", "environment", "place"),
+    ("options", "environment", "slot"),
     [
-        ({}, {}, Place(0, 1)),
-        ({"index": 1, "count": 3}, {}, Place(1, 3)),
-        ({"count": 3}, {}, Place(0, 3)),
-        ({"index": "auto", "count": "auto"}, {}, Place(0, 1)),
-        ({}, SLURM, Place(2, 4)),
-        ({}, {**SLURM, "SLURM_ARRAY_TASK_ID": "10"}, Place(0, 4)),
-        ({}, {**SLURM, "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_ID": "3"}, Place(3, 4)),
-        ({"count": 8}, SLURM, Place(2, 8)),
-        ({"index": 0}, SLURM, Place(0, 4)),
-        ({"index": 3, "count": 5}, SLURM, Place(3, 5)),
-        ({"count": 3}, KUBERNETES, Place(2, 3)),
-        ({"index": 0, "count": 3}, KUBERNETES, Place(0, 3)),
-        ({}, KUBERNETES, Place(0, 1)),
+        ({}, {}, JobSlot(0, 1)),
+        ({"job_index": 1, "job_count": 3}, {}, JobSlot(1, 3)),
+        ({"job_count": 3}, {}, JobSlot(0, 3)),
+        ({"job_index": "auto", "job_count": "auto"}, {}, JobSlot(0, 1)),
+        ({}, SLURM, JobSlot(2, 4)),
+        ({}, {**SLURM, "SLURM_ARRAY_TASK_ID": "10"}, JobSlot(0, 4)),
+        ({}, {**SLURM, "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_ID": "3"}, JobSlot(3, 4)),
+        ({"job_count": 8}, SLURM, JobSlot(2, 8)),
+        ({"job_index": 0}, SLURM, JobSlot(0, 4)),
+        ({"job_index": 3, "job_count": 5}, SLURM, JobSlot(3, 5)),
+        ({"job_count": 3}, KUBERNETES, JobSlot(2, 3)),
+        ({"job_index": 0, "job_count": 3}, KUBERNETES, JobSlot(0, 3)),
+        ({}, KUBERNETES, JobSlot(0, 1)),
     ],
 )
-def test_which_job_it_is_the_settings_say_or_who_has_started_it(
-    tmp_path: Path, asked: dict[str, Any], environment: Mapping[str, str], place: Place
+def test_the_slot_comes_from_the_settings_or_the_launcher(
+    tmp_path: Path, options: dict[str, Any], environment: Mapping[str, str], slot: JobSlot
 ) -> None:
-    assert place_of(settings(tmp_path, predict=asked), environment) == place
+    assert resolve_slot(settings(tmp_path, predict=options), environment) == slot
 
 
 @pytest.mark.parametrize(
-    ("asked", "environment", "told"),
+    ("options", "environment", "message"),
     [
-        ({"index": 3, "count": 3}, {}, "predict.index = 3 is none of 3 jobs, 0 to the last"),
-        ({"index": 1}, {}, "predict.index = 1 is none of 1 jobs"),
-        ({"count": 2}, KUBERNETES, "predict.index = 2 is none of 2 jobs"),
-        ({"count": 2}, SLURM, "predict.index = 2 is none of 2 jobs"),
+        (
+            {"job_index": 3, "job_count": 3},
+            {},
+            "predict.job_index = 3 is not below the number of jobs, 3",
+        ),
+        ({"job_index": 1}, {}, "predict.job_index = 1 is not below the number of jobs, 1"),
+        ({"job_count": 2}, KUBERNETES, "predict.job_index = 2 is not below the number of jobs, 2"),
+        ({"job_count": 2}, SLURM, "predict.job_index = 2 is not below the number of jobs, 2"),
     ],
 )
-def test_a_job_that_is_none_of_so_many_is_refused(
-    tmp_path: Path, asked: dict[str, Any], environment: Mapping[str, str], told: str
+def test_an_index_that_is_not_below_the_count_is_refused(
+    tmp_path: Path, options: dict[str, Any], environment: Mapping[str, str], message: str
 ) -> None:
-    with pytest.raises(SettingsError, match=told) as caught:
-        place_of(settings(tmp_path, predict=asked), environment)
-    assert "set predict.count to how many there are" in str(caught.value)
+    with pytest.raises(SettingsError, match=message) as caught:
+        resolve_slot(settings(tmp_path, predict=options), environment)
+    assert "set predict.job_count to the number of jobs" in str(caught.value)
 
 
 def artifact(folder: Path) -> Artifact:
-    """Return an artifact of which there is the manifest alone."""
-    manifest = Manifest(
+    """Return an artifact that consists of its manifest."""
+    manifest = ArtifactManifest(
         format=1,
-        program=Program(answers="vectors", width=2, inputs=()),
-        compiled=Compiled(precision="fp32", backend=Eager(), versions={}),
-        target=Target(accelerator="cpu", chip="a chip", threads=1),
-        shapes=(Rung(length=8, rows=(1,)),),
-        origin=Origin(path="run", sha256="…"),
+        program=ProgramEntry(answers="vectors", width=2, inputs=()),
+        compiled=Compilation(precision="fp32", backend=Eager(), versions={}),
+        target=TargetMachine(accelerator="cpu", chip="a chip", threads=1),
+        shapes=(Bucket(length=8, rows=(1,)),),
+        origin=WeightsOrigin(path="run", sha256="…"),
         files={},
     )
     (folder / "artifact").mkdir(exist_ok=True)
@@ -370,65 +399,65 @@ def artifact(folder: Path) -> Artifact:
 
 
 def facts(folder: Path, kept: dict[str, str] | None = None, **tables: Any) -> dict[str, Any]:
-    asked = settings(folder, **tables)
-    found = facts_of(asked, artifact(folder), (piece(0), piece(1)), kept or {})
-    found_again: dict[str, Any] = json.loads(json.dumps(found))
-    return found_again
+    pieces = (piece(0), piece(1))
+    document = collect_facts(settings(folder, **tables), artifact(folder), pieces, kept or {})
+    parsed: dict[str, Any] = json.loads(json.dumps(document))
+    return parsed
 
 
 @pytest.mark.parametrize(
     ("tables", "key"),
     [
-        ({"predict": {"rows": 7}}, "rows"),
-        ({"predict": {"prompt": "query"}}, "prompt"),
-        ({"predict": {"texts": ("title",)}}, "texts"),
-        ({"predict": {"invariant": False}}, "invariant"),
+        ({"predict": {"shard_records": 7}}, "shard_records"),
+        ({"predict": {"prompt_name": "query"}}, "prompt"),
+        ({"predict": {"text_fields": ("title",)}}, "texts"),
+        ({"predict": {"batch_invariant": False}}, "batch_invariant"),
         ({"output": {"dtype": "int8"}}, "output"),
         ({"output": {"format": "npy"}}, "output"),
         ({"source": {"kind": "jsonl", "files": ("other.jsonl",)}}, "source"),
     ],
 )
-def test_what_decides_the_answers_is_a_fact(
+def test_settings_that_decide_the_output_are_facts(
     tmp_path: Path, tables: dict[str, Any], key: str
 ) -> None:
-    usual, other = facts(tmp_path), facts(tmp_path, **tables)
-    assert usual[key] != other[key]
-    changed = {name for name in usual if usual[name] != other[name]}
-    assert changed == {key, *({"machine"} if key == "invariant" else ())}
+    base_facts, other = facts(tmp_path), facts(tmp_path, **tables)
+    assert base_facts[key] != other[key]
+    changed = {name for name in base_facts if base_facts[name] != other[name]}
+    assert changed == {key, *({"machine"} if key == "batch_invariant" else ())}
 
 
 @pytest.mark.parametrize(
     "tables",
     [
-        {"execution": {"workers": 3, "executor": "inline", "attempts": 1}},
-        {"predict": {"index": 1, "count": 2, "max_usd": 3.0}},
+        {"execution": {"workers": 3, "executor": "inline", "max_attempts": 1}},
+        {"predict": {"job_index": 1, "job_count": 2, "max_usd": 3.0}},
         {"execution": {"price": {"usd_per_hour": 2.0, "market": "own"}}},
     ],
 )
-def test_who_computes_it_and_what_it_may_cost_are_none(
+def test_settings_of_the_execution_and_the_cost_are_not_facts(
     tmp_path: Path, tables: dict[str, Any]
 ) -> None:
     assert facts(tmp_path, **tables) == facts(tmp_path)
 
 
 def test_pieces_artifact_and_kept_fields_are_facts(tmp_path: Path) -> None:
-    usual = facts(tmp_path, {"id": "integer"})
-    assert usual["pieces"] == {"piece 0": [100, "stamp 0"], "piece 1": [101, "stamp 1"]}
-    assert usual["kept"] == {"id": "integer"}
-    assert usual["machine"]["name"]
-    assert facts(tmp_path, predict={"invariant": False})["machine"] == {}
+    base_facts = facts(tmp_path, {"id": "integer"})
+    assert base_facts["pieces"] == {"piece 0": [100, "stamp 0"], "piece 1": [101, "stamp 1"]}
+    assert base_facts["kept"] == {"id": "integer"}
+    assert base_facts["machine"]["name"]
+    assert facts(tmp_path, predict={"batch_invariant": False})["machine"] == {}
     other = artifact(tmp_path)
     manifest = other.folder / "manifest.json"
     manifest.write_text(manifest.read_text() + " ")
-    changed = facts_of(settings(tmp_path), other, (piece(0), piece(1)), {"id": "integer"})
-    assert changed["artifact"] != usual["artifact"]
+    changed = collect_facts(settings(tmp_path), other, (piece(0), piece(1)), {"id": "integer"})
+    assert changed["artifact"] != base_facts["artifact"]
     pieces = (piece(0)._replace(stamp="changed"), piece(1))
-    grown = facts_of(settings(tmp_path), other, pieces, {})
+    grown = collect_facts(settings(tmp_path), other, pieces, {})
     assert grown["pieces"] != changed["pieces"]
 
 
 @pytest.mark.parametrize(("pieces", "count"), [(4, 2), (7, 3), (2, 5), (0, 2)])
-def test_every_piece_is_of_one_share(tmp_path: Path, pieces: int, count: int) -> None:
-    shares = [job(tmp_path, pieces, index, count).share for index in range(count)]
+def test_every_piece_belongs_to_one_slot(tmp_path: Path, pieces: int, count: int) -> None:
+    shares = [build_job(tmp_path, pieces, index, count).piece_numbers for index in range(count)]
     assert sorted(number for share in shares for number in share) == list(range(pieces))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

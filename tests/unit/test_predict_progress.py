@@ -1,4 +1,4 @@
-"""How far a job says that it is."""
+"""The progress of a prediction job."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from regauge.log import logger
-from regauge.prediction.progress import Pace
+from regauge.prediction.progress import ProgressBar
 
 ROWS = 100
 
 
-def pace() -> Pace:
+def build_bar() -> ProgressBar:
     pieces = [SimpleNamespace(bytes=10)] * 3
-    job: Any = SimpleNamespace(pieces=pieces, share=[0, 1, 2])
+    job: Any = SimpleNamespace(pieces=pieces, piece_numbers=[0, 1, 2])
     meter: Any = SimpleNamespace(read=lambda: SimpleNamespace(usd=None))
-    return Pace(job, {}, meter)
+    return ProgressBar(job, {}, meter)
 
 
 def shard(piece: int) -> dict[str, Any]:
@@ -26,29 +26,29 @@ def shard(piece: int) -> dict[str, Any]:
     return {"event": "shard", "piece": piece, "last": True, **counts}
 
 
-def told(made: Pace) -> str:
-    return made._line(made._rows)
+def format_counts(bar: ProgressBar) -> str:
+    return bar._format_counts(bar._num_rows)
 
 
-def test_records_are_counted_once_however_late_it_is_said_that_they_are_answered() -> None:
-    made = pace()
-    made.hear({"event": "sign", "rows": 70})
-    assert told(made).startswith("70 rows")
-    made.hear(shard(0))
-    assert told(made).startswith("100 rows")
-    made.hear({"event": "sign", "rows": 80})  # 30 of them are of the shard before
-    assert told(made).startswith("150 rows")
-    made.hear(shard(1))
-    assert told(made).startswith("200 rows, ")
-    assert "90% useful tokens" in told(made)
+def test_rows_are_counted_once_even_if_progress_is_reported_late() -> None:
+    bar = build_bar()
+    bar.handle_event({"event": "progress", "rows": 70})
+    assert format_counts(bar).startswith("70 rows")
+    bar.handle_event(shard(0))
+    assert format_counts(bar).startswith("100 rows")
+    bar.handle_event({"event": "progress", "rows": 80})  # 30 of them are of the shard before
+    assert format_counts(bar).startswith("150 rows")
+    bar.handle_event(shard(1))
+    assert format_counts(bar).startswith("200 rows, ")
+    assert "90% useful tokens" in format_counts(bar)
 
 
-def test_what_a_lost_worker_had_answered_is_not_in_the_last_line(
+def test_rows_of_a_lost_worker_are_not_in_the_last_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.INFO, logger.name), pace() as made:
-        made.hear({"event": "ready", "worker": 0, "seconds": 0.1})
-        made.hear({"event": "sign", "rows": 60})  # and it is lost: another answers them again
-        made.hear({"event": "sign", "rows": ROWS})
-        made.hear(shard(0))
+    with caplog.at_level(logging.INFO, logger.name), build_bar() as bar:
+        bar.handle_event({"event": "ready", "worker": 0, "seconds": 0.1})
+        bar.handle_event({"event": "progress", "rows": 60})  # then it is lost; another repeats them
+        bar.handle_event({"event": "progress", "rows": ROWS})
+        bar.handle_event(shard(0))
     assert caplog.messages[-1].startswith("100 rows")

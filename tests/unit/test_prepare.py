@@ -1,4 +1,4 @@
-"""`prepare`: the same bytes by any road, nothing lost on it, nothing written over."""
+"""`prepare`: the same bytes for any number of processes, resumed after kills, no overwrites."""
 
 from __future__ import annotations
 
@@ -21,47 +21,56 @@ from regauge.data import dataset, tokenizer
 from regauge.data.sources import Piece
 from regauge.errors import DataError, PreflightError, SettingsError
 from regauge.preparation import process_pool, read_records, workdir
-from regauge.preparation.prepare import Job
+from regauge.preparation.prepare import PrepareJob
 from regauge.verbs import prepare as verb
-from unit.preparing import FIELDS, contents, corpus, prepared, settings, tables
+from unit.preparing import (
+    FIELDS,
+    build_settings,
+    build_tables,
+    prepare_dataset,
+    read_contents,
+    write_corpus,
+)
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
-    corpus(tmp_path / "a.jsonl", 400)
+def folder(tmp_path: Path) -> Path:
+    write_corpus(tmp_path / "a.jsonl", 400)
     return tmp_path
 
 
 @pytest.mark.parametrize("layout", [{}, FIELDS], ids=["packed", "fields"])
-def test_two_processes_write_the_bytes_of_one(tmp_path: Path, layout: dict[str, Any]) -> None:
-    corpus(tmp_path / "a.jsonl", 3000)
-    corpus(tmp_path / "b.jsonl", 300)
-    one = prepared(tmp_path, "one", **layout)
-    two = prepared(tmp_path, "two", **layout, prepare={"processes": 2})
+def test_the_number_of_processes_does_not_change_the_bytes(
+    tmp_path: Path, layout: dict[str, Any]
+) -> None:
+    write_corpus(tmp_path / "a.jsonl", 3000)
+    write_corpus(tmp_path / "b.jsonl", 300)
+    one = prepare_dataset(tmp_path, "one", **layout)
+    two = prepare_dataset(tmp_path, "two", **layout, prepare={"processes": 2})
     assert len(json.loads((two.folder / "inputs.json").read_text())["pieces"]) > 2
-    assert contents(one.folder) == contents(two.folder)
+    assert read_contents(one.folder) == read_contents(two.folder)
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "b.jsonl", "one", "two"}
 
 
-def test_kill_and_go_on_gives_the_same_bytes(tmp_path: Path) -> None:
-    corpus(tmp_path / "a.jsonl", 10_000)
+def test_a_killed_job_resumes_with_the_same_bytes(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "a.jsonl", 10_000)
     run_file = tmp_path / "run.toml"
-    whole = prepared(tmp_path, "whole", prepare={"processes": 2})
-    document = tables(tmp_path, "killed", prepare={"processes": 2})
+    whole = prepare_dataset(tmp_path, "whole", prepare={"processes": 2})
+    document = build_tables(tmp_path, "killed", prepare={"processes": 2})
     run_file.with_suffix(".json").write_text(json.dumps(document))
     command = [sys.executable, "-m", "regauge", "prepare", str(run_file.with_suffix(".json"))]
     partial = tmp_path / "killed.partial" / ".work"
     for phase, count in (("read", 1), ("encode", 1)):
-        kill_when(command, partial / phase, count)
+        kill_after(command, partial / phase, count)
         assert not (tmp_path / "killed").exists()
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert "going on with" in done.stderr
-    assert contents(tmp_path / "killed") == contents(whole.folder)
+    assert "resuming in" in done.stderr
+    assert read_contents(tmp_path / "killed") == read_contents(whole.folder)
     assert not (tmp_path / "killed.partial").exists()
 
 
-def kill_when(command: list[str], folder: Path, count: int) -> None:
-    """Start a command and kill it when so many pieces of a phase are committed."""
+def kill_after(command: list[str], folder: Path, count: int) -> None:
+    """Start a command and kill it once a phase has committed the given number of pieces."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while len(list(folder.glob("*.json"))) < count:
         assert process.poll() is None, f"it ended before piece {count} of {folder.name}"
@@ -73,41 +82,41 @@ def kill_when(command: list[str], folder: Path, count: int) -> None:
     process.stderr.close()
 
 
-def test_a_dataset_that_only_waits_to_be_moved_is_moved(small: Path) -> None:
-    whole = contents(prepared(small).folder)
-    (small / "out").rename(small / "out.partial")
-    (small / "out.partial" / ".work" / "read").mkdir(parents=True)
-    before = (small / "out.partial" / "train-00000.arrow").stat().st_mtime_ns
-    assert contents(prepared(small).folder) == whole
-    assert (small / "out" / "train-00000.arrow").stat().st_mtime_ns == before
+def test_a_complete_dataset_is_moved_to_its_folder(folder: Path) -> None:
+    whole = read_contents(prepare_dataset(folder).folder)
+    (folder / "out").rename(folder / "out.partial")
+    (folder / "out.partial" / ".work" / "read").mkdir(parents=True)
+    before = (folder / "out.partial" / "train-00000.arrow").stat().st_mtime_ns
+    assert read_contents(prepare_dataset(folder).folder) == whole
+    assert (folder / "out" / "train-00000.arrow").stat().st_mtime_ns == before
 
 
-def test_rows_are_mapped_and_not_copied(small: Path) -> None:
-    data = prepared(small)
+def test_rows_are_mapped_and_not_copied(folder: Path) -> None:
+    data = prepare_dataset(folder)
     before = pa.total_allocated_bytes()
-    rows = data.split("train")
+    rows = data.rows("train")
     assert len(rows.take([len(rows) - 1])[0]["tokens"]) == 64
     assert pa.total_allocated_bytes() - before < 1000
 
 
-def test_packed_rows_hold_every_token_once_and_hardly_any_padding(small: Path) -> None:
-    data = prepared(small, rows={"length": 32}, source={"columns": ["text"]})
-    encoder = tokenizer.Encoder(data.folder / "tokenizer")
+def test_packed_rows_have_every_token_once_and_little_padding(folder: Path) -> None:
+    data = prepare_dataset(folder, rows={"length": 32}, source={"columns": ["text"]})
+    encoder = tokenizer.LoadedTokenizer(data.folder / "tokenizer")
     expected: Counter[tuple[int, ...]] = Counter()
-    for line in (small / "a.jsonl").read_text().splitlines():
+    for line in (folder / "a.jsonl").read_text().splitlines():
         (ids,) = encoder.encode([json.loads(line)["text"]])
         expected.update(tuple(ids[at : at + 30].tolist()) for at in range(0, len(ids), 30))
-    found: Counter[tuple[int, ...]] = Counter()
+    chunk_counts: Counter[tuple[int, ...]] = Counter()
     for name in ("train", "heldout"):
-        rows = data.split(name)
+        rows = data.rows(name)
         for row in rows.take(range(len(rows))):
             assert len(row["tokens"]) == len(row["segments"]) == 32
             assert not row["tokens"][row["segments"] == 0].any()
             for number in range(1, row["segments"].max() + 1):
                 chunk = row["tokens"][row["segments"] == number].tolist()
                 assert (chunk[0], chunk[-1]) == (2, 3)
-                found[tuple(chunk[1:-1])] += 1
-    assert found == expected
+                chunk_counts[tuple(chunk[1:-1])] += 1
+    assert chunk_counts == expected
     assert data.manifest.real_token_share >= 0.97
     lengths = data.manifest.fields["tokens"].lengths["train"]
     train = data.manifest.splits["train"]
@@ -115,17 +124,20 @@ def test_packed_rows_hold_every_token_once_and_hardly_any_padding(small: Path) -
     assert sum(lengths) == train.rows
 
 
-def test_fields_are_cut_counted_and_in_the_order_of_the_source(small: Path) -> None:
-    data = prepared(small, **FIELDS)
-    documents = [json.loads(line) for line in (small / "a.jsonl").read_text().splitlines()]
-    encoder = tokenizer.Encoder(data.folder / "tokenizer")
+def test_fields_are_truncated_and_in_the_order_of_the_source(folder: Path) -> None:
+    data = prepare_dataset(folder, **FIELDS)
+    documents = [json.loads(line) for line in (folder / "a.jsonl").read_text().splitlines()]
+    encoder = tokenizer.LoadedTokenizer(data.folder / "tokenizer")
     for name in ("train", "heldout"):
-        rows = data.split(name).take(range(len(data.split(name))))
+        rows = data.rows(name).take(range(len(data.rows(name))))
         numbers = [row["number"] for row in rows]
         assert numbers == sorted(numbers)
         for row in rows:
             text = documents[row["number"]]["text"]
-            assert row["text"].tolist() == encoder.wrap(encoder.encode([text])[0][:30]).tolist()
+            assert (
+                row["text"].tolist()
+                == encoder.add_special_tokens(encoder.encode([text])[0][:30]).tolist()
+            )
     manifest = data.manifest
     assert sum(split.rows for split in manifest.splits.values()) == 400
     long = sum(len(ids) > 30 for ids in encoder.encode([item["text"] for item in documents]))
@@ -135,16 +147,16 @@ def test_fields_are_cut_counted_and_in_the_order_of_the_source(small: Path) -> N
     assert histogram.sum() == 400
 
 
-def heldout_numbers(data: dataset.Dataset) -> set[int]:
-    rows = data.split("heldout")
+def read_heldout_numbers(data: dataset.Dataset) -> set[int]:
+    rows = data.rows("heldout")
     return {row["number"] for row in rows.take(range(len(rows)))}
 
 
-def test_near_duplicates_never_straddle(tmp_path: Path) -> None:
-    documents = corpus(tmp_path / "a.jsonl", 2000, length=100)
-    data = prepared(tmp_path, **FIELDS)
+def test_near_duplicates_are_in_the_same_split(tmp_path: Path) -> None:
+    documents = write_corpus(tmp_path / "a.jsonl", 2000, length=100)
+    data = prepare_dataset(tmp_path, **FIELDS)
     assert len(json.loads((data.folder / "inputs.json").read_text())["pieces"]) > 1
-    held = heldout_numbers(data)
+    held = read_heldout_numbers(data)
     pairs = [
         (number, number // 2)
         for number in range(4, 2000, 5)
@@ -156,38 +168,38 @@ def test_near_duplicates_never_straddle(tmp_path: Path) -> None:
     assert any(one in held for one, _ in pairs)
 
 
-def test_the_tokenizer_has_not_seen_what_is_held_out(tmp_path: Path) -> None:
+def test_the_tokenizer_is_trained_without_heldout_records(tmp_path: Path) -> None:
     letters = np.random.default_rng(0).integers(97, 123, (60, 12), dtype=np.uint8)
     words = [row.tobytes().decode() for row in letters]
     lines = (json.dumps({"title": word, "text": f"{word} " * 40, "number": number})
              for number, word in enumerate(words))  # fmt: skip
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    data = prepared(tmp_path, **FIELDS, tokenizer={"vocabulary": 3000})
-    encoded = tokenizer.Encoder(data.folder / "tokenizer").encode(words)
-    held = heldout_numbers(data)
+    data = prepare_dataset(tmp_path, **FIELDS, tokenizer={"vocab_size": 3000})
+    encoded = tokenizer.LoadedTokenizer(data.folder / "tokenizer").encode(words)
+    held = read_heldout_numbers(data)
     assert 3 < len(held) < 30
     assert {number for number, ids in enumerate(encoded) if len(ids) > 1} == held
 
 
-def test_the_layout_does_not_change_what_is_held_out(small: Path) -> None:
-    first = prepared(small, "first", **FIELDS)
-    other = {"rows": {"layout": "fields", "fields": {"text": 16}, "numbers": ["number"]}}
-    second = prepared(small, "second", **other)
-    packed = prepared(small, "packed")
-    assert heldout_numbers(first) == heldout_numbers(second)
+def test_the_layout_does_not_change_the_split(folder: Path) -> None:
+    first = prepare_dataset(folder, "first", **FIELDS)
+    other = {"rows": {"layout": "fields", "fields": {"text": 16}, "integers": ["number"]}}
+    second = prepare_dataset(folder, "second", **other)
+    packed = prepare_dataset(folder, "packed")
+    assert read_heldout_numbers(first) == read_heldout_numbers(second)
     assert first.manifest.tokenizer == second.manifest.tokenizer == packed.manifest.tokenizer
-    seeded = prepared(small, "seeded", **FIELDS, split={"seed": 1})
-    assert heldout_numbers(seeded) != heldout_numbers(first)
-    encoder = tokenizer.Encoder(packed.folder / "tokenizer")
-    held = heldout_numbers(first)
-    texts = [json.loads(line)["text"] for line in (small / "a.jsonl").read_text().splitlines()]
+    seeded = prepare_dataset(folder, "seeded", **FIELDS, split={"seed": 1})
+    assert read_heldout_numbers(seeded) != read_heldout_numbers(first)
+    encoder = tokenizer.LoadedTokenizer(packed.folder / "tokenizer")
+    held = read_heldout_numbers(first)
+    texts = [json.loads(line)["text"] for line in (folder / "a.jsonl").read_text().splitlines()]
     ids = encoder.encode([texts[number] for number in sorted(held)])
     real = sum(len(item) + 2 * -(-len(item) // 62) for item in ids)
     assert packed.manifest.splits["heldout"].tokens == real
 
 
 @pytest.fixture
-def bad(small: Path) -> Path:
+def write_invalid_records(folder: Path) -> Path:
     lines = [
         b'{"text": "no end',
         b'{"text": "undecodable \xff"}',
@@ -198,15 +210,15 @@ def bad(small: Path) -> Path:
         b'{"text": "again", "title": "twice", "number": 7}',
         b'{"text": "again", "title": "twice", "number": 7}',
     ]
-    (small / "b.jsonl").write_bytes(b"\n".join(lines))
-    return small
+    (folder / "b.jsonl").write_bytes(b"\n".join(lines))
+    return folder
 
 
-def test_bad_records_are_counted_and_in_quarantine(
-    bad: Path, caplog: pytest.LogCaptureFixture
+def test_invalid_records_are_counted_and_rejected(
+    write_invalid_records: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", logger="regauge"):
-        data = prepared(bad, **FIELDS, source={"duplicates": "drop"})
+        data = prepare_dataset(write_invalid_records, **FIELDS, source={"duplicates": "drop"})
     assert data.manifest.skipped == {
         "empty 'text'": 1,
         "exact duplicate": 1,
@@ -216,25 +228,27 @@ def test_bad_records_are_counted_and_in_quarantine(
         "undecodable bytes": 2,
     }
     lines = (data.folder / "rejected.jsonl").read_text().splitlines()
-    found = {(item["place"], item["reason"]) for item in map(json.loads, lines)}
-    assert found == {
+    rejections = {(item["place"], item["reason"]) for item in map(json.loads, lines)}
+    assert rejections == {
         ("line 1", "malformed JSON"),
         ("line 2", "undecodable bytes"),
         ("line 3", "undecodable bytes"),
         ("line 4", "no text in 'text'"),
         ("line 5", "no integer field 'number'"),
     }
-    assert all(item["file"] == str(bad / "b.jsonl") for item in map(json.loads, lines))
+    assert all(
+        item["file"] == str(write_invalid_records / "b.jsonl") for item in map(json.loads, lines)
+    )
     assert sum(split.rows for split in data.manifest.splits.values()) == 401
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
     assert warnings[0].startswith("rejected records: 5 ")
 
 
-def test_long_documents_are_split_cut_or_rejected(small: Path) -> None:
-    (small / "b.jsonl").write_text(json.dumps({"text": "long " * 900}) + "\n")
+def test_long_documents_are_split_truncated_or_rejected(folder: Path) -> None:
+    (folder / "b.jsonl").write_text(json.dumps({"text": "long " * 900}) + "\n")
     split, cut, rejected = (
-        prepared(small, too_long, rows={"length": 512, "too_long": too_long})
+        prepare_dataset(folder, too_long, rows={"length": 512, "too_long": too_long})
         for too_long in ("split", "truncate", "reject")
     )
     tokens = [
@@ -250,227 +264,232 @@ def test_long_documents_are_split_cut_or_rejected(small: Path) -> None:
 
 def test_a_source_without_a_usable_record_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n\n")
-    with pytest.raises(DataError, match="holds no record") as caught:
-        prepared(tmp_path)
+    with pytest.raises(DataError, match="the source has no records") as caught:
+        prepare_dataset(tmp_path)
     assert caught.value.exit_code == 64
     (tmp_path / "a.jsonl").write_text("none\nnone\n")
     with pytest.raises(DataError, match=r"all 2 records are rejected.*rejected.jsonl"):
-        prepared(tmp_path)
+        prepare_dataset(tmp_path)
     assert len((tmp_path / "out.partial" / "rejected.jsonl").read_text().splitlines()) == 2
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
-    with pytest.raises(DataError, match="no record became a row"):
-        prepared(tmp_path)
-    corpus(tmp_path / "a.jsonl", 50)
-    assert prepared(tmp_path).manifest.splits["train"].rows
+    with pytest.raises(DataError, match="has no training rows"):
+        prepare_dataset(tmp_path)
+    write_corpus(tmp_path / "a.jsonl", 50)
+    assert prepare_dataset(tmp_path).manifest.splits["train"].rows
 
 
-def test_a_field_that_no_record_has_is_answered(small: Path) -> None:
+def test_an_unknown_field_gets_a_suggestion(folder: Path) -> None:
     with pytest.raises(SettingsError, match="no field 'txt'; did you mean 'text'"):
-        prepared(small, rows={"text": "txt"})
+        prepare_dataset(folder, rows={"text": "txt"})
     with pytest.raises(SettingsError, match="no field 'titel'; did you mean 'title'"):
-        prepared(small, "by", split={"by": "titel"})
+        prepare_dataset(folder, "by", split={"group_by": "titel"})
 
 
-def test_a_text_that_the_tokenizer_leaves_nothing_of_is_counted(small: Path) -> None:
-    path = str(prepared(small).folder / "tokenizer")
+def test_a_text_without_tokens_is_counted(folder: Path) -> None:
+    path = str(prepare_dataset(folder).folder / "tokenizer")
     file = Path(path) / "tokenizer.json"
     document = json.loads(file.read_text())
     document["normalizer"] = {"type": "Replace", "pattern": {"String": "-"}, "content": ""}
     document["pre_tokenizer"]["add_prefix_space"] = False
     file.write_text(json.dumps(document))
-    with (small / "a.jsonl").open("a") as lines:
+    with (folder / "a.jsonl").open("a") as lines:
         lines.write('{"text": "---"}\n')
-    again = prepared(small, "again", tokenizer={"path": path, "vocabulary": 8192})
+    again = prepare_dataset(folder, "again", tokenizer={"path": path, "vocab_size": 8192})
     assert again.manifest.skipped == {"no token": 1}
     assert not (again.folder / "rejected.jsonl").read_text()
 
 
-def test_a_finished_dataset_is_left_alone(small: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = contents(prepared(small).folder)
-    times = {path: path.stat().st_mtime_ns for path in (small / "out").iterdir()}
+def test_a_finished_dataset_is_unchanged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = read_contents(prepare_dataset(folder).folder)
+    times = {path: path.stat().st_mtime_ns for path in (folder / "out").iterdir()}
     with caplog.at_level("INFO", logger="regauge"):
-        prepared(small, prepare={"processes": 2})
+        prepare_dataset(folder, prepare={"processes": 2})
     assert "nothing to do" in caplog.text
-    assert contents(small / "out") == before
-    assert times == {path: path.stat().st_mtime_ns for path in (small / "out").iterdir()}
+    assert read_contents(folder / "out") == before
+    assert times == {path: path.stat().st_mtime_ns for path in (folder / "out").iterdir()}
 
 
-def test_another_dataset_is_never_written_over(small: Path) -> None:
-    before = contents(prepared(small).folder)
+def test_another_dataset_is_never_overwritten(folder: Path) -> None:
+    before = read_contents(prepare_dataset(folder).folder)
     with pytest.raises(DataError, match=r"another dataset: rows.length was 64 and is 32"):
-        prepared(small, rows={"length": 32})
-    (small / "b.jsonl").write_text('{"text": "one more"}\n')
+        prepare_dataset(folder, rows={"length": 32})
+    (folder / "b.jsonl").write_text('{"text": "one more"}\n')
     with pytest.raises(DataError, match=r"another dataset: the source has changed \(.*a.jsonl"):
-        prepared(small)
-    assert contents(small / "out") == before
-    (small / "b.jsonl").unlink()
-    (small / "out" / "train-00000.arrow").unlink()
-    with pytest.raises(DataError, match=r"train-00000.arrow is gone"):
-        prepared(small)
+        prepare_dataset(folder)
+    assert read_contents(folder / "out") == before
+    (folder / "b.jsonl").unlink()
+    (folder / "out" / "train-00000.arrow").unlink()
+    with pytest.raises(DataError, match=r"train-00000.arrow is missing"):
+        prepare_dataset(folder)
 
 
-@pytest.mark.parametrize("place", ["out", "out.partial"])
-def test_a_foreign_folder_is_refused(small: Path, place: str) -> None:
-    (small / place).mkdir()
-    (small / place / "thesis.tex").write_text("years of work")
+@pytest.mark.parametrize("name", ["out", "out.partial"])
+def test_a_folder_with_other_files_is_refused(folder: Path, name: str) -> None:
+    (folder / name).mkdir()
+    (folder / name / "thesis.tex").write_text("years of work")
     with pytest.raises(DataError, match=r"thesis.tex.*choose another data.path"):
-        prepared(small)
-    assert contents(small / place) == {"thesis.tex": b"years of work"}
+        prepare_dataset(folder)
+    assert read_contents(folder / name) == {"thesis.tex": b"years of work"}
 
 
-def test_unfinished_work_of_other_settings_is_begun_anew(
-    small: Path, caplog: pytest.LogCaptureFixture
+def test_unfinished_work_of_other_settings_is_discarded(
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = contents(prepared(small, "whole").folder)
-    job = verb._job(settings(small, rows={"length": 32}))
-    with workdir.Work(job.folder, job.inputs()) as place:
-        (place.work / "read").mkdir()
-        (place.work / "read" / "000000.json").write_text('{"records": 5}')
-        (place.work / "read" / ".000000.arrow.01234567.tmp").write_bytes(b"half")
-    with workdir.Work(job.folder, job.inputs()) as place:
-        assert place.started
-        assert [path.name for path in (place.work / "read").iterdir()] == ["000000.json"]
+    whole = read_contents(prepare_dataset(folder, "whole").folder)
+    job = verb._build_job(build_settings(folder, rows={"length": 32}))
+    with workdir.BuildDir(job.folder, job.collect_inputs()) as build_dir:
+        (build_dir.scratch / "read").mkdir()
+        (build_dir.scratch / "read" / "000000.json").write_text('{"records": 5}')
+        (build_dir.scratch / "read" / ".000000.arrow.01234567.tmp").write_bytes(b"half")
+    with workdir.BuildDir(job.folder, job.collect_inputs()) as build_dir:
+        assert build_dir.is_resumed
+        assert [path.name for path in (build_dir.scratch / "read").iterdir()] == ["000000.json"]
     with caplog.at_level("WARNING", logger="regauge"):
-        assert contents(prepared(small).folder) == whole
-    assert "begun anew: rows.length was 32 and is 64" in caplog.text
+        assert read_contents(prepare_dataset(folder).folder) == whole
+    assert "out.partial: rows.length was 32 and is 64" in caplog.text
 
 
-def test_one_folder_has_one_worker(small: Path) -> None:
-    job: Job = verb._job(settings(small))
+def test_a_folder_is_locked(folder: Path) -> None:
+    job: PrepareJob = verb._build_job(build_settings(folder))
     with (
-        workdir.Work(job.folder, job.inputs()),
-        pytest.raises(DataError, match="another prepare works"),
+        workdir.BuildDir(job.folder, job.collect_inputs()),
+        pytest.raises(DataError, match="another prepare is writing to"),
     ):
-        prepared(small)
-    assert prepared(small).manifest
+        prepare_dataset(folder)
+    assert prepare_dataset(folder).manifest
 
 
-def test_a_full_disk_is_foreseen(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(small)._replace(free=1000)
+def test_insufficient_disk_space_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(folder)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(PreflightError, match=r"MB free and about .* MB are needed"):
-        prepared(small)
-    assert not (small / "out.partial").exists()
+    with pytest.raises(PreflightError, match=r"MB free; about .* MB are needed"):
+        prepare_dataset(folder)
+    assert not (folder / "out.partial").exists()
 
 
-def test_a_source_that_cannot_be_read_is_named(small: Path) -> None:
-    job = verb._job(settings(small, prepare={"processes": 2}))
-    inputs = job.inputs()
-    (small / "a.jsonl").unlink()
-    (small / "a.jsonl").mkdir()
+def test_an_unreadable_source_is_reported(folder: Path) -> None:
+    job = verb._build_job(build_settings(folder, prepare={"processes": 2}))
+    inputs = job.collect_inputs()
+    (folder / "a.jsonl").unlink()
+    (folder / "a.jsonl").mkdir()
     with pytest.raises(DataError, match=r"a.jsonl cannot be read.*run again"):
-        read_records.read_piece(job.source, {}, small, read_records.Numbered(0, inputs.pieces[0]))
+        read_records.read_piece(
+            job.source, {}, folder, read_records.NumberedPiece(0, inputs.pieces[0])
+        )
 
 
-def test_what_a_process_finds_wrong_is_said_by_the_command(small: Path) -> None:
-    job = verb._job(settings(small))
-    lost = [Piece(f"{name}", 1, 1, "", (str(small / name),)) for name in ("one", "two")]
-    items = [read_records.Numbered(number, piece) for number, piece in enumerate(lost)]
-    read = partial(read_records.read_piece, job.source, {}, small)
+def test_errors_of_worker_processes_are_raised(folder: Path) -> None:
+    job = verb._build_job(build_settings(folder))
+    lost = [Piece(f"{name}", 1, 1, "", (str(folder / name),)) for name in ("one", "two")]
+    items = [read_records.NumberedPiece(number, piece) for number, piece in enumerate(lost)]
+    read = partial(read_records.read_piece, job.source, {}, folder)
     with (
         pytest.raises(DataError, match=r"(one|two) cannot be read.*No such file"),
-        process_pool.Pool(2) as pool,
+        process_pool.ProcessPool(2) as pool,
     ):
-        read_records.over_pieces(pool, small / "read", items, read, "read")
+        read_records.process_pieces(pool, folder / "read", items, read, "read")
 
 
-def test_the_largest_pieces_come_first(tmp_path: Path) -> None:
+def test_the_largest_pieces_are_processed_first(tmp_path: Path) -> None:
     sizes = (3, 9, 4)
     pieces = [Piece(f"{size}", size, size, "", ()) for size in sizes]
-    items = [read_records.Numbered(number, piece) for number, piece in enumerate(pieces)]
-    begun: list[int] = []
+    items = [read_records.NumberedPiece(number, piece) for number, piece in enumerate(pieces)]
+    started: list[int] = []
 
-    def count(item: read_records.Numbered) -> tuple[int, read_records.Counts]:
-        begun.append(item.piece.bytes)
-        return item.number, {"bytes": item.piece.bytes}
+    def count(item: read_records.NumberedPiece) -> tuple[int, read_records.Counts]:
+        started.append(item.piece.bytes)
+        return item.piece_index, {"bytes": item.piece.bytes}
 
-    with process_pool.Pool(1) as pool:
-        counts = read_records.over_pieces(pool, tmp_path, items, count, "read")
-    assert begun == [9, 4, 3]
-    assert [found["bytes"] for found in counts] == list(sizes)
+    with process_pool.ProcessPool(1) as pool:
+        counts = read_records.process_pieces(pool, tmp_path, items, count, "read")
+    assert started == [9, 4, 3]
+    assert [piece_counts["bytes"] for piece_counts in counts] == list(sizes)
 
 
-def test_a_dry_run_says_what_it_would_do_and_writes_nothing(small: Path) -> None:
-    before = contents(small)
-    answer = verb.plan(settings(small, **FIELDS))
-    assert contents(small) == before
-    assert answer["would_do"] == "prepare it"
+def test_a_dry_run_writes_nothing(folder: Path) -> None:
+    before = read_contents(folder)
+    answer = verb.plan(build_settings(folder, **FIELDS))
+    assert read_contents(folder) == before
+    assert answer["would_do"] == "prepare the dataset"
     assert answer["pieces"] == 1
-    assert answer["bytes"] == (small / "a.jsonl").stat().st_size
+    assert answer["bytes"] == (folder / "a.jsonl").stat().st_size
     assert answer["rows"]["limits"] == {"title": 8, "text": 32, "number": 1}
-    prepared(small, **FIELDS)
-    done = verb.plan(settings(small, **FIELDS))
+    prepare_dataset(folder, **FIELDS)
+    done = verb.plan(build_settings(folder, **FIELDS))
     assert done["would_do"].startswith("nothing")
     assert "would_refuse" not in done
 
 
-def test_a_dry_run_says_that_the_folder_of_another_dataset_would_be_refused(small: Path) -> None:
-    prepared(small, **FIELDS)
-    before = contents(small)
-    answer = verb.plan(settings(small))
+def test_a_dry_run_reports_the_folder_of_another_dataset(folder: Path) -> None:
+    prepare_dataset(folder, **FIELDS)
+    before = read_contents(folder)
+    answer = verb.plan(build_settings(folder))
     assert answer["would_do"] == "nothing"
-    assert "holds another dataset" in answer["would_refuse"]
-    assert contents(small) == before
+    assert "has another dataset" in answer["would_refuse"]
+    assert read_contents(folder) == before
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({"fields": {"text": 8}}, "no part of rows of layout 'packed'"),
+        ({"fields": {"text": 8}}, "layout 'packed' does not use 'fields'"),
         ({"layout": "fields"}, "needs fields"),
         ({"layout": "fields", "fields": {"text": 3}}, "below 4 tokens"),
-        ({"layout": "fields", "fields": {"a": 8}, "numbers": ["a"]}, "'a' is named twice"),
+        ({"layout": "fields", "fields": {"a": 8}, "integers": ["a"]}, "'a' is listed twice"),
         ({"lenght": 8}, "did you mean 'length'"),
         ({"layout": "pakced"}, "no layouts named 'pakced'; did you mean 'packed'"),
         ({"layout": 5}, "'rows.layout': Input should be a valid string"),
     ],
 )
-def test_impossible_rows_are_refused(small: Path, rows: dict[str, Any], message: str) -> None:
+def test_invalid_rows_are_refused(folder: Path, rows: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        settings(small, rows=rows)
+        build_settings(folder, rows=rows)
 
 
-def test_a_tokenizer_that_was_trained_before_is_used(small: Path) -> None:
-    first = prepared(small, "first")
+def test_an_existing_tokenizer_is_used(folder: Path) -> None:
+    first = prepare_dataset(folder, "first")
     path = str(first.folder / "tokenizer")
-    second = prepared(small, "second", tokenizer={"path": path}, rows={"length": 32})
+    second = prepare_dataset(folder, "second", tokenizer={"path": path}, rows={"length": 32})
     assert second.manifest.tokenizer == first.manifest.tokenizer
     with pytest.raises(DataError, match="no tokenizer folder"):
-        prepared(small, "third", tokenizer={"path": str(small / "none")})
+        prepare_dataset(folder, "third", tokenizer={"path": str(folder / "none")})
 
 
-def test_the_verb_answers_in_json_without_torch(small: Path) -> None:
-    (small / "run.json").write_text(json.dumps(tables(small)))
+def test_the_command_prints_json_without_torch(folder: Path) -> None:
+    (folder / "run.json").write_text(json.dumps(build_tables(folder)))
     code = (
         "import sys; from regauge.verbs.prepare import main; from pathlib import Path;"
-        f"main(Path({str(small / 'run.json')!r}), 'rows.length=32', json=True);"
+        f"main(Path({str(folder / 'run.json')!r}), 'rows.length=32', json=True);"
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     answer = json.loads(done.stdout)
-    data = dataset.Dataset(small / "out")
+    data = dataset.Dataset(folder / "out")
     data.verify()
-    assert answer["train_rows"] == len(data.split("train"))
+    assert answer["train_rows"] == len(data.rows("train"))
     assert answer["identity"] == data.manifest.identity
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("[1, 2]", "is damaged: all of it: Input should be an object"),
-        ('{"format": 1, "layout"', "is damaged: all of it: Invalid JSON"),
+        ("[1, 2]", "is damaged: the whole document: Input should be an object"),
+        ('{"format": 1, "layout"', "is damaged: the whole document: Invalid JSON"),
         ('{"format": 1}', "is damaged: layout: Field required; run 'regauge prepare' again"),
-        ('{"format": 99, "layout": "packed"}', "is of a later Regauge; update Regauge to read it"),
+        (
+            '{"format": 99, "layout": "packed"}',
+            "was written by a newer Regauge; update Regauge to read it",
+        ),
     ],
 )
-def test_a_manifest_that_cannot_be_read(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_manifest_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(DataError) as caught:
         dataset.read_manifest(tmp_path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_what_differs_between_two_inputs_is_told_by_its_key() -> None:
-    old, new = ({"settings": each, "pieces": {}} for each in ({"a": {}}, {"a": {"b": 1}}))
-    assert workdir.difference(old, new) == "a.b was 'not set' and is 1"
+def test_the_difference_between_inputs_has_its_key() -> None:
+    old, new = ({"settings": tables, "pieces": {}} for tables in ({"a": {}}, {"a": {"b": 1}}))
+    assert workdir.describe_difference(old, new) == "a.b was 'not set' and is 1"

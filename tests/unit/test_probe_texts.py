@@ -1,4 +1,4 @@
-"""Texts that a program is proved on where nobody names any."""
+"""The texts for parity checks if the settings name no source."""
 
 from __future__ import annotations
 
@@ -11,66 +11,74 @@ from torch import nn
 
 from regauge.accelerators.cpu import Cpu
 from regauge.artifacts import candidates
-from regauge.artifacts.export_settings import Exporting
-from regauge.artifacts.probe_texts import EVERY, SIZES, samples
-from regauge.artifacts.programs import Described
-from regauge.artifacts.rows import Rows
-from regauge.artifacts.sources import OfFolder
+from regauge.artifacts.export_settings import ExportSettings
+from regauge.artifacts.probe_texts import DOCUMENTATION_INTERVAL, WORD_COUNTS, select_probe_texts
+from regauge.artifacts.programs import ProgramSpec
+from regauge.artifacts.rows import TextRecords
+from regauge.artifacts.sources import ModelFolder
 from regauge.config import build
-from regauge.data.tokenizer import Encoder
+from regauge.data.tokenizer import LoadedTokenizer
 from regauge.models import sentence_transformers
-from regauge.models.io_spec import Fields
-from unit.test_sentence_transformers import model
+from regauge.models.io_spec import InputSpec
+from unit.test_sentence_transformers import write_model
 
 COUNT = 64
 WORDS = ("apple", "river", "zoo")
 
 
-def test_documentation_is_read_where_nothing_else_is_known() -> None:
-    found = samples(None, None, COUNT, Fields())
-    [texts] = found.columns
+def test_docstrings_are_the_default() -> None:
+    probe = select_probe_texts(None, None, COUNT, InputSpec())
+    [texts] = probe.columns
     assert len(texts) == COUNT
-    assert found.origin == "documentation of Python's library"
+    assert probe.origin == "docstrings of Python's standard library"
 
 
-@pytest.mark.parametrize("fields", [Fields(), Fields(limits=(8, 8), texts=("a", "b"))])
-def test_most_texts_are_words_of_the_vocabulary(fields: Fields) -> None:
-    plain = samples(None, None, COUNT, Fields()).columns[0]
-    found = samples(None, None, COUNT, fields, lambda: WORDS)
-    assert found.columns == samples(None, None, COUNT, fields, lambda: WORDS).columns
-    texts, *others = found.columns
-    assert texts[::EVERY] == plain[::EVERY]
-    said = [text.split() for at, text in enumerate(texts) if at % EVERY]
-    assert {word for words in said for word in words} == set(WORDS)
-    assert {len(words) for words in said} == set(SIZES)
-    assert len({tuple(words) for words in said if len(words) > 5}) > COUNT // 8
-    assert others == [[*texts[1:], texts[0]]] * (len(fields.texts) - 1)
-    assert "words of the vocabulary" in found.origin
+@pytest.mark.parametrize("input_spec", [InputSpec(), InputSpec(limits=(8, 8), texts=("a", "b"))])
+def test_most_texts_are_random_words_of_the_vocabulary(input_spec: InputSpec) -> None:
+    plain = select_probe_texts(None, None, COUNT, InputSpec()).columns[0]
+    probe = select_probe_texts(None, None, COUNT, input_spec, lambda: WORDS)
+    assert probe.columns == select_probe_texts(None, None, COUNT, input_spec, lambda: WORDS).columns
+    texts, *others = probe.columns
+    assert texts[::DOCUMENTATION_INTERVAL] == plain[::DOCUMENTATION_INTERVAL]
+    random_texts = [
+        text.split() for index, text in enumerate(texts) if index % DOCUMENTATION_INTERVAL
+    ]
+    assert {word for words in random_texts for word in words} == set(WORDS)
+    assert {len(words) for words in random_texts} == set(WORD_COUNTS)
+    assert len({tuple(words) for words in random_texts if len(words) > 5}) > COUNT // 8
+    assert others == [[*texts[1:], texts[0]]] * (len(input_spec.texts) - 1)
+    assert "random words of the vocabulary" in probe.origin
 
 
-@pytest.mark.parametrize(("answers", "mixed"), [("vectors", True), ("classes", False)])
-def test_what_makes_vectors_is_proved_on_its_own_words(
-    answers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, mixed: bool
+@pytest.mark.parametrize(
+    ("output_kind", "has_random_words"), [("vectors", True), ("classes", False)]
+)
+def test_only_encoders_are_checked_on_random_words(
+    output_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_random_words: bool
 ) -> None:
-    monkeypatch.setattr(Encoder, "plain_words", lambda _: list(WORDS))
-    folder = model(tmp_path / "model")
-    target = {"model": str(folder), "path": str(tmp_path / "to")}
-    settings = build(Exporting, {"proof": {"texts": 16}, "target": target})
-    subject = OfFolder(folder, settings, None)
-    subject.described = replace(subject.described, answers=answers)
-    rows, origin = subject.records(settings)
-    assert len(rows) == 16
-    assert ("words of the vocabulary" in origin) is mixed
+    monkeypatch.setattr(LoadedTokenizer, "list_words", lambda _: list(WORDS))
+    folder = write_model(tmp_path / "model")
+    target = {"model": str(folder), "to": str(tmp_path / "to")}
+    settings = build(ExportSettings, {"parity": {"num_texts": 16}, "export": target})
+    source = ModelFolder(folder, settings, None)
+    source.spec = replace(source.spec, output_kind=output_kind)
+    records, origin = source.build_parity_records(settings)
+    assert len(records) == 16
+    assert ("random words of the vocabulary" in origin) is has_random_words
 
 
-@pytest.mark.parametrize(("count", "found"), [(9, 5), (400, 200), (3 * candidates.SAMPLES, 256)])
-def test_scales_are_chosen_by_half_of_the_texts_at_most(count: int, found: int) -> None:
-    settings = build(Exporting, {"target": {"model": "a", "path": "b"}, "proof": {"bound": 0.01}})
+@pytest.mark.parametrize(
+    ("count", "num_texts"), [(9, 5), (400, 200), (3 * candidates.MAX_CALIBRATION_TEXTS, 256)]
+)
+def test_at_most_half_of_the_texts_are_for_calibration(count: int, num_texts: int) -> None:
+    settings = build(
+        ExportSettings, {"export": {"model": "a", "to": "b"}, "parity": {"max_loss": 0.01}}
+    )
     program = nn.Identity()
-    described = Described(program, "vectors", 1, (), sentence_transformers.Reads(tokens=16))
-    rows = Rows.of([np.arange(1, 5, dtype=np.int32)] * count)
-    work = candidates.Work(settings, described, Cpu(), rows, np.zeros((count, 1)))
-    made = work.calibration
-    assert sum(len(tokens) for tokens, _ in made.samples) == found
-    assert (made.program, made.bound) == (program, 0.01)
-    assert work.calibration is made
+    spec = ProgramSpec(program, "vectors", 1, (), sentence_transformers.Tokenization(tokens=16))
+    records = TextRecords.from_lists([np.arange(1, 5, dtype=np.int32)] * count)
+    context = candidates.ExportContext(settings, spec, Cpu(), records, np.zeros((count, 1)))
+    calibration = context.calibration
+    assert sum(len(tokens) for tokens, _ in calibration.samples) == num_texts
+    assert (calibration.program, calibration.max_quality_loss) == (program, 0.01)
+    assert context.calibration is calibration

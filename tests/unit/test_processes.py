@@ -1,4 +1,4 @@
-"""Who a process is under each launcher, and what happens to local processes."""
+"""The rank of a process under each launcher, and the start of local processes."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ SLURM = {
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*processes.ENVIRONMENT, "LOCAL_WORLD_SIZE", *SLURM):
+    for name in (*processes.LAUNCHER_VARIABLES, "LOCAL_WORLD_SIZE", *SLURM):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
 
-def test_without_a_launcher_a_process_is_alone() -> None:
-    assert not processes.launched()
-    assert processes.world() == processes.World(0, 1, 0, 1)
+def test_without_a_launcher_the_world_has_one_process() -> None:
+    assert not processes.is_launched()
+    assert processes.detect_world() == processes.World(0, 1, 0, 1)
 
 
 def test_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
     for name, value in {**values, "MASTER_ADDR": "a", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
-    assert processes.world() == processes.World(3, 4, 1, 2)
+    assert processes.detect_world() == processes.World(3, 4, 1, 2)
 
 
-def test_half_a_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_launcher_variables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SettingsError, match="LOCAL_RANK, MASTER_ADDR, MASTER_PORT"):
-        processes.world()
+        processes.detect_world()
 
 
 @pytest.mark.parametrize(
@@ -56,37 +56,40 @@ def test_half_a_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_srun(monkeypatch: pytest.MonkeyPatch, nodes: str, first: str) -> None:
     for name, value in {**SLURM, "SLURM_STEP_NODELIST": nodes}.items():
         monkeypatch.setenv(name, value)
-    translated = slurm.torchrun_variables({**SLURM, "SLURM_STEP_NODELIST": nodes})
+    translated = slurm.build_torchrun_variables({**SLURM, "SLURM_STEP_NODELIST": nodes})
     assert translated["MASTER_ADDR"] == first
     assert slurm.FIRST_PORT <= int(translated["MASTER_PORT"]) < 40000
     for name, value in translated.items():
         monkeypatch.setenv(name, value)
-    assert processes.world() == processes.World(5, 8, 1, 4)
+    assert processes.detect_world() == processes.World(5, 8, 1, 4)
 
 
-def test_every_process_gets_its_place(tmp_path: Path) -> None:
+def test_every_process_gets_its_rank(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, sys; rank = os.environ['RANK'];"
         "pathlib.Path(sys.argv[1], rank).write_text(os.environ['WORLD_SIZE']); print('hello')"
     )
-    assert processes.start([sys.executable, "-c", script, str(tmp_path)], 3, tmp_path / "logs") == 0
+    assert (
+        processes.run_processes([sys.executable, "-c", script, str(tmp_path)], 3, tmp_path / "logs")
+        == 0
+    )
     assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["3", "3", "3"]
     assert (tmp_path / "logs" / "2.log").read_text() == "hello\n"
 
 
-def test_one_that_fails_ends_the_others(tmp_path: Path) -> None:
+def test_a_failed_process_ends_the_others(tmp_path: Path) -> None:
     script = (
         "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(64)\ntime.sleep(100)\n"
     )
-    assert processes.start([sys.executable, "-c", script], 2, tmp_path) == 64
+    assert processes.run_processes([sys.executable, "-c", script], 2, tmp_path) == 64
 
 
-def test_what_a_block_sets_in_the_environment_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_restored_after_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGAUGE_TEST_KEPT", "before")
     monkeypatch.setenv("REGAUGE_TEST_TAKEN", "before")
-    with suppress(KeyError), processes.own_environment():
+    with suppress(KeyError), processes.restore_environment():
         os.environ["REGAUGE_TEST_NEW"] = os.environ["REGAUGE_TEST_KEPT"] = "within"
         del os.environ["REGAUGE_TEST_TAKEN"]
         raise KeyError
-    found = {name: os.environ.get(f"REGAUGE_TEST_{name}") for name in ("NEW", "KEPT", "TAKEN")}
-    assert found == {"NEW": None, "KEPT": "before", "TAKEN": "before"}
+    values = {name: os.environ.get(f"REGAUGE_TEST_{name}") for name in ("NEW", "KEPT", "TAKEN")}
+    assert values == {"NEW": None, "KEPT": "before", "TAKEN": "before"}

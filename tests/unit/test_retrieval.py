@@ -1,4 +1,4 @@
-"""Ranks, BM25 and fusion against hand-made cases."""
+"""Ranks, BM25 and rank fusion against values computed by hand."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from regauge.tasks import _retrieval
 def test_ranks_count_better_documents_and_share_ties() -> None:
     scores = torch.tensor([[3.0, 1.0, 2.0], [5.0, 4.0, 3.0], [1.0, 1.0, 1.0]])
     every = torch.ones(3)
-    assert _retrieval.ranks(scores, 0, every).tolist() == [1.0, 2.0, 2.0]
-    assert _retrieval.ranks(scores[1:], 1, every).tolist() == [2.0, 2.0]
+    assert _retrieval.document_ranks(scores, 0, every).tolist() == [1.0, 2.0, 2.0]
+    assert _retrieval.document_ranks(scores[1:], 1, every).tolist() == [2.0, 2.0]
 
 
-def test_rows_that_are_not_there_weigh_nothing() -> None:
+def test_padding_rows_weigh_nothing() -> None:
     scores = torch.tensor([[3.0, 1.0], [5.0, 4.0]])
     real = torch.tensor([1.0, 0.0])
-    sums = _retrieval.tally([_retrieval.ranks(scores, 0, real)], real)
+    sums = _retrieval.retrieval_metrics([_retrieval.document_ranks(scores, 0, real)], real)
     assert float(sums["recall@1"][0]) == 1.0
     assert float(sums["mrr"][0] / sums["mrr"][1]) == 1.0
 
 
-def test_bm25_is_the_formula() -> None:
+def test_the_bm25_formula() -> None:
     documents = ["the red fox", "the red red barn stands", "a blue barn"]
-    scores = _retrieval.Words(documents).scores(["Red barn!", "fox", "nothing known"])
+    scores = _retrieval.Bm25Index(documents).score(["Red barn!", "fox", "nothing known"])
     lengths = [3, 5, 3]
     average = sum(lengths) / 3
 
@@ -53,6 +53,6 @@ def test_bm25_is_the_formula() -> None:
 def test_fusion_adds_reciprocal_ranks() -> None:
     first = torch.tensor([[0.9, 0.1, 0.5]])
     second = torch.tensor([[1.0, 3.0, 2.0]])
-    both = _retrieval.fused(first, second)
+    both = _retrieval.fuse_scores(first, second)
     expected = [1 / 61 + 1 / 63, 1 / 63 + 1 / 61, 1 / 62 + 1 / 62]
     assert both[0].tolist() == pytest.approx(expected)

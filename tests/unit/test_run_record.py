@@ -1,4 +1,4 @@
-"""A folder belongs to one run: it goes on there, and no other run can."""
+"""An output folder belongs to one run, which can be resumed there."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from regauge import processes
 from regauge.config import build
 from regauge.errors import SettingsError
 from regauge.training import run_record
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 
 DATA = Path("data")
 
 
-def run(folder: Path, **changes: Any) -> Training:
+def run(folder: Path, **changes: Any) -> TrainSettings:
     return settings(folder, DATA, "mlm", **changes)
 
 
 @pytest.fixture
-def owned(tmp_path: Path) -> Path:
+def owned_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     run_record.write_records(folder, run(folder), "f00", "id-1", "w")
     return folder
@@ -33,26 +33,29 @@ def owned(tmp_path: Path) -> Path:
     ("changes", "difference"),
     [
         ({"seed": 8}, "seed is 7 there and 8 here"),
-        ({"task": {"kind": "mlm", "mask_share": 0.3}}, "task.mask_share is 0.15 there and 0.3"),
+        (
+            {"task": {"kind": "mlm", "mlm_probability": 0.3}},
+            "task.mlm_probability is 0.15 there and 0.3",
+        ),
         ({"model": {"config": {"hidden_size": 64}}}, "model.config.hidden_size is 32 there and 64"),
         ({"model": {"dropout": 0.0}}, "model.dropout is 0.1 there and 0.0"),
         ({"optimizer": {"learning_rate": 0.1}}, "optimizer.learning_rate is 0.003 there and 0.1"),
         ({"batch": {"rows": 16}}, "batch.rows is 8 there and 16 here"),
     ],
 )
-def test_another_run_s_folder_is_refused_with_the_key_that_differs(
-    owned: Path, changes: dict[str, Any], difference: str
+def test_the_folder_of_another_run_is_refused_with_the_different_key(
+    owned_folder: Path, changes: dict[str, Any], difference: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        run_record.check_same_run(owned, run(owned, **changes), "f00")
+        run_record.check_same_run(owned_folder, run(owned_folder, **changes), "f00")
     assert difference in caught.value.problem
-    assert str(owned) in caught.value.problem
+    assert str(owned_folder) in caught.value.problem
     assert "name another output.folder" in caught.value.remedy
 
 
-def test_other_data_is_another_run(owned: Path) -> None:
+def test_different_data_make_a_different_run(owned_folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"data.identity is 'f00' there and 'ba7' here"):
-        run_record.check_same_run(owned, run(owned), "ba7")
+        run_record.check_same_run(owned_folder, run(owned_folder), "ba7")
 
 
 @pytest.mark.parametrize(
@@ -63,72 +66,72 @@ def test_other_data_is_another_run(owned: Path) -> None:
         {"strategy": "zero1", "execution": {"processes": 4, "precision": "bf16"}},
         {"batch": {"microbatch_rows": 4}},
         {"data": {"path": "moved", "workers": 3}},
-        {"output": {"every_steps": 5, "checkpoint": {"keep": 1}}},
+        {"output": {"log_every_steps": 5, "checkpoint": {"keep_last": 1}}},
         {"evaluation": {"every_steps": 3}},
     ],
 )
-def test_how_it_is_computed_may_change(owned: Path, changes: dict[str, Any]) -> None:
-    assert run_record.check_same_run(owned, run(owned, **changes), "f00") == "id-1"
+def test_execution_settings_may_change(owned_folder: Path, changes: dict[str, Any]) -> None:
+    assert run_record.check_same_run(owned_folder, run(owned_folder, **changes), "f00") == "id-1"
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("draft")
-    with pytest.raises(SettingsError, match=r"holds something else \(thesis.txt\) and no run"):
+    with pytest.raises(SettingsError, match=r"contains other files \(thesis.txt\) and no run"):
         run_record.check_same_run(tmp_path, run(tmp_path), "f00")
 
 
-def test_what_another_process_of_the_same_run_has_just_written_is_not_something_else(
+def test_files_of_other_processes_of_a_new_run_are_accepted(
     tmp_path: Path,
 ) -> None:
-    """The first process writes while the others look; they may come between two of its files."""
+    """Process 0 writes its files while the other processes check the folder."""
     for name in ("environment.json", ".run.json.part", "ranks"):
         (tmp_path / name).write_text("{}")
     assert len(run_record.check_same_run(tmp_path, run(tmp_path), "f00")) == 12
 
 
-def test_a_damaged_record_is_named(owned: Path) -> None:
-    (owned / run_record.RUN).write_text("{")
+def test_a_damaged_record_is_refused(owned_folder: Path) -> None:
+    (owned_folder / run_record.RUN).write_text("{")
     with pytest.raises(SettingsError, match=r"run.json is damaged; name another"):
-        run_record.check_same_run(owned, run(owned), "f00")
+        run_record.check_same_run(owned_folder, run(owned_folder), "f00")
 
 
-def test_the_record_runs_again_as_it_is(owned: Path) -> None:
-    saved = json.loads((owned / run_record.RUN).read_text())
+def test_the_record_is_a_valid_run_file(owned_folder: Path) -> None:
+    saved = json.loads((owned_folder / run_record.RUN).read_text())
     facts = saved.pop("run")
     assert (facts["id"], facts["data_identity"], facts["format"]) == ("id-1", "f00", 1)
-    assert build(Training, saved) == run(owned)
-    environment = json.loads((owned / run_record.ENVIRONMENT).read_text())
+    assert build(TrainSettings, saved) == run(owned_folder)
+    environment = json.loads((owned_folder / run_record.ENVIRONMENT).read_text())
     assert environment["packages"]["torch"]
 
 
-def test_variables_from_outside_are_said_and_recorded(
+def test_environment_variables_are_logged_and_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     outside = {"OMP_PROC_BIND": "true", "DNNL_VERBOSE": "1", "MY_TOKEN": "x"}
-    monkeypatch.setattr(processes, "INHERITED", outside)
+    monkeypatch.setattr(processes, "INHERITED_ENVIRONMENT", outside)
     run_record.write_records(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
     recorded = json.loads((tmp_path / run_record.ENVIRONMENT).read_text())["variables"]
     assert recorded == {"OMP_PROC_BIND": "true", "DNNL_VERBOSE": "1"}
     assert "DNNL_VERBOSE=1, OMP_PROC_BIND=true" in caplog.text
     run_record.write_records(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
-    assert caplog.text.count("set from outside") == 1, "said again by the next attempt"
-    monkeypatch.setattr(processes, "INHERITED", {"OMP_PROC_BIND": "false"})
+    assert caplog.text.count("environment variables that affect") == 1, "logged again by attempt 2"
+    monkeypatch.setattr(processes, "INHERITED_ENVIRONMENT", {"OMP_PROC_BIND": "false"})
     run_record.write_records(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
     assert "OMP_PROC_BIND=false" in caplog.text
 
 
 @pytest.mark.parametrize(("schedule", "times"), [("linear", 1), ("constant", 0)])
-def test_another_length_is_said_where_it_changes_the_schedule(
+def test_a_changed_length_is_logged_if_it_changes_the_schedule(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, schedule: str, times: int
 ) -> None:
     for steps in (10, 20):
         changes = {"stop": {"steps": steps}, "optimizer": {"schedule": {"kind": schedule}}}
         run_record.write_records(tmp_path, run(tmp_path, **changes), "f00", "id-1", "w")
-    expected = "stop.steps is 10 there and 20 here: the linear schedule now ends elsewhere"
+    expected = "stop.steps is 10 there and 20 here: this changes the linear schedule"
     assert caplog.text.count(expected) == times
 
 
-def test_what_the_first_attempt_decided_is_kept(tmp_path: Path) -> None:
+def test_decisions_of_the_first_attempt_are_kept(tmp_path: Path) -> None:
     decided = {"precision": "bf16", "threads": 5, "processes": 2}
     run_record.write_records(tmp_path, run(tmp_path, execution=decided), "f00", "id-1", "w")
     left_open = {"precision": "auto", "threads": None}
@@ -140,7 +143,7 @@ def test_what_the_first_attempt_decided_is_kept(tmp_path: Path) -> None:
         run(tmp_path, execution={**left_open, "processes": 4}), tmp_path
     )
     assert (other.execution.precision, other.execution.threads) == ("bf16", None)
-    said = run_record.inherit_decisions(
+    overridden = run_record.inherit_decisions(
         run(tmp_path, execution={"precision": "fp32", "threads": 1}), tmp_path
     )
-    assert (said.execution.precision, said.execution.threads) == ("fp32", 1)
+    assert (overridden.execution.precision, overridden.execution.threads) == ("fp32", 1)

@@ -1,4 +1,4 @@
-"""Files of tensors: what torch's own writer leaves, and readable as any new file is."""
+"""Tensor files equal the output of torch and have the permissions of new files."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ def header_and_rest(path: Path) -> tuple[Any, bytes]:
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_a_file_may_be_read_by_whom_any_new_file_may(tmp_path: Path, mask: int, mode: int) -> None:
+def test_a_file_has_the_permissions_of_any_new_file(tmp_path: Path, mask: int, mode: int) -> None:
     path = tmp_path / "model.safetensors"
     before = os.umask(mask)
     try:
-        safetensors_io.write(path, VALUES)
-        safetensors_io.write(path, VALUES)
+        safetensors_io.write_tensors(path, VALUES)
+        safetensors_io.write_tensors(path, VALUES)
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == mode
-    found = load_file(path)
-    assert found.keys() == VALUES.keys()
+    loaded = load_file(path)
+    assert loaded.keys() == VALUES.keys()
     for name, value in VALUES.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(loaded[name], value), name
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.9's own writer uses it
-def test_a_checkpoint_has_what_torch_writes(tmp_path: Path) -> None:
-    torchs, own = tmp_path / "torch", tmp_path / "own"
-    for folder in (torchs, own):
+def test_a_checkpoint_equals_the_output_of_torch(tmp_path: Path) -> None:
+    torch_folder, regauge_folder = tmp_path / "torch", tmp_path / "regauge"
+    for folder in (torch_folder, regauge_folder):
         folder.mkdir()
-    writer = dcp.HuggingFaceStorageWriter(str(torchs), save_distributed=True)
+    writer = dcp.HuggingFaceStorageWriter(str(torch_folder), save_distributed=True)
     contiguous = {name: value.contiguous() for name, value in VALUES.items()}
     dcp.save(dict(contiguous), storage_writer=writer, no_dist=True)
-    tensors.write(own, VALUES, None)
-    (theirs,), (ours,) = torchs.iterdir(), own.iterdir()
+    tensors.save_tensors(regauge_folder, VALUES, None)
+    (theirs,), (ours,) = torch_folder.iterdir(), regauge_folder.iterdir()
     assert theirs.name == ours.name
     assert header_and_rest(theirs) == header_and_rest(ours)
-    found = {name: torch.empty_like(value) for name, value in VALUES.items()}
-    tensors.read_into(own, found)
+    loaded = {name: torch.empty_like(value) for name, value in VALUES.items()}
+    tensors.load_tensors(regauge_folder, loaded)
     for name, value in VALUES.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(loaded[name], value), name

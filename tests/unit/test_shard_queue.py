@@ -1,3 +1,5 @@
+"""Every shard is claimed and finished once, although workers may be lost."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -5,89 +7,103 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from regauge.prediction.shard_queue import Shard, Tickets
+from regauge.prediction.shard_queue import ShardId, ShardQueue
 
 
 @dataclass
-class Crew:
-    """Workers that come to the end of pieces as real ones do, and may be lost."""
+class SimulatedWorkers:
+    """Workers that detect the ends of pieces as real workers do, and may be lost."""
 
     sizes: list[int]
-    """Parts of each piece; 1 at least."""
+    """Number of parts of each piece, at least 1."""
     seed: int
-    finished: list[Shard] = field(default_factory=list)
+    finished: list[ShardId] = field(default_factory=list)
 
-    def work(self, tickets: Tickets, workers: int, ahead: int, lost: float = 0.0) -> None:
+    def work(
+        self, shard_queue: ShardQueue, workers: int, max_claims: int, loss_rate: float = 0.0
+    ) -> None:
         draw = np.random.default_rng(self.seed)
-        held: dict[int, list[Shard]] = {worker: [] for worker in range(workers)}
-        while tickets.left:
+        claims: dict[int, list[ShardId]] = {worker: [] for worker in range(workers)}
+        while shard_queue.num_unfinished:
             worker = int(draw.integers(workers))
-            while len(held[worker]) < ahead and (shard := tickets.take(worker)):
-                assert not any(shard in each for each in held.values())
-                held[worker].append(shard)
-            if not held[worker]:
-                assert any(held.values()), "pieces are left, and nobody has a shard of one"
+            while len(claims[worker]) < max_claims and (shard := shard_queue.claim(worker)):
+                assert not any(shard in shards for shards in claims.values())
+                claims[worker].append(shard)
+            if not claims[worker]:
+                assert any(claims.values()), "pieces are unfinished, but no worker has a shard"
                 continue
-            if draw.random() < lost:
-                assert tickets.give_back(worker) == held[worker]
-                held[worker] = []
+            if draw.random() < loss_rate:
+                assert shard_queue.requeue(worker) == claims[worker]
+                claims[worker] = []
                 continue
-            shard = held[worker].pop(0)
+            shard = claims[worker].pop(0)
             if shard.part >= self.sizes[shard.piece]:
-                tickets.beyond(shard)
+                shard_queue.mark_past_end(shard)
             else:
                 self.finished.append(shard)
-                tickets.finish(shard, last=shard.part == self.sizes[shard.piece] - 1)
-        assert sum(map(len, held.values())) == 0 or all(
-            shard.part >= self.sizes[shard.piece] for each in held.values() for shard in each
+                shard_queue.finish(shard, is_last=shard.part == self.sizes[shard.piece] - 1)
+        assert sum(map(len, claims.values())) == 0 or all(
+            shard.part >= self.sizes[shard.piece] for shards in claims.values() for shard in shards
         )
 
     @property
-    def all_shards(self) -> list[Shard]:
-        return [Shard(piece, part) for piece, size in enumerate(self.sizes) for part in range(size)]
+    def all_shards(self) -> list[ShardId]:
+        return [
+            ShardId(piece, part) for piece, size in enumerate(self.sizes) for part in range(size)
+        ]
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize(("workers", "ahead", "lost"), [(1, 1, 0.0), (1, 2, 0.1), (3, 2, 0.2)])
-def test_every_shard_is_finished_once(seed: int, workers: int, ahead: int, lost: float) -> None:
+@pytest.mark.parametrize(
+    ("workers", "max_claims", "loss_rate"), [(1, 1, 0.0), (1, 2, 0.1), (3, 2, 0.2)]
+)
+def test_every_shard_is_finished_once(
+    seed: int, workers: int, max_claims: int, loss_rate: float
+) -> None:
     draw = np.random.default_rng(seed)
-    crew = Crew(draw.choice([1, 1, 2, 5, 9], draw.integers(1, 12)).tolist(), seed)
-    crew.work(Tickets(range(len(crew.sizes)), {}), workers, ahead, lost)
-    assert sorted(crew.finished) == crew.all_shards
+    simulation = SimulatedWorkers(draw.choice([1, 1, 2, 5, 9], draw.integers(1, 12)).tolist(), seed)
+    simulation.work(ShardQueue(range(len(simulation.sizes)), {}), workers, max_claims, loss_rate)
+    assert sorted(simulation.finished) == simulation.all_shards
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_is_finished_is_not_given_again(seed: int) -> None:
+def test_finished_shards_are_not_claimed_again(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    crew = Crew(draw.choice([1, 2, 5], 6).tolist(), seed)
-    done = {
-        shard: shard.part == crew.sizes[shard.piece] - 1
-        for shard in crew.all_shards
+    simulation = SimulatedWorkers(draw.choice([1, 2, 5], 6).tolist(), seed)
+    finished_before = {
+        shard: shard.part == simulation.sizes[shard.piece] - 1
+        for shard in simulation.all_shards
         if draw.random() < 0.5
     }
-    crew.work(Tickets(range(6), done), 2, 2)
-    assert sorted(crew.finished) == [shard for shard in crew.all_shards if shard not in done]
+    simulation.work(ShardQueue(range(6), finished_before), 2, 2)
+    assert sorted(simulation.finished) == [
+        shard for shard in simulation.all_shards if shard not in finished_before
+    ]
 
 
-def test_a_worker_reads_on_in_its_piece() -> None:
-    tickets = Tickets(range(3), {})
-    assert [tickets.take(0), tickets.take(0)] == [Shard(0, 0), Shard(0, 1)]
-    assert tickets.take(1) == Shard(1, 0)
-    tickets.finish(Shard(0, 0), last=False)
-    assert tickets.take(0) == Shard(0, 2)
+def test_a_worker_claims_the_next_part_of_its_piece() -> None:
+    shard_queue = ShardQueue(range(3), {})
+    assert [shard_queue.claim(0), shard_queue.claim(0)] == [ShardId(0, 0), ShardId(0, 1)]
+    assert shard_queue.claim(1) == ShardId(1, 0)
+    shard_queue.finish(ShardId(0, 0), is_last=False)
+    assert shard_queue.claim(0) == ShardId(0, 2)
 
 
-def test_parts_of_the_only_piece_are_shared() -> None:
-    tickets = Tickets([7], {})
-    assert [tickets.take(worker) for worker in (0, 1, 2)] == [Shard(7, 0), Shard(7, 1), Shard(7, 2)]
+def test_workers_share_the_parts_of_the_last_piece() -> None:
+    shard_queue = ShardQueue([7], {})
+    assert [shard_queue.claim(worker) for worker in (0, 1, 2)] == [
+        ShardId(7, 0),
+        ShardId(7, 1),
+        ShardId(7, 2),
+    ]
 
 
-def test_nothing_is_left_where_all_is_done() -> None:
-    tickets = Tickets([4], {Shard(4, 0): False, Shard(4, 1): True, Shard(9, 0): True})
-    assert tickets.left == 0
-    assert tickets.take(0) is None
+def test_a_finished_queue_is_empty() -> None:
+    shard_queue = ShardQueue([4], {ShardId(4, 0): False, ShardId(4, 1): True, ShardId(9, 0): True})
+    assert shard_queue.num_unfinished == 0
+    assert shard_queue.claim(0) is None
 
 
-def test_names_sort_as_the_records_do() -> None:
-    shards = [Shard(0, 1), Shard(0, 10), Shard(2, 0), Shard(10, 3)]
+def test_names_sort_in_the_order_of_the_records() -> None:
+    shards = [ShardId(0, 1), ShardId(0, 10), ShardId(2, 0), ShardId(10, 3)]
     assert sorted(shard.name for shard in shards) == [shard.name for shard in sorted(shards)]

@@ -1,4 +1,4 @@
-"""A verb's answer, as people and as machines get it."""
+"""The answer of a verb as text and as JSON."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def test_machines_get_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert document == ANSWER | {"where": "out/a"}
 
 
-def test_a_long_cell_is_folded_and_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_cell_is_folded_not_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     verbs.show({"rows": [{"key": "k" * 300}]}, as_json=False)
     assert capsys.readouterr().out.count("k") == 301

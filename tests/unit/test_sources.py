@@ -1,4 +1,4 @@
-"""Sources: every document once, whatever the pieces; what is bad is named, never lost."""
+"""Sources: every document once, independent of the pieces; invalid input is rejected."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import zstandard
 
 from regauge import config
 from regauge.data.sources import Record, Rejected, _files
-from regauge.data.sources._docstrings import divide
+from regauge.data.sources._docstrings import split_docstring
 from regauge.data.sources.jsonl import JsonLines
 from regauge.data.sources.parquet import Parquet
 from regauge.data.sources.python_docs import PythonDocs
 from regauge.data.sources.python_docs_search import PythonDocsSearch
 from regauge.data.sources.text import Text
 from regauge.errors import DataError, SettingsError
-from unit.reads import everything, rejected, texts
+from unit.reads import list_rejected, read_fields, read_items, read_texts
 
 BODY = " ".join(f"word{number}" for number in range(30))
 
@@ -40,60 +40,62 @@ def test_a_document_is_a_file_a_paragraph_or_a_line(
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n\r\nthree\r\n")
     (tmp_path / "b.txt").write_bytes(b"four")
     source = config.build(Text, {"files": (f"{tmp_path}/*.txt",), "document": document})
-    assert texts(source) == expected
+    assert read_texts(source) == expected
 
 
-def test_undecodable_bytes_cost_their_line_alone(tmp_path: Path) -> None:
+def test_undecodable_bytes_reject_only_their_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"good\nbad \xff\xfe\nfine\n")
     source = Text(files=(f"{tmp_path}/a.txt",), document="line")
-    assert texts(source) == ["good", "fine"]
-    assert rejected(source) == [("line 2", "undecodable bytes")]
-    assert rejected(Text(files=(f"{tmp_path}/a.txt",))) == [("the whole file", "undecodable bytes")]
+    assert read_texts(source) == ["good", "fine"]
+    assert list_rejected(source) == [("line 2", "undecodable bytes")]
+    assert list_rejected(Text(files=(f"{tmp_path}/a.txt",))) == [
+        ("the whole file", "undecodable bytes")
+    ]
 
 
-def test_parts_of_a_large_file_hold_every_line_once(tmp_path: Path) -> None:
+def test_parts_of_a_large_file_have_every_line_once(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": f"{number} " + "x" * (number % 700)}) for number in range(9000)]
     path.write_text("\n".join(lines) + "\n")
-    source = JsonLines(files=(str(path),), piece_mib=1)
-    sizes = [piece.bytes for piece in source.pieces()]
+    source = JsonLines(files=(str(path),), chunk_mib=1)
+    sizes = [piece.bytes for piece in source.list_pieces()]
     assert len(sizes) == path.stat().st_size // 2**20 + 1 > 2
     assert max(sizes) - min(sizes) <= 1
-    assert texts(source) == [json.loads(line)["text"] for line in lines]
+    assert read_texts(source) == [json.loads(line)["text"] for line in lines]
 
 
 @pytest.mark.parametrize("cut", range(1, 14))
-def test_a_part_may_begin_anywhere(tmp_path: Path, cut: int) -> None:
+def test_a_part_may_start_anywhere(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"ab\ncdef\n\nghi\n")
-    (whole,) = _files.group([_files.local(path)], 100)
+    (whole,) = _files.group_files([_files.stat_file(path)], 100)
     parts = (whole._replace(stop=cut), whole._replace(start=cut))
-    found = [line.data for part in parts for _, line in _files.lines(part)]  # type: ignore[union-attr]
-    assert found == [b"ab", b"cdef", b"", b"ghi"]
+    lines = [line.data for part in parts for _, line in _files.read_lines(part)]  # type: ignore[union-attr]
+    assert lines == [b"ab", b"cdef", b"", b"ghi"]
 
 
 @pytest.mark.parametrize("text", ['[\n{"text": "a"},\n{"text": "b"}\n]\n', '  [ {"text": "a"}]'])
-def test_an_array_is_not_read_as_lines(tmp_path: Path, text: str) -> None:
+def test_a_json_array_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(DataError, match=f"a JSON array, .*: jq -c '.\\[\\]' {path}"):
-        everything(JsonLines(files=(str(path),)))
+        read_items(JsonLines(files=(str(path),)))
 
 
-def test_a_list_among_lines_is_set_aside(tmp_path: Path) -> None:
+def test_lines_that_are_not_objects_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('[1, 2]\n{"text": "a"}\n[{"text": "b"}]\n[\n')
     source = JsonLines(files=(str(path),))
-    assert texts(source) == ["a"]
-    found = [
-        ("line 1", "no JSON object"),
-        ("line 3", "no JSON object"),
+    assert read_texts(source) == ["a"]
+    expected = [
+        ("line 1", "not a JSON object"),
+        ("line 3", "not a JSON object"),
         ("line 4", "malformed JSON"),
     ]
-    assert rejected(source) == found
+    assert list_rejected(source) == expected
 
 
-def test_bad_lines_are_named_with_their_place(tmp_path: Path) -> None:
+def test_invalid_lines_are_rejected_with_their_location(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     good, bad = (
         b'{"text": "fine", "label": 3, "score": 0.5, "none": NaN, "big": 9223372036854775808}',
@@ -101,26 +103,23 @@ def test_bad_lines_are_named_with_their_place(tmp_path: Path) -> None:
     )
     path.write_bytes(b"\n".join([good, bad, b"[1]", b'{"text": "\xff"}', b"", good]))
     source = JsonLines(files=(str(path),))
-    fields = [found.fields for found in everything(source) if isinstance(found, Record)]
-    assert fields == [{"text": "fine", "label": 3, "score": 0.5}] * 2
-    assert rejected(source) == [
+    assert read_fields(source) == [{"text": "fine", "label": 3, "score": 0.5}] * 2
+    assert list_rejected(source) == [
         ("line 2", "malformed JSON"),
-        ("line 3", "no JSON object"),
+        ("line 3", "not a JSON object"),
         ("line 4", "undecodable bytes"),
     ]
 
 
-def test_an_endless_line_is_not_held_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_files, "LONGEST_LINE", 100)
+def test_a_very_long_line_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_files, "MAX_LINE_BYTES", 100)
     (tmp_path / "a.txt").write_bytes(b"a\n" + b"x" * 1000 + b"\nb\n")
     source = Text(files=(f"{tmp_path}/a.txt",), document="line")
-    assert texts(source) == ["a", "b"]
-    assert [place for place, _ in rejected(source)] == ["line 2"]
+    assert read_texts(source) == ["a", "b"]
+    assert [location for location, _ in list_rejected(source)] == ["line 2"]
 
 
-def test_compressed_lines_are_the_same_lines(tmp_path: Path) -> None:
+def test_compressed_files_have_the_same_lines(tmp_path: Path) -> None:
     data = b"".join(b'{"text": "number %d"}\n' % number for number in range(3000))
     half = len(data) // 2
     pack = zstandard.ZstdCompressor().compress
@@ -128,22 +127,22 @@ def test_compressed_lines_are_the_same_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(data))
     (tmp_path / "a.jsonl.zst").write_bytes(pack(data[:half]) + pack(data[half:]))
     names = ("plain.jsonl", "a.jsonl.gz", "a.jsonl.zst")
-    plain, gz, zst = (texts(JsonLines(files=(f"{tmp_path}/{name}",))) for name in names)
+    plain, gz, zst = (read_texts(JsonLines(files=(f"{tmp_path}/{name}",))) for name in names)
     assert plain == gz == zst
     assert len(plain) == 3000
 
 
 @pytest.mark.parametrize("name", ["a.gz", "a.zst"])
-def test_a_cut_off_file_is_noticed(tmp_path: Path, name: str) -> None:
+def test_a_truncated_file_is_rejected(tmp_path: Path, name: str) -> None:
     data = b"".join(b"line number %d\n" % number for number in range(100_000))
     packed = gzip.compress(data) if name == "a.gz" else zstandard.ZstdCompressor().compress(data)
     (tmp_path / name).write_bytes(packed[: len(packed) // 2])
     source = Text(files=(f"{tmp_path}/{name}",), document="line")
-    (bad,) = rejected(source)
+    (bad,) = list_rejected(source)
     assert bad[1] == "damaged compressed file"
-    assert len(texts(source)) < 100_000
+    assert len(read_texts(source)) < 100_000
     whole = Text(files=(f"{tmp_path}/{name}",))
-    assert rejected(whole) == [("the whole file", "damaged compressed file")]
+    assert list_rejected(whole) == [("the whole file", "damaged compressed file")]
 
 
 def test_parquet_is_read_by_row_group(tmp_path: Path) -> None:
@@ -157,43 +156,42 @@ def test_parquet_is_read_by_row_group(tmp_path: Path) -> None:
     )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=4)
     source = Parquet(files=(f"{tmp_path}/*.parquet",))
-    assert len(source.pieces()) == 3
-    found = [item.fields for item in everything(source) if isinstance(item, Record)]
-    assert found[5] == {"text": "row 5", "kind": "b", "label": 5, "score": 0.5}
+    assert len(source.list_pieces()) == 3
+    assert read_fields(source)[5] == {"text": "row 5", "kind": "b", "label": 5, "score": 0.5}
     only = Parquet(files=(f"{tmp_path}/*.parquet",), columns=("text",))
-    first = everything(only)[0]
+    first = read_items(only)[0]
     assert isinstance(first, Record)
     assert first.fields == {"text": "row 0"}
     with pytest.raises(DataError, match="no column 'txt'"):
-        everything(Parquet(files=(f"{tmp_path}/*.parquet",), columns=("txt",)))
+        read_items(Parquet(files=(f"{tmp_path}/*.parquet",), columns=("txt",)))
 
 
 def test_a_damaged_parquet_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 this is none")
     source = Parquet(files=(f"{tmp_path}/a.parquet",))
-    assert [reason for _, reason in rejected(source)] == ["damaged Parquet file"]
+    assert [reason for _, reason in list_rejected(source)] == ["damaged Parquet file"]
 
 
 def test_a_pattern_without_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no file matches"):
-        Text(files=(f"{tmp_path}/*.txt",)).pieces()
+        Text(files=(f"{tmp_path}/*.txt",)).list_pieces()
     with pytest.raises(DataError, match="is a folder"):
-        Text(files=(str(tmp_path),)).pieces()
+        Text(files=(str(tmp_path),)).list_pieces()
 
 
-def test_a_change_of_a_file_changes_its_stamp(tmp_path: Path) -> None:
+def test_a_changed_file_has_another_stamp(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one")
-    (before,) = Text(files=(str(path),)).pieces()
+    (before,) = Text(files=(str(path),)).list_pieces()
     path.write_text("one and two")
-    (after,) = Text(files=(str(path),)).pieces()
+    (after,) = Text(files=(str(path),)).list_pieces()
     assert before.stamp != after.stamp
 
 
 def test_python_docs_reads_every_documented_object(tmp_path: Path) -> None:
-    tree(tmp_path)
-    found = everything(PythonDocs(roots=(str(tmp_path),)))
-    records = {item.place: item.fields for item in found if isinstance(item, Record)}
+    write_python_files(tmp_path)
+    items = read_items(PythonDocs(roots=(str(tmp_path),)))
+    records = {item.location: item.fields for item in items if isinstance(item, Record)}
     assert list(records) == [
         "mod", "mod.Class", "mod.Class.method", "mod.hidden", "mod.later", "topic assert"
     ]  # fmt: skip
@@ -204,53 +202,55 @@ def test_python_docs_reads_every_documented_object(tmp_path: Path) -> None:
     }
     assert records["mod.hidden"]["summary"] == records["mod.hidden"]["body"] == ""
     assert records["topic assert"]["summary"] == 'The "assert" statement'
-    assert [item.reason for item in found if isinstance(item, Rejected)] == ["no Python source"]
+    assert [item.reason for item in items if isinstance(item, Rejected)] == [
+        "invalid Python source"
+    ]
 
 
-def test_python_docs_finds_a_package_wherever_it_is_installed(
+def test_python_docs_finds_installed_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere" / "inside").mkdir(parents=True)
-    tree(tmp_path / "elsewhere" / "inside")
+    write_python_files(tmp_path / "elsewhere" / "inside")
     (tmp_path / "elsewhere" / "__init__.py").write_text("raise SystemExit('it was imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    whole = everything(PythonDocs(roots=(str(tmp_path / "elsewhere"),)))
-    assert everything(PythonDocs(roots=("package/elsewhere",))) == whole
-    below = everything(PythonDocs(roots=("package/elsewhere/inside",)))
-    assert below == everything(PythonDocs(roots=(str(tmp_path / "elsewhere" / "inside"),)))
+    whole = read_items(PythonDocs(roots=(str(tmp_path / "elsewhere"),)))
+    assert read_items(PythonDocs(roots=("package/elsewhere",))) == whole
+    below = read_items(PythonDocs(roots=("package/elsewhere/inside",)))
+    assert below == read_items(PythonDocs(roots=(str(tmp_path / "elsewhere" / "inside"),)))
     with pytest.raises(
         DataError, match=r"no package 'nowhere' is installed; correct source\.roots"
     ):
-        PythonDocs(roots=("package/nowhere",)).pieces()
+        PythonDocs(roots=("package/nowhere",)).list_pieces()
     with pytest.raises(DataError, match=r"no folder .*elsewhere/outside; correct source\.roots"):
-        PythonDocs(roots=("package/elsewhere/outside",)).pieces()
+        PythonDocs(roots=("package/elsewhere/outside",)).list_pieces()
 
 
-def test_python_docs_leaves_the_collector_as_it_was(tmp_path: Path) -> None:
-    tree(tmp_path)
+def test_python_docs_restores_the_garbage_collector(tmp_path: Path) -> None:
+    write_python_files(tmp_path)
     source = PythonDocs(roots=(str(tmp_path),))
-    for found in source.read(source.pieces()[0]):
-        assert gc.isenabled(), found
+    for item in source.read(source.list_pieces()[0]):
+        assert gc.isenabled(), item
     gc.disable()
     try:
-        everything(source)
+        read_items(source)
         assert not gc.isenabled()
     finally:
         gc.enable()
 
 
-def test_python_docs_pairs_follow_their_settings(tmp_path: Path) -> None:
-    tree(tmp_path)
-    source = PythonDocs(roots=(str(tmp_path),), summary_words=6)
-    summaries = {found.place: found.fields["summary"] for found in everything(source)
-                 if isinstance(found, Record)}  # fmt: skip
+def test_the_settings_limit_the_pairs_of_python_docs(tmp_path: Path) -> None:
+    write_python_files(tmp_path)
+    source = PythonDocs(roots=(str(tmp_path),), min_summary_words=6)
+    summaries = {item.location: item.fields["summary"] for item in read_items(source)
+                 if isinstance(item, Record)}  # fmt: skip
     assert summaries["mod.Class"]
     assert not summaries["topic assert"]
-    short = PythonDocs(roots=(str(tmp_path),), longest_summary_words=5)
+    short = PythonDocs(roots=(str(tmp_path),), max_summary_words=5)
     assert not any(
-        found.fields["summary"]
-        for found in everything(short)
-        if isinstance(found, Record) and found.place == "mod.Class"
+        item.fields["summary"]
+        for item in read_items(short)
+        if isinstance(item, Record) and item.location == "mod.Class"
     )
 
 
@@ -262,18 +262,18 @@ def test_python_docs_pairs_follow_their_settings(tmp_path: Path) -> None:
         ("Two\nlines.\n\n    code\n\nend", "Two lines.", "    code\n\nend"),
     ],
 )
-def test_a_docstring_divides_after_its_first_paragraph(text: str, summary: str, body: str) -> None:
-    assert divide(text) == (summary, body)
+def test_a_docstring_is_split_after_its_first_paragraph(text: str, summary: str, body: str) -> None:
+    assert split_docstring(text) == (summary, body)
 
 
-def test_a_misspelt_source_or_key_is_answered() -> None:
+def test_a_misspelt_source_or_key_gets_a_suggestion() -> None:
     with pytest.raises(SettingsError, match="did you mean 'jsonl'"):
-        config.choose("data/sources", "jsnl")
+        config.parse_choice("data/sources", "jsnl")
     with pytest.raises(SettingsError, match="did you mean 'document'"):
-        config.choose("data/sources", {"kind": "text", "files": ("a",), "documnt": "line"})
+        config.parse_choice("data/sources", {"kind": "text", "files": ("a",), "documnt": "line"})
 
 
-def tree(folder: Path) -> None:
+def write_python_files(folder: Path) -> None:
     (folder / "mod.py").write_text(
         f'''"""A module."""
 class Class:
@@ -318,7 +318,7 @@ class Tool{number}:
 '''
 
 
-def documented(folder: Path, count: int = 12) -> PythonDocsSearch:
+def build_search_source(folder: Path, count: int = 12) -> PythonDocsSearch:
     for number in range(count):
         word = ("paper", "water", "cotton")[number % 3]
         text = SOURCE.format(number=number, word=word, body=f"It says {word} " * 12)
@@ -326,32 +326,32 @@ def documented(folder: Path, count: int = 12) -> PythonDocsSearch:
     return PythonDocsSearch(roots=(str(folder),), queries=8, candidates=4)
 
 
-def test_a_search_shows_the_right_body_among_those_with_the_same_words(tmp_path: Path) -> None:
-    source = documented(tmp_path)
-    (piece,) = source.pieces()
-    records = [found.fields for found in source.read(piece) if isinstance(found, Record)]
-    queries = [found["query"] for found in records]
-    starts = [place for place in range(len(queries)) if queries[place] != queries[place - 1]]
-    assert len(starts) == len(set(queries)) == 8, "a query's candidates do not stand together"
-    places = set()
+def test_candidates_include_the_correct_body_and_share_words(tmp_path: Path) -> None:
+    source = build_search_source(tmp_path)
+    (piece,) = source.list_pieces()
+    records = [item.fields for item in source.read(piece) if isinstance(item, Record)]
+    queries = [record["query"] for record in records]
+    starts = [index for index in range(len(queries)) if queries[index] != queries[index - 1]]
+    assert len(starts) == len(set(queries)) == 8, "the candidates of a query are not consecutive"
+    positions = set()
     for start in starts:
         group = records[start : start + 4]
-        assert {found["query"] for found in group} == {queries[start]}
-        assert [found["label"] for found in group].count(1) == 1
-        places.add([found["label"] for found in group].index(1))
-        own = next(found for found in group if found["label"])
-        word = str(own["query"]).split()[-2]
-        if own["kind"] == "function":
-            assert own["parameters"] == 3
-            assert own["depth"] == 2
-            near = [word in str(found["document"]) for found in group]
-            assert sum(near) == 4, "other candidates share no words"
-        assert 0 <= float(own["overlap"]) <= 1
-    assert len(places) > 1, "the right one is always in the same place"
-    assert set(source.fields()) == {name for found in records for name in found}
+        assert {record["query"] for record in group} == {queries[start]}
+        assert [record["label"] for record in group].count(1) == 1
+        positions.add([record["label"] for record in group].index(1))
+        correct = next(record for record in group if record["label"])
+        word = str(correct["query"]).split()[-2]
+        if correct["kind"] == "function":
+            assert correct["parameters"] == 3
+            assert correct["depth"] == 2
+            shares_word = [word in str(record["document"]) for record in group]
+            assert sum(shares_word) == 4, "other candidates share no words"
+        assert 0 <= float(correct["overlap"]) <= 1
+    assert len(positions) > 1, "the correct candidate is always at the same position"
+    assert set(source.field_names()) == {name for record in records for name in record}
 
 
-def test_a_search_is_the_same_every_time(tmp_path: Path) -> None:
-    source = documented(tmp_path)
-    (piece,) = source.pieces()
+def test_the_search_source_is_deterministic(tmp_path: Path) -> None:
+    source = build_search_source(tmp_path)
+    (piece,) = source.list_pieces()
     assert list(source.read(piece)) == list(source.read(piece))

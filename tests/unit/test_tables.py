@@ -1,4 +1,4 @@
-"""Tables: Parquet by row group, Arrow by batch; the same rows from every form."""
+"""Tables: Parquet by row group, Arrow by batch; all formats give the same rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regauge.data.sources import Record, Rejected, Source
 from regauge.data.sources.arrow import Arrow
 from regauge.data.sources.parquet import Parquet
 from regauge.errors import DataError
-from unit.reads import everything, fields, rejected
+from unit.reads import list_rejected, read_fields, read_items
 
 ROWS = 3000
 TABLE = pa.table(
@@ -42,76 +42,76 @@ def write(path: Path, table: pa.Table = TABLE) -> None:
 def source(path: Path, **changes: object) -> Source:
     kind = "parquet" if path.suffix == ".parquet" else "arrow"
     table = {"kind": kind, "files": (str(path),), **changes}
-    found: Source = config.choose("data/sources", table)
-    return found
+    table_source: Source = config.parse_choice("data/sources", table)
+    return table_source
 
 
 FORMS = ["a.arrow", "a.stream", "a.feather", "a.parquet"]
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_has_the_same_rows(tmp_path: Path, name: str) -> None:
+def test_every_format_has_the_same_rows(tmp_path: Path, name: str) -> None:
     write(tmp_path / name)
-    read = fields(source(tmp_path / name))
+    read = read_fields(source(tmp_path / name))
     assert [row["label"] for row in read] == list(range(ROWS))
     assert read[0] == {"text": "row 0 " + "x" * 1000, "kind": "a", "label": 0, "score": 0.5}
     assert "score" not in read[1]
-    assert fields(source(tmp_path / name, columns=("label",)))[7] == {"label": 7}
+    assert read_fields(source(tmp_path / name, columns=("label",)))[7] == {"label": 7}
 
 
 @pytest.mark.parametrize("name", ["a.arrow", "a.stream"])
 def test_a_large_file_is_read_in_parts(tmp_path: Path, name: str) -> None:
     write(tmp_path / name)
-    parts = Arrow(files=(str(tmp_path / name),), piece_mib=1)
-    pieces = parts.pieces()
+    parts = Arrow(files=(str(tmp_path / name),), chunk_mib=1)
+    pieces = parts.list_pieces()
     assert [(piece.start, piece.stop) for piece in pieces] == [(0, 10), (10, 20), (20, None)]
-    assert fields(parts) == fields(Arrow(files=(str(tmp_path / name),)))
+    assert read_fields(parts) == read_fields(Arrow(files=(str(tmp_path / name),)))
     last = next(iter(parts.read(pieces[2])))
-    assert (last.place, last.fields["label"]) == ("batch 20 row 0", 2000)  # type: ignore[union-attr]
+    assert (last.location, last.fields["label"]) == ("batch 20 row 0", 2000)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_column_that_is_not_there_is_answered_before_reading(tmp_path: Path, name: str) -> None:
+def test_an_unknown_column_is_refused_before_reading(tmp_path: Path, name: str) -> None:
     write(tmp_path / name)
     with pytest.raises(DataError, match=rf"{name} has no column 'txt'; did you mean 'text'\?"):
-        source(tmp_path / name, columns=("txt",)).pieces()
+        source(tmp_path / name, columns=("txt",)).list_pieces()
 
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
-def test_a_file_that_is_cut_off_is_noticed(tmp_path: Path, name: str, share: float) -> None:
+def test_a_truncated_file_is_rejected(tmp_path: Path, name: str, share: float) -> None:
     write(tmp_path / name)
     data = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(data[: int(len(data) * share)])
     read = source(tmp_path / name)
     form = "Parquet" if name == "a.parquet" else "Arrow"
-    assert [reason for _, reason in rejected(read)] == [f"damaged {form} file"]
-    whole = [row for row in everything(read) if isinstance(row, Record)]
+    assert [reason for _, reason in list_rejected(read)] == [f"damaged {form} file"]
+    whole = [row for row in read_items(read) if isinstance(row, Record)]
     assert (len(whole) > 1000) == (name == "a.stream" and share > 0.4)
 
 
-def test_undecodable_bytes_cost_their_row_alone(tmp_path: Path) -> None:
+def test_undecodable_bytes_reject_only_their_row(tmp_path: Path) -> None:
     data = pa.array([b"good", b"bad \xff", b"fine"]).cast(pa.binary())
     texts = pa.Array.from_buffers(pa.string(), 3, data.buffers())
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
     write(tmp_path / "a.arrow", pa.table({"text": texts}))
     for name, part in (("a.parquet", "row group"), ("a.arrow", "batch")):
         read = source(tmp_path / name)
-        assert [row["text"] for row in fields(read)] == ["good", "fine"]
-        assert rejected(read) == [(f"{part} 0 row 1", "undecodable bytes")]
+        assert [row["text"] for row in read_fields(read)] == ["good", "fine"]
+        assert list_rejected(read) == [(f"{part} 0 row 1", "undecodable bytes")]
 
 
-def test_files_of_other_columns_are_read_beside_each_other(tmp_path: Path) -> None:
+def test_files_may_have_different_columns(tmp_path: Path) -> None:
     write(tmp_path / "a.arrow", pa.table({"text": ["one"]}))
     write(tmp_path / "b.arrow", pa.table({"text": ["two"], "label": [1]}))
     read = Arrow(files=(f"{tmp_path}/*.arrow",))
-    assert fields(read) == [{"text": "one"}, {"text": "two", "label": 1}]
-    assert not [found for found in everything(read) if isinstance(found, Rejected)]
+    assert read_fields(read) == [{"text": "one"}, {"text": "two", "label": 1}]
+    assert not [item for item in read_items(read) if isinstance(item, Rejected)]
 
 
-def test_an_empty_table_holds_nothing(tmp_path: Path) -> None:
+def test_an_empty_table_has_no_records(tmp_path: Path) -> None:
     for name in ("a.arrow", "a.stream"):
         write(tmp_path / name, TABLE.slice(0, 0))
-        assert everything(source(tmp_path / name)) == []
+        assert read_items(source(tmp_path / name)) == []
     assert isinstance(source(tmp_path / "a.arrow"), Arrow)
     assert not isinstance(source(tmp_path / "a.arrow"), Parquet)

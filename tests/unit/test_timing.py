@@ -1,4 +1,4 @@
-"""The best of some timings, and sizes that grow until one takes long enough."""
+"""Minimum durations, doubling of sizes, repeated measurements and waiting."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import pytest
 from regauge import timing
 
 
-def test_the_best_is_the_least_of_all_tries() -> None:
+def test_the_shortest_duration_of_all_tries_is_returned() -> None:
     taken = iter([3.0, 1.0, 2.0, 0.5])
-    assert timing.best(lambda: next(taken), 0.0) == 1.0
-    assert next(taken) == 0.5, "it was tried more often than it was told"
+    assert timing.measure_min_seconds(lambda: next(taken), 0.0) == 1.0
+    assert next(taken) == 0.5, "it was measured more often than required"
 
 
 def test_sizes_double_until_the_work_takes_long_enough() -> None:
     made = []
 
-    def work(size: int) -> timing.Timed:
+    def work(size: int) -> timing.TimedWork:
         made.append(size)
         return lambda: size**3 * 1e-6
 
-    size, seconds = timing.grown(work, 10, 1000, 0.05)
+    size, seconds = timing.find_timed_size(work, 10, 1000, 0.05)
     assert (size, seconds()) == (40, 0.064)
     assert made == [10, 20, 40]
-    assert timing.grown(work, 10, 35, 0.05)[0] == 20, "no size is larger than the largest"
+    assert timing.find_timed_size(work, 10, 35, 0.05)[0] == 20, "no size is larger than the largest"
 
 
-def test_one_slow_try_does_not_end_the_growth() -> None:
-    def work(size: int) -> timing.Timed:
+def test_one_slow_try_does_not_end_the_doubling() -> None:
+    def work(size: int) -> timing.TimedWork:
         taken = iter([9.0, 9.0] + [size * 1e-3] * 8)
         return lambda: next(taken)
 
-    assert timing.grown(work, 1, 8, 4e-3)[0] == 4
+    assert timing.find_timed_size(work, 1, 8, 4e-3)[0] == 4
 
 
 class Clock:
@@ -76,7 +76,7 @@ def test_an_implausible_rate_is_measured_again_after_a_pause_until_one_is_plausi
     assert clock.pauses == [timing.REPEAT_PAUSE_SECONDS] * 2
 
 
-def test_repetitions_end_and_the_largest_rate_counts() -> None:
+def test_repetitions_are_limited_and_the_highest_rate_is_returned() -> None:
     clock = Clock()
     measure = clock.measure(1.0, 3.0, 2.0, 1.0, 1.0)
     assert timing.repeat_below(measure, 5.0, clock=clock, sleep=clock.sleep) == (3.0, 5)
@@ -90,16 +90,16 @@ def test_no_repetition_begins_when_the_time_is_over() -> None:
     assert clock.now - 100.0 <= 2 * 1.5 + timing.REPEAT_SECONDS
 
 
-def test_waiting_ends_with_what_is_found() -> None:
-    found, polls = iter([None, "", "found"]), []
+def test_waiting_returns_the_first_true_result() -> None:
+    results, polls = iter([None, "", "found"]), []
     result = timing.wait_for(
-        lambda: next(found), 60, poll_seconds=0.01, on_poll=lambda: polls.append(1)
+        lambda: next(results), 60, poll_seconds=0.01, on_poll=lambda: polls.append(1)
     )
     assert result == "found"
     assert len(polls) == 2
 
 
-def test_waiting_ends_with_the_last_look_when_the_time_is_over() -> None:
+def test_waiting_returns_the_last_result_after_the_timeout() -> None:
     looks: list[float] = []
     began = time.monotonic()
 
@@ -108,7 +108,7 @@ def test_waiting_ends_with_the_last_look_when_the_time_is_over() -> None:
         return False
 
     assert timing.wait_for(look, 0.2, poll_seconds=0.15) is False
-    assert looks[-1] >= 0.2, "it looks once more at the end"
+    assert looks[-1] >= 0.2, "it is called once more at the end"
     assert timing.wait_for(look, 0.0, poll_seconds=60.0) is False
     assert timing.wait_for(lambda: "there", 0.0, poll_seconds=60.0) == "there"
 

@@ -1,4 +1,4 @@
-"""The tokenizer: trained the same each time, read by transformers, and deaf to special words."""
+"""Tokenizers: deterministic training, loadable by transformers, and no special tokens in text."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def batches() -> Iterator[list[str]]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer") / "trained"
-    tokenizer.train(batches(), settings.Tokenizer(vocabulary=400), folder)
+    tokenizer.train_tokenizer(batches(), settings.TokenizerSettings(vocab_size=400), folder)
     return folder
 
 
-def test_a_single_thread_trains_the_same(trained: Path, tmp_path: Path) -> None:
+def test_the_number_of_threads_does_not_change_the_result(trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "one"
     code = (
         "from pathlib import Path; from unit import test_tokenizer as t;"
-        f"wanted = t.settings.Tokenizer(vocabulary=400); folder = Path({str(folder)!r});"
-        "t.tokenizer.train(t.batches(), wanted, folder)"
+        f"options = t.settings.TokenizerSettings(vocab_size=400); folder = Path({str(folder)!r});"
+        "t.tokenizer.train_tokenizer(t.batches(), options, folder)"
     )
     tests = str(Path(__file__).parents[1])
     variables = {**os.environ, "RAYON_NUM_THREADS": "1", "PYTHONPATH": tests}
@@ -47,57 +47,59 @@ def test_a_single_thread_trains_the_same(trained: Path, tmp_path: Path) -> None:
     assert (folder / TOKENIZER).read_bytes() == (trained / TOKENIZER).read_bytes()
 
 
-def test_facts_name_the_special_tokens(trained: Path) -> None:
-    facts = tokenizer.Encoder(trained).facts
+def test_the_info_has_the_special_tokens(trained: Path) -> None:
+    facts = tokenizer.LoadedTokenizer(trained).info
     assert (facts.pad, facts.separator, facts.mask) == (0, 3, 4)
     assert facts.special == (0, 1, 2, 3, 4)
     assert 261 < facts.vocabulary <= 400
     assert len(facts.sha256) == 64
 
 
-def test_how_texts_were_cut_makes_no_other_tokenizer(trained: Path, tmp_path: Path) -> None:
+def test_stored_truncation_and_padding_are_ignored(trained: Path, tmp_path: Path) -> None:
     dataset, model = tmp_path / "data", tmp_path / "model"
     shutil.copytree(trained, dataset / "tokenizer")
-    tokenizer.check_same(dataset, model)  # a model without one is anybody's
+    tokenizer.check_same_tokenizer(dataset, model)  # a model without one is anybody's
     shutil.copytree(trained, model)
     other = Tokenizer.from_file(str(trained / TOKENIZER))
     other.enable_truncation(16)
     other.enable_padding(length=16)
     other.save(str(model / TOKENIZER))
     assert (model / TOKENIZER).read_bytes() != (trained / TOKENIZER).read_bytes()
-    tokenizer.check_same(dataset, model)
+    tokenizer.check_same_tokenizer(dataset, model)
     other.add_tokens(["extraordinary"])
     other.save(str(model / TOKENIZER))
     with pytest.raises(DataError, match=r"another tokenizer .*; prepare the data with"):
-        tokenizer.check_same(dataset, model)
+        tokenizer.check_same_tokenizer(dataset, model)
 
 
-def test_tokens_that_are_letters_are_taken_for_words(trained: Path) -> None:
-    encoder = tokenizer.Encoder(trained)
-    found = encoder.plain_words()
-    assert {"number", "value", "mask", "the"} <= set(found)
-    assert found == sorted(set(found))
-    assert all(word.isalpha() and len(word) >= 3 for word in found)
-    assert "[MASK]" not in found
+def test_tokens_of_letters_are_words(trained: Path) -> None:
+    encoder = tokenizer.LoadedTokenizer(trained)
+    words = encoder.list_words()
+    assert {"number", "value", "mask", "the"} <= set(words)
+    assert words == sorted(set(words))
+    assert all(word.isalpha() and len(word) >= 3 for word in words)
+    assert "[MASK]" not in words
 
 
-def test_text_is_wrapped_and_comes_back(trained: Path) -> None:
-    encoder = tokenizer.Encoder(trained)
+def test_text_is_encoded_and_decoded(trained: Path) -> None:
+    encoder = tokenizer.LoadedTokenizer(trained)
     (ids,) = encoder.encode([TEXTS[7]])
-    assert not set(ids.tolist()) & set(encoder.facts.special)
-    wrapped = encoder.wrap(ids).tolist()
+    assert not set(ids.tolist()) & set(encoder.info.special)
+    wrapped = encoder.add_special_tokens(ids).tolist()
     assert wrapped == [2, *ids.tolist(), 3]
-    assert encoder.overhead == 2
+    assert encoder.num_special_tokens == 2
     decoder = Tokenizer.from_file(str(trained / "tokenizer.json"))
     assert decoder.decode(ids.tolist()).removeprefix(" ") == TEXTS[7]
 
 
-def test_transformers_reads_the_folder_and_agrees(trained: Path) -> None:
+def test_transformers_loads_the_folder_and_gives_the_same_ids(trained: Path) -> None:
     transformers = pytest.importorskip("transformers")
     loaded = transformers.AutoTokenizer.from_pretrained(str(trained))
-    encoder = tokenizer.Encoder(trained)
+    encoder = tokenizer.LoadedTokenizer(trained)
     for text in TEXTS[:5]:
-        assert loaded(text).input_ids == encoder.wrap(encoder.encode([text])[0]).tolist()
+        assert (
+            loaded(text).input_ids == encoder.add_special_tokens(encoder.encode([text])[0]).tolist()
+        )
     assert (loaded.pad_token_id, loaded.mask_token_id, loaded.sep_token_id) == (0, 4, 3)
 
 
@@ -115,42 +117,42 @@ def test_a_copy_encodes_the_same(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, source, dirs_exist_ok=True)
     (source / "model.safetensors").write_bytes(b"weights")
     (source / "config.json").write_text("{}")
-    tokenizer.copy(source, tmp_path / "copy")
+    tokenizer.copy_tokenizer(source, tmp_path / "copy")
     assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == [
         "tokenizer.json",
         "tokenizer_config.json",
     ]
-    assert tokenizer.fingerprint(tmp_path / "copy") == tokenizer.fingerprint(trained)
-    first, second = tokenizer.Encoder(trained), tokenizer.Encoder(tmp_path / "copy")
-    assert first.facts == second.facts
+    assert tokenizer.hash_tokenizer(tmp_path / "copy") == tokenizer.hash_tokenizer(trained)
+    first, second = tokenizer.LoadedTokenizer(trained), tokenizer.LoadedTokenizer(tmp_path / "copy")
+    assert first.info == second.info
 
 
-def test_a_tokenizer_that_ends_documents_with_eos(tmp_path: Path) -> None:
+def test_eos_can_be_the_end_token(tmp_path: Path) -> None:
     tokens = {"<eos>": 0, "a": 1, "b": 2}
-    made = Tokenizer(models.WordLevel(tokens, unk_token="<eos>"))  # noqa: S106
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.enable_truncation(2)
-    made.save(str(tmp_path / "tokenizer.json"))
+    word_tokenizer = Tokenizer(models.WordLevel(tokens, unk_token="<eos>"))  # noqa: S106
+    word_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    word_tokenizer.enable_truncation(2)
+    word_tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<eos>"}}))
-    encoder = tokenizer.Encoder(tmp_path)
-    assert encoder.wrap(encoder.encode(["a b a b"])[0]).tolist() == [1, 2, 1, 2, 0]
-    facts = encoder.facts
+    encoder = tokenizer.LoadedTokenizer(tmp_path)
+    assert encoder.add_special_tokens(encoder.encode(["a b a b"])[0]).tolist() == [1, 2, 1, 2, 0]
+    facts = encoder.info
     assert (facts.pad, facts.mask, facts.separator, facts.special) == (0, None, 0, (0,))
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no tokenizer folder"):
-        tokenizer.fingerprint(tmp_path / "none")
-    with pytest.raises(DataError, match="holds no tokenizer"):
-        tokenizer.fingerprint(tmp_path)
+        tokenizer.hash_tokenizer(tmp_path / "none")
+    with pytest.raises(DataError, match=r"has no tokenizer; set tokenizer\.path"):
+        tokenizer.hash_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match="cannot be read"):
-        tokenizer.Encoder(tmp_path)
+        tokenizer.LoadedTokenizer(tmp_path)
 
 
-def test_a_model_s_folder_has_every_file_of_its_tokenizer(tmp_path: Path) -> None:
+def test_a_model_folder_has_every_file_of_its_tokenizer(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    from regauge.models.weights import describe
+    from regauge.models.weights import write_config_and_tokenizer
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two"]
     (origin := tmp_path / "origin").mkdir()
@@ -159,7 +161,7 @@ def test_a_model_s_folder_has_every_file_of_its_tokenizer(tmp_path: Path) -> Non
     (origin / "tokenizer_config.json").write_text(json.dumps(config))
     (origin / "notes.txt").write_text("no part of it")
     (target := tmp_path / "target").mkdir()
-    describe(target, transformers.BertConfig(), origin)
+    write_config_and_tokenizer(target, transformers.BertConfig(), origin)
     names = {path.name for path in target.iterdir()}
     assert names == {"config.json", "tokenizer_config.json", "vocab.txt"}
     loaded = transformers.AutoTokenizer.from_pretrained(str(target))

@@ -1,3 +1,5 @@
+"""Trackers write metrics as JSON lines, on a terminal and for TensorBoard."""
+
 from __future__ import annotations
 
 import json
@@ -13,14 +15,20 @@ import pytest
 
 from regauge import config
 from regauge.errors import SettingsError
-from regauge.trackers import RunFacts, Tracker, started
-from regauge.trackers._words import Pace, duration, evaluation, number, training
+from regauge.trackers import RunInfo, Tracker, start_trackers
+from regauge.trackers._formatting import (
+    Eta,
+    format_duration,
+    format_eval_metrics,
+    format_number,
+    format_train_metrics,
+)
 from regauge.trackers.console import Console
 from regauge.trackers.jsonl import Jsonl
 
 
-def facts(folder: Path, attempt: int = 1, resumed_step: int = 0) -> RunFacts:
-    return RunFacts("pairs", "a1b2", folder, attempt, 600, resumed_step)
+def run_info(folder: Path, attempt: int = 1, resumed_step: int = 0) -> RunInfo:
+    return RunInfo("pairs", "a1b2", folder, attempt, 600, resumed_step)
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
@@ -28,7 +36,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
 
 
 def test_jsonl_writes_a_line_for_each_call_before_it_returns(tmp_path: Path) -> None:
-    with started([Jsonl()], facts(tmp_path)) as tracker:
+    with start_trackers([Jsonl()], run_info(tmp_path)) as tracker:
         tracker.log(1, {"train/loss": 2.5})
         (line,) = lines(tmp_path)
         assert line.pop("seconds") < 60
@@ -37,10 +45,10 @@ def test_jsonl_writes_a_line_for_each_call_before_it_returns(tmp_path: Path) -> 
         assert lines(tmp_path)[-1]["summary"] == {"steps": 1}
 
 
-def test_jsonl_lines_after_a_torn_one_are_whole(tmp_path: Path) -> None:
+def test_jsonl_lines_after_an_incomplete_line_are_complete(tmp_path: Path) -> None:
     torn = '{"attempt": 1, "step": 7, "train/lo'
     (tmp_path / "metrics.jsonl").write_text(f'{{"attempt": 1, "step": 6}}\n{torn}')
-    with started([Jsonl()], facts(tmp_path, attempt=2, resumed_step=5)) as tracker:
+    with start_trackers([Jsonl()], run_info(tmp_path, attempt=2, resumed_step=5)) as tracker:
         tracker.log(6, {"train/loss": 2.5})
     first, second, third = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(first)["step"] == 6
@@ -48,8 +56,8 @@ def test_jsonl_lines_after_a_torn_one_are_whole(tmp_path: Path) -> None:
     assert json.loads(third)["attempt"] == 2
 
 
-def test_jsonl_is_json_where_a_value_is_no_number(tmp_path: Path) -> None:
-    with started([Jsonl()], facts(tmp_path)) as tracker:
+def test_jsonl_writes_valid_json_for_nan_and_infinity(tmp_path: Path) -> None:
+    with start_trackers([Jsonl()], run_info(tmp_path)) as tracker:
         tracker.log(1, {"a": float("nan"), "b": float("-inf")})
 
     def refuse(constant: str) -> None:
@@ -60,25 +68,28 @@ def test_jsonl_is_json_where_a_value_is_no_number(tmp_path: Path) -> None:
     assert (line["a"], line["b"]) == ("NaN", "-Infinity")
 
 
-def test_trackers_before_one_that_cannot_start_are_closed(tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_start_closes_the_earlier_ones(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     first, second = Jsonl(), Jsonl()
     good = tmp_path / "good"
 
     class Elsewhere(Jsonl):
-        def start(self, run: RunFacts) -> None:  # noqa: ARG002
-            first.start(facts(good))
+        def start(self, run: RunInfo) -> None:  # noqa: ARG002
+            first.start(run_info(good))
 
-    with pytest.raises(IsADirectoryError), started([Elsewhere(), second], facts(tmp_path)):
+    with (
+        pytest.raises(IsADirectoryError),
+        start_trackers([Elsewhere(), second], run_info(tmp_path)),
+    ):
         pytest.fail("it started")
     first.close()
     assert good.is_dir()
 
 
-def test_console_prints_plain_lines_where_nobody_watches(
+def test_console_prints_plain_lines_without_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with started([Console()], facts(tmp_path)) as tracker:
+    with start_trackers([Console()], run_info(tmp_path)) as tracker:
         values = {
             "train/loss": 3.2141,
             "train/learning_rate": 4.8e-4,
@@ -93,10 +104,10 @@ def test_console_prints_plain_lines_where_nobody_watches(
     ]
 
 
-def test_console_tells_the_time_left_from_the_second_line_on(
+def test_console_prints_the_eta_from_the_second_line_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with started([Console()], facts(tmp_path)) as tracker:
+    with start_trackers([Console()], run_info(tmp_path)) as tracker:
         tracker.log(1, {"train/loss": 3.0})
         tracker.log(2, {"train/loss": 3.0})
     first, second = capsys.readouterr().err.splitlines()
@@ -104,17 +115,17 @@ def test_console_tells_the_time_left_from_the_second_line_on(
     assert re.search(r"  eta 0:0\d:\d\d$", second)
 
 
-def test_time_left_follows_the_pace() -> None:
-    pace = Pace(600, 0)
-    pace.seen(20, 100.0)
-    assert pace.seconds_left() is None
-    pace.seen(40, 110.0)
-    assert pace.seconds_left() == (600 - 40) * 10 / 20
+def test_the_eta_follows_the_measured_speed() -> None:
+    eta = Eta(600, 0)
+    eta.record_step(20, 100.0)
+    assert eta.seconds_left() is None
+    eta.record_step(40, 110.0)
+    assert eta.seconds_left() == (600 - 40) * 10 / 20
 
 
-def test_unknown_values_are_left_out_of_a_line() -> None:
-    assert training({"train/loss": 1.0}) == "loss 1.000"
-    assert training({"train/mfu": 0.41, "train/usd": 0.5}) == "mfu 41.0%  $0.5000"
+def test_a_line_omits_unknown_values() -> None:
+    assert format_train_metrics({"train/loss": 1.0}) == "loss 1.000"
+    assert format_train_metrics({"train/mfu": 0.41, "train/usd": 0.5}) == "mfu 41.0%  $0.5000"
 
 
 @pytest.mark.parametrize(
@@ -122,26 +133,30 @@ def test_unknown_values_are_left_out_of_a_line() -> None:
     [(0.0, "0.000"), (3.2141, "3.214"), (1e-5, "1e-05"), (12345.0, "1.234e+04"), (1e999, "inf")],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
-    assert number(value) == text
+    assert format_number(value) == text
 
 
 def test_evaluations_name_each_split_once() -> None:
     values = {"heldout/loss": 1.0, "heldout/mrr": 0.5, "other/loss": 2.0}
-    assert evaluation(values) == "heldout: loss 1.000  mrr 0.500  other: loss 2.000"
+    assert format_eval_metrics(values) == "heldout: loss 1.000  mrr 0.500  other: loss 2.000"
 
 
 def test_duration_is_hours_minutes_seconds() -> None:
-    assert [duration(0.4), duration(59.6), duration(3725)] == ["0:00:00", "0:01:00", "1:02:05"]
+    assert [format_duration(0.4), format_duration(59.6), format_duration(3725)] == [
+        "0:00:00",
+        "0:01:00",
+        "1:02:05",
+    ]
 
 
 LIVE = """
 import sys, time, pathlib
 from regauge import log
-from regauge.trackers import RunFacts, started
+from regauge.trackers import RunInfo, start_trackers
 from regauge.trackers.console import Console
 log.configure()
-run = RunFacts("pairs", "a1", pathlib.Path("."), total_steps=100)
-with started([Console()], run) as tracker:
+run = RunInfo("pairs", "a1", pathlib.Path("."), total_steps=100)
+with start_trackers([Console()], run) as tracker:
     for step in range(1, 31):
         tracker.log(step, {"train/loss": 3.0})
         time.sleep(0.02)
@@ -159,7 +174,7 @@ with started([Console()], run) as tracker:
 
 
 def on_terminal(*arguments: str, interrupt_at: bytes = b"") -> tuple[str, str]:
-    """Run LIVE with a terminal for standard error; return what it drew, and its standard output."""
+    """Run LIVE with a terminal as standard error; return its terminal and standard output."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     with subprocess.Popen(
@@ -182,7 +197,7 @@ def on_terminal(*arguments: str, interrupt_at: bytes = b"") -> tuple[str, str]:
 
 
 def read(terminal: int) -> bytes:
-    """Return what the terminal shows next; nothing once the other side is closed."""
+    """Return the next output of the terminal; nothing once the other side is closed."""
     try:
         return os.read(terminal, 1 << 16)
     except OSError:
@@ -200,7 +215,7 @@ def test_console_draws_a_bar_and_keeps_other_lines_above_it() -> None:
     assert "30/100" in drawn
     assert "loss 3.000" in drawn
     assert drawn.rstrip().endswith("loss 3.000"), "the last figures stay on the screen"
-    assert answer == "the answer\n", "the bar took what belongs to standard output"
+    assert answer == "the answer\n", "the bar changed standard output"
 
 
 @pytest.mark.parametrize(
@@ -212,28 +227,28 @@ def test_console_draws_a_bar_and_keeps_other_lines_above_it() -> None:
     ],
     ids=["failure", "Ctrl-C", "Ctrl-C at the start"],
 )
-def test_terminal_has_its_cursor_back(how: str, interrupt_at: bytes, end: str) -> None:
+def test_the_cursor_of_the_terminal_is_restored(how: str, interrupt_at: bytes, end: str) -> None:
     drawn, _ = on_terminal(how, interrupt_at=interrupt_at)
     assert end in drawn
     assert HIDDEN in drawn
     assert drawn.rindex(SHOWN) > drawn.rindex(HIDDEN)
 
 
-def test_missing_package_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_one_line_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not installed
     with pytest.raises(SettingsError, match=r'pip install "regauge\[tensorboard\]"'):
-        config.choose("trackers", "tensorboard")
+        config.parse_choice("trackers", "tensorboard")
 
 
-def test_tensorboard_hides_the_steps_that_are_run_again(tmp_path: Path) -> None:
+def test_tensorboard_purges_repeated_steps(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="not installed: tensorboard's resume is not proved")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tracker: Tracker = config.choose("trackers", "tensorboard")
+    tracker: Tracker = config.parse_choice("trackers", "tensorboard")
     for attempt, resumed, steps in ((1, 0, range(1, 6)), (2, 3, range(4, 8))):
-        with started([tracker], facts(tmp_path, attempt, resumed)) as together:
+        with start_trackers([tracker], run_info(tmp_path, attempt, resumed)) as group:
             for step in steps:
-                together.log(step, {"train/loss": float(10 * attempt + step)})
+                group.log(step, {"train/loss": float(10 * attempt + step)})
     read_back = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     seen = {event.step: event.value for event in read_back.Scalars("train/loss")}
     assert seen == {1: 11, 2: 12, 3: 13, 4: 24, 5: 25, 6: 26, 7: 27}

@@ -1,4 +1,4 @@
-"""Two runs side by side: what prevents a comparison, what differs, and what noise explains."""
+"""Parity of two runs: comparability, tolerance, noise, and the first divergence."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from regauge.comparison.gaps import Gap, aligned, at, relative
-from regauge.comparison.sentences import sentences
-from regauge.comparison.verdict import Parity, compare
-from regauge.results.run_folder import Run
+from regauge.comparison.gaps import Gap, align, relative_difference, value_at
+from regauge.comparison.sentences import describe_parity
+from regauge.comparison.verdict import Parity, compare_pair
+from regauge.results.run_folder import RunFolder
 from regauge.results.series import Series
 
 SETTINGS: dict[str, Any] = {
@@ -31,8 +31,10 @@ LOSSES: Series = tuple((step, 8.0 - step / 10) for step in STEPS)
 HELDOUT: Series = ((20, 6.0), (40, 4.0))
 
 
-def run(name: str, losses: Series = LOSSES, heldout: Series = HELDOUT, **settings: Any) -> Run:
-    return Run(
+def run(
+    name: str, losses: Series = LOSSES, heldout: Series = HELDOUT, **settings: Any
+) -> RunFolder:
+    return RunFolder(
         folder=Path(name),
         name=name,
         settings={**SETTINGS, "output": {"folder": name}, **settings},
@@ -41,33 +43,41 @@ def run(name: str, losses: Series = LOSSES, heldout: Series = HELDOUT, **setting
     )
 
 
-def moved(series: Series, share: float, since: int = 0) -> Series:
+def shift(series: Series, share: float, since: int = 0) -> Series:
+    """Return a series with relatively larger values from a step."""
     return tuple((step, value * (1 + share * (step >= since))) for step, value in series)
 
 
 def test_equal_runs_pass() -> None:
-    found = compare(run("a"), run("b"))
-    assert found.verdict == "pass"
-    assert (found.parted, found.prevented, found.computed) == (None, (), ())
-    assert [gap.share for gap in found.metrics[0].gaps] == [0.0, 0.0]
+    parity = compare_pair(run("a"), run("b"))
+    assert parity.verdict == "pass"
+    assert (parity.first_divergence, parity.blocking_differences, parity.compute_differences) == (
+        None,
+        (),
+        (),
+    )
+    assert [gap.difference for gap in parity.metrics[0].gaps] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.0009, "pass"), (0.0011, "fail")])
-def test_the_band_is_a_tenth_of_a_percent(share: float, verdict: str) -> None:
-    assert compare(run("a"), run("b", heldout=moved(HELDOUT, share, 40))).verdict == verdict
-    assert compare(run("a"), run("b", heldout=moved(HELDOUT, share)), band=0.01).verdict == "pass"
+def test_the_default_tolerance_is_a_tenth_of_a_percent(share: float, verdict: str) -> None:
+    assert compare_pair(run("a"), run("b", heldout=shift(HELDOUT, share, 40))).verdict == verdict
+    assert (
+        compare_pair(run("a"), run("b", heldout=shift(HELDOUT, share)), tolerance=0.01).verdict
+        == "pass"
+    )
 
 
 @pytest.mark.parametrize(("noise", "verdict"), [(0.004, "pass"), (0.002, "fail")])
-def test_what_a_run_differs_from_itself_is_no_difference(noise: float, verdict: str) -> None:
-    again = run("a", heldout=moved(HELDOUT, -noise))
-    found = compare(run("a"), run("b", heldout=moved(HELDOUT, 0.003)), [again])
-    assert found.verdict == verdict
-    assert found.measured
-    assert found.metrics[0].limit(found.metrics[0].gaps[-1]) == pytest.approx(noise, rel=1e-2)
+def test_a_difference_within_the_noise_passes(noise: float, verdict: str) -> None:
+    again = run("a", heldout=shift(HELDOUT, -noise))
+    parity = compare_pair(run("a"), run("b", heldout=shift(HELDOUT, 0.003)), [again])
+    assert parity.verdict == verdict
+    assert parity.has_noise_floor
+    assert parity.metrics[0].limit(parity.metrics[0].gaps[-1]) == pytest.approx(noise, rel=1e-2)
 
 
-def counted(name: str, right: tuple[int, ...], items: int, **other: Series) -> Run:
+def counted(name: str, right: tuple[int, ...], items: int, **other: Series) -> RunFolder:
     shares = tuple((20 * number, count / items) for number, count in enumerate(right, start=1))
     sizes = tuple((step, float(items)) for step, _ in shares)
     series = {"heldout/accuracy": shares, "heldout/items": sizes, **other}
@@ -77,79 +87,81 @@ def counted(name: str, right: tuple[int, ...], items: int, **other: Series) -> R
 @pytest.mark.parametrize(
     ("right", "items", "verdict"),
     [
-        ((300, 364), 4780, "not shown"),  # five of 359: 1.4 %
+        ((300, 364), 4780, "inconclusive"),  # five of 359: 1.4 %
         ((300, 365), 4780, "fail"),  # six
-        ((300, 359), 4780, "not shown"),  # none, and one would be 0.28 %
+        ((300, 359), 4780, "inconclusive"),  # none, and one would be 0.28 %
         ((0, 359), 4780, "fail"),
-        ((30000, 35905), 47800, "pass"),  # one is 0.003 %, and the band is 36
+        ((30000, 35905), 47800, "pass"),  # one is 0.003 %, and the tolerance is 36
         ((30000, 35936), 47800, "fail"),
     ],
 )
-def test_a_count_of_few_items_shows_no_tenth_of_a_percent(
+def test_a_metric_of_few_items_cannot_resolve_the_tolerance(
     right: tuple[int, ...], items: int, verdict: str
 ) -> None:
     first = (300, 359) if items == 4780 else (30000, 35900)
-    assert compare(counted("a", first, items), counted("b", right, items)).verdict == verdict
+    assert compare_pair(counted("a", first, items), counted("b", right, items)).verdict == verdict
 
 
-def test_a_count_of_few_items_does_not_stand_in_the_way_of_a_loss() -> None:
-    near, far = moved(HELDOUT, 0.0009), moved(HELDOUT, 0.0011)
+def test_a_metric_of_few_items_does_not_prevent_a_pass_by_the_loss() -> None:
+    near, far = shift(HELDOUT, 0.0009), shift(HELDOUT, 0.0011)
     ours = counted("a", (300, 359), 4780, **{"heldout/loss": HELDOUT})
-    found = compare(ours, counted("b", (300, 361), 4780, **{"heldout/loss": near}))
-    assert found.verdict == "pass"
-    first, second, *_ = sentences(found)
-    assert "at most heldout/loss by 0.09% at step 20" in first
-    assert "heldout/accuracy differs by 0.55% at step 40, where one of 4,780 items is" in second
+    parity = compare_pair(ours, counted("b", (300, 361), 4780, **{"heldout/loss": near}))
+    assert parity.verdict == "pass"
+    first, second, *_ = describe_parity(parity)
+    assert first.endswith("the largest difference is heldout/loss, 0.09% at step 20.")
+    assert second.startswith("heldout/accuracy differs by 0.55% at step 40; one of 4,780 items is ")
     theirs = counted("b", (300, 361), 4780, **{"heldout/loss": far})
-    assert compare(ours, theirs).verdict == "fail"
-    assert compare(ours, theirs, judging=["heldout/accuracy"]).verdict == "not shown"
+    assert compare_pair(ours, theirs).verdict == "fail"
+    assert compare_pair(ours, theirs, metrics=["heldout/accuracy"]).verdict == "inconclusive"
     worse = counted("b", (300, 320), 4780, **{"heldout/loss": near})
-    assert compare(ours, worse).verdict == "fail"
-    assert compare(ours, worse, judging=["heldout/loss"]).verdict == "pass"
+    assert compare_pair(ours, worse).verdict == "fail"
+    assert compare_pair(ours, worse, metrics=["heldout/loss"]).verdict == "pass"
 
 
-def test_a_mean_of_ranks_is_no_count() -> None:
-    def ranked(name: str, value: float) -> Run:
+def test_a_mean_reciprocal_rank_is_no_count() -> None:
+    def ranked(name: str, value: float) -> RunFolder:
         series = {"heldout/mrr": ((20, value),), "heldout/items": ((20, 1000.0),)}
         return replace(run(name), series=series)
 
-    assert compare(ranked("a", 0.5501234), ranked("b", 0.5511334)).verdict == "fail"
+    assert compare_pair(ranked("a", 0.5501234), ranked("b", 0.5511334)).verdict == "fail"
 
 
-def test_noise_that_comes_later_excuses_nothing_before() -> None:
-    again = run("a", heldout=moved(HELDOUT, 0.01, 40))
-    early = compare(run("a"), run("b", heldout=moved(HELDOUT, 0.003)), [again])
+def test_later_noise_does_not_explain_an_earlier_difference() -> None:
+    again = run("a", heldout=shift(HELDOUT, 0.01, 40))
+    early = compare_pair(run("a"), run("b", heldout=shift(HELDOUT, 0.003)), [again])
     assert early.verdict == "fail"
-    assert early.metrics[0].worst.step == 20
-    late = compare(run("a"), run("b", heldout=moved(HELDOUT, 0.003, 40)), [again])
+    assert early.metrics[0].worst_gap.step == 20
+    late = compare_pair(run("a"), run("b", heldout=shift(HELDOUT, 0.003, 40)), [again])
     assert late.verdict == "pass"
 
 
 @pytest.mark.parametrize("since", [1, 7, 40])
-def test_the_first_step_that_parts_is_named(since: int) -> None:
-    def step(share: float, *noise: Run) -> int | None:
-        parted = compare(run("a"), run("b", losses=moved(LOSSES, share, since)), noise).parted
+def test_the_first_diverging_step_is_found(since: int) -> None:
+    def step(share: float, *noise: RunFolder) -> int | None:
+        parted = compare_pair(
+            run("a"), run("b", losses=shift(LOSSES, share, since)), noise
+        ).first_divergence
         return parted.gap.step if parted else None
 
     assert step(3e-5) == since
-    noisy = run("a", losses=moved(LOSSES, 1e-5))
+    noisy = run("a", losses=shift(LOSSES, 1e-5))
     assert step(3e-5, noisy) is None
     assert step(9e-5, noisy) == since
     assert step(1e-9) is None
 
 
-def test_gradients_part_before_the_loss_does() -> None:
+def test_gradients_diverge_before_the_loss() -> None:
     norms: Series = tuple((step, 1.0) for step in STEPS)
     ours, theirs = (
-        replace(each, series={**each.series, "train/gradient_norm": norm})
-        for each, norm in (
+        replace(plain, series={**plain.series, "train/gradient_norm": norm})
+        for plain, norm in (
             (run("a"), norms),
-            (run("b", losses=moved(LOSSES, 1e-3, 8)), moved(norms, 1e-3, 7)),
+            (run("b", losses=shift(LOSSES, 1e-3, 8)), shift(norms, 1e-3, 7)),
         )
     )
-    parted = compare(ours, theirs).parted
+    parted = compare_pair(ours, theirs).first_divergence
     assert parted is not None
-    assert (parted.name, parted.gap.step) == ("train/gradient_norm", 7)
+    assert (parted.series_name, parted.gap.step) == ("train/gradient_norm", 7)
 
 
 @pytest.mark.parametrize(
@@ -167,23 +179,23 @@ def test_equal_programs_on_one_machine_are_equal_to_the_last_bit(
     change: dict[str, Any],
     alike: bool,  # noqa: FBT001
 ) -> None:
-    """Only there is a difference of the last bit a difference, noise or not."""
+    """A difference in the last bit counts only then, whatever the noise."""
     settings = {**SETTINGS, "accelerator": {"kind": "cpu"}}
-    ours = replace(run("a", losses=moved(LOSSES, 1e-9, 7)), settings=settings, environment=HERE)
+    ours = replace(run("a", losses=shift(LOSSES, 1e-9, 7)), settings=settings, environment=HERE)
     theirs = replace(run("b"), **{"settings": settings, "environment": HERE, **change})
-    found = compare(ours, theirs, [run("c", losses=moved(LOSSES, 1e-6))])
-    assert found.alike is alike
-    assert (found.parted is not None) is alike
+    parity = compare_pair(ours, theirs, [run("c", losses=shift(LOSSES, 1e-6))])
+    assert parity.expects_equal_bits is alike
+    assert (parity.first_divergence is not None) is alike
 
 
-def test_another_rate_is_named_with_its_step() -> None:
+def test_the_first_step_with_another_learning_rate_is_found() -> None:
     rates: Series = tuple((step, 1e-3) for step in STEPS)
     first = replace(run("a"), series={**run("a").series, "train/learning_rate": rates})
     second = replace(
-        run("b"), series={**run("b").series, "train/learning_rate": moved(rates, 0.01, 5)}
+        run("b"), series={**run("b").series, "train/learning_rate": shift(rates, 0.01, 5)}
     )
-    assert compare(first, second).rescheduled == 5
-    assert compare(first, first).rescheduled is None
+    assert compare_pair(first, second).first_lr_difference == 5
+    assert compare_pair(first, first).first_lr_difference is None
 
 
 @pytest.mark.parametrize(
@@ -198,21 +210,26 @@ def test_another_rate_is_named_with_its_step() -> None:
         ({"stop": {"steps": 80}}, "stop.steps"),
     ],
 )
-def test_runs_of_other_settings_are_not_comparable(change: dict[str, Any], key: str) -> None:
-    found = compare(run("a"), run("b", **change))
-    assert found.verdict == "not shown"
-    assert [each.key for each in found.prevented] == [key]
+def test_runs_with_different_blocking_settings_are_not_comparable(
+    change: dict[str, Any], key: str
+) -> None:
+    parity = compare_pair(run("a"), run("b", **change))
+    assert parity.verdict == "inconclusive"
+    assert [item.key for item in parity.blocking_differences] == [key]
 
 
 @pytest.mark.parametrize("fact", ["data_identity", "weights"])
-def test_other_data_and_other_weights_are_not_comparable(fact: str) -> None:
+def test_runs_on_different_data_or_weights_are_not_comparable(fact: str) -> None:
     other = replace(run("b"), facts={**run("b").facts, fact: "x"})
-    [found] = compare(run("a"), other).prevented
-    assert (found.ours, found.theirs) == ({"data_identity": "d", "weights": "w"}[fact], "x")
+    [difference] = compare_pair(run("a"), other).blocking_differences
+    assert (difference.baseline, difference.candidate) == (
+        {"data_identity": "d", "weights": "w"}[fact],
+        "x",
+    )
 
 
-def test_how_it_is_computed_is_listed_and_prevents_nothing() -> None:
-    found = compare(
+def test_execution_settings_are_listed_and_do_not_block() -> None:
+    parity = compare_pair(
         run("a"),
         run(
             "b",
@@ -221,23 +238,27 @@ def test_how_it_is_computed_is_listed_and_prevents_nothing() -> None:
             model={"architecture": "bert", "attention": "eager"},
         ),
     )
-    assert found.verdict == "pass"
-    keys = {each.key for each in found.computed}
+    assert parity.verdict == "pass"
+    keys = {item.key for item in parity.compute_differences}
     assert keys == {"execution.precision", "batch.microbatch_rows", "model.attention"}
 
 
-def test_another_torch_is_how_it_is_computed() -> None:
+def test_another_torch_version_does_not_block() -> None:
     ours, theirs = (
         replace(run(name), environment={"packages": {"torch": torch, "numpy": "2.1"}})
         for name, torch in (("a", "2.13.0"), ("b", "2.9.0"))
     )
-    [found] = compare(ours, theirs).computed
-    assert (found.key, found.ours, found.theirs) == ("package torch", "2.13.0", "2.9.0")
+    [difference] = compare_pair(ours, theirs).compute_differences
+    assert (difference.key, difference.baseline, difference.candidate) == (
+        "package torch",
+        "2.13.0",
+        "2.9.0",
+    )
 
 
-def test_without_an_evaluation_in_common_nothing_is_shown() -> None:
-    assert compare(run("a"), run("b", heldout=((21, 6.0),))).verdict == "not shown"
-    assert isinstance(compare(run("a"), run("b", heldout=())), Parity)
+def test_runs_without_a_common_evaluation_are_inconclusive() -> None:
+    assert compare_pair(run("a"), run("b", heldout=((21, 6.0),))).verdict == "inconclusive"
+    assert isinstance(compare_pair(run("a"), run("b", heldout=())), Parity)
 
 
 @pytest.mark.parametrize(
@@ -253,12 +274,14 @@ def test_without_an_evaluation_in_common_nothing_is_shown() -> None:
         (math.nan, math.nan, 0.0),
     ],
 )
-def test_a_difference_is_relative_to_the_larger(ours: float, theirs: float, share: float) -> None:
-    assert relative(ours, theirs) == share
-    assert relative(theirs, ours) == share
+def test_a_difference_is_relative_to_the_larger_value(
+    ours: float, theirs: float, share: float
+) -> None:
+    assert relative_difference(ours, theirs) == share
+    assert relative_difference(theirs, ours) == share
 
 
-def test_steps_are_aligned_and_looked_up() -> None:
-    assert aligned(((1, 1.0), (3, 3.0)), ((2, 2.0), (3, 4.0))) == (Gap(3, 3.0, 4.0),)
+def test_series_are_aligned_and_read_at_a_step() -> None:
+    assert align(((1, 1.0), (3, 3.0)), ((2, 2.0), (3, 4.0))) == (Gap(3, 3.0, 4.0),)
     series: Series = ((10, 0.1), (20, 0.2))
-    assert [at(series, step) for step in (9, 10, 15, 20, 99)] == [0.0, 0.1, 0.1, 0.2, 0.2]
+    assert [value_at(series, step) for step in (9, 10, 15, 20, 99)] == [0.0, 0.1, 0.1, 0.2, 0.2]

@@ -1,4 +1,4 @@
-"""When a silence counts as a hang."""
+"""The silence that counts as a hang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOOR, CEILING = 5.0, 600.0
 
 @dataclass
 class Clock:
-    """A monotonic clock that stands still until it is told."""
+    """A monotonic clock that only the test advances."""
 
     now: float = 1000.0
 
@@ -25,80 +25,81 @@ class Clock:
 
 
 @dataclass
-class Two:
+class Pair:
     """Two processes and their watchdog."""
 
     clock: Clock
-    dog: Watchdog
+    watchdog: Watchdog
     processes: list[Heartbeat]
 
-    def do(self, rank: int, phase: str) -> None:
+    def beat(self, rank: int, phase: str) -> None:
         self.processes[rank].beat(phase)
 
-    def after(self, seconds: float) -> str | None:
+    def find_hang_after(self, seconds: float) -> str | None:
         self.clock.now += seconds
-        return self.dog.overdue()
+        return self.watchdog.find_hang()
 
 
 @pytest.fixture
-def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Two:
-    """They have each done steps of a tenth of a second."""
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """Return two processes that have done steps of a tenth of a second."""
     clock = Clock()
     for module in (heartbeat, watchdog):
         monkeypatch.setattr(module, "time", clock)
-    place = tmp_path / "pulse"
-    dog = Watchdog(HeartbeatTable(place, 2), FLOOR, CEILING)
-    found = Two(clock, dog, [Heartbeat(place, rank) for rank in range(2)])
+    path = tmp_path / "heartbeats"
+    dog = Watchdog(HeartbeatTable(path, 2), FLOOR, CEILING)
+    pair = Pair(clock, dog, [Heartbeat(path, rank) for rank in range(2)])
     for _ in range(3):
         for rank in range(2):
-            found.do(rank, "step")
-        assert found.after(0.1) is None
-    return found
+            pair.beat(rank, "step")
+        assert pair.find_hang_after(0.1) is None
+    return pair
 
 
-def test_a_run_without_a_sign_hangs(two: Two) -> None:
-    assert two.after(FLOOR - 0.2) is None
-    why = two.after(0.2)
-    assert why is not None
-    assert "in 'step' (limit 5.0 s)" in why
+def test_a_run_without_heartbeats_hangs(pair: Pair) -> None:
+    assert pair.find_hang_after(FLOOR - 0.2) is None
+    problem = pair.find_hang_after(0.2)
+    assert problem is not None
+    assert "no heartbeat for" in problem
+    assert "in phase 'step' (limit 5.0 s)" in problem
 
 
-def test_a_process_that_waits_for_one_that_works_does_not_hang(two: Two) -> None:
-    two.do(0, "checkpoint")
+def test_a_process_that_waits_for_a_working_one_does_not_hang(pair: Pair) -> None:
+    pair.beat(0, "checkpoint")
     for _ in range(20):
-        two.do(1, "checkpoint")
-        assert two.after(1.0) is None
-    assert two.after(FLOOR + 1) is not None, "now both of them are silent"
+        pair.beat(1, "checkpoint")
+        assert pair.find_hang_after(1.0) is None
+    assert pair.find_hang_after(FLOOR + 1) is not None, "now both are silent"
 
 
-def test_what_comes_once_may_take_as_long_as_the_settings_say(two: Two) -> None:
+def test_a_phase_that_occurs_once_has_the_limit_of_the_settings(pair: Pair) -> None:
     for rank in range(2):
-        two.do(rank, "compile")
-    assert two.after(CEILING - 1) is None
-    assert two.after(2.0) is not None
+        pair.beat(rank, "compile")
+    assert pair.find_hang_after(CEILING - 1) is None
+    assert pair.find_hang_after(2.0) is not None
 
 
-def test_a_slow_phase_is_learned(two: Two) -> None:
+def test_the_limit_of_a_slow_phase_is_learned(pair: Pair) -> None:
     for rank in range(2):
-        two.do(rank, "evaluate")
-    assert two.after(4.0) is None
+        pair.beat(rank, "evaluate")
+    assert pair.find_hang_after(4.0) is None
     for rank in range(2):
-        two.do(rank, "evaluate")
-    assert two.after(39.0) is None
-    assert two.after(2.0) is not None
+        pair.beat(rank, "evaluate")
+    assert pair.find_hang_after(39.0) is None
+    assert pair.find_hang_after(2.0) is not None
 
 
-def test_a_phase_that_is_over_between_two_looks_is_learned(two: Two) -> None:
+def test_the_limit_of_a_phase_between_two_polls_is_learned(pair: Pair) -> None:
     for phase in ("checkpoint", "step", "checkpoint"):
         for rank in range(2):
-            two.do(rank, phase)
-        two.clock.now += 0.01
-    why = two.after(FLOOR + 1)
-    assert why is not None
-    assert "in 'checkpoint' (limit 5.0 s)" in why
+            pair.beat(rank, phase)
+        pair.clock.now += 0.01
+    problem = pair.find_hang_after(FLOOR + 1)
+    assert problem is not None
+    assert "in phase 'checkpoint' (limit 5.0 s)" in problem
 
 
-def test_a_finished_process_is_silent_for_good(two: Two) -> None:
+def test_a_finished_process_may_stay_silent(pair: Pair) -> None:
     for rank in range(2):
-        two.do(rank, "end")
-    assert two.after(10 * CEILING) is None
+        pair.beat(rank, "end")
+    assert pair.find_hang_after(10 * CEILING) is None

@@ -1,4 +1,4 @@
-"""Workers are handed a request, heard line by line, and stopped at their limits."""
+"""Workers get a request, write lines, and are stopped at their limits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from regauge import jsonl, processes
-from regauge.processes import Seats
+from regauge.processes import RankLayout
 from regauge.timing import wait_for
 from regauge.worker import LINES, Line, WorkerExit, WorkerLimits, run_worker
 
 Run = Callable[..., WorkerExit]
-"""Runs a program with the names `job`, `os`, `sys` and `time`; keywords are those of run_worker."""
+"""Runs a program with the names `job`, `os`, `sys`, `time`; passes its keywords to run_worker."""
 BEGIN = """
 import os, subprocess, sys, time
 from regauge.worker import receive_job
@@ -39,8 +39,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-def seats(size: int) -> Seats:
-    return Seats(size, processes.free_port())
+def build_layout(size: int) -> RankLayout:
+    return RankLayout(size, processes.find_free_port())
 
 
 def lives(pid: int) -> bool:
@@ -50,7 +50,7 @@ def lives(pid: int) -> bool:
     return False
 
 
-def test_a_worker_is_handed_its_request_and_heard_line_by_line(run: Run) -> None:
+def test_a_worker_gets_its_request_and_its_lines_are_received(run: Run) -> None:
     lines: list[Line] = []
     seen: list[int] = []
     program = """
@@ -69,31 +69,33 @@ for value in job.request["values"]:
     assert {0, 1, 2} <= set(seen)
 
 
-def test_each_rank_is_a_worker_and_says_so(run: Run) -> None:
+def test_each_rank_is_a_worker_that_writes_its_rank(run: Run) -> None:
     lines: list[Line] = []
     ended = run(
-        'job.write_line({"size": os.environ["WORLD_SIZE"]})', seats=seats(3), on_line=lines.append
+        'job.write_line({"size": os.environ["WORLD_SIZE"]})',
+        layout=build_layout(3),
+        on_line=lines.append,
     )
     assert ended.code == 0
     assert sorted(line["rank"] for line in lines) == [0, 1, 2]
     assert {line["size"] for line in lines} == {"3"}
 
 
-def test_a_worker_that_fails_is_told_by_its_code_and_its_last_lines(run: Run) -> None:
+def test_a_failed_worker_has_its_exit_code_and_last_lines(run: Run) -> None:
     ended = run("print('on the way'); sys.exit('it is full')")
     assert (ended.code, ended.problem) == (1, "ended with code 1")
     assert set(ended.last_lines) == {"on the way", "it is full"}
 
 
-def test_what_a_worker_wrote_stays_when_it_is_killed(run: Run, tmp_path: Path) -> None:
+def test_the_lines_of_a_killed_worker_remain(run: Run, tmp_path: Path) -> None:
     lines: list[Line] = []
     ended = run('job.write_line({"begins": 4}); os.kill(os.getpid(), 9)', on_line=lines.append)
     assert (ended.code, ended.problem) == (-9, "killed by SIGKILL")
     assert lines == [{"rank": 0, "begins": 4}]
-    assert jsonl.whole(tmp_path / "work" / LINES) == lines
+    assert jsonl.read_lines(tmp_path / "work" / LINES) == lines
 
 
-def test_a_silent_worker_is_stopped_with_the_processes_that_it_started(run: Run) -> None:
+def test_a_silent_worker_is_killed_with_its_children(run: Run) -> None:
     lines: list[Line] = []
     program = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -107,25 +109,25 @@ time.sleep(600)
     assert wait_for(lambda: not lives(child), 10, poll_seconds=0.05)
 
 
-def test_a_worker_that_goes_on_writing_is_not_silent_and_ends_at_the_total(run: Run) -> None:
+def test_a_worker_that_keeps_writing_ends_at_the_total_limit(run: Run) -> None:
     program = 'while True: job.write_line({"beat": 1}); time.sleep(0.05)'
     ended = run(program, WorkerLimits(total=5, start=60, silence=3))
     assert (ended.code, ended.problem) == (None, "did not end within 5 s")
 
 
-def test_silence_counts_from_when_every_rank_has_written(run: Run) -> None:
+def test_the_silence_limit_applies_after_every_rank_has_written(run: Run) -> None:
     program = """
 if job.rank == 1:
     time.sleep(2)
 job.write_line({"begins": 1})
 """
-    assert run(program, WorkerLimits(start=60, silence=1), seats=seats(2)).code == 0
-    ended = run(program, WorkerLimits(start=0.01, silence=60), seats=seats(2))
+    assert run(program, WorkerLimits(start=60, silence=1), layout=build_layout(2)).code == 0
+    ended = run(program, WorkerLimits(start=0.01, silence=60), layout=build_layout(2))
     assert ended.problem == "wrote nothing for 0.01 s"
 
 
 @pytest.mark.parametrize(("late", "pause", "heard"), [(0.0, 600, 0), (60.0, 1, 1)])
-def test_the_others_have_some_time_after_a_failure(
+def test_other_workers_have_limited_time_after_a_failure(
     run: Run, late: float, pause: int, heard: int
 ) -> None:
     lines: list[Line] = []
@@ -138,7 +140,7 @@ job.write_line({"late": 1})
     ended = run(
         program,
         WorkerLimits(after_failure=late),
-        seats=seats(2),
+        layout=build_layout(2),
         request={"pause": pause},
         on_line=lines.append,
     )
@@ -158,7 +160,7 @@ def test_a_worker_does_not_outlive_an_error_of_its_parent(run: Run) -> None:
     assert not lives(lines[0]["pid"])
 
 
-def test_lines_and_logs_of_earlier_workers_are_gone(run: Run, tmp_path: Path) -> None:
+def test_lines_and_logs_of_earlier_workers_are_removed(run: Run, tmp_path: Path) -> None:
     run('job.write_line({"first": 1}); print("first")')
     lines: list[Line] = []
     assert run("", on_line=lines.append).last_lines == ()
@@ -166,7 +168,7 @@ def test_lines_and_logs_of_earlier_workers_are_gone(run: Run, tmp_path: Path) ->
     assert not (tmp_path / "work" / LINES).exists()
 
 
-def test_a_tail_reads_each_line_once_and_no_half_of_one(tmp_path: Path) -> None:
+def test_a_tail_reads_each_complete_line_once(tmp_path: Path) -> None:
     tail = jsonl.Tail(tmp_path / "a.jsonl")
     assert tail.read() == []
     with (tmp_path / "a.jsonl").open("w") as file:

@@ -1,4 +1,4 @@
-"""A web server on loopback that tells a folder's files, in parts or only as a whole."""
+"""A local web server for the files of a folder, with or without range requests."""
 
 from __future__ import annotations
 
@@ -15,55 +15,59 @@ from loopback import running
 
 @dataclass
 class Web:
-    """The server: what it tells, how, and what it was asked."""
+    """The state of the server."""
 
     folder: Path
     url: str = ""
-    parts: bool = True
-    """Whether it tells parts of a file."""
-    breaks: int = 0
-    """How many answers break off in the middle."""
+    supports_ranges: bool = True
+    """Whether range requests are supported."""
+    num_interruptions: int = 0
+    """Number of next responses that are interrupted in the middle."""
     status: int = 200
-    """What every answer is, if it is no 200."""
-    asked: list[str] = field(default_factory=list)
-    told_bytes: int = 0
+    """HTTP status of every response; only 200 sends files."""
+    requests: list[str] = field(default_factory=list)
+    """Method and path of every request."""
+    sent_bytes: int = 0
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with files."""
+    """Responds with files of the folder."""
 
     web: Web
 
     def do_HEAD(self) -> None:
-        self._asked(body=False)
+        self._handle(body=False)
 
     def do_GET(self) -> None:
-        self._asked(body=True)
+        self._handle(body=True)
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-        """Say nothing."""
+        """Log nothing."""
 
-    def _asked(self, *, body: bool) -> None:
-        self.web.asked.append(f"{self.command} {self.path}")
+    def _handle(self, *, body: bool) -> None:
+        self.web.requests.append(f"{self.command} {self.path}")
         if self.web.status != 200:
             self.send_error(self.web.status)
         else:
-            self.answer(body=body)
+            self.respond(body=body)
 
-    def answer(self, *, body: bool) -> None:
-        """Answer with the file that the path names."""
-        self.tell(self.web.folder / self.path.partition("?")[0].lstrip("/"), {}, body=body)
+    def respond(self, *, body: bool) -> None:
+        """Respond with the file that the path names."""
+        self.send_file(self.web.folder / self.path.partition("?")[0].lstrip("/"), {}, body=body)
 
-    def tell(self, path: Path, headers: dict[str, str], *, body: bool) -> None:
-        """Answer with a file, or the part of it that was asked for."""
+    def send_file(self, path: Path, headers: dict[str, str], *, body: bool) -> None:
+        """Send a file, or the requested range of it."""
         if not path.is_file():
             self.send_error(404)
             return
         data = path.read_bytes()
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        requested_range = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         size = len(data)
-        if wanted and self.web.parts:
-            first, last = int(wanted[1]), min(int(wanted[2] or size - 1), size - 1)
+        if requested_range and self.web.supports_ranges:
+            first, last = (
+                int(requested_range[1]),
+                min(int(requested_range[2] or size - 1), size - 1),
+            )
             data = data[first : last + 1]
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
@@ -75,26 +79,26 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if body:
-            self._tell(data)
+            self._send_body(data)
 
-    def _tell(self, data: bytes) -> None:
-        if self.web.breaks:
-            self.web.breaks -= 1
+    def _send_body(self, data: bytes) -> None:
+        if self.web.num_interruptions:
+            self.web.num_interruptions -= 1
             self.wfile.write(data[: len(data) // 2])
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_RDWR)
             return
         try:
             self.wfile.write(data)
-            self.web.told_bytes += len(data)
+            self.web.sent_bytes += len(data)
         except ConnectionError:
-            pass  # who asked has read enough
+            pass  # the client has closed the connection
 
 
 @contextmanager
-def serving(folder: Path, handler: type[Handler] = Handler) -> Iterator[Web]:
-    """Serve a folder for as long as the block lasts."""
+def serve_folder(folder: Path, handler: type[Handler] = Handler) -> Iterator[Web]:
+    """Serve a folder for the duration of the block."""
     web = Web(folder)
-    own = type("Handler", (handler,), {"web": web})
-    with running(ThreadingHTTPServer(("127.0.0.1", 0), own), "web") as web.url:
+    bound_handler = type("Handler", (handler,), {"web": web})
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), bound_handler), "web") as web.url:
         yield web

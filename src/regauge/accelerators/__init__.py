@@ -1,7 +1,10 @@
-"""What a run may ask of a device, and how one is chosen.
+"""Accelerators: the kinds of devices that Regauge runs on, and how one of them is chosen.
 
-An accelerator states only its differences from `torch.accelerator`; no other room says a device's
-name. Files here import torch in their methods: `available` must answer where nothing is installed.
+`Accelerator` is the interface; each file is one kind and states only its differences from
+`torch.accelerator`. `choose` picks the fittest kind of this machine, and `claim_device` takes a
+device for this process. No other package contains the name of a device. Files here import torch
+inside their methods, because `available` must also work if no vendor library is installed. This
+package may import the foundation modules (`config`, `choices`, `errors`, `processes`, `timing`).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from regauge import choices
 from regauge.config import Choice
-from regauge.errors import PreflightError, SettingsError, plain
+from regauge.errors import PreflightError, SettingsError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -28,291 +31,308 @@ if TYPE_CHECKING:
     Batch = dict[str, torch.Tensor]
 
 Precision = Literal["bf16", "fp32", "tf32", "fp16"]
-REFERENCE = "cpu"
-"""The kind of device that all others are measured by."""
+REFERENCE_KIND = "cpu"
+"""The kind of device that all others are compared with."""
 
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a run can use an accelerator here: the fittest is chosen, 0 is unusable."""
+    """Whether this machine can use a choice. The highest fitness is chosen; 0 means unusable."""
 
     fitness: int
     reason: str
 
 
 @dataclass(frozen=True)
-class Chip:
-    """One device's limits; what is not known is absent, never guessed."""
+class ChipPeak:
+    """The peak performance of one device. Unknown values are absent, never guessed."""
 
     name: str
     flops_per_second: Mapping[str, float] = field(default_factory=dict)
-    """Dense peak by precision."""
+    """Dense peak in floating-point operations per second, by precision."""
     source: str = "unknown"
-    """Where the peak comes from."""
-    measured: bool = False
-    """Whether the peak was timed here, and is no data sheet's."""
+    """The source of the peak."""
+    is_measured: bool = False
+    """Whether the peak was measured on this machine instead of read from a data sheet."""
 
 
-class Rate(NamedTuple):
-    """The speed of a matrix product, measured here."""
+class MatmulRate(NamedTuple):
+    """The measured speed of a matrix product."""
 
     flops_per_second: float
-    measurements: int = 1
-    """More than one when the first was implausible for the device."""
+    num_measurements: int = 1
+    """More than one if the first measurement was implausible for the device."""
 
 
 @dataclass(frozen=True)
-class Collecting:
-    """How a vendor's tool compiles the graphs of a trial all at once, after it."""
+class GraphCollector:
+    """A vendor's tool that collects the graphs of a trial run, then compiles them in parallel."""
 
-    collect: tuple[str, ...]
-    """What is written before a command whose graphs shall only be collected."""
-    compile: tuple[str, ...]
-    """What is written before the same command to compile them."""
-    folder: str
-    """The environment variable that tells the second where they are."""
+    collect_prefix: tuple[str, ...]
+    """Prefix of a command whose graphs are only collected."""
+    compile_prefix: tuple[str, ...]
+    """Prefix of the same command that compiles the collected graphs."""
+    folder_variable: str
+    """The environment variable that passes the folder of the graphs to the second command."""
 
 
 class Accelerator(Choice):
     """A kind of device."""
 
-    variables: ClassVar[tuple[str, ...]] = ()
-    """Beginnings of the environment variables that its libraries read, beside torch's own."""
-    shared: ClassVar[bool] = False
+    env_prefixes: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of the environment variables that its libraries read, in addition to torch's."""
+    is_shareable: ClassVar[bool] = False
     """Whether several processes can compute on one device at the same time."""
-    indexed: ClassVar[bool] = False
-    """Whether a process takes the device whose index it is given, so that one can be left out."""
-    forkable: ClassVar[bool] = False
-    """Whether a process can be forked that has imported its libraries: these have begun nothing."""
-    repeatable: ClassVar[bool] = False
-    """Whether equal programs on one machine give equal bits, whatever else happens there."""
-    symbolic: ClassVar[bool] = False
-    """Whether its compiler makes one graph for all shapes where it is asked to."""
+    is_indexed: ClassVar[bool] = False
+    """Whether a process can select its device by index, so that a bad device can be left out."""
+    is_fork_safe: ClassVar[bool] = False
+    """Whether a process can fork after it imported the libraries, since they start no thread."""
+    is_deterministic: ClassVar[bool] = False
+    """Whether equal programs on one machine give equal bits, independent of the load."""
+    has_dynamic_shapes: ClassVar[bool] = False
+    """Whether its compiler supports one graph for all shapes (torch.compile(dynamic=True))."""
     attention: ClassVar[Literal["sdpa", "chunked"]] = "sdpa"
-    """How models compute attention the fastest: see `models/attention.py`."""
+    """The fastest attention implementation; see `models/attention.py`."""
     on_host: ClassVar[bool] = False
-    """Whether it is the processor itself, which computes in the memory of the host."""
-    ahead_of_time: ClassVar[bool] = False
+    """Whether it is the host's processor, which computes in host memory."""
+    supports_aot: ClassVar[bool] = False
     """Whether torch compiles libraries for it ahead of time (AOTInductor)."""
     onnx_provider: ClassVar[str | None] = None
-    """ONNX Runtime's execution provider for it; None if there is none."""
+    """The execution provider of ONNX Runtime; None if there is none."""
 
     @property
-    def lazy(self) -> bool:
-        """Whether operations are only recorded, and computed as one graph at each mark.
+    def is_lazy(self) -> bool:
+        """Whether operations are recorded and run as one graph at each step mark (lazy tensors).
 
-        What changes from step to step must then be data: a number would be part of the graph.
+        Values that change from step to step must then be tensors, since Python numbers become
+        constants of the graph.
         """
         return False
 
     @classmethod
     def available(cls) -> Availability:
-        """Return how fit the device is here and why; never raises."""
+        """Return the fitness of this machine for the device, with the reason; never raises."""
         raise NotImplementedError
 
     def claim(self, index: int, threads: int) -> torch.device:
-        """Take this process's device and its CPU threads, and return the device."""
+        """Select the device of this process, set its number of CPU threads; return the device."""
         raise NotImplementedError
 
-    def count(self) -> int:
-        """Return how many processes this machine can give a device each."""
+    def num_devices(self) -> int:
+        """Return the number of processes on this machine that can have a device each."""
         return 1
 
-    def collectives(self) -> str:
-        """Return the name of torch.distributed's backend for this device."""
+    def distributed_backend(self) -> str:
+        """Return the name of the torch.distributed backend, such as `nccl`."""
         raise NotImplementedError
 
-    def rendezvous(self) -> str:
-        """Return where the processes of a run meet, as torch.distributed's `init_method`."""
+    def init_method(self) -> str:
+        """Return the `init_method` of torch.distributed."""
         return "env://"
 
     def precisions(self) -> tuple[Precision, ...]:
-        """Return what the device computes in, the fastest that trains safely first."""
+        """Return the supported precisions; the fastest one that trains safely comes first."""
         raise NotImplementedError
 
-    def rates(self) -> Mapping[Precision, Rate]:
-        """Return the operations a second of a product in each, timed in less than a second.
+    def matmul_rates(self) -> Mapping[Precision, MatmulRate]:
+        """Return the measured speed of a matrix product in each precision.
 
-        An implausible rate is measured again, for some seconds at most. Returns nothing when that
-        order is never wrong. No device need have been claimed.
+        The measurement takes less than a second, or a few seconds if a rate is implausible and is
+        measured again. Returns an empty mapping if the order of `precisions` is always right. The
+        device need not be claimed.
         """
         return {}
 
-    def use(self, precision: Precision) -> None:
-        """Set what the process must know of a precision before the first operation."""
+    def set_precision(self, precision: Precision) -> None:
+        """Configure the process for a precision, before the first operation."""
 
     def end_microbatch(self) -> None:
-        """Mark the end of a microbatch's forward and backward; lazy devices cut the graph here."""
+        """Mark the end of a microbatch's forward and backward pass; lazy devices end a graph."""
 
     def end_step(self) -> None:
-        """Mark the end of an optimizer step; lazy devices cut the graph here."""
+        """Mark the end of an optimizer step; lazy devices end a graph here."""
 
     def wrap_loader(
         self, steps: Iterator[list[Batch]], device: torch.device
     ) -> Generator[list[Batch]]:
-        """Yield the host batches of each step on the device; copies overlap where they can."""
+        """Yield the batches of each step on the device; copies overlap with compute if possible."""
         for batches in steps:
             yield [
                 {name: value.to(device, non_blocking=True) for name, value in batch.items()}
                 for batch in batches
             ]
 
-    def seed(self, word: int) -> None:
-        """Seed the device's own generator, and torch's; `word` is 63 bits."""
+    def seed(self, seed: int) -> None:
+        """Seed the generators of the device and of torch with a number of 63 bits."""
         import torch
 
-        torch.manual_seed(word)
+        torch.manual_seed(seed)
 
-    def graphs_compiled(self) -> int:
-        """Return how many graphs this process has compiled so far."""
+    def num_compiled_graphs(self) -> int:
+        """Return the number of graphs that this process has compiled."""
         from torch._dynamo.utils import counters
 
         return int(counters["stats"]["unique_graphs"])
 
     def compile_seconds(self) -> float:
-        """Return how long a compiler of the device itself has worked in this process."""
+        """Return the seconds that the device's own compiler has run in this process."""
         return 0.0
 
     def counters(self) -> dict[str, float]:
-        """Return what the device's software counts in this process, for the ledger."""
+        """Return the counters of the device's software in this process, for the ledger."""
         return {}
 
-    def obstacle_to_compiling(self) -> str | None:
-        """Return why torch.compile cannot work here, or None."""
+    def compile_obstacle(self) -> str | None:
+        """Return the reason why torch.compile cannot be used, or None."""
         return None
 
-    def expect_compiling(self) -> None:
-        """Start what the compiler must find out of this machine, beside other work."""
+    def warm_up_compiler(self) -> None:
+        """Start the machine checks of the compiler in the background."""
 
     def compile_backend(self) -> str | Callable[..., Any]:
-        """Return torch.compile's backend for the device, or its name."""
+        """Return the torch.compile backend of the device, or its name."""
         return "inductor"
 
-    def model(self) -> str:
-        """Return the name of the device's model: equal ones compute alike."""
-        return self.chip(self.precisions()[0]).name
+    def model_name(self) -> str:
+        """Return the model name of the device. Devices with equal names compute equal results."""
+        return self.chip_peak(self.precisions()[0]).name
 
     def features(self) -> frozenset[str]:
-        """Return what compiled code may rely on here: it is worth nothing where one is absent."""
+        """Return the features that code compiled here may need, such as instruction sets.
+
+        Such code does not run on a machine that lacks one of them.
+        """
         return frozenset({self.kind})
 
     def compile_options(self) -> dict[str, bool]:
-        """Return what torch.compile's backend is told beside its defaults."""
+        """Return the options of the torch.compile backend that differ from its defaults."""
         return {}
 
     def onnx_options(self, index: int, precision: Precision) -> dict[str, str]:
-        """Return the settings of ONNX Runtime's execution provider on the device with an index."""
+        """Return the options of ONNX Runtime's execution provider for a device index."""
         del index, precision
         return {}
 
-    def collecting(self) -> Collecting | None:
-        """Return the vendor's tool that compiles ahead of time; None where a trial does it."""
+    def graph_collector(self) -> GraphCollector | None:
+        """Return the vendor's ahead-of-time compiler tool; None if a trial run compiles itself."""
         return None
 
-    def use_cache(self, folder: Path) -> None:
-        """Keep compiled graphs in a folder from now on, and find those that are there."""
+    def set_graph_cache(self, folder: Path) -> None:
+        """Store compiled graphs in a folder, and reuse the graphs that it contains."""
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
-    def cached(self) -> tuple[int, int]:
-        """Return how many graphs this process found in its cache, and how many it had to make."""
+    def graph_cache_counts(self) -> tuple[int, int]:
+        """Return the cache hits and misses of this process's compiled graphs."""
         from torch._dynamo.utils import counters
 
-        found = counters["inductor"]
-        return int(found["fxgraph_cache_hit"]), int(found["fxgraph_cache_miss"])
+        counts = counters["inductor"]
+        return int(counts["fxgraph_cache_hit"]), int(counts["fxgraph_cache_miss"])
 
-    def for_inference(self, module: nn.Module) -> nn.Module:
-        """Return a module, placed and in evaluation mode, as the device computes it fastest."""
+    def prepare_for_inference(self, module: nn.Module) -> nn.Module:
+        """Return the fastest form of a module that is on the device and in evaluation mode."""
         return module
 
-    def keep_memory(self) -> None:
-        """Keep for later steps what memory a step lets go of; called when the weights lie there."""
+    def retain_freed_memory(self) -> None:
+        """Reuse freed memory in later steps instead of returning it to the operating system.
+
+        Called when the weights are on the device.
+        """
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished all of its operations."""
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the largest memory in use since the start, or None where it is not known."""
+        """Return the peak memory in use since the start, or None if it is unknown."""
         return None
 
-    def memory_bytes(self, processes: int) -> int | None:
-        """Return what memory each of so many processes of this machine can have, where known."""
-        del processes
+    def memory_bytes(self, num_processes: int) -> int | None:
+        """Return the bytes that each of `num_processes` processes can use; None if unknown."""
+        del num_processes
         return None
 
-    def meter(self) -> Callable[[], float] | None:
-        """Return what counts from now on the joules of the claimed device, whoever uses it."""
+    def start_energy_meter(self) -> Callable[[], float] | None:
+        """Return a function that returns the joules that the claimed device used since this call.
+
+        The energy of all processes on the device counts. Returns None if it cannot be measured.
+        """
         return None
 
-    def tools(self, size: int) -> tuple[tuple[str, ...], ...]:
-        """Return the vendor's checks of `size` devices, as commands; code 0 says all is well."""
-        del size
+    def diagnostic_commands(self, num_devices: int) -> tuple[tuple[str, ...], ...]:
+        """Return the commands of the vendor's device checks; exit status 0 means healthy."""
+        del num_devices
         return ()
 
-    def occupants(self) -> tuple[str, ...]:
-        """Return the vendor's command that prints a line for each process on the devices."""
+    def process_list_command(self) -> tuple[str, ...]:
+        """Return the vendor's command that prints one line per process on the devices."""
         return ()
 
-    def measure_again(self) -> None:
-        """Forget a peak that was timed: something else had the device then."""
+    def clear_measurements(self) -> None:
+        """Discard a measured peak, because other work used the device during the measurement."""
 
-    def chip(self, precision: Precision) -> Chip:
-        """Return the device's name and its peak for a precision."""
+    def chip_peak(self, precision: Precision) -> ChipPeak:
+        """Return the name of the device and its peak for a precision."""
         raise NotImplementedError
 
 
 def survey() -> dict[str, Availability]:
-    """Return every accelerator's availability on this machine."""
+    """Return the availability of every accelerator on this machine, by kind."""
     kinds = choices.names("accelerators")
     return {kind: choices.load("accelerators", kind).available() for kind in kinds}
 
 
 def choose() -> tuple[Accelerator, str]:
-    """Return the fittest accelerator of this machine and the reason for it."""
-    found = survey()
-    kind = max(found, key=lambda name: found[name].fitness)
-    return choices.load("accelerators", kind)(), f"{kind}: {found[kind].reason}"
+    """Return the fittest accelerator of this machine, and the reason for the choice."""
+    availabilities = survey()
+    kind = max(availabilities, key=lambda name: availabilities[name].fitness)
+    return choices.load("accelerators", kind)(), f"{kind}: {availabilities[kind].reason}"
 
 
-def foreseen() -> Accelerator | None:
-    """Return what `choose` finds, where that is known without importing torch."""
-    return choose()[0] if for_cpus() else None
+def choose_without_torch() -> Accelerator | None:
+    """Return the accelerator that `choose` would return, or None if only torch can decide."""
+    return choose()[0] if is_cpu_only_torch() else None
 
 
-def for_cpus() -> bool:
-    """Return whether torch is certainly a build for CPUs alone, as its version says."""
-    return any(each.version.endswith("+cpu") for each in distributions(name="torch"))
+def is_cpu_only_torch() -> bool:
+    """Return whether the version of torch marks a CPU-only build."""
+    return any(build.version.endswith("+cpu") for build in distributions(name="torch"))
 
 
-def require(accelerator: Accelerator) -> None:
-    """Raise SettingsError with the nearest choice when an accelerator is not usable here."""
-    if (found := accelerator.available()).fitness == 0:
+def check_available(accelerator: Accelerator) -> None:
+    """Raise SettingsError with the usable kinds if an accelerator is not usable here."""
+    availability = accelerator.available()
+    if availability.fitness == 0:
         usable = [kind for kind, other in survey().items() if other.fitness > 0]
-        problem = f"accelerator '{accelerator.kind}' is not usable here: {found.reason}"
-        raise SettingsError(problem, f"usable here: {', '.join(usable)}")
+        problem = f"accelerator '{accelerator.kind}' is not usable here: {availability.reason}"
+        raise SettingsError(problem, f"use one of: {', '.join(usable)}")
 
 
-def take(accelerator: Accelerator, index: int, threads: int) -> torch.device:
+def claim_device(accelerator: Accelerator, index: int, threads: int) -> torch.device:
     """Claim a device for this process.
 
-    Raises PreflightError for one that cannot be had: it is in use, or there are too few.
+    Raises PreflightError if the device is in use or does not exist.
     """
     import torch
 
     try:
         device = accelerator.claim(index, threads)
-        if not accelerator.lazy:
+        if not accelerator.is_lazy:
             torch.zeros(1, device=device)
     except RuntimeError as error:
-        problem = f"device {index} of '{accelerator.kind}' cannot be taken: {plain(error)}"
-        way = "see whether another process uses it (regauge doctor), or start fewer processes"
-        raise PreflightError(problem, way) from None
+        problem = f"device {index} of '{accelerator.kind}' cannot be claimed: {first_line(error)}"
+        remedy = "check for other processes with `regauge doctor`, or start fewer processes"
+        raise PreflightError(problem, remedy) from None
     return device
 
 
-def join(accelerator: Accelerator, world: World, timeout_seconds: int) -> None:
-    """Meet the other processes of the run."""
+def init_process_group(accelerator: Accelerator, world: World, timeout_seconds: int) -> None:
+    """Initialize the default process group of torch.distributed, except for a single process."""
     import torch.distributed as dist
 
     if world.size > 1 and not dist.is_initialized():
-        how = accelerator.collectives(), accelerator.rendezvous(), dt.timedelta(0, timeout_seconds)
-        dist.init_process_group(*how, world.size, world.rank)
+        dist.init_process_group(
+            accelerator.distributed_backend(),
+            accelerator.init_method(),
+            dt.timedelta(seconds=timeout_seconds),
+            world.size,
+            world.rank,
+        )

@@ -1,14 +1,14 @@
-"""The compiler of C++ that torch.compile calls for code of the host."""
+"""The C++ compiler that torch.compile needs for host code."""
 
 from __future__ import annotations
 
 import shutil
 
-NAMES = ("g++", "clang++")
+COMPILERS = ("g++", "clang++")
 
 
 def obstacle() -> str | None:
-    """Return what is missing, or None."""
-    if any(map(shutil.which, NAMES)):
+    """Return the reason why no C++ code can be compiled, or None."""
+    if any(map(shutil.which, COMPILERS)):
         return None
-    return f"no C++ compiler is installed ({' or '.join(NAMES)})"
+    return f"no C++ compiler is installed ({' or '.join(COMPILERS)})"

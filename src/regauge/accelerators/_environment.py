@@ -1,4 +1,4 @@
-"""Environment variables that a device's software reads, set from settings."""
+"""Environment variables of a vendor's software, set from the settings of a run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 from regauge.errors import SettingsError
 
 
-def impose(name: str, value: str) -> None:
-    """Set an environment variable that a setting decides.
+def set_variable(name: str, value: str) -> None:
+    """Set an environment variable to the value of a setting.
 
-    Raises SettingsError where something else has set it to another value.
+    Raises SettingsError if the environment already has another value.
     """
     foreign = os.environ.setdefault(name, value)
     if foreign != value:
         raise SettingsError(
-            f"{name}={foreign} is set from outside, and the run's settings say {value}",
-            f"unset {name}, or set the accelerator's settings to it",
+            f"{name}={foreign} in the environment contradicts the run's settings, {name}={value}",
+            f"unset {name}, or change the settings of the accelerator",
         )

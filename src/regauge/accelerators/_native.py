@@ -1,19 +1,19 @@
-"""What every device that torch reaches by its own accelerator interface shares."""
+"""The base of all accelerators that are reached through torch.accelerator."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from regauge.accelerators import Accelerator, Chip, Precision
+from regauge.accelerators import Accelerator, ChipPeak, Precision
 
 if TYPE_CHECKING:
     import torch
 
 
 class NativeDevice(Accelerator):
-    """One device of `torch.accelerator` per process, with nothing assumed of it."""
+    """One device of `torch.accelerator` per process. Nothing else is assumed about it."""
 
-    indexed: ClassVar[bool] = True
+    is_indexed: ClassVar[bool] = True
 
     def claim(self, index: int, threads: int) -> torch.device:
         import torch
@@ -22,12 +22,12 @@ class NativeDevice(Accelerator):
         torch.accelerator.set_device_index(index)
         return torch.device(device_type(), index)
 
-    def count(self) -> int:
+    def num_devices(self) -> int:
         import torch
 
         return torch.accelerator.device_count()
 
-    def collectives(self) -> str:
+    def distributed_backend(self) -> str:
         import torch.distributed
 
         return torch.distributed.get_default_backend_for_device(device_type())
@@ -40,12 +40,12 @@ class NativeDevice(Accelerator):
 
         torch.accelerator.synchronize()
 
-    def chip(self, precision: Precision) -> Chip:  # noqa: ARG002 - no peak is known
-        return Chip(device_type())
+    def chip_peak(self, precision: Precision) -> ChipPeak:  # noqa: ARG002 - the peak is unknown
+        return ChipPeak(device_type())
 
 
 def device_type() -> str:
-    """Return the type of torch's current accelerator; "cpu" where there is none."""
+    """Return the type of torch's current accelerator, or "cpu" if there is none."""
     import torch
 
     device = torch.accelerator.current_accelerator()

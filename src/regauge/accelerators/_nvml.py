@@ -1,4 +1,4 @@
-"""Joules that a GPU says it has taken, by NVML: millijoules since its driver was loaded."""
+"""The energy counter of NVIDIA GPUs: NVML counts millijoules since the driver was loaded."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def meter(uuid: str) -> Callable[[], float] | None:
-    """Return what counts the joules of a GPU from now on, whoever else uses it.
+def start_meter(uuid: str) -> Callable[[], float] | None:
+    """Return a function that returns the joules that a GPU used since this call.
 
-    None without NVIDIA's Python package (nvidia-ml-py), and for GPUs before Volta: they count none.
+    The energy of all processes counts. Returns None if NVIDIA's Python package (nvidia-ml-py) is
+    not installed, or if the GPU has no counter (before Volta).
     """
     try:
         import pynvml

@@ -1,7 +1,8 @@
-"""The least rate of matrix products that a processor's instructions make plausible.
+"""The lowest plausible rate of matrix products on a processor, by its instruction sets.
 
-A rate below it was measured while other work had the cores, or the instructions cannot be used
-here: a hypervisor hides them, or torch was built without them.
+A measured rate below this floor has one of two causes. Other work used the cores during the
+measurement, or the instructions cannot be used: a hypervisor hides them, or torch was built without
+them.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ FLOPS_PER_CYCLE: dict[str, tuple[tuple[frozenset[str], int], ...]] = {
         (frozenset({"sse2"}), 4),
     ),
 }
-"""By precision: instruction sets and the operations of one execution unit a cycle, widest first.
+"""Operations per cycle of one execution unit, by precision and instruction set, widest first.
 
-A product with its sum is two operations. `amx_bf16`: 16 x 16 x 32 products in 16 cycles (Intel 64
-and IA-32 Architectures Optimization Reference Manual, on Intel AMX). The others follow from the
-width of the registers; those of `bf16` have 128 bits (BFMMLA).
+A multiplication with its addition counts as two operations. `amx_bf16`: 16 x 16 x 32 products in
+16 cycles (Intel 64 and IA-32 Architectures Optimization Reference Manual, on Intel AMX). The others
+follow from the width of the registers. The registers of `bf16` (BFMMLA) have 128 bits.
 """
-PLAUSIBLE_SHARE = 0.05
-"""Of the peak. With `amx_bf16`, 0.44 was seen on an idle machine, 0.07 on one that was shared."""
+MIN_PEAK_SHARE = 0.05
+"""Share of the peak. Measured with `amx_bf16`: 0.44 on an idle machine, 0.07 on a shared one."""
 UNKNOWN_CLOCK_HZ = 1e9
-"""Below the base clock of processors that train models."""
+"""Used if the clock is unknown; lower than the base clock of processors that train models."""
 _NOMINAL = re.compile(r"^model name\s*:.*@\s*([\d.]+)\s*GHz", re.MULTILINE)
 _CURRENT = re.compile(r"^cpu MHz\s*:\s*([\d.]+)", re.MULTILINE)
 
@@ -44,18 +45,18 @@ _CURRENT = re.compile(r"^cpu MHz\s*:\s*([\d.]+)", re.MULTILINE)
 def min_plausible_rate(
     precision: Precision, instructions: frozenset[str], cores: int, clock_hz: float
 ) -> float:
-    """Return the least plausible operations a second; 0 when the instructions are unknown.
+    """Return the lowest plausible operations per second; 0 if the instructions are unknown.
 
-    The peak is cores x clock x operations a cycle: Dolbeau, "Theoretical peak FLOPS per instruction
-    set: a tutorial", Journal of Supercomputing 74 (2018).
+    The peak is cores x clock x operations per cycle: Dolbeau, "Theoretical peak FLOPS per
+    instruction set: a tutorial", Journal of Supercomputing 74 (2018).
     """
     sets = FLOPS_PER_CYCLE.get(precision, ())
     per_cycle = next((count for names, count in sets if names & instructions), 0)
-    return PLAUSIBLE_SHARE * cores * clock_hz * per_cycle
+    return MIN_PEAK_SHARE * cores * clock_hz * per_cycle
 
 
 def read_clock_hz(cpuinfo: Path) -> float:
-    """Return the base clock of the processor's name, else its clock now, else 1 GHz."""
+    """Return the base clock in the processor's name, else the current clock, else 1 GHz."""
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     for pattern, unit in ((_NOMINAL, 1e9), (_CURRENT, 1e6)):
         if (match := pattern.search(text)) and (clock := float(match[1]) * unit) > 0:

@@ -1,8 +1,8 @@
-"""Joules that a processor says it has taken, where the kernel lets them be read.
+"""The energy counters of processors, if the kernel allows the process to read them.
 
-The counters are those of powercap (Documentation/power/powercap in the kernel's tree): microjoules
-of each package since some moment, which begin again at zero beyond a largest value. They count all
-that a machine does, and since 2020 mostly answer to root alone.
+Linux powercap has one counter for each processor package (Documentation/power/powercap in the
+kernel's source). It counts microjoules and restarts at zero after a largest value. The counters
+include all work of the machine. Since 2020, most kernels let only root read them.
 """
 
 from __future__ import annotations
@@ -18,39 +18,49 @@ ROOT = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True)
-class Counter:
-    """One package."""
+class EnergyCounter:
+    """The counter of one processor package."""
 
     file: Path
-    most: int
-    """Microjoules after which it begins again."""
+    max_microjoules: int
+    """The largest value, after which the counter restarts at zero."""
 
     def read(self) -> int:
-        """Return microjoules since some moment."""
+        """Return the microjoules since an unspecified moment."""
         return int(self.file.read_text())
 
 
-def counters(root: Path = ROOT) -> tuple[Counter, ...]:
-    """Return the counters of all packages; none where one of them cannot be read."""
-    found = []
+def find_counters(root: Path = ROOT) -> tuple[EnergyCounter, ...]:
+    """Return the counters of all packages, or none if one of them cannot be read."""
+    counters = []
     for zone in sorted(root.glob("*")):
         try:
             if not (zone / "name").read_text().startswith("package"):
                 continue
-            most = int((zone / "max_energy_range_uj").read_text())
-            counter = Counter(zone / "energy_uj", most)
+            max_microjoules = int((zone / "max_energy_range_uj").read_text())
+            counter = EnergyCounter(zone / "energy_uj", max_microjoules)
             counter.read()
         except (OSError, ValueError):
             if (zone / "energy_uj").exists():
                 return ()
             continue
-        found.append(counter)
-    return tuple(found)
+        counters.append(counter)
+    return tuple(counters)
 
 
-def meter(root: Path = ROOT) -> Callable[[], float] | None:
-    """Return what counts joules from now on; each counter may begin again once."""
-    before = [(counter, counter.read()) for counter in counters(root)]
-    if not before:
+def start_meter(root: Path = ROOT) -> Callable[[], float] | None:
+    """Return a function that returns the joules since this call; None if there is no counter.
+
+    Each counter may restart at zero once.
+    """
+    starts = [(counter, counter.read()) for counter in find_counters(root)]
+    if not starts:
         return None
-    return lambda: sum((each.read() - then) % (each.most + 1) for each, then in before) / 1e6
+
+    def joules() -> float:
+        differences = (
+            (counter.read() - start) % (counter.max_microjoules + 1) for counter, start in starts
+        )
+        return sum(differences) / 1e6
+
+    return joules

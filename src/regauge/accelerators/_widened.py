@@ -1,8 +1,8 @@
-"""Products of bf16 on a processor that has no instructions for them.
+"""Matrix products in bf16 on processors without bf16 instructions.
 
-torch multiplies such values one by one there, fifty times slower than fp32. Here they are widened,
-which is exact, multiplied and summed in fp32, and rounded once: what the instructions themselves
-do.
+On such a processor torch multiplies bf16 values one by one, fifty times slower than fp32. The
+kernels of this file convert the values to fp32, which is exact, multiply and add in fp32, and round
+the result once. The bf16 instructions compute the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPERATIONS = (*PRODUCTS, *(f"{name}.out" for name in PRODUCTS), ATTENTION, f"{AT
 
 @cache
 def install() -> Library:
-    """Have torch widen the products of this process; return what keeps it so."""
+    """Replace torch's kernels in this process; they stay as long as the returned library exists."""
     import torch
 
     library = torch.library.Library("aten", "IMPL")
@@ -32,37 +32,39 @@ def install() -> Library:
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         for name in OPERATIONS:
             kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
-            widened = _widened(kernel.call_boxed, stays_wide=int(name == ATTENTION))
+            widened = _widen_kernel(kernel.call_boxed, num_wide_outputs=int(name == ATTENTION))
             library.impl(name, widened, "CPU", with_keyset=True, allow_override=True)
     return library
 
 
-def _widened(kernel: Callable[..., Any], *, stays_wide: int) -> Callable[..., Any]:
-    """Return a kernel that computes in fp32 what it is given in bf16.
+def _widen_kernel(kernel: Callable[..., Any], *, num_wide_outputs: int) -> Callable[..., Any]:
+    """Return a kernel that converts bf16 inputs to fp32, and its outputs back to bf16.
 
-    The last of attention's two results is the logarithm of its sums, which is never narrow.
+    The last `num_wide_outputs` outputs stay fp32: the second output of attention is the logarithm
+    of its sums, which is always fp32.
     """
     import torch
     from torch import Tensor
 
-    def narrow(value: Any) -> bool:
+    def is_bf16(value: Any) -> bool:
         return isinstance(value, Tensor) and value.dtype == torch.bfloat16
 
-    def wide(value: Any) -> Any:
-        return value.float() if narrow(value) else value
+    def widen(value: Any) -> Any:
+        return value.float() if is_bf16(value) else value
 
-    def compute(keys: Any, *given: Any, **named: Any) -> Any:
-        if not any(map(narrow, given)):
-            return kernel(keys, *given, **named)
-        into: Tensor | None = named.pop("out", None)
-        values = [wide(value) for value in given]
-        named = {name: wide(value) for name, value in named.items()}
-        if into is not None:
-            return into.copy_(kernel(keys, *values, **named, out=into.float()))
-        found = kernel(keys, *values, **named)
-        if isinstance(found, Tensor):
-            return found.bfloat16()
-        last = len(found) - stays_wide
-        return (*(each.bfloat16() for each in found[:last]), *found[last:])
+    def compute(keys: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not any(map(is_bf16, arguments)):
+            return kernel(keys, *arguments, **keywords)
+        out: Tensor | None = keywords.pop("out", None)
+        arguments = tuple(widen(value) for value in arguments)
+        keywords = {name: widen(value) for name, value in keywords.items()}
+        if out is not None:
+            return out.copy_(kernel(keys, *arguments, **keywords, out=out.float()))
+        outputs = kernel(keys, *arguments, **keywords)
+        if isinstance(outputs, Tensor):
+            return outputs.bfloat16()
+        num_narrow = len(outputs) - num_wide_outputs
+        narrow = (output.bfloat16() for output in outputs[:num_narrow])
+        return (*narrow, *outputs[num_narrow:])
 
     return compute

@@ -1,4 +1,4 @@
-"""What every device behind PyTorch/XLA shares: it records, and computes at each mark."""
+"""The base of all devices behind PyTorch/XLA, which record operations and run them as graphs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regauge.accelerators import Accelerator
-from regauge.accelerators._environment import impose
+from regauge.accelerators._environment import set_variable
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -19,42 +19,43 @@ if TYPE_CHECKING:
 
 PLATFORM = "PJRT_DEVICE"
 STEPS_AHEAD = 2
+"""Steps whose batches are loaded and sent to the device ahead of time."""
 
 
 class XlaDevice(Accelerator):
-    """One device per process."""
+    """One XLA device per process."""
 
-    variables: ClassVar[tuple[str, ...]] = ("XLA_", "PJRT_")
+    env_prefixes: ClassVar[tuple[str, ...]] = ("XLA_", "PJRT_")
 
     @property
-    def lazy(self) -> bool:
+    def is_lazy(self) -> bool:
         return True
 
     def platform(self) -> str:
-        """Return PJRT's name of the platform."""
+        """Return the name of the platform in PJRT, such as `TPU`."""
         raise NotImplementedError
 
     def claim(self, index: int, threads: int) -> torch.device:
-        """Take the device; raises SettingsError where the environment says another platform.
+        """Select the device; raises SettingsError if the environment names another platform.
 
-        The client starts here, before any backward pass on the CPU: after one it would crash.
+        The client must start before any backward pass on the CPU, since it would crash after one.
         """
         del index
         import torch
 
-        impose(PLATFORM, self.platform())
+        set_variable(PLATFORM, self.platform())
         import torch_xla
 
         torch.set_num_threads(threads)
         if not hasattr(torch, "xla"):
-            # torch.utils.checkpoint looks for a module of the device's name, and finds none.
-            torch._register_device_module("xla", torch_xla)  # noqa: SLF001 - backends' own entry
+            # torch.utils.checkpoint needs a module with the name of the device, and there is none.
+            torch._register_device_module("xla", torch_xla)  # noqa: SLF001 - the entry for backends
         return torch.device(torch_xla.device())
 
-    def collectives(self) -> str:
+    def distributed_backend(self) -> str:
         return "xla"
 
-    def rendezvous(self) -> str:
+    def init_method(self) -> str:
         import torch_xla.distributed.xla_backend  # noqa: F401 - it registers itself
 
         return "xla://"
@@ -72,14 +73,14 @@ class XlaDevice(Accelerator):
     def wrap_loader(
         self, steps: Iterator[list[Batch]], device: torch.device
     ) -> Generator[list[Batch]]:
-        """Send the batches of later steps while this one is computed.
+        """Yield the batches of each step; batches of later steps are sent during the computation.
 
-        torch_xla's loader would mark a step whenever it is asked for a batch: its count of batches
-        per mark is set so high that the marks of a run are those of the loop.
+        torch_xla's loader marks a step after a number of batches. That number is set so high that
+        only the training loop marks steps.
         """
         from torch_xla.distributed.parallel_loader import ParallelLoader
 
-        host = _Watched(steps)
+        host = _ErrorRecordingSteps(steps)
         loader = ParallelLoader(
             host,
             [device],
@@ -94,28 +95,28 @@ class XlaDevice(Accelerator):
             if host.failure is not None:
                 raise host.failure
 
-    def seed(self, word: int) -> None:
+    def seed(self, seed: int) -> None:
         import torch
         import torch_xla
 
-        torch.manual_seed(word)
-        torch_xla.manual_seed(word)
+        torch.manual_seed(seed)
+        torch_xla.manual_seed(seed)
 
-    def graphs_compiled(self) -> int:
-        """Return how many graphs XLA has compiled in this process."""
-        return int(_metric("CompileTime")[0])
+    def num_compiled_graphs(self) -> int:
+        """Return the number of graphs that XLA has compiled in this process."""
+        return int(_read_metric("CompileTime")[0])
 
     def compile_seconds(self) -> float:
-        return _metric("CompileTime")[1] / 1e9
+        return _read_metric("CompileTime")[1] / 1e9
 
     def counters(self) -> dict[str, float]:
-        """Return graphs, transfers and their bytes, and operations that fell back to the host."""
+        """Return the counts of graphs, of transfers and their bytes, and of CPU fallbacks."""
         from torch_xla.debug import metrics
 
-        sent, received = _metric("OutboundData"), _metric("InboundData")
+        sent, received = _read_metric("OutboundData"), _read_metric("InboundData")
         return {
-            "graphs_compiled": _metric("CompileTime")[0],
-            "graphs_executed": _metric("ExecuteTime")[0],
+            "graphs_compiled": _read_metric("CompileTime")[0],
+            "graphs_executed": _read_metric("ExecuteTime")[0],
             "sent": sent[0],
             "sent_bytes": sent[1],
             "received": received[0],
@@ -126,22 +127,22 @@ class XlaDevice(Accelerator):
     def features(self) -> frozenset[str]:
         return frozenset({self.platform(), f"torch_xla {version('torch_xla')}"})
 
-    def use_cache(self, folder: Path) -> None:
+    def set_graph_cache(self, folder: Path) -> None:
         from torch_xla import runtime
 
         runtime.initialize_cache(str(folder))
 
-    def cached(self) -> tuple[int, int]:
-        """Return executables that were read back, and those that were compiled.
+    def graph_cache_counts(self) -> tuple[int, int]:
+        """Return the executables that were read from the cache, and those that were compiled.
 
-        XLA's client for the CPU finds its own and cannot read them back: they count as compiled.
+        XLA's CPU client cannot read executables back, so they count as compiled.
         """
         from torch_xla.debug import metrics
 
-        found = metrics.counter_value("PersistentCacheHit") or 0
-        return int(found), self.graphs_compiled()
+        hits = metrics.counter_value("PersistentCacheHit") or 0
+        return int(hits), self.num_compiled_graphs()
 
-    def obstacle_to_compiling(self) -> str | None:
+    def compile_obstacle(self) -> str | None:
         return "XLA compiles every graph itself"
 
     def synchronize(self) -> None:
@@ -157,12 +158,12 @@ class XlaDevice(Accelerator):
 
         if self.platform() == "CPU":
             return None
-        found: Any = xla_model.get_memory_info(torch_xla.device())
-        return int(found["peak_bytes_used"]) if "peak_bytes_used" in found else None
+        memory: Any = xla_model.get_memory_info(torch_xla.device())
+        return int(memory["peak_bytes_used"]) if "peak_bytes_used" in memory else None
 
 
-class _Watched:
-    """An iterable that keeps what was raised in it: the loader's thread would swallow it."""
+class _ErrorRecordingSteps:
+    """An iterable that stores its exception, because the loader's thread would lose it."""
 
     def __init__(self, steps: Iterator[list[Batch]]) -> None:
         self._steps = steps
@@ -175,22 +176,23 @@ class _Watched:
             self.failure = error
 
 
-def _metric(name: str) -> tuple[float, float]:
-    """Return how often something was measured in this process, and the sum of it."""
+def _read_metric(name: str) -> tuple[float, float]:
+    """Return the count and the sum of a torch_xla metric in this process."""
     from torch_xla.debug import metrics
 
     data = metrics.metric_data(name)
     return (data[0], data[1]) if data else (0, 0.0)
 
 
-def missing() -> str | None:
-    """Return what torch_xla lacks here, or None; nothing is imported."""
+def torch_xla_obstacle() -> str | None:
+    """Return the reason why torch_xla cannot be used, or None; nothing is imported."""
     if importlib.util.find_spec("torch_xla") is None:
-        return "torch_xla is not installed; it needs a torch of its own version beside it"
+        return "torch_xla is not installed; it needs torch of the same version"
     try:
-        ours, theirs = version("torch"), version("torch_xla")
+        torch, torch_xla = version("torch"), version("torch_xla")
     except PackageNotFoundError as error:
         return f"{error.name} is not installed as a package"
-    if ours.split(".")[:2] != theirs.split(".")[:2]:
-        return f"torch_xla {theirs} needs torch {'.'.join(theirs.split('.')[:2])}, here is {ours}"
+    needed = ".".join(torch_xla.split(".")[:2])
+    if torch.split(".")[:2] != needed.split("."):
+        return f"torch_xla {torch_xla} needs torch {needed}; torch {torch} is installed"
     return None

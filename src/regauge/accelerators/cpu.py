@@ -1,4 +1,4 @@
-"""The processor itself: threads, and a precision chosen by its instruction set."""
+"""The host's processor: its threads, and a precision that its instruction set supports."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from regauge import processes, timing
 from regauge.accelerators import (
     Accelerator,
     Availability,
-    Chip,
+    ChipPeak,
+    MatmulRate,
     Precision,
-    Rate,
     _compiler,
     _peak_floor,
     _powercap,
@@ -34,14 +34,15 @@ if TYPE_CHECKING:
     import torch
 
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
-FOR_NUMBERS = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|movbe|asimd|sve|i8mm|bf16|fphp")
-"""How sets of instructions begin that a compiler may use for a loop over numbers."""
-FIRST_SIZE, LARGEST_SIZE, ENOUGH_SECONDS = 192, 3072, 5e-3
-"""Of square products. A precision that the processor has no instructions for is a thousand times
-slower than the fastest."""
-KEPT_SHARE = 0.7
-"""Of what a compiled graph keeps for its backward pass at most; 1 is torch's default."""
-GROUPS = (
+VECTOR_FEATURES = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|movbe|asimd|sve|i8mm|bf16|fphp")
+"""Prefixes of the instruction sets that a compiler may use for numerical loops."""
+MIN_SIZE, MAX_SIZE, MIN_SECONDS = 192, 3072, 5e-3
+"""Sizes of the measured square matrices, and the shortest duration that is accurate enough. A
+precision without hardware instructions is a thousand times slower than the fastest one."""
+ACTIVATION_MEMORY_BUDGET = 0.7
+"""Share of the activations that a compiled graph stores for its backward pass; torch's default
+is 1."""
+CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (
         Path("/sys/fs/cgroup/memory"),
@@ -50,35 +51,35 @@ GROUPS = (
         "total_inactive_file",
     ),
 )
-"""Where control groups of the second version and of the first tell their limit, what is used, and
-what of it are only files that were read."""
-LARGEST_IN_HEAP, KEPT_FREE, ALL = -3, -1, 2**31 - 1
-"""M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's malloc.h, in bytes."""
+"""Folder and file names of control groups, version 2 and version 1: the memory limit, the memory in
+use, and the field for the part that is only page cache."""
+M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, MAX_THRESHOLD = -3, -1, 2**31 - 1
+"""Parameters of mallopt in glibc's malloc.h, and the largest value of both, in bytes."""
 ABANDONED_SECONDS = 60.0
-"""A linker makes a file and fills it at once."""
-MEASURED_SECONDS, REPEATED_SECONDS = 0.5, 0.1
-"""Of a measurement: long enough to outlast what else a machine does now and then. A repetition of
-an implausible one is shorter."""
+"""Age after which an empty library is abandoned; a linker fills a file immediately."""
+MEASURE_SECONDS, REPEAT_SECONDS = 0.5, 0.1
+"""Duration of a measurement, long enough to average out short background work, and the duration of
+a repetition after an implausible one."""
 CPUINFO = Path("/proc/cpuinfo")
 
 
 class Cpu(Accelerator):
-    """A CPU process; several of them meet over gloo."""
+    """One CPU process; processes communicate over gloo."""
 
-    shared: ClassVar[bool] = True
-    indexed: ClassVar[bool] = True
-    forkable: ClassVar[bool] = True
-    symbolic: ClassVar[bool] = True
-    repeatable: ClassVar[bool] = True
+    is_shareable: ClassVar[bool] = True
+    is_indexed: ClassVar[bool] = True
+    is_fork_safe: ClassVar[bool] = True
+    has_dynamic_shapes: ClassVar[bool] = True
+    is_deterministic: ClassVar[bool] = True
     attention: ClassVar[Literal["sdpa", "chunked"]] = "chunked"
     on_host: ClassVar[bool] = True
-    ahead_of_time: ClassVar[bool] = True
+    supports_aot: ClassVar[bool] = True
     onnx_provider: ClassVar[str | None] = "CPUExecutionProvider"
-    variables: ClassVar[tuple[str, ...]] = ("ATEN_CPU_", "DNNL_", "ONEDNN_", "GLOO_")
+    env_prefixes: ClassVar[tuple[str, ...]] = ("ATEN_CPU_", "DNNL_", "ONEDNN_", "GLOO_")
 
     @classmethod
     def available(cls) -> Availability:
-        return Availability(2, "always there")
+        return Availability(2, "default")
 
     def claim(self, index: int, threads: int) -> torch.device:
         import torch
@@ -88,148 +89,157 @@ class Cpu(Accelerator):
         torch.set_num_threads(threads)
         return torch.device("cpu")
 
-    def collectives(self) -> str:
+    def distributed_backend(self) -> str:
         return "gloo"
 
     def precisions(self) -> tuple[Precision, ...]:
-        """Return bf16 first where the processor multiplies it natively; fp16 is emulated."""
+        """Return bf16 first if the processor has bf16 instructions; fp16 would be emulated."""
         return ("bf16", "fp32") if instructions() & BF16_INSTRUCTIONS else ("fp32", "bf16")
 
-    def rates(self) -> Mapping[Precision, Rate]:
-        """Time what it has instructions for; torch or a hypervisor may not have use of them."""
+    def matmul_rates(self) -> Mapping[Precision, MatmulRate]:
+        """Measure all precisions if the processor has bf16 instructions, else none.
+
+        torch or a hypervisor may not use the instructions.
+        """
         if not instructions() & BF16_INSTRUCTIONS:
             return {}
         return {precision: _fastest_matmul(precision, 0).rate for precision in self.precisions()}
 
-    def use(self, precision: Precision) -> None:
+    def set_precision(self, precision: Precision) -> None:
         if precision == "bf16" and not instructions() & BF16_INSTRUCTIONS:
             _widened.install()
 
-    def model(self) -> str:
+    def model_name(self) -> str:
         return _model_name()
 
     def features(self) -> frozenset[str]:
-        """Return the kernel's name of the machine, and its sets of instructions for numbers."""
-        return frozenset({platform.machine(), *filter(FOR_NUMBERS.match, instructions())})
+        """Return the kernel's machine name and the instruction sets for numerical code."""
+        return frozenset({platform.machine(), *filter(VECTOR_FEATURES.match, instructions())})
 
     def compile_backend(self) -> Callable[..., Any]:
-        """Return a backend that keeps less for the backward pass than torch's by default.
+        """Return an Inductor backend that stores fewer activations than torch's default.
 
-        What is cheap to compute again is as fast so: two fifths of what was kept are attention's
-        shares and other results of one pass over memory (docs/performance.md). What another run
-        has left unfinished in torch's cache is removed before.
+        The backward pass recomputes the cheap ones at the same speed: two fifths of the stored
+        bytes are attention probabilities and other results of one pass over memory
+        (docs/performance.md). Unfinished libraries of another run are removed from torch's cache
+        first.
         """
         from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-        named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # torch's own `cache_dir` would set it
-        remove_abandoned(Path(named or default_cache_dir()))
-        return _keeping_less
+        folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # torch's `cache_dir` would set it
+        remove_abandoned(Path(folder or default_cache_dir()))
+        return _compile_with_memory_budget
 
-    def obstacle_to_compiling(self) -> str | None:
+    def compile_obstacle(self) -> str | None:
         return _compiler.obstacle()
 
-    def expect_compiling(self) -> None:
-        """Try the C++ compiler's vector instructions in a thread: more than a second of waiting.
+    def warm_up_compiler(self) -> None:
+        """Check the C++ compiler's vector instructions in a thread; this takes more than a second.
 
-        What it finds is remembered by torch. One that fails here fails again where it is said.
+        torch caches the result. A compiler that fails here fails again in the compilation, which
+        reports the error.
         """
-        threading.Thread(target=_try_vectors, name="vectors", daemon=True).start()
+        threading.Thread(target=_check_vector_isa, name="vector-isa", daemon=True).start()
 
-    def keep_memory(self) -> None:
-        """Let glibc give nothing back to the system.
+    def retain_freed_memory(self) -> None:
+        """Keep glibc from returning freed memory to the operating system.
 
-        Which would hand every large tensor out anew, page by page and with zeros: a third of the
-        seconds of a step (docs/performance.md).
+        Otherwise the kernel maps and zeroes the pages of every large tensor again, which takes a
+        third of the time of a step (docs/performance.md).
         """
         with suppress(OSError, AttributeError):  # another C library
-            allocator = ctypes.CDLL(None).mallopt
-            allocator(LARGEST_IN_HEAP, ALL)
-            allocator(KEPT_FREE, ALL)
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(M_MMAP_THRESHOLD, MAX_THRESHOLD)
+            mallopt(M_TRIM_THRESHOLD, MAX_THRESHOLD)
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the largest resident size of the program itself.
+        """Return the peak resident memory of this program.
 
-        What `getrusage` tells is never less than what the process that started it had.
+        `getrusage` is only the fallback: its value includes the peak of the parent process.
         """
-        found = _kilobytes(Path("/proc/self/status"), "VmHWM")
-        return (found or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
+        peak = _read_kibibytes(Path("/proc/self/status"), "VmHWM")
+        return (peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
 
-    def memory_bytes(self, processes: int) -> int | None:
-        """Return a share of what can be had without swapping, and within the control group."""
-        free = _kilobytes(Path("/proc/meminfo"), "MemAvailable")
-        known = [found for found in (free and free * 1024, _left_of_group()) if found is not None]
-        return min(known) // processes if known else None
+    def memory_bytes(self, num_processes: int) -> int | None:
+        """Return an equal share of the memory that is free without swapping.
 
-    def meter(self) -> Callable[[], float] | None:
-        return _powercap.meter()
+        The limit of the control group counts, too.
+        """
+        free = _read_kibibytes(Path("/proc/meminfo"), "MemAvailable")
+        limits = [free and free * 1024, _free_cgroup_bytes()]
+        known = [limit for limit in limits if limit is not None]
+        return min(known) // num_processes if known else None
 
-    def measure_again(self) -> None:
+    def start_energy_meter(self) -> Callable[[], float] | None:
+        return _powercap.start_meter()
+
+    def clear_measurements(self) -> None:
         _fastest_matmul.cache_clear()
 
-    def chip(self, precision: Precision) -> Chip:
-        size, (flops_per_second, measurements) = _fastest_matmul(precision, MEASURED_SECONDS)
+    def chip_peak(self, precision: Precision) -> ChipPeak:
+        size, (flops_per_second, num_measurements) = _fastest_matmul(precision, MEASURE_SECONDS)
         source = f"measured here: {size} x {size} x {size} matmul on this process's threads"
-        if measurements > 1:
-            source += f"; the best of {measurements} measurements, the first was implausible"
-        return Chip(_model_name(), {precision: flops_per_second}, source, measured=True)
+        if num_measurements > 1:
+            source += f"; best of {num_measurements} measurements, since the first was implausible"
+        return ChipPeak(_model_name(), {precision: flops_per_second}, source, is_measured=True)
 
 
 @cache
 def instructions() -> frozenset[str]:
-    """Return the instruction-set flags that the kernel reports."""
+    """Return the instruction sets that the kernel reports."""
     lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
 
 
-def _kilobytes(path: Path, name: str) -> int | None:
-    """Return a line of the kernel's that ends in kB."""
+def _read_kibibytes(path: Path, name: str) -> int | None:
+    """Return the value of a line in a file of the kernel, which is in KiB."""
     lines = path.read_text().splitlines() if path.exists() else []
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
 
 
-def _left_of_group() -> int | None:
-    """Return what is left of this control group's memory; None where it has no limit."""
-    for root, limit, used, cached in GROUPS:
+def _free_cgroup_bytes() -> int | None:
+    """Return the free memory of this control group, or None if it has no limit."""
+    for root, limit, used, cached in CGROUPS:
         try:
-            found = int((root / limit).read_text()) - int((root / used).read_text())
-            told = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+            free = int((root / limit).read_text()) - int((root / used).read_text())
+            counts = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
         except (OSError, ValueError):  # no such group, or its limit is the word "max"
             continue
-        return max(0, found + int(told.get(cached, 0)))
+        return max(0, free + int(counts.get(cached, 0)))
     return None
 
 
 def _model_name() -> str:
     lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "CPU")
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "CPU")
 
 
-def _keeping_less(*graph: Any) -> Any:
-    """Compile a graph and its inputs; what its backward pass keeps is decided within."""
+def _compile_with_memory_budget(*graph: Any) -> Any:
+    """Compile a graph with its inputs, with a limit on the activations of its backward pass."""
     from torch._dynamo import lookup_backend
     from torch._functorch import config
 
-    with config.patch(activation_memory_budget=KEPT_SHARE):
+    with config.patch(activation_memory_budget=ACTIVATION_MEMORY_BUDGET):
         return lookup_backend("inductor")(*graph)
 
 
-def _try_vectors() -> None:
+def _check_vector_isa() -> None:
     from torch._inductor import cpu_vec_isa
 
     cpu_vec_isa.pick_vec_isa()
 
 
 def remove_abandoned(cache: Path) -> None:
-    """Remove libraries of no length from torch's cache, which no run could load or replace.
+    """Remove empty libraries from torch's cache, which no run can load or replace.
 
-    A machine leaves them that is switched off while it compiles.
+    They remain if a machine is switched off during a compilation.
     """
     for path in cache.rglob("*.so"):
         with suppress(OSError):
-            facts = path.stat()
-            if not facts.st_size and time.time() - facts.st_mtime > ABANDONED_SECONDS:
+            status = path.stat()
+            if not status.st_size and time.time() - status.st_mtime > ABANDONED_SECONDS:
                 path.unlink()
 
 
@@ -237,16 +247,16 @@ def _dtype(precision: Precision) -> str:
     return "bfloat16" if precision == "bf16" else "float32"
 
 
-class Matmul(NamedTuple):
-    """The fastest product of square matrices that was measured."""
+class MatmulMeasurement(NamedTuple):
+    """The fastest measured product of square matrices."""
 
     size: int
-    rate: Rate
+    rate: MatmulRate
 
 
 @cache
-def _fastest_matmul(precision: Precision, during: float) -> Matmul:
-    """Return the fastest product; `during` is the seconds of the first measurement at least."""
+def _fastest_matmul(precision: Precision, min_seconds: float) -> MatmulMeasurement:
+    """Return the fastest product; the first measurement lasts at least `min_seconds`."""
     import torch
 
     cores = min(torch.get_num_threads(), processes.available_cores())
@@ -255,31 +265,34 @@ def _fastest_matmul(precision: Precision, during: float) -> Matmul:
     sizes: dict[float, int] = {}
 
     def measure() -> float:
-        seconds = min(during, REPEATED_SECONDS) if sizes else during
+        seconds = min(min_seconds, REPEAT_SECONDS) if sizes else min_seconds
         size, rate = _measure_matmul(_dtype(precision), seconds)
         sizes.setdefault(rate, size)
         return rate
 
-    rate = Rate(*timing.repeat_below(measure, floor))
-    if rate.measurements > 1:
-        message = "matmul in %s: %.3g GFLOP/s is implausible, expected %.3g or more; measured again"
+    rate = MatmulRate(*timing.repeat_below(measure, floor))
+    if rate.num_measurements > 1:
+        message = "implausible matmul rate in %s: %.3g GFLOP/s, expected at least %.3g; repeated"
         logger.info(message, precision, next(iter(sizes)) / 1e9, floor / 1e9)
-    return Matmul(sizes[rate.flops_per_second], rate)
+    return MatmulMeasurement(sizes[rate.flops_per_second], rate)
 
 
-def _measure_matmul(dtype: str, during: float) -> tuple[int, float]:
-    """Return a size, and the operations a second of its product, tried for so many seconds."""
+def _measure_matmul(dtype: str, min_seconds: float) -> tuple[int, float]:
+    """Return the size of a square product and its operations per second.
+
+    The measurement lasts at least `min_seconds`.
+    """
     import torch
 
-    def made(size: int) -> Callable[[], float]:
+    def build_product(size: int) -> Callable[[], float]:
         square = torch.ones(size, size, dtype=getattr(torch, dtype))
 
-        def seconds() -> float:
-            began = time.perf_counter()
+        def run() -> float:
+            start = time.perf_counter()
             square @ square
-            return time.perf_counter() - began
+            return time.perf_counter() - start
 
-        return seconds
+        return run
 
-    size, seconds = timing.grown(made, FIRST_SIZE, LARGEST_SIZE, ENOUGH_SECONDS)
-    return size, 2 * size**3 / timing.best(seconds, during)
+    size, run = timing.find_timed_size(build_product, MIN_SIZE, MAX_SIZE, MIN_SECONDS)
+    return size, 2 * size**3 / timing.measure_min_seconds(run, min_seconds)

@@ -1,22 +1,22 @@
-"""NVIDIA GPUs (and AMD's, through the same torch interface)."""
+"""NVIDIA GPUs, and AMD GPUs through the same torch interface."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import field_validator
 
 from regauge.accelerators import (
     Accelerator,
     Availability,
-    Chip,
+    ChipPeak,
     Precision,
     _compiler,
     _nvml,
-    for_cpus,
+    is_cpu_only_torch,
 )
-from regauge.accelerators._environment import impose
+from regauge.accelerators._environment import set_variable
 from regauge.log import logger
 from regauge.units import TERA
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
-WITHOUT = "this torch was built without CUDA"
+NO_CUDA = "this torch was built without CUDA"
 PEAKS: dict[str, dict[str, float]] = {
     "V100": {"fp16": 125 * TERA, "fp32": 15.7 * TERA},
     "T4": {"fp16": 65 * TERA, "fp32": 8.1 * TERA},
@@ -35,109 +35,110 @@ PEAKS: dict[str, dict[str, float]] = {
     "H100": {"bf16": 989.5 * TERA, "fp16": 989.5 * TERA, "tf32": 494.7 * TERA, "fp32": 67 * TERA},
     "H200": {"bf16": 989.5 * TERA, "fp16": 989.5 * TERA, "tf32": 494.7 * TERA, "fp32": 67 * TERA},
 }
-"""Dense peaks of the SXM (or only) form, by the word that the driver's name for it contains."""
-AMPERE = (8, 0)
+"""Dense peaks of the SXM (or only) form, by a word of the driver's name for the GPU."""
+AMPERE_CAPABILITY = (8, 0)
 
 
 class Cuda(Accelerator):
-    """One GPU per process; several of them meet over NCCL."""
+    """One GPU per process; processes communicate over NCCL."""
 
-    shared: ClassVar[bool] = True
-    indexed: ClassVar[bool] = True
-    symbolic: ClassVar[bool] = True
-    ahead_of_time: ClassVar[bool] = True
+    is_shareable: ClassVar[bool] = True
+    is_indexed: ClassVar[bool] = True
+    has_dynamic_shapes: ClassVar[bool] = True
+    supports_aot: ClassVar[bool] = True
     onnx_provider: ClassVar[str | None] = "CUDAExecutionProvider"
-    variables: ClassVar[tuple[str, ...]] = ("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVIDIA_")
+    env_prefixes: ClassVar[tuple[str, ...]] = ("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVIDIA_")
 
-    cuda_graphs: Literal["no", "yes"] = "no"
-    """Whether compiled blocks are replayed as CUDA graphs: less launching, more memory."""
+    cuda_graphs: bool = False
+    """Replay compiled blocks as CUDA graphs: lower launch overhead, more memory."""
     nccl: dict[str, str | int] = {}
-    """NCCL's variables without their prefix, such as `SOCKET_IFNAME = "eth0"`."""
+    """NCCL environment variables without the `NCCL_` prefix, such as `SOCKET_IFNAME = "eth0"`."""
 
     @field_validator("nccl")
     @classmethod
-    def _named_as_nccl_does(cls, value: dict[str, str | int]) -> dict[str, str | int]:
+    def _check_nccl_names(cls, value: dict[str, str | int]) -> dict[str, str | int]:
         for name in value:
             if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name) or name.startswith("NCCL_"):
-                raise ValueError(f"'{name}' is no NCCL variable; write NCCL_DEBUG as DEBUG")
+                raise ValueError(f"'{name}' is not an NCCL variable; write NCCL_DEBUG as DEBUG")
         return value
 
     @classmethod
     def available(cls) -> Availability:
-        if for_cpus():
-            return Availability(0, WITHOUT)
+        if is_cpu_only_torch():
+            return Availability(0, NO_CUDA)
         import torch
 
         if torch.version.cuda is None and torch.version.hip is None:
-            return Availability(0, WITHOUT)
+            return Availability(0, NO_CUDA)
         if not torch.cuda.is_available():
             return Availability(0, "torch finds no usable GPU or driver")
         return Availability(100, torch.cuda.get_device_name(0))
 
     def claim(self, index: int, threads: int) -> torch.device:
-        """Hand NCCL its settings, which it reads when processes meet, and take a GPU."""
+        """Set the NCCL variables before NCCL reads them, and select the GPU."""
         import torch
 
         for name, value in self.nccl.items():
-            impose(f"NCCL_{name}", str(value))
+            set_variable(f"NCCL_{name}", str(value))
         if self.nccl and index == 0:
-            said = " ".join(f"{name}={value}" for name, value in self.nccl.items())
-            logger.info("NCCL: %s", said)
+            variables = " ".join(f"{name}={value}" for name, value in self.nccl.items())
+            logger.info("NCCL: %s", variables)
         torch.set_num_threads(threads)
         torch.cuda.set_device(index)
         return torch.device("cuda", index)
 
-    def count(self) -> int:
+    def num_devices(self) -> int:
         import torch
 
         return torch.cuda.device_count()
 
-    def collectives(self) -> str:
+    def distributed_backend(self) -> str:
         return "nccl"
 
-    def tools(self, size: int) -> tuple[tuple[str, ...], ...]:
-        """Return DCGM's readiness check, and nccl-tests' sum."""
-        sums = ("all_reduce_perf", "-b", "8", "-e", "64M", "-f", "4", "-g", str(size))
-        return (("dcgmi", "diag", "-r", "1"), sums)
+    def diagnostic_commands(self, num_devices: int) -> tuple[tuple[str, ...], ...]:
+        """Return DCGM's quick diagnostic and the all-reduce test of nccl-tests."""
+        sizes = ("-b", "8", "-e", "64M", "-f", "4")
+        all_reduce = ("all_reduce_perf", *sizes, "-g", str(num_devices))
+        return (("dcgmi", "diag", "-r", "1"), all_reduce)
 
-    def occupants(self) -> tuple[str, ...]:
+    def process_list_command(self) -> tuple[str, ...]:
         fields = "--query-compute-apps=pid,process_name,used_memory"
         return ("nvidia-smi", fields, "--format=csv,noheader")
 
     def precisions(self) -> tuple[Precision, ...]:
-        """Return bf16 first; fp16 alone is offered where the chip has no bf16."""
+        """Return bf16 first; fp16 is only offered if the chip has no bf16."""
         import torch
 
-        if torch.cuda.get_device_capability() >= AMPERE:
+        if torch.cuda.get_device_capability() >= AMPERE_CAPABILITY:
             return ("bf16", "tf32", "fp32")
         return ("fp16", "fp32")
 
-    def use(self, precision: Precision) -> None:
+    def set_precision(self, precision: Precision) -> None:
         import torch
 
         torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
 
     def end_step(self) -> None:
-        """Let CUDA graphs use the memory of the step's outputs again."""
-        if self.cuda_graphs == "yes":
+        """Let CUDA graphs reuse the memory of the step's outputs."""
+        if self.cuda_graphs:
             import torch
 
             torch.compiler.cudagraph_mark_step_begin()
 
     def compile_options(self) -> dict[str, bool]:
-        return {"triton.cudagraphs": True} if self.cuda_graphs == "yes" else {}
+        return {"triton.cudagraphs": True} if self.cuda_graphs else {}
 
     def onnx_options(self, index: int, precision: Precision) -> dict[str, str]:
         return {"device_id": str(index), "use_tf32": str(int(precision == "tf32"))}
 
     def features(self) -> frozenset[str]:
-        """Return the compute capability: code for one runs on no other."""
+        """Return the compute capability, since compiled code needs the same one."""
         import torch
 
         major, minor = torch.cuda.get_device_capability()
         return frozenset({f"sm_{major}{minor}"})
 
-    def obstacle_to_compiling(self) -> str | None:
+    def compile_obstacle(self) -> str | None:
         return _compiler.obstacle()
 
     def synchronize(self) -> None:
@@ -150,23 +151,23 @@ class Cuda(Accelerator):
 
         return torch.cuda.max_memory_allocated()
 
-    def memory_bytes(self, processes: int) -> int | None:
-        """Return what the device has: each process has one of its own."""
+    def memory_bytes(self, num_processes: int) -> int | None:
+        """Return the memory of the device, because each process has a separate device."""
         import torch
 
-        del processes
+        del num_processes
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
-    def meter(self) -> Callable[[], float] | None:
+    def start_energy_meter(self) -> Callable[[], float] | None:
         import torch
 
-        return _nvml.meter(f"GPU-{torch.cuda.get_device_properties().uuid}")
+        return _nvml.start_meter(f"GPU-{torch.cuda.get_device_properties().uuid}")
 
-    def chip(self, precision: Precision) -> Chip:
+    def chip_peak(self, precision: Precision) -> ChipPeak:
         import torch
 
         name = torch.cuda.get_device_name()
         words = name.replace("-", " ").split()
         peaks = next((peaks for word, peaks in PEAKS.items() if word in words), {})
         source = "the vendor's data sheet, dense" if precision in peaks else "unknown"
-        return Chip(name, peaks, source)
+        return ChipPeak(name, peaks, source)

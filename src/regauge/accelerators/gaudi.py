@@ -1,6 +1,6 @@
-"""Intel Gaudi through its bridge for PyTorch (habana_frameworks).
+"""Intel Gaudi through its PyTorch bridge (habana_frameworks).
 
-Written to the documentation of the Gaudi software 1.21 and later, and not run on its hardware.
+Written from the documentation of the Gaudi software 1.21 and later; not run on the hardware.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from regauge.accelerators import (
     Accelerator,
     Availability,
-    Chip,
+    ChipPeak,
     Precision,
 )
-from regauge.accelerators._environment import impose
+from regauge.accelerators._environment import set_variable
 from regauge.errors import SettingsError
 from regauge.units import TERA
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 DEVICE = Path("/dev/accel/accel0")
 PEAKS = {"GAUDI2": 432 * TERA, "GAUDI3": 1835 * TERA}
-"""Dense bf16 peaks of the matrix engines (Intel's white papers of Gaudi 2 and Gaudi 3)."""
+"""Dense bf16 peaks of the matrix engines (Intel's white papers on Gaudi 2 and Gaudi 3)."""
 
 
 class Gaudi(Accelerator):
-    """One HPU per process; several of them meet over HCCL."""
+    """One HPU per process; processes communicate over HCCL."""
 
-    variables: ClassVar[tuple[str, ...]] = ("PT_HPU_", "HABANA_", "HCCL_", "ENABLE_")
+    env_prefixes: ClassVar[tuple[str, ...]] = ("PT_HPU_", "HABANA_", "HCCL_", "ENABLE_")
 
     mode: Literal["eager", "lazy"] = "eager"
-    """Whether operations run at once, or are recorded; the vendor no longer develops `lazy`."""
-    hpu_graphs: Literal["no", "yes"] = "yes"
-    """Whether saved models are measured as recorded graphs that are replayed; in mode `lazy`."""
+    """`eager` runs operations at once, `lazy` records graphs (no longer developed by Intel)."""
+    hpu_graphs: bool = True
+    """Evaluate saved models with recorded HPU graphs; `lazy` mode only."""
     recipe_cache: str | None = None
-    """Folder where compiled recipes persist."""
+    """Folder of the persistent recipe cache (compiled graphs)."""
     recipe_cache_mib: int = 1024
-    """Its largest size."""
+    """Maximum size of the recipe cache, in MiB."""
 
     @property
-    def lazy(self) -> bool:
+    def is_lazy(self) -> bool:
         return self.mode == "lazy"
 
     @classmethod
@@ -55,9 +55,9 @@ class Gaudi(Accelerator):
         return Availability(100, f"habana_frameworks and {DEVICE}")
 
     def claim(self, index: int, threads: int) -> torch.device:
-        """Set the bridge's variables, which it reads when it is imported, and take the HPU."""
+        """Set the variables that the bridge reads when it is imported, and select the HPU."""
         for name, value in self.environment().items():
-            impose(name, value)
+            set_variable(name, value)
         import torch
 
         del index  # The bridge gives each process of a machine its own HPU.
@@ -65,25 +65,25 @@ class Gaudi(Accelerator):
         return torch.device("hpu")
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that the bridge is set by."""
-        found = {"PT_HPU_LAZY_MODE": str(int(self.lazy))}
+        """Return the environment variables of the bridge."""
+        variables = {"PT_HPU_LAZY_MODE": str(int(self.is_lazy))}
         if self.recipe_cache is not None:
-            # Folder, whether it is emptied at the start, and its size.
+            # The folder, whether it is cleared at the start, and its maximum size.
             cache = f"{self.recipe_cache},false,{self.recipe_cache_mib}"
-            found["PT_HPU_RECIPE_CACHE_CONFIG"] = cache
-        return found
+            variables["PT_HPU_RECIPE_CACHE_CONFIG"] = cache
+        return variables
 
-    def count(self) -> int:
+    def num_devices(self) -> int:
         from habana_frameworks.torch import hpu
 
         return int(hpu.device_count())
 
-    def tools(self, size: int) -> tuple[tuple[str, ...], ...]:
-        del size
+    def diagnostic_commands(self, num_devices: int) -> tuple[tuple[str, ...], ...]:
+        del num_devices
         return (("hl-smi",),)
 
-    def collectives(self) -> str:
-        import habana_frameworks.torch.distributed.hccl  # noqa: F401 - it registers itself
+    def distributed_backend(self) -> str:
+        import habana_frameworks.torch.distributed.hccl  # noqa: F401 - the import registers it
 
         return "hccl"
 
@@ -91,26 +91,26 @@ class Gaudi(Accelerator):
         return ("bf16", "fp32")
 
     def end_microbatch(self) -> None:
-        self._mark()
+        self._mark_step()
 
     def end_step(self) -> None:
-        self._mark()
+        self._mark_step()
 
     def compile_backend(self) -> str:
         return "hpu_backend"
 
-    def obstacle_to_compiling(self) -> str | None:
-        return "the bridge compiles what it records" if self.lazy else None
+    def compile_obstacle(self) -> str | None:
+        return "the bridge compiles recorded graphs itself" if self.is_lazy else None
 
-    def use_cache(self, folder: Path) -> None:
-        """Raise SettingsError: the bridge is told of its cache when it is imported."""
+    def set_graph_cache(self, folder: Path) -> None:
+        """Raise SettingsError, because the bridge reads its cache settings when it is imported."""
         raise SettingsError(
-            f"execution.compile_cache = '{folder}' comes too late for this device",
+            f"execution.compile_cache = '{folder}' has no effect on gaudi",
             "set accelerator.recipe_cache instead",
         )
 
-    def for_inference(self, module: nn.Module) -> nn.Module:
-        if not self.lazy or self.hpu_graphs == "no":
+    def prepare_for_inference(self, module: nn.Module) -> nn.Module:
+        if not self.is_lazy or not self.hpu_graphs:
             return module
         from habana_frameworks.torch import hpu
 
@@ -127,17 +127,17 @@ class Gaudi(Accelerator):
 
         return int(hpu.max_memory_allocated())
 
-    def chip(self, precision: Precision) -> Chip:
+    def chip_peak(self, precision: Precision) -> ChipPeak:
         from habana_frameworks.torch import hpu
 
         name = str(hpu.get_device_name())
         peak = PEAKS.get(name)
         if peak is None or precision != "bf16":
-            return Chip(name)
-        return Chip(name, {"bf16": peak}, "the vendor's white paper, dense")
+            return ChipPeak(name)
+        return ChipPeak(name, {"bf16": peak}, "the vendor's white paper, dense")
 
-    def _mark(self) -> None:
-        if self.lazy:
+    def _mark_step(self) -> None:
+        if self.is_lazy:
             import habana_frameworks.torch.core as bridge
 
             bridge.mark_step()

@@ -1,8 +1,8 @@
-"""Any other device that torch's own accelerator interface offers."""
+"""Any other device that torch.accelerator offers."""
 
 from __future__ import annotations
 
-from regauge.accelerators import Availability, for_cpus
+from regauge.accelerators import Availability, is_cpu_only_torch
 from regauge.accelerators._native import NativeDevice
 
 
@@ -11,8 +11,8 @@ class Generic(NativeDevice):
 
     @classmethod
     def available(cls) -> Availability:
-        if for_cpus():
-            return Availability(0, "this torch was built for CPUs alone")
+        if is_cpu_only_torch():
+            return Availability(0, "this torch is a CPU-only build")
         import torch
 
         device = torch.accelerator.current_accelerator(check_available=True)

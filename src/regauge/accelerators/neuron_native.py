@@ -1,6 +1,6 @@
-"""AWS Trainium 2 and 3 as a device of torch's own (torch-neuronx from 2.13, a public beta).
+"""AWS Trainium 2 and 3 as a native torch device (torch-neuronx from 2.13, a public beta).
 
-Written to the documentation of the Neuron SDK 2.33, and not run on its hardware.
+Written from the documentation of the Neuron SDK 2.33; not run on the hardware.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from regauge.accelerators._native import NativeDevice, device_type
 
 
 class NeuronNative(NativeDevice):
-    """One logical NeuronCore per process; torch finds the backend by itself."""
+    """One logical NeuronCore per process; torch loads the backend by itself."""
 
-    variables: ClassVar[tuple[str, ...]] = ("NEURON_", "TORCH_NEURONX_")
+    env_prefixes: ClassVar[tuple[str, ...]] = ("NEURON_", "TORCH_NEURONX_")
 
     @classmethod
     def available(cls) -> Availability:
@@ -24,10 +24,11 @@ class NeuronNative(NativeDevice):
             return Availability(0, "torch_neuronx is not installed (Neuron SDK 2.33 or later)")
         import torch
 
-        found = torch.accelerator.current_accelerator(check_available=True)
-        if found is None or found.type != "neuron":
-            offered = "no device" if found is None else f"'{found.type}'"
-            return Availability(0, f"torch_neuronx is there, torch.accelerator offers {offered}")
+        device = torch.accelerator.current_accelerator(check_available=True)
+        if device is None or device.type != "neuron":
+            offered = "no device" if device is None else f"'{device.type}'"
+            reason = f"torch_neuronx is installed, but torch.accelerator offers {offered}"
+            return Availability(0, reason)
         return Availability(100, f"torch_neuronx {version('torch_neuronx')}")
 
     def precisions(self) -> tuple[Precision, ...]:

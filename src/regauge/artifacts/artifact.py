@@ -1,7 +1,8 @@
-"""An artifact as a folder: written aside and renamed, and opened only where it is whole and fits.
+"""The folder of an artifact: written atomically, verified before it is used.
 
-A payload may be code. It is loaded from the folder that the user named and from nowhere else, after
-its hash was compared; that says that it is what was exported, not who exported it.
+A payload may be code. It is loaded only from the folder that the user named, after its hash was
+compared with the manifest. The hash proves that the payload is the one that was exported; it does
+not prove who exported it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge import accelerators, config
-from regauge.artifacts.manifest import KIND, MANIFEST, PAYLOAD, TOKENIZER, WEIGHTS, Manifest, Stored
+from regauge.artifacts.manifest import (
+    KIND,
+    MANIFEST,
+    PAYLOAD,
+    TOKENIZER,
+    WEIGHTS,
+    ArtifactManifest,
+    FileDigest,
+)
 from regauge.checkpoint.layout import check_free
 from regauge.config import FORMAT
 from regauge.errors import DataError, PreflightError, SettingsError
@@ -28,155 +37,161 @@ if TYPE_CHECKING:
 
     from regauge.accelerators import Accelerator
 
-EXPORT_AGAIN = "export it on this machine"
+EXPORT_REMEDY = "export it on this machine"
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact that was opened."""
+    """The folder of an artifact with its manifest."""
 
     folder: Path
-    manifest: Manifest
+    manifest: ArtifactManifest
 
     @cached_property
     def accelerator(self) -> Accelerator:
-        """The device that it is for."""
+        """The accelerator that the artifact was compiled for."""
         kinds = accelerators.survey()
         kind = self.manifest.target.accelerator
         if kind not in kinds:
-            raise PreflightError(f"{self.folder} is for a device '{kind}'", EXPORT_AGAIN)
-        found: Accelerator = config.choose("accelerators", kind)
-        return found
+            problem = f"{self.folder} needs accelerator '{kind}', which is unknown here"
+            raise PreflightError(problem, EXPORT_REMEDY)
+        accelerator: Accelerator = config.parse_choice("accelerators", kind)
+        return accelerator
 
     @property
-    def payload(self) -> Path:
-        """What its backend wrote."""
+    def payload_folder(self) -> Path:
+        """The folder that the backend wrote."""
         return self.folder / PAYLOAD
 
     @property
-    def tokenizer(self) -> Path:
-        """The folder of its tokenizer."""
+    def tokenizer_folder(self) -> Path:
+        """The folder of the tokenizer."""
         return self.folder / TOKENIZER
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return its weights and buffers by name, on the CPU."""
+    def load_weights(self) -> Mapping[str, Tensor]:
+        """Return the weights and buffers by name, on the CPU."""
         from safetensors.torch import load_file
 
         return load_file(self.folder / WEIGHTS)
 
     def check_target(self) -> None:
-        """Raise PreflightError where this machine is not one that the artifact is for."""
+        """Raise PreflightError if this machine cannot run the artifact."""
         target, accelerator = self.manifest.target, self.accelerator
-        found = accelerator.available()
-        if found.fitness == 0:
-            problem = f"{self.folder} is for '{target.accelerator}': {found.reason}"
-            raise PreflightError(problem, EXPORT_AGAIN)
+        availability = accelerator.available()
+        if availability.fitness == 0:
+            problem = (
+                f"{self.folder} needs accelerator '{target.accelerator}': {availability.reason}"
+            )
+            raise PreflightError(problem, EXPORT_REMEDY)
         missing = sorted(set(target.needs) - accelerator.features())
         if missing:
             problem = f"{self.folder} needs {', '.join(missing[:4])}, which this machine lacks"
-            raise PreflightError(problem, f"{EXPORT_AGAIN}, or for more of them with --portable")
+            raise PreflightError(problem, f"{EXPORT_REMEDY}, or for older CPUs with --portable")
         backend = self.manifest.compiled.backend
-        reason = backend.available()
-        if reason.fitness == 0:
-            problem = f"{self.folder} is computed by '{backend.kind}': {reason.reason}"
+        availability = backend.available()
+        if availability.fitness == 0:
+            problem = f"{self.folder} needs backend '{backend.kind}': {availability.reason}"
             raise PreflightError(problem, "install it, or export for another backend")
 
 
-def opened(folder: Path | str) -> Artifact:
-    """Return an artifact that is whole and fits this machine; nothing of it has been loaded.
+def open_artifact(folder: Path | str) -> Artifact:
+    """Verify an artifact and return it; its payload and weights are not loaded yet.
 
-    Raises SettingsError where there is none, DataError for one that is damaged or was changed, and
-    PreflightError for one that is for another machine.
+    Raises SettingsError if there is no artifact, DataError if a file is damaged or changed, and
+    PreflightError if this machine cannot run it.
     """
-    artifact = located(folder)
+    artifact = open_unchecked(folder)
     _check_files(artifact)
     artifact.check_target()
     return artifact
 
 
-def is_one(folder: Path) -> bool:
-    """Return whether a folder looks like an artifact, be it a damaged one."""
+def is_artifact(folder: Path) -> bool:
+    """Return whether a folder looks like an artifact, even a damaged one."""
     parts = ((folder / name).exists() for name in (WEIGHTS, PAYLOAD))
     return (folder / MANIFEST).is_file() and any(parts)
 
 
-def located(folder: Path | str) -> Artifact:
-    """Return an artifact by what it says of itself; its files have not been looked at."""
-    return Artifact(Path(folder), read(Path(folder)))
+def open_unchecked(folder: Path | str) -> Artifact:
+    """Return an artifact with its manifest, without checking its other files or this machine."""
+    return Artifact(Path(folder), read_manifest(Path(folder)))
 
 
-def read(folder: Path) -> Manifest:
-    """Return what an artifact says of itself; raises SettingsError for what is none."""
+def read_manifest(folder: Path) -> ArtifactManifest:
+    """Return the manifest of an artifact.
+
+    Raises SettingsError if the folder is not an artifact, and DataError if its manifest is damaged.
+    """
     path = folder / MANIFEST
     remedy = "name a folder that 'regauge export' wrote"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        raise SettingsError(f"no artifact at {folder}: there is no {MANIFEST}", remedy) from None
+        raise SettingsError(f"no artifact at {folder}: {MANIFEST} is missing", remedy) from None
     except ValueError as error:
         raise DataError(f"{path} cannot be read: {error}", "copy the artifact again") from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise SettingsError(f"{path} is no artifact's", remedy)
+        raise SettingsError(f"{path} is not the manifest of an artifact", remedy)
     if not isinstance(document.get("format"), int) or document["format"] > FORMAT:
-        problem = f"{path} has format {document.get('format')}, and this Regauge reads {FORMAT}"
+        problem = f"{path} has format {document.get('format')}; this Regauge reads {FORMAT}"
         raise SettingsError(problem, "install a later Regauge")
     try:
-        return config.build(Manifest, document, (), str(path))
+        return config.build(ArtifactManifest, document, (), str(path))
     except SettingsError as error:
         raise DataError(error.problem, "copy the artifact again, or export it") from None
 
 
 @contextmanager
-def written(folder: Path) -> Iterator[Path]:
-    """Give a folder beside an artifact's place to fill; it takes that place when all went well.
+def stage_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; it is renamed to `folder` if the block ends well.
 
-    Raises SettingsError where something is there.
+    Raises SettingsError if `folder` exists and is not empty.
     """
     check_free(folder)
-    aside = folder.with_name(f".{folder.name}.aside")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    temporary = folder.with_name(f".{folder.name}.aside")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
-        yield aside
+        yield temporary
         if folder.is_dir():
             folder.rmdir()
-        aside.rename(folder)
+        temporary.rename(folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def stored(folder: Path) -> dict[str, Stored]:
-    """Return every file of a folder but the manifest, by its path, with its hash."""
+def hash_files(folder: Path) -> dict[str, FileDigest]:
+    """Return the size and hash of every file of a folder except the manifest, by relative path."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
-        str(path.relative_to(folder)): Stored(bytes=path.stat().st_size, sha256=sha256(path))
+        str(path.relative_to(folder)): FileDigest(bytes=path.stat().st_size, sha256=sha256(path))
         for path in paths
         if path != folder / MANIFEST
     }
 
 
 def _check_files(artifact: Artifact) -> None:
-    """Raise DataError for a file that is absent, cut, changed, or none of the artifact's own."""
+    """Raise DataError if a file is missing, truncated, changed, or not in the manifest."""
     root = artifact.folder.resolve()
-    for name, facts in artifact.manifest.files.items():
+    for name, digest in artifact.manifest.files.items():
         path = artifact.folder / name
         if not path.resolve().is_relative_to(root):
-            raise DataError(f"{path} lies outside of the artifact", "export it again")
+            raise DataError(f"{path} is outside of the artifact", "export it again")
         if not path.is_file():
             raise DataError(f"{path} is missing", "copy the artifact again")
         size = path.stat().st_size
-        if size != facts.bytes:
-            problem = f"{path} has {size} bytes, and {facts.bytes} were exported"
+        if size != digest.bytes:
+            problem = f"{path} has {size} bytes; {digest.bytes} were exported"
             raise DataError(problem, "copy the artifact again")
-        if sha256(path) != facts.sha256:
-            problem = f"{path} is not what was exported: its hash is another"
+        if sha256(path) != digest.sha256:
+            problem = f"{path} has changed since it was exported: its hash differs"
             raise DataError(problem, "copy the artifact again, or export it")
-    read_whole = {*stored_names(artifact.payload), *stored_names(artifact.tokenizer)}
-    if strange := read_whole - artifact.manifest.files.keys():
-        raise DataError(f"{artifact.folder / min(strange)} was not exported", "remove it")
+    loaded_files = {*list_files(artifact.payload_folder), *list_files(artifact.tokenizer_folder)}
+    if unknown := loaded_files - artifact.manifest.files.keys():
+        raise DataError(f"{artifact.folder / min(unknown)} was not exported", "remove it")
 
 
-def stored_names(part: Path) -> list[str]:
+def list_files(subfolder: Path) -> list[str]:
     """Return the files of a payload or a tokenizer by their paths in the artifact."""
-    paths = (path for path in part.rglob("*") if path.is_file())
-    return [str(path.relative_to(part.parent)) for path in paths]
+    paths = (path for path in subfolder.rglob("*") if path.is_file())
+    return [str(path.relative_to(subfolder.parent)) for path in paths]

@@ -1,8 +1,8 @@
-"""Which batch sizes give a text the same bits as any other: found by computing, and written down.
+"""Find the batch sizes whose outputs are bitwise independent of the other rows of a batch.
 
-A library may compute a product in another order where it has other sizes. So of every rung those
-numbers of rows are kept in which each text, wherever it stands and beside whichever others, comes
-out as it does in the largest batch.
+A library may sum a matrix product in another order for another batch size. So a bucket keeps only
+the batch sizes that give every text the same bits as the largest batch does. The bits must not
+depend on the position of a text or on the other texts. This property is called batch invariance.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from regauge.artifacts.buckets import BucketBatch
-from regauge.artifacts.manifest import Rung
+from regauge.artifacts.manifest import Bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,62 +21,77 @@ if TYPE_CHECKING:
     from regauge.artifacts.rows import Records
     from regauge.backends import Runner
 
-    Made = Callable[[int, int, int], Records]
+    SyntheticRecords = Callable[[int, int, int], Records]
 
 
-TELLING = 256
-"""Numbers of answers of which some would differ if any did: one score alone may agree by chance."""
+MIN_COMPARED_NUMBERS = 256
+"""Output numbers to compare at least: a single score may agree by chance."""
 
 
-class Shown(NamedTuple):
-    """The rungs with the rows that may be chosen from, and how many texts showed it."""
+class InvariantBuckets(NamedTuple):
+    """The buckets, reduced to batch-invariant batch sizes."""
 
-    rungs: tuple[Rung, ...]
-    texts: int
+    buckets: tuple[Bucket, ...]
+    num_texts: int
+    """Number of texts that were compared."""
 
 
-def shown(runner: Runner, rungs: Sequence[Rung], made: Made) -> Shown | None:
-    """Return what was found of a runner, or None where not even one size keeps a text's bits.
+def check_batch_invariance(
+    runner: Runner, buckets: Sequence[Bucket], synthetic_records: SyntheticRecords
+) -> InvariantBuckets | None:
+    """Return the batch-invariant batch sizes of each bucket.
 
-    `made` gives so many records whose longest texts have from so many tokens to so many.
+    Returns None if outputs depend on the other rows or on the position, even at one batch size.
+    `synthetic_records(count, min_length, max_length)` makes the records to compare.
     """
-    found, count, shortest = [], 0, 1
-    for rung in rungs:
-        most = rung.rows[0]
-        records = made(most, shortest, rung.length)
-        order = np.arange(most)
-        whole = _computed(runner, rung.length, most, records, order)
-        turned = _computed(runner, rung.length, most, records, order[::-1])[::-1]
-        half = order[: -(-most // 2)]
-        beside_none = _computed(runner, rung.length, most, records, half)
-        if not np.array_equal(whole, turned) or not np.array_equal(whole[half], beside_none):
+    invariant, num_texts, min_length = [], 0, 1
+    for bucket in buckets:
+        largest = bucket.rows[0]
+        records = synthetic_records(largest, min_length, bucket.length)
+        order = np.arange(largest)
+        expected = _compute_batch(runner, bucket.length, largest, records, order)
+        reversed_order = order[::-1]
+        reordered = _compute_batch(runner, bucket.length, largest, records, reversed_order)[::-1]
+        half = order[: -(-largest // 2)]
+        half_empty = _compute_batch(runner, bucket.length, largest, records, half)
+        same_order = np.array_equal(expected, reordered)
+        if not same_order or not np.array_equal(expected[half], half_empty):
             return None
-        rows = [size for size in rung.rows if _same(runner, rung.length, size, records, whole)]
-        found.append(Rung(length=rung.length, rows=tuple(rows)))
-        count += most
-        shortest = rung.length + 1
-    return Shown(tuple(found), count)
+        rows = [
+            size
+            for size in bucket.rows
+            if _matches_largest_batch(runner, bucket.length, size, records, expected)
+        ]
+        invariant.append(Bucket(length=bucket.length, rows=tuple(rows)))
+        num_texts += largest
+        min_length = bucket.length + 1
+    return InvariantBuckets(tuple(invariant), num_texts)
 
 
-def _same(runner: Runner, length: int, size: int, records: Records, whole: np.ndarray) -> bool:
-    """Return whether records come out of batches of a size as they do out of the largest.
+def _matches_largest_batch(
+    runner: Runner, length: int, size: int, records: Records, expected: np.ndarray
+) -> bool:
+    """Return whether batches of a size give the same bits as the largest batch.
 
-    They are some from the middle, the last of a batch first: each stands elsewhere than there. As
-    many are tried as have enough numbers that rounding would show in one of them.
+    Records from the middle are computed in reverse order, so that each has another position. At
+    least `MIN_COMPARED_NUMBERS` output numbers are compared, if there are that many.
     """
-    batches = max(1, min(len(records), -(-TELLING // whole.shape[1])) // size)
-    first = (len(records) - batches * size) // 2
-    for at in range(first, first + batches * size, size):
-        part = _computed(runner, length, size, records, np.arange(at, at + size)[::-1])
-        if not np.array_equal(part[::-1], whole[at : at + size]):
+    rows_needed = -(-MIN_COMPARED_NUMBERS // expected.shape[1])
+    batches = max(1, min(len(records), rows_needed) // size)
+    start = (len(records) - batches * size) // 2
+    for offset in range(start, start + batches * size, size):
+        indices = np.arange(offset, offset + size)[::-1]
+        outputs = _compute_batch(runner, length, size, records, indices)
+        if not np.array_equal(outputs[::-1], expected[offset : offset + size]):
             return False
     return True
 
 
-def _computed(
-    runner: Runner, length: int, rows: int, records: Records, members: np.ndarray
+def _compute_batch(
+    runner: Runner, length: int, num_rows: int, records: Records, indices: np.ndarray
 ) -> np.ndarray:
+    """Return the outputs of some records in one batch, [records, width] fp32."""
     with torch.no_grad():
-        output = runner(*records.inputs(BucketBatch(length, rows, members)))
-    found: np.ndarray = output.cpu().float().numpy()[: len(members)].copy()
-    return found
+        output = runner(*records.build_inputs(BucketBatch(length, num_rows, indices)))
+    outputs: np.ndarray = output.cpu().float().numpy()[: len(indices)].copy()
+    return outputs

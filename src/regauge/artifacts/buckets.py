@@ -1,7 +1,6 @@
-"""The ladder of an artifact, and the batches that rows of texts are computed in.
+"""Buckets: the batch x length shapes of an artifact, and how records are batched into them.
 
-A text's length alone says which rung it is computed on, so that its padding never depends on the
-texts beside it.
+The length of a text alone decides its bucket, so its padding never depends on the other texts.
 """
 
 from __future__ import annotations
@@ -11,131 +10,156 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from regauge.artifacts.manifest import Rung
+from regauge.artifacts.manifest import Bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.artifacts.export_settings import Shapes
+    from regauge.artifacts.export_settings import BucketSettings
 
-STEPS = ((32, 2), (64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
-"""Up to which length the rungs of a symbolic graph are how far apart."""
-BEGINNING = 2
-"""Rows in whose time a batch is begun, about."""
-FEW = 6
-"""Rungs where each is a graph of its own: from the longest down, each half of the one before."""
-SHORTEST = 4
-"""Length of the first rung of a symbolic graph."""
-EVEN = 8
-"""Rows of a batch are a multiple of this where it has as many."""
+LENGTH_STEPS = ((32, 2), (64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
+"""Distance between the lengths of two buckets of a dynamic graph, up to a length."""
+BATCH_OVERHEAD_ROWS = 2
+"""Fixed cost of a batch, in rows that take about the same time."""
+NUM_STATIC_BUCKETS = 6
+"""Buckets if each is a graph of its own: lengths halve from the longest down."""
+MIN_LENGTH = 4
+"""Length of the first bucket of a dynamic graph."""
+ROWS_MULTIPLE = 8
+"""Batch sizes above this number are multiples of it."""
 
 
 class BucketBatch(NamedTuple):
-    """Some rows that are computed together."""
+    """Records that are computed together."""
 
     length: int
-    rows: int
-    """Of the batch; those beyond its members are empty."""
-    members: np.ndarray  # [at most rows] int64
+    """Tokens of each row, padding included."""
+    num_rows: int
+    """The batch size; rows after the last record are empty."""
+    record_indices: np.ndarray  # [at most num_rows] int64
 
 
 @dataclass(frozen=True)
-class Ladder:
-    """The rungs of an artifact, and whether its batches are filled up to them."""
+class Buckets:
+    """All buckets of an artifact."""
 
-    rungs: tuple[Rung, ...]
-    filled: bool
-    """Whether a batch has one of the numbers of rows that are declared, and not any up to them."""
+    shapes: tuple[Bucket, ...]
+    """In ascending order of length."""
+    needs_row_padding: bool
+    """Whether a batch must have a declared batch size, with empty rows if records are missing.
+
+    Otherwise a batch may have any size up to the largest one.
+    """
 
     @property
-    def longest(self) -> int:
-        """The most tokens of a row."""
-        return self.rungs[-1].length
+    def max_length(self) -> int:
+        """The length of the longest bucket, in tokens."""
+        return self.shapes[-1].length
 
-    def batches(
-        self, lengths: np.ndarray, step: int = 0, members: np.ndarray | None = None
+    def make_batches(
+        self, lengths: np.ndarray, halvings: int = 0, record_indices: np.ndarray | None = None
     ) -> Iterator[BucketBatch]:
-        """Yield batches that together hold every member once, by default every row.
+        """Yield batches that together hold each record once.
 
-        `lengths` are the tokens of each row, [rows]. The longest come first, equal ones stay in
-        their order. `step` is how often the most rows of a batch are halved. Raises ValueError for
-        a row that is longer than any rung.
+        `lengths` are the tokens of every record, [records] int64. `record_indices` selects the
+        records, by default all. Longer records come first; equal lengths keep their order. The
+        largest batch size is halved `halvings` times. Raises ValueError if a record is longer than
+        every bucket.
         """
-        every = np.arange(len(lengths)) if members is None else np.sort(members)
-        if lengths[every].max(initial=0) > self.longest:
-            raise ValueError(
-                f"a row of {lengths[every].max()} tokens is longer than {self.longest}"
-            )
-        places = np.searchsorted([rung.length for rung in self.rungs], lengths[every])
-        for place in range(len(self.rungs) - 1, -1, -1):
-            found = every[places == place]
-            found = found[np.argsort(-lengths[found], kind="stable")]
-            yield from self._of_rung(self.rungs[place], found, step)
+        indices = np.arange(len(lengths)) if record_indices is None else np.sort(record_indices)
+        longest = lengths[indices].max(initial=0)
+        if longest > self.max_length:
+            raise ValueError(f"a row of {longest} tokens is longer than {self.max_length}")
+        bucket_of = np.searchsorted([bucket.length for bucket in self.shapes], lengths[indices])
+        for index in range(len(self.shapes) - 1, -1, -1):
+            members = indices[bucket_of == index]
+            members = members[np.argsort(-lengths[members], kind="stable")]
+            yield from self._make_bucket_batches(self.shapes[index], members, halvings)
 
-    def shapes(self) -> list[BucketBatch]:
-        """Return a batch without members of each shape that there may be where it is filled."""
-        nobody = np.empty(0, np.int64)
-        return [BucketBatch(rung.length, rows, nobody) for rung in self.rungs for rows in rung.rows]
+    def make_empty_batches(self) -> list[BucketBatch]:
+        """Return a batch without records for each declared shape."""
+        no_records = np.empty(0, np.int64)
+        return [
+            BucketBatch(bucket.length, rows, no_records)
+            for bucket in self.shapes
+            for rows in bucket.rows
+        ]
 
-    def _of_rung(self, rung: Rung, members: np.ndarray, step: int) -> Iterator[BucketBatch]:
-        allowed = rung.rows[min(step, len(rung.rows) - 1) :]
-        at = 0
-        while at < len(members):
-            left = len(members) - at
-            rows = _next(allowed, left) if self.filled else min(max(1, rung.rows[0] >> step), left)
-            yield BucketBatch(rung.length, rows, members[at : at + rows])
-            at += rows
+    def _make_bucket_batches(
+        self, bucket: Bucket, members: np.ndarray, halvings: int
+    ) -> Iterator[BucketBatch]:
+        allowed = bucket.rows[min(halvings, len(bucket.rows) - 1) :]
+        max_rows = max(1, bucket.rows[0] >> halvings)
+        offset = 0
+        while offset < len(members):
+            remaining = len(members) - offset
+            if self.needs_row_padding:
+                rows = _next_batch_size(allowed, remaining)
+            else:
+                rows = min(max_rows, remaining)
+            yield BucketBatch(bucket.length, rows, members[offset : offset + rows])
+            offset += rows
 
 
-def _next(allowed: tuple[int, ...], left: int) -> int:
-    """Return the rows of the next batch: all that are left with empty rows, where that is less."""
-    fitting = next((rows for rows in allowed if rows <= left), None)
-    covering = min((rows for rows in allowed if rows >= left), default=None)
-    if fitting is None or covering is None:
-        return covering or fitting or allowed[-1]
-    parts, rest = 0, left
+def _next_batch_size(allowed: tuple[int, ...], remaining: int) -> int:
+    """Return the size of the next batch.
+
+    All remaining records go into one batch with empty rows if that costs less than several full
+    batches. `allowed` are the batch sizes in descending order.
+    """
+    full = next((rows for rows in allowed if rows <= remaining), None)
+    padded = min((rows for rows in allowed if rows >= remaining), default=None)
+    if full is None or padded is None:
+        return padded or full or allowed[-1]
+    cost, rest = 0, remaining
     for rows in allowed:
         count, rest = divmod(rest, rows)
-        parts += count * (rows + BEGINNING)
-    return covering if covering + BEGINNING <= parts + rest else fitting
+        cost += count * (rows + BATCH_OVERHEAD_ROWS)
+    return padded if padded + BATCH_OVERHEAD_ROWS <= cost + rest else full
 
 
-def ladder(settings: Shapes, limit: int, *, symbolic: bool) -> tuple[Rung, ...]:
-    """Return the rungs for texts of at most `limit` tokens, each with the rows it may have.
+def build_buckets(
+    settings: BucketSettings, max_length: int, *, has_dynamic_shapes: bool
+) -> tuple[Bucket, ...]:
+    """Return the buckets for texts of at most `max_length` tokens, with their batch sizes.
 
-    One graph for all shapes has any; where each shape is a graph, the most rows and one alone.
+    A dynamic graph serves every batch size, so a bucket has all halves of the largest one. A
+    static graph serves one, so a bucket has the largest batch size and 1.
     """
-    found = settings.lengths or (_fine(limit) if symbolic else _coarse(limit))
-    lengths = sorted({min(length, limit) for length in found} | {limit})
-    most = {length: _rows(settings, length) for length in lengths}
-    rows = halves if symbolic else _most_and_one
-    return tuple(Rung(length=length, rows=rows(most[length])) for length in lengths)
+    lengths = settings.lengths or (
+        _dynamic_lengths(max_length) if has_dynamic_shapes else _static_lengths(max_length)
+    )
+    lengths = sorted({min(length, max_length) for length in lengths} | {max_length})
+    max_rows = {length: _max_rows(settings, length) for length in lengths}
+    list_sizes = list_halves if has_dynamic_shapes else _max_and_one
+    return tuple(Bucket(length=length, rows=list_sizes(max_rows[length])) for length in lengths)
 
 
-def _most_and_one(rows: int) -> tuple[int, ...]:
+def _max_and_one(rows: int) -> tuple[int, ...]:
     return (rows, 1) if rows > 1 else (1,)
 
 
-def halves(rows: int) -> tuple[int, ...]:
-    """Return a number of rows and its halves, down to one."""
-    found = [rows]
-    while found[-1] > 1:
-        found.append(found[-1] // 2)
-    return tuple(found)
+def list_halves(rows: int) -> tuple[int, ...]:
+    """Return a number of rows and its halves, rounded down, in descending order to 1."""
+    sizes = [rows]
+    while sizes[-1] > 1:
+        sizes.append(sizes[-1] // 2)
+    return tuple(sizes)
 
 
-def _fine(limit: int) -> list[int]:
-    lengths, at = [], SHORTEST
-    while at < limit:
-        lengths.append(at)
-        at += next(step for most, step in STEPS if at < most)
+def _dynamic_lengths(max_length: int) -> list[int]:
+    lengths, length = [], MIN_LENGTH
+    while length < max_length:
+        lengths.append(length)
+        length += next(step for limit, step in LENGTH_STEPS if length < limit)
     return lengths
 
 
-def _coarse(limit: int) -> list[int]:
-    return [max(EVEN, -(-(limit >> n) // EVEN) * EVEN) for n in range(FEW)]
+def _static_lengths(max_length: int) -> list[int]:
+    halves = (max_length >> n for n in range(NUM_STATIC_BUCKETS))
+    return [max(ROWS_MULTIPLE, -(-half // ROWS_MULTIPLE) * ROWS_MULTIPLE) for half in halves]
 
 
-def _rows(settings: Shapes, length: int) -> int:
-    rows = max(1, min(settings.rows, settings.tokens // length))
-    return rows - rows % EVEN if rows > EVEN else rows
+def _max_rows(settings: BucketSettings, length: int) -> int:
+    rows = max(1, min(settings.max_batch_size, settings.max_batch_tokens // length))
+    return rows - rows % ROWS_MULTIPLE if rows > ROWS_MULTIPLE else rows

@@ -1,4 +1,4 @@
-"""The ways in which a program could be computed here: each built, proved and timed."""
+"""Candidates of an export: each compiled, compared with fp32 and timed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from regauge.artifacts import quality
-from regauge.artifacts.buckets import Ladder, ladder
-from regauge.artifacts.engine import Answering, Engine
-from regauge.backends import Calibration, Job, Payload, Shape, Site, require, usable_for
-from regauge.errors import SettingsError, plain
-from regauge.models.inference_modules import cast, tensors
-from regauge.models.tensors import dtype_of
+from regauge.artifacts.buckets import Buckets, build_buckets
+from regauge.artifacts.engine import Engine, EngineModule
+from regauge.artifacts.quality import metrics_loss, quality_loss
+from regauge.backends import (
+    Calibration,
+    CompileJob,
+    ExecutionContext,
+    Payload,
+    Shape,
+    check_usable,
+    list_usable,
+)
+from regauge.errors import SettingsError, first_line
+from regauge.models.inference_modules import cast_program, named_tensors
+from regauge.models.tensors import precision_dtype
 from regauge.processes import available_cores
 
 if TYPE_CHECKING:
@@ -28,20 +36,20 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regauge.accelerators import Accelerator, Precision
-
-    Metrics = Callable[[nn.Module], dict[str, float]]
-    from regauge.artifacts.export_settings import Candidates, Exporting
-    from regauge.artifacts.manifest import Rung
-    from regauge.artifacts.programs import Described
+    from regauge.artifacts.export_settings import Candidates, ExportSettings
+    from regauge.artifacts.manifest import Bucket
+    from regauge.artifacts.programs import ProgramSpec
     from regauge.artifacts.rows import Records
-    from regauge.backends import Backend, Quantized, Runner
+    from regauge.backends import Backend, Quantization, Runner
 
-TURNS = 5
-"""Of one text alone, at least."""
-RACES = 3
-"""Turns of those that are nearly alike."""
-SAMPLES = 256
-"""Texts that scales of integers are chosen by, at most: they are proved on as many others."""
+    ComputeMetrics = Callable[[nn.Module], dict[str, float]]
+
+MIN_LATENCY_RUNS = 5
+"""How often a single text is timed, at least."""
+FINAL_ROUNDS = 3
+"""Rounds in which the finalists are timed again, alternating."""
+MAX_CALIBRATION_TEXTS = 256
+"""Texts for the calibration of int8 scales; parity is measured on at least as many others."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +58,17 @@ class Candidate:
 
     backend: Backend
     precision: Precision
-    quantized: Quantized
+    quantized: Quantization
     threads: int
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What people tell it from others by."""
-        own = self.backend.model_dump(mode="json", exclude_defaults=True)
-        set_apart = {name: value for name, value in own.items() if name != "kind"}
+    def description(self) -> dict[str, Any]:
+        """The fields that distinguish this candidate from others; part of `benchmark.json`."""
+        options = self.backend.model_dump(mode="json", exclude_defaults=True)
+        changed = {name: value for name, value in options.items() if name != "kind"}
         return {
             "backend": self.backend.kind,
-            **({"settings": set_apart} if set_apart else {}),
+            **({"settings": changed} if changed else {}),
             "precision": self.precision,
             "quantized": self.quantized,
             "threads": self.threads,
@@ -68,203 +76,235 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What all candidates of an export share."""
+class ExportContext:
+    """The parts that all candidates of an export share."""
 
-    settings: Exporting
-    described: Described
+    settings: ExportSettings
+    spec: ProgramSpec
     accelerator: Accelerator
-    rows: Records
-    """Real ones."""
-    reference: np.ndarray
-    """What fp32 answers to them, [records, width]."""
-    metrics: Metrics | None = None
-    """Measures a module on what a run held out."""
-    quality: dict[str, float] = field(default_factory=dict)
-    """What these metrics of fp32 are."""
+    records: Records
+    """The records for parity and timing."""
+    reference_outputs: np.ndarray
+    """Outputs of the fp32 reference for these records, [records, width]."""
+    compute_metrics: ComputeMetrics | None = None
+    """Computes the metrics of a module on the held-out rows of the run."""
+    reference_metrics: dict[str, float] = field(default_factory=dict)
+    """Held-out metrics of the fp32 reference."""
 
     @cached_property
     def calibration(self) -> Calibration:
-        """Some of the records, by which candidates that multiply integers choose their scales."""
-        some = self.rows.some(np.arange(min(SAMPLES, -(-len(self.rows) // 2))))
-        rungs = ladder(self.settings.shapes, self.described.longest, symbolic=True)
-        batches = Ladder(rungs, filled=False).batches(some.lengths)
-        samples = [some.inputs(batch) for batch in batches]
-        return Calibration(self.described.program, samples, self.settings.proof.bound)
+        """The records that backends calibrate int8 scales with."""
+        count = min(MAX_CALIBRATION_TEXTS, -(-len(self.records) // 2))
+        records = self.records.select(np.arange(count))
+        shapes = build_buckets(self.settings.buckets, self.spec.max_tokens, has_dynamic_shapes=True)
+        batches = Buckets(shapes, needs_row_padding=False).make_batches(records.lengths)
+        samples = [records.build_inputs(batch) for batch in batches]
+        return Calibration(self.spec.program, samples, self.settings.parity.max_loss)
 
-    def measured(self, engine: Engine) -> dict[str, float]:
-        """Return the metrics of a program at work; none where no run says which."""
-        if self.metrics is None:
+    def measure_metrics(self, engine: Engine) -> dict[str, float]:
+        """Return the held-out metrics of a program; empty if the model is not from a run."""
+        if self.compute_metrics is None:
             return {}
-        described = self.described
-        return self.metrics(Answering(engine, described.answers, described.fields))
+        return self.compute_metrics(
+            EngineModule(engine, self.spec.output_kind, self.spec.input_spec)
+        )
 
 
 @dataclass(frozen=True)
-class Built:
-    """A candidate at work."""
+class LoadedCandidate:
+    """A compiled candidate that is loaded on its device."""
 
     candidate: Candidate
     folder: Path
-    """Of its payload."""
-    rungs: tuple[Rung, ...]
+    """The folder of its payload."""
+    buckets: tuple[Bucket, ...]
     weights: Mapping[str, Tensor]
-    site: Site
+    execution_context: ExecutionContext
     runner: Runner
 
-    def engine(self, work: Work) -> Engine:
-        """Return it with its ladder."""
-        filled = not self.candidate.backend.symbolic
-        return Engine(self.runner, Ladder(self.rungs, filled=filled), work.described.width)
+    def build_engine(self, context: ExportContext) -> Engine:
+        """Return an engine that batches records into the candidate's buckets."""
+        needs_padding = not self.candidate.backend.has_dynamic_shapes
+        buckets = Buckets(self.buckets, needs_row_padding=needs_padding)
+        return Engine(self.runner, buckets, context.spec.width)
 
 
-def listed(wanted: Candidates, accelerator: Accelerator, described: Described) -> list[Candidate]:
-    """Return what is tried; raises SettingsError for a backend that is not usable, or for none."""
-    for backend in wanted.backends:
-        require(backend, accelerator)
-    usable = (each for each in usable_for(accelerator) if each.kind != "lazy")
-    backends = list(wanted.backends or usable)
-    if wanted.portable is not None:
-        backends = _those(backends, "compile for an instruction set", lambda each: each.ahead)
-    if described.answers == "text":
-        backends = _those(backends, "go on with a text", lambda each: each.looping)
-    made = [
+def list_candidates(
+    options: Candidates, accelerator: Accelerator, spec: ProgramSpec
+) -> list[Candidate]:
+    """Return the candidates that the settings ask for.
+
+    Raises SettingsError if a named backend is not usable, or if no candidate is left.
+    """
+    for backend in options.backends:
+        check_usable(backend, accelerator)
+    usable = (backend for backend in list_usable(accelerator) if backend.kind != "torch-compile")
+    backends = list(options.backends or usable)
+    if options.portable is not None:
+        backends = _filter_backends(
+            backends, "compile for an instruction set", lambda backend: backend.is_ahead_of_time
+        )
+    if spec.output_kind == "text":
+        backends = _filter_backends(
+            backends, "generate text", lambda backend: backend.supports_loops
+        )
+    candidates = [
         Candidate(backend, precision, quantized, threads)
         for backend in backends
-        for precision, quantized in backend.forms(accelerator)
-        if quantized in wanted.quantized
-        and precision in (wanted.precisions or _worth_trying(accelerator))
-        for threads in wanted.threads or (available_cores(),)
+        for precision, quantized in backend.supported_formats(accelerator)
+        if quantized in options.quantization
+        and precision in (options.precisions or _default_precisions(accelerator))
+        for threads in options.threads or (available_cores(),)
     ]
-    if not made:
-        forms = (f"{each.kind}: {_forms(each, accelerator)}" for each in backends)
-        problem = "no candidate has the precisions and quantized that are asked for"
-        raise SettingsError(problem, f"name some of {'; '.join(forms)}")
-    return made
+    if not candidates:
+        formats = (
+            f"{backend.kind}: {_describe_formats(backend, accelerator)}" for backend in backends
+        )
+        problem = "no backend supports these candidates.precisions and candidates.quantization"
+        raise SettingsError(problem, f"choose from {'; '.join(formats)}")
+    return candidates
 
 
-def _those(
-    backends: Sequence[Backend], able: str, fits: Callable[[Backend], bool]
+def _filter_backends(
+    backends: Sequence[Backend], capability: str, is_capable: Callable[[Backend], bool]
 ) -> list[Backend]:
-    """Return the backends that can do something; raises SettingsError where none can."""
-    found = [each for each in backends if fits(each)]
-    if not found:
-        kinds = ", ".join(each.kind for each in backends)
-        raise SettingsError(f"what is tried cannot {able}: {kinds}", "name other backends")
-    return found
+    """Return the backends with a capability; raises SettingsError if there are none."""
+    capable = [backend for backend in backends if is_capable(backend)]
+    if not capable:
+        kinds = ", ".join(backend.kind for backend in backends)
+        problem = f"no candidate backend can {capability}: {kinds}"
+        raise SettingsError(problem, "name other candidates.backends")
+    return capable
 
 
-def _forms(backend: Backend, accelerator: Accelerator) -> str:
-    """Return what a backend computes in, in words."""
-    forms = backend.forms(accelerator)
+def _describe_formats(backend: Backend, accelerator: Accelerator) -> str:
+    """Return the precisions and quantizations that a backend supports, for a message."""
     return ", ".join(
-        precision if quantized == "no" else f"{precision} with {quantized}"
-        for precision, quantized in forms
+        precision if quantized == "none" else f"{precision} with {quantized}"
+        for precision, quantized in backend.supported_formats(accelerator)
     )
 
 
-def reference(described: Described, settings: Exporting) -> Engine:
-    """Return what answers in fp32, operation by operation on the CPU."""
-    rungs = ladder(settings.shapes, described.longest, symbolic=True)
-    return Engine(_Plain(described.program), Ladder(rungs, filled=False), described.width)
+def build_reference_engine(spec: ProgramSpec, settings: ExportSettings) -> Engine:
+    """Return the reference: the program in fp32 on the CPU, without compilation."""
+    shapes = build_buckets(settings.buckets, spec.max_tokens, has_dynamic_shapes=True)
+    buckets = Buckets(shapes, needs_row_padding=False)
+    return Engine(_UncompiledRunner(spec.program), buckets, spec.width)
 
 
-def built(work: Work, candidate: Candidate, folder: Path) -> Built:
-    """Load a candidate's payload from a folder; where there is none it is compiled first."""
-    backend, described = candidate.backend, work.described
-    rungs = ladder(
-        work.settings.shapes,
-        described.longest,
-        symbolic=backend.symbolic and described.answers != "text",
+def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) -> LoadedCandidate:
+    """Load a candidate's payload from a folder; compile it first if the folder does not exist."""
+    backend, spec = candidate.backend, context.spec
+    buckets = build_buckets(
+        context.settings.buckets,
+        spec.max_tokens,
+        has_dynamic_shapes=backend.has_dynamic_shapes and spec.output_kind != "text",
     )
-    shapes = [Shape(rung.rows[0], rung.length) for rung in rungs]
-    device = work.accelerator.claim(0, candidate.threads)
-    site = Site(work.accelerator, device, candidate.threads)
-    program = copy.deepcopy(described.program)
-    cast(program, dtype_of(candidate.precision))
-    level = work.settings.candidates.portable
-    weights = {name: value.detach() for name, value in tensors(program).items()}
-    job = Job(
+    shapes = [Shape(bucket.rows[0], bucket.length) for bucket in buckets]
+    device = context.accelerator.claim(0, candidate.threads)
+    execution_context = ExecutionContext(context.accelerator, device, candidate.threads)
+    program = copy.deepcopy(spec.program)
+    cast_program(program, precision_dtype(candidate.precision))
+    level = context.settings.candidates.portable
+    weights = {name: value.detach() for name, value in named_tensors(program).items()}
+    job = CompileJob(
         program,
-        described.inputs,
+        spec.inputs,
         shapes,
         candidate.precision,
         candidate.quantized,
         level,
-        work.calibration,
+        context.calibration,
     )
     if not folder.exists():
         folder.mkdir(parents=True)
-        backend.export(job, site, folder)
+        backend.export(job, execution_context, folder)
     payload = Payload(
-        folder, described.inputs, shapes, candidate.precision, lambda: weights, lambda: program
+        folder, spec.inputs, shapes, candidate.precision, lambda: weights, lambda: program
     )
-    return Built(candidate, folder, rungs, weights, site, backend.load(payload, site))
+    return LoadedCandidate(
+        candidate,
+        folder,
+        buckets,
+        weights,
+        execution_context,
+        backend.load(payload, execution_context),
+    )
 
 
-def tried(work: Work, made: Built) -> dict[str, Any]:
-    """Return what is seen of a candidate: its parity, its pace, and its wait for one text."""
-    described, engine = work.described, made.engine(work)
-    answers = engine.answers(work.rows)
-    found = quality.differences(answers, work.reference, described.answers)
-    if own := work.measured(engine):
-        lost = quality.metrics_loss(own, work.quality)
-        found |= {f"heldout/{name}": value for name, value in own.items()}
-        found["loss"] = max(found["loss"], lost)
-    seconds = work.settings.candidates.seconds
-    return {**made.candidate.facts, **_paces(engine, work.rows, seconds), **found}
+def measure_candidate(context: ExportContext, loaded: LoadedCandidate) -> dict[str, Any]:
+    """Return the row of a candidate: its quality loss, throughput and latency."""
+    engine = loaded.build_engine(context)
+    outputs = engine.compute(context.records)
+    row = quality_loss(outputs, context.reference_outputs, context.spec.output_kind)
+    if metrics := context.measure_metrics(engine):
+        loss = metrics_loss(metrics, context.reference_metrics)
+        row |= {f"heldout/{name}": value for name, value in metrics.items()}
+        row["loss"] = max(row["loss"], loss)
+    seconds = context.settings.candidates.timing_seconds
+    return {**loaded.candidate.description, **_time_engine(engine, context.records, seconds), **row}
 
 
-def raced(work: Work, finalists: Sequence[Built]) -> list[dict[str, float]]:
-    """Return the paces of candidates that are timed in turns: the medians over these.
+def retime_finalists(
+    context: ExportContext, finalists: Sequence[LoadedCandidate]
+) -> list[dict[str, float]]:
+    """Return the median timings of the finalists over several alternating rounds.
 
-    The machine changes from minute to minute; what alternates meets the same of it.
+    The speed of a machine changes from minute to minute; alternating exposes all to the same
+    changes.
     """
-    engines = [made.engine(work) for made in finalists]
-    seconds = work.settings.candidates.seconds / RACES
-    turns = [[_paces(each, work.rows, seconds) for each in engines] for _ in range(RACES)]
+    engines = [loaded.build_engine(context) for loaded in finalists]
+    seconds = context.settings.candidates.timing_seconds / FINAL_ROUNDS
+    rounds = [
+        [_time_engine(engine, context.records, seconds) for engine in engines]
+        for _ in range(FINAL_ROUNDS)
+    ]
     return [
-        {name: statistics.median(pace[name] for pace in own) for name in own[0]}
-        for own in zip(*turns, strict=True)
+        {name: statistics.median(timing[name] for timing in timings) for name in timings[0]}
+        for timings in zip(*rounds, strict=True)
     ]
 
 
-def failed(candidate: Candidate, error: Exception) -> dict[str, Any]:
-    """Return the row of a candidate that could not be built."""
-    return {**candidate.facts, "failed": plain(error)[:200]}
+def build_failure_row(candidate: Candidate, error: Exception) -> dict[str, Any]:
+    """Return the row of a candidate that failed to compile or run."""
+    return {**candidate.description, "failed": first_line(error)[:200]}
 
 
-def _worth_trying(accelerator: Accelerator) -> tuple[Precision, ...]:
-    """Return fp32 and what the device is faster in."""
-    every = accelerator.precisions()
-    return every[: every.index("fp32") + 1] if "fp32" in every else every
+def _default_precisions(accelerator: Accelerator) -> tuple[Precision, ...]:
+    """Return fp32 and the precisions that are faster on this device."""
+    precisions = accelerator.precisions()
+    return precisions[: precisions.index("fp32") + 1] if "fp32" in precisions else precisions
 
 
-def _paces(engine: Engine, rows: Records, seconds: float) -> dict[str, float]:
-    """Return texts and real tokens a second, and the median wait for a text of median length."""
-    taken: list[float] = []
-    until = time.perf_counter() + seconds
-    while not taken or time.perf_counter() < until:
-        began = time.perf_counter()
-        engine.answers(rows)
-        taken.append(time.perf_counter() - began)
-    best = statistics.median(taken)
-    one = rows.some(np.argsort(rows.lengths, kind="stable")[[len(rows) // 2]])
-    waits: list[float] = []
-    until = time.perf_counter() + seconds / 4
-    while len(waits) < TURNS or time.perf_counter() < until:
-        began = time.perf_counter()
-        engine.answers(one)
-        waits.append(time.perf_counter() - began)
+def _time_engine(engine: Engine, records: Records, seconds: float) -> dict[str, float]:
+    """Return texts and real tokens per second, and the median latency of a single text.
+
+    The single text has the median length.
+    """
+    durations: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while not durations or time.perf_counter() < deadline:
+        start = time.perf_counter()
+        engine.compute(records)
+        durations.append(time.perf_counter() - start)
+    duration = statistics.median(durations)
+    by_length = np.argsort(records.lengths, kind="stable")
+    single = records.select(by_length[[len(records) // 2]])
+    latencies: list[float] = []
+    deadline = time.perf_counter() + seconds / 4
+    while len(latencies) < MIN_LATENCY_RUNS or time.perf_counter() < deadline:
+        start = time.perf_counter()
+        engine.compute(single)
+        latencies.append(time.perf_counter() - start)
     return {
-        "texts_per_second": len(rows) / best,
-        "tokens_per_second": rows.tokens / best,
-        "one_text_ms": 1e3 * statistics.median(waits),
+        "texts_per_second": len(records) / duration,
+        "tokens_per_second": records.num_tokens / duration,
+        "one_text_ms": 1e3 * statistics.median(latencies),
     }
 
 
-class _Plain:
-    """A program as it is."""
+class _UncompiledRunner:
+    """Runs a program without compiling it."""
 
     def __init__(self, program: nn.Module) -> None:
         self._program = program
@@ -274,5 +314,5 @@ class _Plain:
         output: Tensor = self._program(*inputs)
         return output
 
-    def graphs(self) -> int:
+    def num_graphs(self) -> int:
         return 0

@@ -1,4 +1,8 @@
-"""A loaded artifact at work: rows in any order and number in, answers in the same order out."""
+"""A loaded program that computes records in batches, in bucket shapes.
+
+`Engine` takes records in any order and returns their outputs in the same order. `EngineModule`
+wraps it as the module that a task evaluates.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regauge.accelerators import take
-from regauge.artifacts.buckets import Ladder
+from regauge.accelerators import claim_device
+from regauge.artifacts.buckets import Buckets
 from regauge.artifacts.manifest import MODEL
-from regauge.artifacts.rows import Rows, Texts
-from regauge.backends import Payload, Shape, Site
-from regauge.errors import PreflightError, TransientError, plain
+from regauge.artifacts.rows import TextRecords, TokenizedTexts
+from regauge.backends import ExecutionContext, Payload, Shape
+from regauge.errors import PreflightError, TransientError, first_line
 from regauge.log import logger
-from regauge.models.inference_modules import examples
+from regauge.models.inference_modules import example_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,214 +30,250 @@ if TYPE_CHECKING:
     from regauge.artifacts.buckets import BucketBatch
     from regauge.artifacts.rows import Records
     from regauge.backends import Runner
-    from regauge.models.io_spec import Answers, Fields
+    from regauge.models.io_spec import InputSpec, OutputKind
     from regauge.models.losses import Batch
 
 
-NO_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "failed to allocate")
-"""What libraries say of an allocation that failed."""
+OUT_OF_MEMORY_MESSAGES = (
+    "out of memory",
+    "can't allocate memory",
+    "bad_alloc",
+    "failed to allocate",
+)
+"""Parts of the error messages of libraries when an allocation fails."""
 
 
 @dataclass
 class Engine:
-    """A runner with its ladder."""
+    """A runner with its buckets."""
 
     runner: Runner
-    ladder: Ladder
+    buckets: Buckets
     width: int
-    step: int = field(default=0, kw_only=True)
-    """How far down the ladder's numbers of rows it begins, since memory did not suffice."""
-    slots: int = field(default=0, kw_only=True)
-    """Tokens that were computed so far, padding included."""
-    told: Callable[[int], None] = field(default=lambda _: None, kw_only=True)
-    """Called with the number of records that were given to the device, batch by batch."""
+    """Numbers per output."""
+    halvings: int = field(default=0, kw_only=True)
+    """How often the largest batch size is halved, because memory ran out before."""
+    computed_tokens: int = field(default=0, kw_only=True)
+    """Tokens computed so far, padding included."""
+    on_batch: Callable[[int], None] = field(default=lambda _: None, kw_only=True)
+    """Called with the number of records of each batch that was submitted to the device."""
 
-    def answers(self, rows: Records) -> np.ndarray:
-        """Return what the program answers to records, [records, width] fp32.
+    def compute(self, records: Records) -> np.ndarray:
+        """Return the outputs of records, [records, width] fp32.
 
-        The next batch is given to the device before the answers to one are waited for. Where
-        memory does not suffice for a batch, it and all later ones are smaller; raises
-        TransientError where it does not for the smallest.
+        The next batch is submitted to the device before the outputs of the previous one are copied
+        back. If memory runs out, this batch and all later ones are halved. Raises TransientError if
+        memory does not suffice for the smallest batch.
         """
-        found = np.empty((len(rows), self.width), np.float32)
-        lengths = rows.lengths
-        left = deque(self.ladder.batches(lengths, self.step))
-        before: tuple[BucketBatch, Tensor] | None = None
-        while left:
-            output = self._tried(left[0], rows)
+        outputs = np.empty((len(records), self.width), np.float32)
+        lengths = records.lengths
+        pending = deque(self.buckets.make_batches(lengths, self.halvings))
+        submitted: tuple[BucketBatch, Tensor] | None = None
+        while pending:
+            output = self._run_batch(pending[0], records)
             if output is None:
-                members = np.concatenate([batch.members for batch in left])
-                left = deque(self.ladder.batches(lengths, self.step, members))
+                remaining = np.concatenate([batch.record_indices for batch in pending])
+                pending = deque(self.buckets.make_batches(lengths, self.halvings, remaining))
                 continue
-            _fetch(before, found)
-            before = left.popleft(), output
-        _fetch(before, found)
-        return found
+            _copy_outputs(submitted, outputs)
+            submitted = pending.popleft(), output
+        _copy_outputs(submitted, outputs)
+        return outputs
 
-    def _tried(self, batch: BucketBatch, rows: Records) -> Tensor | None:
-        """Return what a batch gives, or None where it is too large for the memory."""
+    def _run_batch(self, batch: BucketBatch, records: Records) -> Tensor | None:
+        """Return the output of a batch, or None if it does not fit the memory."""
         try:
-            output = self.runner(*rows.inputs(batch))
+            output = self.runner(*records.build_inputs(batch))
         except (MemoryError, RuntimeError) as error:
-            if not _of_memory(error):
+            if not _is_out_of_memory(error):
                 raise
-            if batch.rows == self._fewest(batch.length):
-                rows_told = f"{batch.rows} rows of {batch.length} tokens"
-                problem = f"no memory for {rows_told}, and no fewer are allowed: {plain(error)}"
-                raise TransientError(problem, "free some, or lower text.tokens") from None
-            self.step += 1
-            logger.warning("no memory for %d rows of %d tokens: fewer", batch.rows, batch.length)
+            if batch.num_rows == self._min_rows(batch.length):
+                problem = (
+                    f"no memory for {batch.num_rows} rows of {batch.length} tokens,"
+                    f" the smallest batch: {first_line(error)}"
+                )
+                remedy = "free memory, or lower text.max_seq_length"
+                raise TransientError(problem, remedy) from None
+            self.halvings += 1
+            logger.warning(
+                "Out of memory at %d rows of %d tokens; retrying with half the rows.",
+                batch.num_rows,
+                batch.length,
+            )
             return None
-        self.slots += batch.rows * batch.length * rows.apart
-        self.told(len(batch.members))
+        self.computed_tokens += batch.num_rows * batch.length * records.texts_per_record
+        self.on_batch(len(batch.record_indices))
         return output
 
-    def _fewest(self, length: int) -> int:
-        """Return the fewest rows that a batch of a length may be cut down to."""
-        rows = next(rung.rows for rung in self.ladder.rungs if rung.length == length)
-        return rows[-1] if self.ladder.filled else 1
+    def _min_rows(self, length: int) -> int:
+        """Return the smallest batch size of a length."""
+        rows = next(bucket.rows for bucket in self.buckets.shapes if bucket.length == length)
+        return rows[-1] if self.buckets.needs_row_padding else 1
 
 
-def loaded(
-    artifact: Artifact, *, invariant: bool, threads: int | None = None, device: int = 0
+def load_engine(
+    artifact: Artifact, *, batch_invariant: bool, threads: int | None = None, device: int = 0
 ) -> Engine:
-    """Load an artifact's payload on the device with an index, and return it at work.
+    """Load an artifact's payload and return its engine.
 
-    Where a program lies on several, the index counts as many devices at a time.
-    With `invariant`, a text's answer has the same bits whatever is computed beside it: raises
-    PreflightError where that was not shown on such a device.
+    `device` is the index of the device. If a program spans several devices, it counts groups of
+    that many. With `batch_invariant`, an output has the same bits in every batch; raises
+    PreflightError if the artifact has no proof of this for this chip.
     """
     manifest = artifact.manifest
-    if invariant:
-        _check_identity(artifact)
-    count = threads or manifest.target.threads
+    if batch_invariant:
+        _check_batch_invariance(artifact)
+    num_threads = threads or manifest.target.threads
     backend = manifest.compiled.backend
-    claimed = take(artifact.accelerator, device * backend.devices, count)
-    site = Site(artifact.accelerator, claimed, count)
-    runner = backend.load(payload(artifact), site)
-    filled = invariant or not backend.symbolic
-    return Engine(runner, Ladder(manifest.shapes, filled=filled), manifest.program.width)
+    claimed = claim_device(artifact.accelerator, device * backend.num_devices, num_threads)
+    context = ExecutionContext(artifact.accelerator, claimed, num_threads)
+    runner = backend.load(build_payload(artifact), context)
+    needs_padding = batch_invariant or not backend.has_dynamic_shapes
+    buckets = Buckets(manifest.shapes, needs_row_padding=needs_padding)
+    return Engine(runner, buckets, manifest.program.width)
 
 
-def warm(engine: Engine, artifact: Artifact) -> None:
-    """Compute every shape once that has a graph of its own, so that no graph is made later.
+def warm_up(engine: Engine, artifact: Artifact) -> None:
+    """Compute each shape that has its own graph once, so that none is compiled later.
 
-    Of one graph for all shapes the smallest is computed: what is made of weights then is for all.
+    If one graph serves all shapes, only the smallest shape is computed: its weights are prepared
+    once for all shapes.
     """
-    inputs, shapes = artifact.manifest.program.inputs, engine.ladder.shapes()
-    if artifact.manifest.compiled.backend.symbolic:
-        shapes = [min(shapes, key=lambda each: each.rows * each.length)]
-    for each in shapes:
-        engine.runner(*examples(inputs, each.rows, each.length))
+    inputs, batches = artifact.manifest.program.inputs, engine.buckets.make_empty_batches()
+    if artifact.manifest.compiled.backend.has_dynamic_shapes:
+        batches = [min(batches, key=lambda batch: batch.num_rows * batch.length)]
+    for batch in batches:
+        engine.runner(*example_inputs(inputs, batch.num_rows, batch.length))
     artifact.accelerator.synchronize()
 
 
-def _check_identity(artifact: Artifact) -> None:
-    proof, here = artifact.manifest.identity, artifact.accelerator.model()
-    remedy = "export it on such a device, or do without: predict.invariant = false"
+def _check_batch_invariance(artifact: Artifact) -> None:
+    """Raise PreflightError if the artifact was not proved batch-invariant on this chip."""
+    proof, chip = artifact.manifest.identity, artifact.accelerator.model_name()
     if proof is None:
-        problem = f"{artifact.folder} has no proof that a text keeps its bits in every batch"
-        raise PreflightError(problem, remedy)
-    if proof.chip != here:
-        problem = f"that a text keeps its bits was shown on {proof.chip}, and this is {here}"
-        raise PreflightError(problem, remedy)
+        problem = f"{artifact.folder} is not proved batch-invariant"
+        raise PreflightError(problem, "export it again, or set predict.batch_invariant = false")
+    if proof.chip != chip:
+        problem = f"batch invariance was proved on {proof.chip}; this machine has {chip}"
+        raise PreflightError(problem, "export it here, or set predict.batch_invariant = false")
 
 
-def payload(artifact: Artifact) -> Payload:
-    """Return what a backend loads of an artifact."""
+def build_payload(artifact: Artifact) -> Payload:
+    """Return the payload of an artifact as its backend loads it."""
     manifest = artifact.manifest
 
-    def program() -> nn.Module:
-        from regauge.artifacts.restore import restored
+    def restore() -> nn.Module:
+        from regauge.artifacts.restore import restore_program
 
-        return restored(manifest, artifact.folder / MODEL, artifact.weights())
+        return restore_program(manifest, artifact.folder / MODEL, artifact.load_weights())
 
-    shapes = [Shape(rung.rows[0], rung.length) for rung in manifest.shapes]
+    shapes = [Shape(bucket.rows[0], bucket.length) for bucket in manifest.shapes]
     return Payload(
-        artifact.payload,
+        artifact.payload_folder,
         manifest.program.inputs,
         shapes,
         manifest.compiled.precision,
-        artifact.weights,
-        program,
+        artifact.load_weights,
+        restore,
     )
 
 
-def _fetch(computed: tuple[BucketBatch, Tensor] | None, found: np.ndarray) -> None:
-    """Put what was computed into its places of [records, width] fp32."""
-    if computed is not None:
-        batch, output = computed
-        found[batch.members] = output.cpu().float().numpy()[: len(batch.members)]
+def _copy_outputs(submitted: tuple[BucketBatch, Tensor] | None, outputs: np.ndarray) -> None:
+    """Copy the output of a batch into the rows of its records; `outputs` is [records, width]."""
+    if submitted is not None:
+        batch, output = submitted
+        count = len(batch.record_indices)
+        outputs[batch.record_indices] = output.cpu().float().numpy()[:count]
 
 
-def _of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or any(each in str(error).lower() for each in NO_MEMORY)
+def _is_out_of_memory(error: Exception) -> bool:
+    message = str(error).lower()
+    return isinstance(error, MemoryError) or any(part in message for part in OUT_OF_MEMORY_MESSAGES)
 
 
-OUTPUTS: dict[Answers, str] = {
+OUTPUT_NAMES: dict[OutputKind, str] = {
     "vectors": "vectors",
     "classes": "scores",
     "values": "scores",
     "scores": "scores",
 }
-"""What a task calls the answers of its module."""
+"""The key of the output in the batch that a task's module returns."""
 
 
-class Answering(nn.Module):
-    """A compiled program as a task calls its module: batches of tokens in, their answers out."""
+class EngineModule(nn.Module):
+    """An engine as the module of a task: maps a batch of tokens to a batch of outputs."""
 
-    def __init__(self, engine: Engine, answers: Answers, fields: Fields) -> None:
+    def __init__(self, engine: Engine, output_kind: OutputKind, input_spec: InputSpec) -> None:
         super().__init__()
         self.engine = engine
         self.compute_dtype = torch.float32
-        self._output = OUTPUTS[answers]
-        self._fields = fields
+        self._output_name = OUTPUT_NAMES[output_kind]
+        self._input_spec = input_spec
 
     def forward(self, batch: Batch) -> Batch:
-        """Return the answers to a batch, [batch, width] fp32; those to empty rows are 0.
+        """Return the outputs of a batch, [batch, width] fp32; 0 for empty rows.
 
-        Of rows of candidates, [rows, candidates].
+        For a ranker the output is [rows, candidates].
         """
-        if self._fields.ranking is not None:
-            return {self._output: self._scores(batch, self._fields.ranking.queries)}
+        if self._input_spec.ranking is not None:
+            return {
+                self._output_name: self._score_candidates(batch, self._input_spec.ranking.queries)
+            }
         tokens, segments = (batch[name].cpu().numpy() for name in ("tokens", "segments"))
         lengths = (segments > 0).sum(1)
-        (there,) = np.nonzero(lengths)
-        lengths = np.minimum(lengths, self.engine.ladder.longest)
-        texts = Texts.of([tokens[row, : lengths[row]].astype(np.int32) for row in there])
-        starts = [_starts(batch["types"], lengths)[there]] if self._fields.joined else []
-        answers = np.zeros((len(tokens), self.engine.width), np.float32)
-        answers[there] = self.engine.answers(Rows([texts], starts))
-        return {self._output: torch.from_numpy(answers).to(batch["tokens"].device)}
+        (filled,) = np.nonzero(lengths)
+        lengths = np.minimum(lengths, self.engine.buckets.max_length)
+        texts = TokenizedTexts.from_lists(
+            [tokens[row, : lengths[row]].astype(np.int32) for row in filled]
+        )
+        starts = (
+            [_second_text_starts(batch["types"], lengths)[filled]]
+            if self._input_spec.joined
+            else []
+        )
+        outputs = np.zeros((len(tokens), self.engine.width), np.float32)
+        outputs[filled] = self.engine.compute(TextRecords([texts], starts))
+        return {self._output_name: torch.from_numpy(outputs).to(batch["tokens"].device)}
 
-    def _scores(self, batch: Batch, queries: int) -> Tensor:
-        """Return the scores of candidates, [rows, candidates]; of those that are not there 0."""
+    def _score_candidates(self, batch: Batch, queries: int) -> Tensor:
+        """Return the scores of candidates, [rows, candidates]; 0 for absent candidates.
+
+        `queries` is the number of texts of a query.
+        """
         present = batch["present"].cpu().numpy() > 0
         rows, candidates = present.shape
         tokens = batch["tokens"].cpu().numpy().reshape(rows, -1, batch["tokens"].shape[1])
-        real = (batch["segments"].cpu().numpy() > 0).sum(1)
-        lengths = np.minimum(real, self.engine.ladder.longest).reshape(rows, -1)
-        documents = self._fields.apart - queries
-        where, which = np.nonzero(present)
+        num_tokens = (batch["segments"].cpu().numpy() > 0).sum(1)
+        lengths = np.minimum(num_tokens, self.engine.buckets.max_length).reshape(rows, -1)
+        texts_per_record = self._input_spec.num_separate_texts
+        documents = texts_per_record - queries
+        row_of, candidate_of = np.nonzero(present)
 
-        def column(place: int) -> Texts:
-            """Return a text of every candidate: the query's stand first in a row."""
-            at = np.full_like(which, place)
-            if place >= queries:
-                at = queries + which * documents + place - queries
-            every = zip(where, at, strict=True)
-            return Texts.of([tokens[row, text, : lengths[row, text]] for row, text in every])
+        def select_text(index: int) -> TokenizedTexts:
+            """Return one text of every candidate; a row holds the texts of its query first."""
+            slots = np.full_like(candidate_of, index)
+            if index >= queries:
+                slots = queries + candidate_of * documents + index - queries
+            pairs = zip(row_of, slots, strict=True)
+            return TokenizedTexts.from_lists(
+                [tokens[row, slot, : lengths[row, slot]] for row, slot in pairs]
+            )
 
-        features = [batch[name].cpu().numpy()[where, which] for name in ("numbers", "categories")]
-        wide = [np.pad(each, ((0, 0), (0, 1))) if not each.shape[1] else each for each in features]
-        answers = self.engine.answers(Rows([column(n) for n in range(self._fields.apart)], wide))
-        found = np.zeros((rows, candidates), np.float32)
-        found[where, which] = answers[:, 0]
-        return torch.from_numpy(found).to(batch["tokens"].device)
+        features = [
+            batch[name].cpu().numpy()[row_of, candidate_of] for name in ("numbers", "categories")
+        ]
+        padded = [
+            values if values.shape[1] else np.pad(values, ((0, 0), (0, 1))) for values in features
+        ]
+        texts = [select_text(index) for index in range(texts_per_record)]
+        outputs = self.engine.compute(TextRecords(texts, padded))
+        scores = np.zeros((rows, candidates), np.float32)
+        scores[row_of, candidate_of] = outputs[:, 0]
+        return torch.from_numpy(scores).to(batch["tokens"].device)
 
 
-def _starts(types: Tensor, lengths: np.ndarray) -> np.ndarray:
-    """Return where the second half of each text begins, [batch] int32: behind it, if nowhere."""
-    of_second = types.cpu().numpy() > 0
-    found: np.ndarray = np.where(of_second.any(1), of_second.argmax(1), lengths).astype(np.int32)
-    return found
+def _second_text_starts(types: Tensor, lengths: np.ndarray) -> np.ndarray:
+    """Return the offset of the second text of each row, [batch] int32; its length if none."""
+    is_second = types.cpu().numpy() > 0
+    starts: np.ndarray = np.where(is_second.any(1), is_second.argmax(1), lengths).astype(np.int32)
+    return starts

@@ -1,4 +1,4 @@
-"""From trained weights to an artifact: candidates are built, proved and timed; the best is kept."""
+"""Export a trained model as an artifact: build, compare and time candidates; keep the best one."""
 
 from __future__ import annotations
 
@@ -9,20 +9,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import accelerators, safetensors_io
-from regauge.artifacts import artifact as artifacts
-from regauge.artifacts import batch_invariance
-from regauge.artifacts import candidates as trying
+from regauge.artifacts.artifact import hash_files, stage_folder
+from regauge.artifacts.batch_invariance import check_batch_invariance
+from regauge.artifacts.candidates import (
+    Candidate,
+    ExportContext,
+    LoadedCandidate,
+    build_candidate,
+    build_failure_row,
+    build_reference_engine,
+    list_candidates,
+    measure_candidate,
+    retime_finalists,
+)
 from regauge.artifacts.manifest import (
+    BENCHMARK,
     MANIFEST,
     PARITY,
     PAYLOAD,
-    ROWS,
     WEIGHTS,
-    Compiled,
-    Identity,
-    Manifest,
-    Origin,
-    Target,
+    ArtifactManifest,
+    BatchInvariance,
+    Compilation,
+    TargetMachine,
+    WeightsOrigin,
 )
 from regauge.config import FORMAT, dump
 from regauge.errors import DataError, RegaugeError
@@ -30,160 +40,191 @@ from regauge.files import write_json
 from regauge.log import logger
 
 if TYPE_CHECKING:
-    from regauge.artifacts.candidates import Metrics
-    from regauge.artifacts.export_settings import Exporting, Goal
-    from regauge.artifacts.sources import Subject
+    from regauge.artifacts.candidates import ComputeMetrics
+    from regauge.artifacts.export_settings import ExportSettings, Goal
+    from regauge.artifacts.sources import ExportSource
 
 Row = dict[str, Any]
-FINALISTS, NEAR = 3, 0.6
-"""How many of the best are timed once more, and how near to it they have to be."""
-BETTER: dict[Goal, tuple[str, bool]] = {
+MAX_FINALISTS, FINALIST_RATIO = 3, 0.6
+"""How many of the best candidates are timed again, and how close to the best they must be."""
+GOAL_FIGURES: dict[Goal, tuple[str, bool]] = {
     "throughput": ("texts_per_second", True),
-    "usd": ("texts_per_second", True),  # on one machine the fastest is the cheapest
+    "cost": ("texts_per_second", True),  # on one machine the fastest is the cheapest
     "latency": ("one_text_ms", False),
 }
-"""By the goal: which figure of a candidate counts, and whether more of it is better."""
+"""For each goal: the figure that decides, and whether higher is better."""
 
 
-def export(settings: Exporting, subject: Subject, measured: Metrics | None) -> dict[str, Any]:
-    """Write the artifact of a subject; return what was found of every candidate.
+def export_artifact(
+    settings: ExportSettings, source: ExportSource, compute_metrics: ComputeMetrics | None
+) -> dict[str, Any]:
+    """Write the artifact of a model; return a summary with a row for each candidate.
 
-    `measured` gives the metrics of a run on its held-out rows. Raises DataError where no candidate
-    keeps the quality.
+    `compute_metrics` returns the metrics of a module on the held-out rows of its run. Raises
+    DataError if no candidate keeps the quality.
     """
     accelerator = settings.accelerator or accelerators.choose()[0]
-    accelerators.require(accelerator)
-    asked = trying.listed(settings.candidates, accelerator, subject.described)
+    accelerators.check_available(accelerator)
+    candidates = list_candidates(settings.candidates, accelerator, source.spec)
     with (
-        artifacts.written(Path(settings.target.path)) as folder,
+        stage_folder(Path(settings.export.to)) as folder,
         tempfile.TemporaryDirectory() as scratch,
     ):
-        subject.keep(folder)
-        records, origin = subject.records(settings)
-        engine = trying.reference(subject.described, settings)
-        answers = engine.answers(records)
-        work = trying.Work(settings, subject.described, accelerator, records, answers, measured)
-        work = replace(work, quality=work.measured(engine))
-        seen, (place, row) = _best(work, asked, scratch)
-        shutil.move(scratch_of(scratch, place), folder / PAYLOAD)
-        best = trying.built(work, asked[place], folder / PAYLOAD)
-        safetensors_io.write(folder / WEIGHTS, best.weights)
-        about = {"records": len(records), "origin": origin, "bound": settings.proof.bound}
-        write_json(folder / PARITY, {"format": FORMAT, **about, **row})
-        write_json(folder / ROWS, {"format": FORMAT, "rows": seen})
-        manifest = _manifest(work, best, subject, folder)
+        source.copy_files(folder)
+        records, origin = source.build_parity_records(settings)
+        engine = build_reference_engine(source.spec, settings)
+        outputs = engine.compute(records)
+        context = ExportContext(
+            settings, source.spec, accelerator, records, outputs, compute_metrics
+        )
+        context = replace(context, reference_metrics=context.measure_metrics(engine))
+        rows, index = _select_best(context, candidates, scratch)
+        row = rows[index]
+        shutil.move(_candidate_folder(scratch, index), folder / PAYLOAD)
+        best = build_candidate(context, candidates[index], folder / PAYLOAD)
+        safetensors_io.write_tensors(folder / WEIGHTS, best.weights)
+        parity = {"records": len(records), "origin": origin, "bound": settings.parity.max_loss}
+        write_json(folder / PARITY, {"format": FORMAT, **parity, **row})
+        write_json(folder / BENCHMARK, {"format": FORMAT, "rows": rows})
+        manifest = _build_manifest(context, best, source, folder)
         write_json(folder / MANIFEST, dump(manifest))
     return {
-        "written": settings.target.path,
-        "candidates": [_shown(row) for row in seen],
-        "kept": _whole_name(row),
+        "written": settings.export.to,
+        "candidates": [_summarize_row(row) for row in rows],
+        "kept": _format_name_and_threads(row),
         "invariant": "yes" if manifest.identity else "no",
     }
 
 
-def _best(
-    work: trying.Work, asked: list[trying.Candidate], scratch: str
-) -> tuple[list[Row], tuple[int, Row]]:
-    """Return what was seen of every candidate, and the best that keeps the quality."""
-    rows: list[Row] = []
-    for place, candidate in enumerate(asked):
-        try:
-            row = trying.tried(work, trying.built(work, candidate, scratch_of(scratch, place)))
-        except RegaugeError:
-            raise
-        except Exception as error:  # noqa: BLE001 - compilers raise whatever they like
-            row = trying.failed(candidate, error)
-        logger.info("%s", _told(row))
-        rows.append(row)
-    bound = work.settings.proof.bound
-    within = [(at, row) for at, row in enumerate(rows) if row.get("loss", bound + 1) <= bound]
-    if not within:
-        reason = next((row["failed"] for row in rows if "failed" in row), None)
-        least = min((row["loss"] for row in rows if "loss" in row), default=None)
-        said = f"it fails: {reason}" if least is None else f"the least loss is {least:.2g}"
+def _select_best(
+    context: ExportContext, candidates: list[Candidate], scratch: str
+) -> tuple[list[Row], int]:
+    """Return the row of every candidate, and the index of the best one that keeps the quality."""
+    rows = [
+        _measure(context, candidate, _candidate_folder(scratch, index))
+        for index, candidate in enumerate(candidates)
+    ]
+    eligible = _list_eligible(rows, context.settings.parity.max_loss)
+    figure, higher_is_better = GOAL_FIGURES[context.settings.candidates.optimize_for]
+    ranking = sorted(eligible, key=lambda index: rows[index][figure], reverse=higher_is_better)
+    best_figure = rows[ranking[0]][figure]
+    finalists = [index for index in ranking if _is_close(rows[index][figure], best_figure)]
+    finalists = finalists[:MAX_FINALISTS]
+    if len(finalists) > 1:
+        loaded = [
+            build_candidate(context, candidates[index], _candidate_folder(scratch, index))
+            for index in finalists
+        ]
+        timings = retime_finalists(context, loaded)
+        for index, timing in zip(finalists, timings, strict=True):
+            rows[index] |= timing
+            logger.info("Re-timed (final): %s", _format_result(rows[index]))
+    select = max if higher_is_better else min
+    return rows, select(finalists, key=lambda index: rows[index][figure])
+
+
+def _measure(context: ExportContext, candidate: Candidate, folder: Path) -> Row:
+    """Build and measure a candidate; return its row, or a failure row if its compiler fails."""
+    try:
+        row = measure_candidate(context, build_candidate(context, candidate, folder))
+    except RegaugeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - compilers raise any kind of exception
+        row = build_failure_row(candidate, error)
+    logger.info("%s", _format_result(row))
+    return row
+
+
+def _list_eligible(rows: list[Row], max_loss: float) -> list[int]:
+    """Return the indices of candidates within the loss; raises DataError if there are none."""
+    eligible = [
+        index for index, row in enumerate(rows) if row.get("loss", max_loss + 1) <= max_loss
+    ]
+    if not eligible:
+        failure = next((row["failed"] for row in rows if "failed" in row), None)
+        smallest = min((row["loss"] for row in rows if "loss" in row), default=None)
+        reason = f"it fails: {failure}" if smallest is None else f"the smallest is {smallest:.2g}"
         raise DataError(
-            f"no candidate keeps the quality within {bound:g}: {said}",
-            "name other candidates, or raise proof.bound",
+            f"no candidate has a quality loss within {max_loss:g}: {reason}",
+            "name other candidates, or raise parity.max_loss",
         )
-    figure, more = BETTER[work.settings.candidates.goal]
-    sort = sorted(within, key=lambda each: each[1][figure], reverse=more)
-    final = [place for place, row in sort if _near(row[figure], sort[0][1][figure])][:FINALISTS]
-    if len(final) > 1:
-        made = [trying.built(work, asked[place], scratch_of(scratch, place)) for place in final]
-        for place, paces in zip(final, trying.raced(work, made), strict=True):
-            rows[place] |= paces
-            logger.info("once more, in turns: %s", _told(rows[place]))
-    chosen = (max if more else min)(final, key=lambda place: rows[place][figure])
-    return rows, (chosen, rows[chosen])
+    return eligible
 
 
-def _near(figure: float, best: float) -> bool:
-    """Return whether a figure is so near to the best that the machine's moods may decide."""
-    return NEAR < figure / best < 1 / NEAR
+def _is_close(figure: float, best: float) -> bool:
+    """Return whether a figure is close enough to the best one to be noise."""
+    return FINALIST_RATIO < figure / best < 1 / FINALIST_RATIO
 
 
-def _manifest(work: trying.Work, best: trying.Built, subject: Subject, folder: Path) -> Manifest:
-    """Return what an artifact says of itself, with what was shown of its batches."""
-    settings, described, candidate = work.settings, work.described, best.candidate
-    rungs, proof = best.rungs, None
-    if settings.proof.invariant:
-        shown = batch_invariance.shown(best.runner, rungs, subject.made)
-        if shown is not None:
-            rungs, proof = shown.rungs, Identity(chip=_chip(best), texts=shown.texts)
+def _build_manifest(
+    context: ExportContext, best: LoadedCandidate, source: ExportSource, folder: Path
+) -> ArtifactManifest:
+    """Return the manifest; check batch invariance first if the settings ask for it."""
+    settings, candidate = context.settings, best.candidate
+    buckets, proof = best.buckets, None
+    if settings.parity.batch_invariance:
+        invariant = check_batch_invariance(best.runner, buckets, source.synthetic_records)
+        if invariant is not None:
+            buckets = invariant.buckets
+            proof = BatchInvariance(chip=_chip_name(best), texts=invariant.num_texts)
     backend, level = candidate.backend, settings.candidates.portable
-    target = settings.target
+    target = settings.export
     origin = target.run or target.model or target.module or ""
-    return Manifest(
+    return ArtifactManifest(
         format=FORMAT,
-        program=described.told,
-        compiled=Compiled(
+        program=context.spec.manifest_entry,
+        compiled=Compilation(
             precision=candidate.precision,
             quantized=candidate.quantized,
             backend=backend,
             versions=backend.versions(),
         ),
-        target=Target(
-            accelerator=work.accelerator.kind,
-            needs=tuple(sorted(backend.needs(best.site, level))),
-            chip=_chip(best),
+        target=TargetMachine(
+            accelerator=context.accelerator.kind,
+            needs=tuple(sorted(backend.required_features(best.execution_context, level))),
+            chip=_chip_name(best),
             threads=candidate.threads,
         ),
-        shapes=rungs,
+        shapes=buckets,
         identity=proof,
-        origin=Origin(path=origin, step=str(settings.target.step), sha256=subject.sha256),
-        files=artifacts.stored(folder),
+        origin=WeightsOrigin(
+            path=origin, step=str(settings.export.step), sha256=source.weights_sha256
+        ),
+        files=hash_files(folder),
     )
 
 
-def scratch_of(scratch: str, place: int) -> Path:
-    """Return where a candidate's payload is made."""
-    return Path(scratch) / str(place)
+def _candidate_folder(scratch: str, index: int) -> Path:
+    """Return the folder that a candidate's payload is compiled into."""
+    return Path(scratch) / str(index)
 
 
-def _chip(best: trying.Built) -> str:
-    return best.site.accelerator.model()
+def _chip_name(best: LoadedCandidate) -> str:
+    return best.execution_context.accelerator.model_name()
 
 
-def _shown(row: Row) -> Row:
-    """Return what of a candidate's row fits a terminal; all of it is in the artifact."""
+def _summarize_row(row: Row) -> Row:
+    """Return the part of a candidate's row that fits a terminal; the artifact has all of it."""
     if "failed" in row:
-        return {"name": _name(row), "threads": row["threads"], "failed": row["failed"]}
-    kept = ("threads", "texts_per_second", "one_text_ms", "cosine_least", "same_class", "loss")
-    shown = {key: row[key] for key in kept if key in row}
-    return {"name": _name(row), **shown, "texts_per_second": round(row["texts_per_second"], 1)}
+        return {"name": _format_name(row), "threads": row["threads"], "failed": row["failed"]}
+    names = ("threads", "texts_per_second", "one_text_ms", "cosine_least", "same_class", "loss")
+    summary = {name: row[name] for name in names if name in row}
+    texts_per_second = round(row["texts_per_second"], 1)
+    return {"name": _format_name(row), **summary, "texts_per_second": texts_per_second}
 
 
-def _name(row: Row) -> str:
-    """Return what a candidate is computed by and in."""
-    integers = "" if row["quantized"] == "no" else f" {row['quantized']}"
-    return f"{row['backend']} {row['precision']}{integers}"
+def _format_name(row: Row) -> str:
+    """Return the backend, precision and quantization of a candidate, such as `onnx fp32 int8`."""
+    quantization = "" if row["quantized"] == "none" else f" {row['quantized']}"
+    return f"{row['backend']} {row['precision']}{quantization}"
 
 
-def _whole_name(row: Row) -> str:
-    return f"{_name(row)} {row['threads']} threads"
+def _format_name_and_threads(row: Row) -> str:
+    return f"{_format_name(row)} {row['threads']} threads"
 
 
-def _told(row: Row) -> str:
+def _format_result(row: Row) -> str:
+    name = _format_name_and_threads(row)
     if "failed" in row:
-        return f"{_whole_name(row)}: fails: {row['failed']}"
-    return f"{_whole_name(row)}: {row['texts_per_second']:.0f} texts/s, loss {row['loss']:.2g}"
+        return f"{name}: failed: {row['failed']}"
+    return f"{name}: {row['texts_per_second']:.0f} texts/s, loss {row['loss']:.2g}"

@@ -1,4 +1,4 @@
-"""The tables of a run file that `export` reads; nothing here imports torch."""
+"""The tables of a run file that `export` reads; this module imports no torch."""
 
 from __future__ import annotations
 
@@ -7,123 +7,123 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny, model_validator
 
 from regauge.accelerators import Accelerator, Precision
-from regauge.backends import Backend, Level, Quantized
-from regauge.config import Settings, chosen
+from regauge.backends import Backend, IsaLevel, Quantization
+from regauge.config import Settings, choice_of
 from regauge.data.sources import Source
-from regauge.models.sentence_transformers import Mode
-from regauge.models.tokenizer_convention import FEWEST
+from regauge.models.sentence_transformers import PoolingMode
+from regauge.models.tokenizer_convention import MIN_TOKENS
 
 Format = Literal["artifact", "hf", "peft", "torch", "sentence-transformers"]
-Goal = Literal["throughput", "latency", "usd"]
+Goal = Literal["throughput", "latency", "cost"]
 
 
-class Target(Settings):
-    """What is exported, and as what."""
+class ExportTarget(Settings):
+    """The model to export, and the format to write."""
 
     run: str | None = None
-    """Output folder of the run whose model is written."""
+    """Output folder of the run whose model is exported."""
     model: str | None = None
-    """Or a folder of transformers or sentence-transformers, or a hub name."""
+    """A transformers or sentence-transformers folder, or a name on the hub, instead of a run."""
     module: str | None = None
-    """Or a function of yours, `module:name`, that returns a module and an example of each input."""
-    path: str
-    """Folder to write; for the format torch a file."""
+    """A function, `module:name`, that returns a torch module and an example of each input."""
+    to: str
+    """Folder to write; for the format `torch` a file."""
     format: Format = "artifact"
-    """`artifact`: compiled, with its evidence; `hf`: a transformers folder; or another form."""
+    """`artifact` compiles the model; `hf` writes a transformers folder; others write weights."""
     step: Literal["final", "latest", "best"] | int = "final"
-    """Which moment of the run: its final model, or a checkpoint."""
+    """The final model of the run, its latest or best checkpoint, or the checkpoint of a step."""
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Target:
-        if sum(each is not None for each in (self.run, self.model, self.module)) != 1:
+    def _one_origin(self) -> ExportTarget:
+        if sum(origin is not None for origin in (self.run, self.model, self.module)) != 1:
             raise ValueError("an export has one origin: set one of run, model and module")
         if self.run is None and self.format != "artifact":
-            raise ValueError("format is of a run's model: a folder has a form already")
+            raise ValueError("format needs a run: only a run's model has other formats")
         return self
 
 
 class Candidates(Settings):
-    """What is tried; the best of what keeps the quality becomes the artifact."""
+    """The candidates to compile; the best one that keeps the quality becomes the artifact."""
 
-    backends: tuple[Annotated[SerializeAsAny[Backend], chosen("backends")], ...] = ()
-    """Names of backends, or tables with a kind; by default all that are usable here."""
+    backends: tuple[Annotated[SerializeAsAny[Backend], choice_of("backends")], ...] = ()
+    """Names of backends, or tables with a kind; by default all that are usable on this machine."""
     precisions: tuple[Precision, ...] = ()
-    """What they compute in; by default what the device is fast in."""
-    quantized: tuple[Quantized, ...] = ("no",)
-    """Whether weights and products may be integers."""
+    """Precisions to try; by default fp32 and those that are faster on the device."""
+    quantization: tuple[Quantization, ...] = ("none",)
+    """Quantizations to try: `none`, `int8` or both."""
     threads: tuple[int, ...] = ()
-    """CPU threads of each process; by default all cores."""
-    portable: Level | None = None
-    """Instruction set to compile for; by default all that is here."""
-    goal: Goal = "throughput"
-    """What the best one has: most texts a second, least wait for one text, least dollars."""
-    seconds: float = Field(default=2.0, gt=0)
-    """How long each is timed."""
+    """CPU threads per process to try; by default the number of cores."""
+    portable: IsaLevel | None = None
+    """Instruction set level to compile for; by default all instructions of this machine."""
+    optimize_for: Goal = "throughput"
+    """Selects by texts per second, by latency of a single text, or by cost per text."""
+    timing_seconds: float = Field(default=2.0, gt=0)
+    """How long the throughput of each candidate is timed."""
 
 
-class Text(Settings):
-    """How the model reads a text, where its folder does not say it."""
+class TextSettings(Settings):
+    """How the model reads a text; these override the files of its folder."""
 
-    pooling: tuple[Mode, ...] = ()
-    """What is taken of the last hidden states."""
-    normalized: bool | None = None
-    """Whether vectors have length 1."""
-    tokens: int | None = Field(default=None, ge=FEWEST)
-    """Most tokens of a text; what is beyond is cut off, and counted."""
+    pooling: tuple[PoolingMode, ...] = ()
+    """Poolings of the last hidden states; the vectors of several are concatenated."""
+    normalize: bool | None = None
+    """Whether vectors are L2-normalized."""
+    max_seq_length: int | None = Field(default=None, ge=MIN_TOKENS)
+    """Longest text in tokens; longer texts are truncated and counted."""
     prompts: dict[str, str] = {}
-    """Texts to put before a text, by name."""
-    prompt: str | None = None
-    """Name of the one that is used unless another is named."""
-    pair: tuple[str, str] | None = None
-    """Two fields that a classifier's folder reads as one text; by default a record is one."""
-    answer_tokens: int = Field(default=64, ge=1)
-    """Most tokens that a model writes, where it goes on with a text."""
+    """Prompts, by name; a prompt is prepended to each text."""
+    default_prompt: str | None = None
+    """Name of the prompt that is used if a caller names none."""
+    pair_fields: tuple[str, str] | None = None
+    """Two fields that a classifier reads as a text pair; by default it reads a single text."""
+    max_new_tokens: int = Field(default=64, ge=1)
+    """Most tokens that a causal model generates per text."""
 
     @model_validator(mode="after")
-    def _two_fields(self) -> Text:
-        if self.pair is not None and len(set(self.pair)) < len(self.pair):
-            raise ValueError(f"pair names '{self.pair[0]}' twice")
+    def _two_fields(self) -> TextSettings:
+        if self.pair_fields is not None and len(set(self.pair_fields)) < len(self.pair_fields):
+            raise ValueError(f"pair_fields names '{self.pair_fields[0]}' twice")
         return self
 
 
-class Shapes(Settings):
-    """The batches that an artifact is made for."""
+class BucketSettings(Settings):
+    """The batch x length shapes that an artifact is compiled for."""
 
-    tokens: int = Field(default=4096, ge=8)
-    """Tokens of a batch, about: its length times its rows."""
+    max_batch_tokens: int = Field(default=4096, ge=8)
+    """Most tokens of a batch: its rows times its length."""
     lengths: tuple[int, ...] = ()
-    """Lengths that texts are padded to; by default chosen for the backend."""
-    rows: int = Field(default=256, ge=1)
+    """Lengths that texts are padded to; by default the backend decides."""
+    max_batch_size: int = Field(default=256, ge=1)
     """Most rows of a batch."""
 
 
-class Proof(Settings):
-    """What answers are compared on, and how much they may lose."""
+class ParitySettings(Settings):
+    """How outputs are compared with fp32, and how much quality they may lose."""
 
-    bound: float = Field(default=0.001, ge=0)
-    """Share of the quality that may be lost against fp32."""
-    texts: int = Field(default=512, ge=16)
-    """Texts that are compared."""
-    source: Annotated[SerializeAsAny[Source], chosen("data/sources")] | None = None
-    """Where they come from; by default the held-out rows of the run's dataset."""
-    metrics: Literal["auto", "no"] = "auto"
-    """Whether the run's own metrics are measured on its held-out rows; of what writes, never."""
-    invariant: bool = True
-    """Whether it is found out in which batches a text keeps its bits."""
+    max_loss: float = Field(default=0.001, ge=0)
+    """Largest quality loss compared with fp32, as a fraction."""
+    num_texts: int = Field(default=512, ge=16)
+    """Number of texts that are compared."""
+    source: Annotated[SerializeAsAny[Source], choice_of("data/sources")] | None = None
+    """Source of these texts; by default the held-out rows of the run's dataset."""
+    metrics: bool = True
+    """Whether held-out metrics of the run are compared, too; never for generative models."""
+    batch_invariance: bool = True
+    """Whether batch invariance is checked: bitwise equal outputs in every batch."""
 
 
-class Exporting(Settings):
-    """Everything about an export."""
+class ExportSettings(Settings):
+    """All settings of an export."""
 
-    target: Target
-    """What is exported, and as what."""
+    export: ExportTarget
+    """The model to export, and the format to write."""
     candidates: Candidates = Candidates()
-    """What is tried."""
-    text: Text = Text()
+    """The candidates to compile."""
+    text: TextSettings = TextSettings()
     """How the model reads a text."""
-    shapes: Shapes = Shapes()
-    """The batches that it is made for."""
-    proof: Proof = Proof()
-    """What it has to keep."""
-    accelerator: Annotated[SerializeAsAny[Accelerator], chosen("accelerators")] | None = None
-    """The device; by default the fittest of this machine."""
+    buckets: BucketSettings = BucketSettings()
+    """The shapes to compile."""
+    parity: ParitySettings = ParitySettings()
+    """The quality that candidates must keep."""
+    accelerator: Annotated[SerializeAsAny[Accelerator], choice_of("accelerators")] | None = None
+    """The accelerator; by default the best one of this machine."""

@@ -1,12 +1,14 @@
-"""What an artifact says of itself, as `manifest.json`; nothing here imports torch.
+"""The manifest of an artifact, `manifest.json`; this module imports no torch.
 
-manifest.json        this, with the hash of every other file
-weights.safetensors  the program's weights and buffers, in the type that it computes in
-model/config.json    its architecture
-tokenizer/           how texts become tokens
-payload/             what the backend compiled
-parity.json          how far its answers are from those of fp32
-benchmark.json       how fast each candidate was
+    manifest.json        the manifest
+    weights.safetensors  the program's weights and buffers, in the dtype of its computation
+    model/config.json    the architecture
+    tokenizer/           the tokenizer
+    payload/             the compiled program, as the backend wrote it
+    parity.json          the row of the best candidate: its quality loss and its speed
+    benchmark.json       the rows of all candidates
+
+The manifest lists every other file with its size and hash.
 """
 
 from __future__ import annotations
@@ -16,121 +18,123 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, SerializeAsAny
 
 from regauge.accelerators import Precision
-from regauge.backends import Backend, Quantized
-from regauge.config import Settings, chosen
-from regauge.models.io_spec import Answers, Fields, Input
-from regauge.models.sentence_transformers import Pooling, Reads
+from regauge.backends import Backend, Quantization
+from regauge.config import Settings, choice_of
+from regauge.models.io_spec import InputSpec, OutputKind, TensorSpec
+from regauge.models.sentence_transformers import Pooling, Tokenization
 
 MANIFEST, WEIGHTS, MODEL, TOKENIZER = "manifest.json", "weights.safetensors", "model", "tokenizer"
-PAYLOAD, PARITY, ROWS = "payload", "parity.json", "benchmark.json"
+PAYLOAD, PARITY, BENCHMARK = "payload", "parity.json", "benchmark.json"
 ARTIFACT = "artifact"
-"""Folder of an artifact inside of a run's."""
+"""Subfolder of an artifact in the output folder of a run."""
 KIND: Final = "regauge artifact"
+Dtype = Literal["float16", "float32", "int8", "binary"]
+"""Types that output vectors can be converted to."""
 
 
-class Rung(Settings):
-    """The batches of one length."""
+class Bucket(Settings):
+    """The batch shapes of one length."""
 
     length: int = Field(ge=1)
-    """Tokens of each row."""
+    """Tokens of each row, padding included."""
     rows: tuple[int, ...] = Field(min_length=1)
-    """How many rows a batch may have, the most first."""
+    """Allowed batch sizes, in descending order."""
 
 
-class Target(Settings):
-    """The machine that an artifact is for."""
+class TargetMachine(Settings):
+    """The machine that an artifact was compiled for."""
 
     accelerator: str
-    """Kind of its device."""
+    """Kind of the accelerator."""
     needs: tuple[str, ...] = ()
-    """Features that it must have."""
+    """Features that a machine must have, such as CPU instruction sets."""
     chip: str
-    """Name of the device that it was exported on."""
+    """Name of the chip that it was exported on."""
     threads: int = Field(ge=1)
-    """Threads of the host for each process."""
+    """CPU threads of each process."""
 
 
-class Identity(Settings):
-    """The proof that a text's answer does not depend on what it is computed with, bit for bit."""
+class BatchInvariance(Settings):
+    """The proof that an output is bitwise independent of the other rows of its batch."""
 
     chip: str
-    """On which device it was shown."""
+    """Name of the chip that it was checked on."""
     texts: int
-    """How many texts were computed in every batch size and order."""
+    """Number of texts that were computed in several batch sizes and orders."""
 
 
-class Origin(Settings):
-    """Where the weights come from."""
+class WeightsOrigin(Settings):
+    """The origin of the weights."""
 
     path: str
-    """The run's folder, or the model's."""
+    """The folder of the run or of the model, or the import path of a module."""
     step: str = "final"
-    """Which moment of a run."""
+    """The step of the run, or `final`."""
     sha256: str
-    """Of the weights as they were read."""
+    """Hash of the weights before the export."""
 
 
-class Stored(Settings):
-    """A file of an artifact."""
+class FileDigest(Settings):
+    """The size and hash of a file."""
 
     bytes: int
-    """Its size."""
+    """Size in bytes."""
     sha256: str
-    """Of its content."""
+    """SHA-256 of the content, in hexadecimal."""
 
 
-class Program(Settings):
-    """What is computed."""
+class ProgramEntry(Settings):
+    """The program: its inputs, its outputs, and how texts become inputs."""
 
-    answers: Answers
-    """What comes out."""
+    answers: OutputKind
+    """The kind of the outputs."""
     width: int
-    """Numbers of each answer."""
-    inputs: tuple[Input, ...]
-    """What the program takes."""
-    reads: Reads | None = None
-    """How texts become tokens, where it reads any."""
-    fields: Fields = Fields()
-    """What it reads of a record."""
+    """Numbers per output; tokens, if the program generates text."""
+    inputs: tuple[TensorSpec, ...]
+    """The tensors that the program takes."""
+    reads: Tokenization | None = None
+    """How texts become tokens; None if the program reads tensors."""
+    fields: InputSpec = InputSpec()
+    """The fields of a record that it reads."""
     pooling: Pooling | None = None
-    """How tokens become a vector, where they do."""
+    """How tokens become a vector; None for programs that return no vectors."""
     labels: tuple[str, ...] = ()
-    """Names of the classes, where they have any."""
+    """Names of the classes, if they have any."""
     module: str | None = None
-    """Import path of what makes a module of one's own."""
+    """Import path of the function that returns a custom module."""
 
 
-class Compiled(Settings):
-    """How it is computed."""
+class Compilation(Settings):
+    """How the program was compiled."""
 
     precision: Precision
-    """In which type."""
-    quantized: Quantized = "no"
-    """Whether weights and products are integers."""
-    backend: Annotated[SerializeAsAny[Backend], chosen("backends")]
-    """What compiled it, and computes it."""
+    """Precision of the computation."""
+    quantized: Quantization = "none"
+    """Quantization of weights and matrix products."""
+    backend: Annotated[SerializeAsAny[Backend], choice_of("backends")]
+    """The backend that compiled the program and runs it."""
     versions: dict[str, str]
-    """Of what compiled it."""
+    """Versions of the packages that compiled it."""
 
 
-class Manifest(Settings):
-    """Everything that an artifact says of itself."""
+class ArtifactManifest(Settings):
+    """The manifest of an artifact."""
 
     format: int
-    """Version of this document."""
+    """Version of this format."""
     kind: Literal["regauge artifact"] = KIND
-    """What the folder is."""
-    program: Program
-    """What is computed."""
-    compiled: Compiled
-    """How it is computed."""
-    target: Target
-    """Where it may run."""
-    shapes: tuple[Rung, ...]
-    """The ladder, the shortest first."""
-    identity: Identity | None = None
-    """The proof that batches of these shapes give equal bits; None where they do not."""
-    origin: Origin
-    """Where its weights come from."""
-    files: dict[str, Stored]
+    """Marks the folder as an artifact."""
+    program: ProgramEntry
+    """The program: its inputs, its outputs, and how texts become inputs."""
+    compiled: Compilation
+    """How the program was compiled."""
+    target: TargetMachine
+    """The machine that it was compiled for."""
+    shapes: tuple[Bucket, ...]
+    """The buckets, in ascending order of length."""
+    identity: BatchInvariance | None = None
+    """The proof of batch invariance in these buckets; None if it was not checked or failed."""
+    origin: WeightsOrigin
+    """The origin of the weights."""
+    files: dict[str, FileDigest]
     """Every other file, by its path in the folder."""

@@ -1,4 +1,4 @@
-"""An artifact in a Python program: texts in, arrays out, the same numbers as `predict` writes."""
+"""The Python interface of an artifact: texts in, arrays out, with the numbers of `predict`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import numpy as np
 import torch
 
 from regauge import accelerators, choices, config
-from regauge.artifacts import artifact as artifacts
-from regauge.artifacts import engine as engines
-from regauge.artifacts import postprocess
-from regauge.artifacts.buckets import Ladder, ladder
-from regauge.artifacts.engine import Engine
-from regauge.artifacts.export_settings import Shapes, Text
-from regauge.artifacts.manifest import Program
-from regauge.artifacts.preprocess import NOTHING, Reader
-from regauge.artifacts.rows import Tensors
-from regauge.backends import Payload, Shape, Site, require
+from regauge.artifacts.artifact import is_artifact, open_artifact
+from regauge.artifacts.buckets import Buckets, build_buckets
+from regauge.artifacts.engine import Engine, load_engine
+from regauge.artifacts.export_settings import BucketSettings, TextSettings
+from regauge.artifacts.manifest import ProgramEntry
+from regauge.artifacts.postprocess import build_columns, convert_vectors
+from regauge.artifacts.preprocess import NO_VALUES, Preprocessor
+from regauge.artifacts.rows import TensorRecords
+from regauge.backends import ExecutionContext, Payload, Shape, check_usable
 from regauge.choices import did_you_mean
 from regauge.data.sources import is_unicode
 from regauge.errors import DataError, SettingsError
-from regauge.models import hub
-from regauge.models.inference_modules import tensors
+from regauge.models.hub import resolve_model
+from regauge.models.inference_modules import named_tensors
 from regauge.processes import available_cores
 
 if TYPE_CHECKING:
@@ -32,176 +31,186 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.accelerators import Accelerator
-    from regauge.artifacts.output_settings import Dtype
+    from regauge.artifacts.manifest import Dtype
     from regauge.backends import Backend
     from regauge.data.sources import Value
-    from regauge.models.io_spec import Input
+    from regauge.models.io_spec import TensorSpec
 
 
-class Loaded:
-    """A model that answers."""
+class LoadedModel:
+    """A loaded artifact or model folder that computes outputs in this process."""
 
-    def __init__(self, engine: Engine, program: Program, tokenizer: Path) -> None:
+    def __init__(self, engine: Engine, program: ProgramEntry, tokenizer: Path) -> None:
         self.program = program
-        """What it says of itself."""
+        """The `program` table of the manifest."""
         self._engine = engine
-        self._reader = (
-            Reader(tokenizer, program.reads, program.fields) if program.reads is not None else None
+        self._preprocessor = (
+            Preprocessor(tokenizer, program.reads, program.fields)
+            if program.reads is not None
+            else None
         )
 
     def encode(
         self, texts: str | Sequence[str], *, prompt: str | None = None, dtype: Dtype = "float32"
     ) -> np.ndarray:
-        """Return the vectors of texts, [texts, width], or [width] for a single one.
+        """Return the vectors of texts, [texts, width], or [width] for a single text.
 
-        `prompt` is the name of one of the artifact's. Raises SettingsError for an artifact that
-        makes no vectors, and DataError for what is no text.
+        `prompt` is the name of one of the artifact's prompts. Raises SettingsError if the artifact
+        returns no vectors, and DataError if an element is not a valid text.
         """
         if self.program.answers != "vectors":
-            problem = f"this artifact answers with {self.program.answers}, and not with vectors"
+            problem = f"this artifact returns {self.program.answers}, not vectors"
             raise SettingsError(problem, "call answer() instead")
-        several = [texts] if isinstance(texts, str) else list(texts)
-        found = np.asarray(postprocess.vectors(self._answers([several], prompt), dtype)["vector"])
-        vectors: np.ndarray = found[0] if isinstance(texts, str) else found
-        return vectors
+        batch = [texts] if isinstance(texts, str) else list(texts)
+        columns = convert_vectors(self._compute([batch], prompt), dtype)
+        vectors = np.asarray(columns["vector"])
+        encoded: np.ndarray = vectors[0] if isinstance(texts, str) else vectors
+        return encoded
 
     def answer(
         self,
         *columns: str | Sequence[str],
         prompt: str | None = None,
-        values: Mapping[str, Sequence[Value | None]] = NOTHING,
+        values: Mapping[str, Sequence[Value | None]] = NO_VALUES,
     ) -> dict[str, Any]:
-        """Return the answers to records, given as a sequence for each of their texts.
+        """Return the outputs of records, as the columns that `predict` writes.
 
-        A single record may be given by its texts alone. `values` are the features of candidates, by
-        name. The columns are those that `predict` writes: of classes `class` and `probabilities`.
-        Raises DataError for what is no text, and for columns of different lengths.
+        `columns` holds one sequence for each text field of a record; a single record may be given
+        as plain strings. `values` are the features of ranking candidates, by field name. A
+        classifier returns `class` and `probabilities` [records, classes]. Raises DataError if an
+        element is not a valid text, or if columns have different lengths.
         """
-        several = [[each] if isinstance(each, str) else list(each) for each in columns]
-        found = self._answers(several, prompt, values)
-        decode = self._reader.decoded if self._reader else None
-        made = postprocess.columns(self.program, "float32", found, decode)
+        texts = [[column] if isinstance(column, str) else list(column) for column in columns]
+        outputs = self._compute(texts, prompt, values)
+        decode = self._preprocessor.decode if self._preprocessor else None
         return {
             name: column if isinstance(column, np.ndarray) else column.to_pylist()
-            for name, column in made.items()
+            for name, column in build_columns(self.program, "float32", outputs, decode).items()
         }
 
     def __call__(self, *inputs: Tensor, **named: Tensor) -> Tensor:
-        """Return what the program gives for its own inputs, [rows, width] fp32 on the CPU.
+        """Return the output of a custom module, [rows, width] fp32 on the CPU.
 
-        `program.inputs` describes them: they are given in this order, or by their names, with any
-        number of rows. Raises DataError for tensors that are not these.
+        `program.inputs` describes the inputs. They are passed in this order or by name, with any
+        number of rows. Raises DataError if a tensor has another name, dtype or shape.
         """
-        if self._reader is not None:
+        if self._preprocessor is not None:
             raise SettingsError("this artifact reads texts", "call encode() or answer()")
-        inputs = (*inputs, *_ordered(self.program.inputs[len(inputs) :], named))
+        inputs = (*inputs, *_order_inputs(self.program.inputs[len(inputs) :], named))
         _check_tensors(self.program.inputs, inputs)
-        arrays = [each.detach().cpu().numpy() for each in inputs]
-        return torch.from_numpy(self._engine.answers(Tensors(arrays)))
+        arrays = [tensor.detach().cpu().numpy() for tensor in inputs]
+        return torch.from_numpy(self._engine.compute(TensorRecords(arrays)))
 
-    def _answers(
+    def _compute(
         self,
         columns: list[list[str]],
         prompt: str | None,
-        values: Mapping[str, Sequence[Value | None]] = NOTHING,
+        values: Mapping[str, Sequence[Value | None]] = NO_VALUES,
     ) -> np.ndarray:
-        if self._reader is None:
+        """Return the outputs of records, [records, width] fp32."""
+        if self._preprocessor is None:
             raise SettingsError("this artifact reads no texts", "call it with tensors")
-        wanted = max(1, len(self.program.fields.texts))
-        if len(columns) != wanted:
-            problem = f"the artifact reads {wanted} texts of a record, and {len(columns)} are given"
-            raise SettingsError(problem, "give a sequence for each of them")
+        num_texts = max(1, len(self.program.fields.texts))
+        if len(columns) != num_texts:
+            problem = f"the artifact reads {num_texts} texts per record, got {len(columns)}"
+            raise SettingsError(problem, "pass one sequence for each text field")
         _check_texts(columns)
-        read = self._reader.read(columns, prompt, values)
-        return self._engine.answers(read.rows)
+        encoded = self._preprocessor.encode_records(columns, prompt, values)
+        return self._engine.compute(encoded.records)
 
 
 def load(
     path: str | Path,
     *,
-    invariant: bool = True,
+    batch_invariant: bool = True,
     threads: int | None = None,
     backend: str | None = None,
     module: str | None = None,
-) -> Loaded:
-    """Return an artifact at work, or for development a model's folder or hub name.
+) -> LoadedModel:
+    """Load an artifact; for development also a model's folder or a name on the hub.
 
-    An artifact is verified first, and a payload may be code: load what you or people you trust
-    exported. Of a folder the named backend, by default "eager", computes what was never exported;
-    "lazy" compiles it when it is first called. With `invariant` a text's vector has the same bits
-    whatever is computed beside it; of a folder nothing was shown. `module` names the code of your
-    own that an artifact may run. Raises what `artifact.opened` does.
+    An artifact is verified first. Its payload may be code: load only artifacts that you or people
+    you trust exported. A folder is not compiled ahead: the named backend runs it, by default
+    "eager"; "torch-compile" compiles it at the first call.
+
+    With `batch_invariant`, the output of a text has the same bits in every batch. A folder has no
+    proof of this. `module` allows the import of custom code that an artifact names. Raises
+    the errors of `open_artifact`.
     """
-    choices.allow(module)
-    if backend is None and artifacts.is_one(Path(path)):
-        artifact = artifacts.opened(path)
-        engine = engines.loaded(artifact, invariant=invariant, threads=threads)
-        return Loaded(engine, artifact.manifest.program, artifact.tokenizer)
-    folder = hub.at(str(path))
-    return _of_folder(folder, config.choose("backends", backend or "eager"), threads)
+    choices.allow_imports(module)
+    if backend is None and is_artifact(Path(path)):
+        artifact = open_artifact(path)
+        engine = load_engine(artifact, batch_invariant=batch_invariant, threads=threads)
+        return LoadedModel(engine, artifact.manifest.program, artifact.tokenizer_folder)
+    folder = resolve_model(str(path))
+    return _load_folder(folder, config.parse_choice("backends", backend or "eager"), threads)
 
 
 def _check_texts(columns: list[list[Any]]) -> None:
-    """Raise DataError for columns of different lengths, and for what is no text."""
+    """Raise DataError if columns differ in length, or if an element is not valid Unicode text."""
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
         problem = f"the columns have {', '.join(map(str, lengths))} texts"
-        raise DataError(problem, "give one of each for every record")
+        raise DataError(problem, "pass one text per record in every column")
     for column in columns:
-        for number, text in enumerate(column):
+        for index, text in enumerate(column):
             if not isinstance(text, str):
-                problem = f"text {number} is of type {type(text).__name__}"
-                raise DataError(problem, "give each as a str")
+                problem = f"text {index} is of type {type(text).__name__}"
+                raise DataError(problem, "pass a str")
             if not is_unicode(text):
-                raise DataError(f"text {number} holds half a character", "decode it again")
+                problem = f"text {index} is not valid Unicode (lone surrogate)"
+                raise DataError(problem, "re-decode it as UTF-8")
 
 
-def _ordered(wanted: Sequence[Input], named: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return tensors that are given by their names, in order; DataError for an unknown name."""
-    names = tuple(each.name for each in wanted)
+def _order_inputs(specs: Sequence[TensorSpec], named: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return named tensors in the order of the specs; raises DataError for an unknown name."""
+    names = tuple(spec.name for spec in specs)
     for name in named:
         if name not in names:
-            raise DataError(f"there is no input '{name}' left to give", did_you_mean(name, names))
+            problem = f"the program has no remaining input '{name}'"
+            raise DataError(problem, did_you_mean(name, names))
     return [named[name] for name in names if name in named]
 
 
-def _check_tensors(wanted: Sequence[Input], given: Sequence[Tensor]) -> None:
-    """Raise DataError for tensors that are not those that a program takes."""
-    names = ", ".join(each.name for each in wanted)
-    if len(given) != len(wanted):
-        raise DataError(f"{len(given)} tensors are given", f"give {len(wanted)}: {names}")
-    for each, tensor in zip(wanted, given, strict=True):
-        shape = ", ".join(map(str, each.shape))
+def _check_tensors(specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> None:
+    """Raise DataError if tensors differ from their specs in number, dtype, shape or rows."""
+    names = ", ".join(spec.name for spec in specs)
+    if len(tensors) != len(specs):
+        raise DataError(f"got {len(tensors)} tensors", f"pass {len(specs)}: {names}")
+    for spec, tensor in zip(specs, tensors, strict=True):
+        shape = ", ".join(map(str, spec.shape))
         if not isinstance(tensor, torch.Tensor):
-            raise DataError(f"'{each.name}' is of type {type(tensor).__name__}", "give a tensor")
-        kind = str(tensor.dtype).removeprefix("torch.")
-        if kind != each.dtype or tuple(tensor.shape[1:]) != each.shape[1:]:
-            problem = f"'{each.name}' is {kind} [{', '.join(map(str, tensor.shape))}]"
-            raise DataError(problem, f"give {each.dtype} [{shape}]")
-    rows = {len(tensor) for tensor in given}
+            raise DataError(f"'{spec.name}' is of type {type(tensor).__name__}", "pass a tensor")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype != spec.dtype or tuple(tensor.shape[1:]) != spec.shape[1:]:
+            problem = f"'{spec.name}' is {dtype} [{', '.join(map(str, tensor.shape))}]"
+            raise DataError(problem, f"pass {spec.dtype} [{shape}]")
+    rows = {len(tensor) for tensor in tensors}
     if len(rows) > 1:
         problem = f"the tensors have {', '.join(map(str, sorted(rows)))} rows"
-        raise DataError(problem, f"give one row of each for every record: {names}")
+        raise DataError(problem, f"pass the same number of rows in each: {names}")
 
 
-def _of_folder(folder: Path, backend: Backend, threads: int | None) -> Loaded:
-    """Return a model's folder at work in fp32, on the fittest device of this machine."""
-    from regauge.artifacts import programs
+def _load_folder(folder: Path, backend: Backend, threads: int | None) -> LoadedModel:
+    """Return a model's folder in fp32, loaded on the best accelerator of this machine."""
+    from regauge.artifacts.programs import build_folder_spec
 
     accelerator: Accelerator = accelerators.choose()[0]
-    require(backend, accelerator)
-    described = programs.of_folder(folder, Text())
-    count = threads or available_cores()
-    site = Site(accelerator, accelerators.take(accelerator, 0, count), count)
-    rungs = ladder(Shapes(), described.longest, symbolic=backend.symbolic)
+    check_usable(backend, accelerator)
+    spec = build_folder_spec(folder, TextSettings())
+    num_threads = threads or available_cores()
+    device = accelerators.claim_device(accelerator, 0, num_threads)
+    context = ExecutionContext(accelerator, device, num_threads)
+    is_dynamic = backend.has_dynamic_shapes
+    shapes = build_buckets(BucketSettings(), spec.max_tokens, has_dynamic_shapes=is_dynamic)
     payload = Payload(
         folder,
-        described.inputs,
-        [Shape(rung.rows[0], rung.length) for rung in rungs],
+        spec.inputs,
+        [Shape(bucket.rows[0], bucket.length) for bucket in shapes],
         "fp32",
-        lambda: {name: value.detach() for name, value in tensors(described.program).items()},
-        lambda: described.program,
+        lambda: {name: value.detach() for name, value in named_tensors(spec.program).items()},
+        lambda: spec.program,
     )
-    runner = backend.load(payload, site)
-    engine = Engine(runner, Ladder(rungs, filled=not backend.symbolic), described.width)
-    return Loaded(engine, described.told, folder)
+    runner = backend.load(payload, context)
+    buckets = Buckets(shapes, needs_row_padding=not is_dynamic)
+    return LoadedModel(Engine(runner, buckets, spec.width), spec.manifest_entry, folder)

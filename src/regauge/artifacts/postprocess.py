@@ -1,4 +1,4 @@
-"""Answers as columns of a table: the numbers of a program, in the type that was asked for."""
+"""Convert the outputs of a program to the columns of a table, in the requested dtype."""
 
 from __future__ import annotations
 
@@ -8,107 +8,102 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from regauge.errors import SettingsError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from regauge.artifacts.manifest import Program
-    from regauge.artifacts.output_settings import Dtype, Written
+    from regauge.artifacts.manifest import Dtype, ProgramEntry
 
     Decode = Callable[[np.ndarray], list[str]]
 
 
-KINDS = {"text": pa.string(), "integer": pa.int64(), "real": pa.float64()}
-"""Of fields that are kept beside the answers."""
-MOST = {"integer": 2**63, "real": 2**1023}
-"""Below which a whole number has to be, to be kept as one of these."""
-INT8_MOST = 127
+COLUMN_TYPES = {"text": pa.string(), "integer": pa.int64(), "real": pa.float64()}
+"""Types of the columns of kept fields, by the kind of field."""
+MAX_INTEGERS = {"integer": 2**63, "real": 2**1023}
+"""Exclusive limits of the magnitude of an integer in a column, by the kind of field."""
+INT8_MAX = 127
 Columns = dict[str, np.ndarray | pa.Array]
 
 
-def prepare() -> None:
-    """Import what answers are written with, and let pyarrow import what it looks at lists with.
+def import_pyarrow() -> None:
+    """Import pyarrow's Parquet writer and the modules that it loads at its first list.
 
-    A quarter of a second, once.
+    This takes a quarter of a second, once per process.
     """
     importlib.import_module("pyarrow.parquet")
     pa.array([0])
 
 
-def columns(
-    program: Program, dtype: Dtype, answers: np.ndarray, decode: Decode | None = None
+def build_columns(
+    program: ProgramEntry, dtype: Dtype, outputs: np.ndarray, decode: Decode | None = None
 ) -> Columns:
-    """Return the columns of answers, [records, width] fp32, by name.
+    """Return the columns of outputs, [records, width] fp32, by name.
 
-    A column of several numbers is [records, numbers]. Classes are named where they have names,
-    with their probabilities (softmax) beside them. `decode` makes texts of tokens.
+    A column is [records] or [records, numbers]. A classifier returns `class`, its label if there
+    are labels, and `probabilities` (softmax). `decode` converts generated tokens to texts.
     """
     if program.answers == "text":
-        return {"answer": pa.array(decode(answers) if decode else [], pa.string())}
+        return {"answer": pa.array(decode(outputs) if decode else [], pa.string())}
     if program.answers == "vectors":
-        return vectors(answers, dtype)
+        return convert_vectors(outputs, dtype)
     if program.answers == "classes":
-        best, names = answers.argmax(1), program.labels
-        told = pa.array(names).take(pa.array(best)) if names else best
-        return {"class": told, "probabilities": _softmax(answers)}
+        best, labels = outputs.argmax(1), program.labels
+        classes = pa.array(labels).take(pa.array(best)) if labels else best
+        return {"class": classes, "probabilities": _softmax(outputs)}
     if program.answers in {"values", "scores"}:
-        return {program.answers.removesuffix("s"): answers[:, 0]}
-    return {"answer": answers}
+        return {program.answers.removesuffix("s"): outputs[:, 0]}
+    return {"answer": outputs}
 
 
-def vectors(values: np.ndarray, dtype: Dtype) -> Columns:
-    """Return vectors, [records, width] fp32, in a type.
+def convert_vectors(vectors: np.ndarray, dtype: Dtype) -> Columns:
+    """Return vectors, [records, width] fp32, in a dtype.
 
-    As int8 a vector is its numbers by their largest, times 127; `scale` takes them back. As binary
-    the sign of each number is a bit, 1 above zero, the first one the highest of its byte.
+    int8: each vector is divided by its largest magnitude and multiplied by 127; multiply by the
+    column `scale` to restore it. binary: the signs as bits, 1 for numbers above zero, packed with
+    the first number in the highest bit of a byte.
     """
     if dtype == "binary":
-        return {"vector": np.packbits(values > 0, axis=1)}
+        return {"vector": np.packbits(vectors > 0, axis=1)}
     if dtype == "int8":
-        scale = np.abs(values).max(1) / INT8_MOST
-        safe = np.where(scale > 0, scale, 1.0)[:, None]
-        return {"vector": np.rint(values / safe).astype(np.int8), "scale": scale}
-    return {"vector": values.astype(dtype)}
+        scale = np.abs(vectors).max(1) / INT8_MAX
+        divisor = np.where(scale > 0, scale, 1.0)[:, None]
+        return {"vector": np.rint(vectors / divisor).astype(np.int8), "scale": scale}
+    return {"vector": vectors.astype(dtype)}
 
 
-def table(found: Columns, kept: Mapping[str, Sequence[Any]], kinds: dict[str, str]) -> pa.Table:
-    """Return the kept fields of records and their answers beside each other."""
-    arrays = {name: _kept(values, kinds[name]) for name, values in kept.items()}
-    return pa.table(arrays | {name: _array(values) for name, values in found.items()})
+def build_table(
+    columns: Columns, kept: Mapping[str, Sequence[Any]], kinds: dict[str, str]
+) -> pa.Table:
+    """Return a table of the kept fields of records, followed by their output columns.
+
+    `kinds` has the kind of each kept field.
+    """
+    arrays = {name: _build_kept_column(values, kinds[name]) for name, values in kept.items()}
+    return pa.table(arrays | {name: _to_arrow(values) for name, values in columns.items()})
 
 
-def put(found: pa.Table, file: IO[bytes]) -> None:
+def write_parquet(table: pa.Table, file: IO[bytes]) -> None:
     """Write a table as Parquet.
 
-    Numbers of a vector are not looked through for equal ones, nor for the least: in a fifth of the
-    seconds they take less room.
+    Vector columns have neither a dictionary nor statistics: writing takes a fifth of the time, and
+    the file is smaller.
     """
     import pyarrow.parquet as pq
 
-    single = [each.name for each in found.schema if not pa.types.is_fixed_size_list(each.type)]
-    pq.write_table(found, file, compression="zstd", use_dictionary=single, write_statistics=single)
+    scalars = [
+        column.name for column in table.schema if not pa.types.is_fixed_size_list(column.type)
+    ]
+    pq.write_table(
+        table, file, compression="zstd", use_dictionary=scalars, write_statistics=scalars
+    )
 
 
-def check(program: Program, output: Written, kept: Sequence[str]) -> None:
-    """Raise SettingsError for answers that do not fit their form, or have a kept field's name."""
-    made = columns(program, output.dtype, np.zeros((1, program.width), np.float32))
-    if output.format == "npy" and isinstance(next(iter(made.values())), pa.Array):
-        problem = f"output.format = npy holds numbers, and the answers are {program.answers}"
-        raise SettingsError(problem, "leave it out: a table holds them")
-    for name in kept:
-        if name in made:
-            problem = f"a record's field '{name}' has the name of what is written beside it"
-            raise SettingsError(problem, "name the fields that are kept in output.keep")
-
-
-def _kept(values: Sequence[Any], kind: str) -> pa.Array:
-    if kind == "real":  # pyarrow refuses whole numbers that would be rounded
+def _build_kept_column(values: Sequence[Any], kind: str) -> pa.Array:
+    if kind == "real":  # pyarrow rejects integers that a float would round
         values = [None if value is None else float(value) for value in values]
-    return pa.array(values, KINDS[kind])
+    return pa.array(values, COLUMN_TYPES[kind])
 
 
-def _array(values: np.ndarray | pa.Array) -> pa.Array:
+def _to_arrow(values: np.ndarray | pa.Array) -> pa.Array:
     if isinstance(values, pa.Array) or values.ndim == 1:
         return pa.array(values) if not isinstance(values, pa.Array) else values
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
@@ -117,5 +112,5 @@ def _array(values: np.ndarray | pa.Array) -> pa.Array:
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
     powers = np.exp(scores - scores.max(1, keepdims=True))
-    found: np.ndarray = powers / powers.sum(1, keepdims=True)
-    return found
+    probabilities: np.ndarray = powers / powers.sum(1, keepdims=True)
+    return probabilities

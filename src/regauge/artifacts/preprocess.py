@@ -1,4 +1,4 @@
-"""Records as an artifact's model reads them: prompts before texts, cut where it ends to read."""
+"""Convert records to the inputs of a program: add prompts, tokenize, truncate."""
 
 from __future__ import annotations
 
@@ -7,133 +7,135 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from regauge.artifacts.rows import Rows, Texts
+from regauge.artifacts.rows import TextRecords, TokenizedTexts
 from regauge.data import chat_templates
-from regauge.data.columns import buckets, value
-from regauge.data.tokenizer import Encoder
-from regauge.models import sentence_transformers
+from regauge.data.columns import encode_value, find_embedding_rows
+from regauge.data.tokenizer import LoadedTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from regauge.data.sources import Value
-    from regauge.models.io_spec import Fields
+    from regauge.models.io_spec import InputSpec
+    from regauge.models.sentence_transformers import Tokenization
 
 Ids = list[np.ndarray]
-NOTHING: Mapping[str, Sequence[Value | None]] = MappingProxyType({})
+NO_VALUES: Mapping[str, Sequence[Value | None]] = MappingProxyType({})
 
 
-class Read(NamedTuple):
-    """Records as tokens."""
+class EncodedRecords(NamedTuple):
+    """Tokenized records."""
 
-    rows: Rows
-    truncated: int
-    """How many texts were longer than the model reads."""
+    records: TextRecords
+    num_truncated: int
+    """Number of texts that were longer than the model reads."""
 
 
-class Reader:
-    """A tokenizer with its prompts and its limits."""
+class Preprocessor:
+    """A tokenizer with the prompts and length limits of a program."""
 
-    def __init__(self, folder: Path, reads: sentence_transformers.Reads, fields: Fields) -> None:
-        foreign = reads.manner == "transformers"
-        self._encoder = Encoder(folder, closed=not foreign, lowercase=reads.lowercase)
-        self._special = foreign
-        self._reads = reads
-        self._fields = fields
+    def __init__(self, folder: Path, tokenization: Tokenization, input_spec: InputSpec) -> None:
+        self._is_transformers = tokenization.manner == "transformers"
+        self._tokenizer = LoadedTokenizer(
+            folder,
+            ensure_end_token=not self._is_transformers,
+            lowercase=tokenization.lowercase,
+        )
+        self._tokenization = tokenization
+        self._input_spec = input_spec
         self._folder = folder
 
-    @property
-    def longest(self) -> int:
-        """The most tokens of a text, with the special ones around it."""
-        return self._reads.tokens
-
-    def read(
+    def encode_records(
         self,
         columns: Sequence[Sequence[str]],
         prompt: str | None = None,
-        values: Mapping[str, Sequence[Value | None]] = NOTHING,
-    ) -> Read:
-        """Return records as tokens, given as a column for each of their texts.
+        values: Mapping[str, Sequence[Value | None]] = NO_VALUES,
+    ) -> EncodedRecords:
+        """Return tokenized records, given one column for each text field.
 
-        `prompt` is the name of what is put before each text, if not what the model's own is;
-        `values` are the fields of candidates that are no text.
+        `prompt` names the prompt to prepend to each text, by default the model's own. `values` are
+        the numeric and categorical features of ranking candidates, by field name.
         """
-        before = self._reads.before(prompt)
-        if self._fields.joined and self._special:
-            return self._pairs(*([before + text for text in column] for column in columns))
-        given = self._fields.limits or (self._reads.tokens,) * len(columns)
-        limits = [min(limit, self._reads.tokens) for limit in given]
-        found = [
-            self._encoded(texts, limit, before)
+        prefix = self._tokenization.prompt_text(prompt)
+        if self._input_spec.joined and self._is_transformers:
+            return self._encode_pairs(*([prefix + text for text in column] for column in columns))
+        max_tokens = self._tokenization.tokens
+        limits = self._input_spec.limits or (max_tokens,) * len(columns)
+        limits = tuple(min(limit, max_tokens) for limit in limits)
+        encoded = [
+            self._encode_texts(texts, limit, prefix)
             for texts, limit in zip(columns, limits, strict=True)
         ]
-        truncated = sum(count for _, count in found)
-        lists = [ids for ids, _ in found]
-        if not self._fields.joined:
-            features = self._features(values, len(lists[0]))
-            return Read(Rows(list(map(Texts.of, lists)), features), truncated)
-        first = lists[0]
-        joined = [self._joined(*pair) for pair in zip(*lists, strict=True)]
-        truncated += sum(len(ids) > self._reads.tokens for ids in joined)
-        joined = [self._cut(ids) for ids in joined]
-        starts = np.fromiter(map(len, first), np.int32, len(first))
-        return Read(Rows([Texts.of(joined)], [starts]), truncated)
+        truncated = sum(count for _, count in encoded)
+        lists = [ids for ids, _ in encoded]
+        if not self._input_spec.joined:
+            features = self._build_features(values, len(lists[0]))
+            records = TextRecords(list(map(TokenizedTexts.from_lists, lists)), features)
+            return EncodedRecords(records, truncated)
+        first_texts = lists[0]
+        joined = [self._join(first, second) for first, second in zip(*lists, strict=True)]
+        truncated += sum(len(ids) > max_tokens for ids in joined)
+        joined = [self._truncate(ids) for ids in joined]
+        starts = np.fromiter(map(len, first_texts), np.int32, len(first_texts))
+        records = TextRecords([TokenizedTexts.from_lists(joined)], [starts])
+        return EncodedRecords(records, truncated)
 
-    def _features(
+    def _build_features(
         self, values: Mapping[str, Sequence[Value | None]], count: int
     ) -> list[np.ndarray]:
-        """Return numbers, [records, numbers] fp32, and buckets, [records, categories] int64."""
-        ranking = self._fields.ranking
+        """Return numbers, [records, numbers] fp32, and embedding rows, [records, categories]."""
+        ranking = self._input_spec.ranking
         if ranking is None:
             return []
-        numbers = np.full((count, max(1, len(self._fields.numbers))), np.nan, np.float32)
-        for place, name in enumerate(self._fields.numbers):
-            numbers[:, place] = [value(each, "real") for each in values[name]]
-        hashes = np.full((count, max(1, len(self._fields.categories))), -1, np.int64)
-        for place, name in enumerate(self._fields.categories):
-            hashes[:, place] = [value(each, "category") for each in values[name]]
-        return [numbers, buckets(hashes, ranking.interactions.buckets)]
+        numbers = np.full((count, max(1, len(self._input_spec.numbers))), np.nan, np.float32)
+        for index, name in enumerate(self._input_spec.numbers):
+            numbers[:, index] = [encode_value(value, "real") for value in values[name]]
+        hashes = np.full((count, max(1, len(self._input_spec.categories))), -1, np.int64)
+        for index, name in enumerate(self._input_spec.categories):
+            hashes[:, index] = [encode_value(value, "category") for value in values[name]]
+        return [numbers, find_embedding_rows(hashes, ranking.interactions.buckets)]
 
-    def _encoded(self, texts: Sequence[str], limit: int, before: str) -> tuple[Ids, int]:
-        """Return the ids of texts between the special tokens, and how many were cut."""
-        whole = [before + text for text in texts] if before else list(texts)
-        if self._reads.ends != "closed":
-            return self._prompts(whole, limit)
-        found = self._encoder.encode(whole, special=self._special)
-        room = limit - self._encoder.overhead
-        truncated = sum(len(ids) > room for ids in found)
-        return [self._encoder.wrap(ids[:room]) for ids in found], truncated
+    def _encode_texts(self, texts: Sequence[str], limit: int, prefix: str) -> tuple[Ids, int]:
+        """Return the ids of texts with special tokens, and how many texts were truncated."""
+        prompted = [prefix + text for text in texts] if prefix else list(texts)
+        if self._tokenization.ends != "closed":
+            return self._encode_prompts(prompted, limit)
+        encoded = self._tokenizer.encode(prompted, parse_special_tokens=self._is_transformers)
+        room = limit - self._tokenizer.num_special_tokens
+        truncated = sum(len(ids) > room for ids in encoded)
+        return [self._tokenizer.add_special_tokens(ids[:room]) for ids in encoded], truncated
 
-    def _prompts(self, texts: Sequence[str], limit: int) -> tuple[Ids, int]:
-        """Return the ids of what is to be gone on with; of one that is too long its end."""
-        if self._reads.ends == "chat":
-            written = chat_templates.template(self._folder, None)
-            found = self._encoder.encode([written.prompt(text) for text in texts], special=True)
-            return [ids[-limit:] for ids in found], sum(len(ids) > limit for ids in found)
-        found = self._encoder.encode(texts, special=self._special)
-        room = limit - len(self._encoder.prefix)
-        opened = [self._encoder.opened(ids[-room:]) for ids in found]
-        return opened, sum(len(ids) > room for ids in found)
+    def _encode_prompts(self, texts: Sequence[str], limit: int) -> tuple[Ids, int]:
+        """Return the ids of generation prompts; a long prompt is truncated at its start."""
+        if self._tokenization.ends == "chat":
+            template = chat_templates.load_template(self._folder, None)
+            messages = [template.render_prompt(text) for text in texts]
+            encoded = self._tokenizer.encode(messages, parse_special_tokens=True)
+            return [ids[-limit:] for ids in encoded], sum(len(ids) > limit for ids in encoded)
+        encoded = self._tokenizer.encode(texts, parse_special_tokens=self._is_transformers)
+        room = limit - len(self._tokenizer.prefix)
+        prompts = [self._tokenizer.add_prefix(ids[-room:]) for ids in encoded]
+        return prompts, sum(len(ids) > room for ids in encoded)
 
-    def decoded(self, ids: np.ndarray) -> list[str]:
-        """Return the texts of answers, [records, tokens], in which a number below 0 is nothing."""
-        return [self._encoder.decode(row[row >= 0].astype(int).tolist()) for row in ids]
+    def decode(self, ids: np.ndarray) -> list[str]:
+        """Return the texts of generated tokens, [records, tokens]; negative ids are padding."""
+        return [self._tokenizer.decode(row[row >= 0].astype(int).tolist()) for row in ids]
 
-    def _pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> Read:
-        """Return pairs of texts in the tokenizer's own form."""
-        found = self._encoder.pairs(firsts, seconds, self._reads.tokens)
-        starts = np.fromiter((pair.start for pair in found), np.int32, len(found))
-        rows = Rows([Texts.of([pair.ids for pair in found])], [starts])
-        return Read(rows, sum(pair.cut for pair in found))
+    def _encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> EncodedRecords:
+        """Return text pairs, encoded by the tokenizer's pair template."""
+        pairs = self._tokenizer.encode_pairs(firsts, seconds, self._tokenization.tokens)
+        starts = np.fromiter((pair.second_start for pair in pairs), np.int32, len(pairs))
+        records = TextRecords([TokenizedTexts.from_lists([pair.ids for pair in pairs])], [starts])
+        return EncodedRecords(records, sum(pair.is_truncated for pair in pairs))
 
-    def _cut(self, ids: np.ndarray) -> np.ndarray:
-        """Return a text that is no longer than the model reads, and ends as all do."""
-        if len(ids) <= self._reads.tokens:
+    def _truncate(self, ids: np.ndarray) -> np.ndarray:
+        """Return at most as many ids as the model reads, with the special tokens at the end."""
+        if len(ids) <= self._tokenization.tokens:
             return ids
-        end = self._encoder.suffix
-        return np.concatenate([ids[: self._reads.tokens - len(end)], end])
+        end = self._tokenizer.suffix
+        return np.concatenate([ids[: self._tokenization.tokens - len(end)], end])
 
-    def _joined(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Return two texts as one: what every text begins with stands there once."""
-        return np.concatenate([first, second[len(self._encoder.prefix) :]])
+    def _join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Return two texts as one, without the special tokens at the start of the second."""
+        return np.concatenate([first, second[len(self._tokenizer.prefix) :]])

@@ -1,4 +1,4 @@
-"""Real records that a program is proved and timed on."""
+"""Select real records for parity checks and timing."""
 
 from __future__ import annotations
 
@@ -10,105 +10,116 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from regauge.data.dataset import Dataset
-from regauge.data.randomness import keyed
+from regauge.data.randomness import hash_keys
 from regauge.data.sources import Record
 from regauge.data.sources.python_docs import PythonDocs
 from regauge.errors import DataError
-from regauge.models.io_spec import Fields
+from regauge.models.io_spec import InputSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from regauge.data.sources import Source
 
-LIBRARY = Path(json.__file__).parent.parent
-DOCUMENTED = ("asyncio", "email", "logging", "unittest")
-"""Packages whose documentation is read where nothing else is named."""
-EVERY = 4
-"""Of so many texts one is documentation, and the others are made."""
-SIZES = (1, 2, 3, 5, 8, 13, 21, 34)
-"""Words of texts that are made."""
+STDLIB_FOLDER = Path(json.__file__).parent.parent
+STDLIB_PACKAGES = ("asyncio", "email", "logging", "unittest")
+"""Standard library packages whose docstrings are the default texts."""
+DOCUMENTATION_INTERVAL = 4
+"""One in this many default texts is a docstring; the others are random words."""
+WORD_COUNTS = (1, 2, 3, 5, 8, 13, 21, 34)
+"""Lengths of the texts of random words."""
 
 
-class Samples(NamedTuple):
-    """Texts of records, and where they are from."""
+class ProbeTexts(NamedTuple):
+    """The texts and features of records."""
 
     columns: list[list[str]]
-    """A list for each text of a record."""
+    """A list for each text field."""
     values: dict[str, list[Any]]
-    """Lists of what else is read of a record, by name."""
+    """Lists of numeric and categorical values, by field name."""
     origin: str
+    """The origin of the records, for the evidence."""
 
 
-def samples(
+def select_probe_texts(
     source: Source | None,
     dataset: Path | None,
     count: int,
-    fields: Fields,
-    words: Callable[[], Sequence[str]] = tuple,
-) -> Samples:
-    """Return records of a source, else of a dataset's held-out rows, else of documentation.
+    input_spec: InputSpec,
+    list_words: Callable[[], Sequence[str]] = tuple,
+) -> ProbeTexts:
+    """Return records of the source, else held-out rows of the dataset, else docstrings.
 
-    Most texts of the last are some of these words instead, where there are any: documentation
-    has few subjects, and a program is asked of all. Raises DataError where a source has none with
-    these fields.
+    Docstrings cover few subjects, so three of four are replaced by random words of `list_words`,
+    if it returns any. Raises DataError if the source has no record with the fields of `input_spec`.
     """
     if source is not None:
-        found = _read(_of_source(source), fields, count, f"source '{source.kind}'")
-        if not found.columns[0]:
-            wanted = ", ".join(fields.texts) or "any text"
-            raise DataError(f"proof.source has no record with {wanted}", "name another one")
-        return found
+        probe = _select_records(_read_source(source), input_spec, count, f"source '{source.kind}'")
+        if not probe.columns[0]:
+            names = ", ".join(input_spec.texts) or "any text"
+            problem = f"parity.source has no record with {names}"
+            raise DataError(problem, "name another parity.source")
+        return probe
     if dataset is not None:
-        held = _read(_of_dataset(dataset), fields, count, f"held-out rows of {dataset}")
-        if held.columns[0]:
-            return held
-    roots = tuple(str(LIBRARY / name) for name in DOCUMENTED)
-    told = "documentation of Python's library"
-    documented = _read(_of_source(PythonDocs(roots=roots)), Fields(), count, told)
-    [texts] = documented.columns
-    if known := words():
-        told += ", and words of the vocabulary in no order"
-        texts = [_text(known, at) if at % EVERY else text for at, text in enumerate(texts)]
-    columns = [[*texts[at:], *texts[:at]] for at in range(max(1, len(fields.texts)))]
-    return documented._replace(columns=columns, origin=told)
+        origin = f"held-out rows of {dataset}"
+        probe = _select_records(_read_heldout(dataset), input_spec, count, origin)
+        if probe.columns[0]:
+            return probe
+    roots = tuple(str(STDLIB_FOLDER / name) for name in STDLIB_PACKAGES)
+    origin = "docstrings of Python's standard library"
+    probe = _select_records(_read_source(PythonDocs(roots=roots)), InputSpec(), count, origin)
+    [texts] = probe.columns
+    if words := list_words():
+        origin += ", and random words of the vocabulary"
+        texts = [
+            _random_text(words, index) if index % DOCUMENTATION_INTERVAL else text
+            for index, text in enumerate(texts)
+        ]
+    num_texts = max(1, len(input_spec.texts))
+    columns = [[*texts[offset:], *texts[:offset]] for offset in range(num_texts)]
+    return probe._replace(columns=columns, origin=origin)
 
 
-def _text(vocabulary: Sequence[str], number: int) -> str:
-    """Return a text of some words, keyed by its number."""
-    drawn = keyed(number, np.arange(1 + max(SIZES), dtype=np.uint64))
-    size = SIZES[int(drawn[0] % np.uint64(len(SIZES)))]
-    places = drawn[1 : 1 + size] % np.uint64(len(vocabulary))
-    return " ".join(vocabulary[int(place)] for place in places)
+def _random_text(vocabulary: Sequence[str], key: int) -> str:
+    """Return a text of random words, determined by its key."""
+    draws = hash_keys(key, np.arange(1 + max(WORD_COUNTS), dtype=np.uint64))
+    count = WORD_COUNTS[int(draws[0] % np.uint64(len(WORD_COUNTS)))]
+    indices = draws[1 : 1 + count] % np.uint64(len(vocabulary))
+    return " ".join(vocabulary[int(index)] for index in indices)
 
 
-def _read(records: Iterable[dict[str, Any]], fields: Fields, count: int, origin: str) -> Samples:
-    """Return the first records that have all texts; where none are named, every text is one."""
-    if not fields.texts:
-        return Samples([list(islice(_every(records), count))], {}, origin)
-    whole = (each for each in records if all(_is_text(each.get(name)) for name in fields.texts))
-    some = list(islice(whole, count))
-    columns = [[each[name] for each in some] for name in fields.texts]
-    others = (*fields.numbers, *fields.categories)
-    return Samples(columns, {name: [each.get(name) for each in some] for name in others}, origin)
+def _select_records(
+    records: Iterable[dict[str, Any]], input_spec: InputSpec, count: int, origin: str
+) -> ProbeTexts:
+    """Return the first records that have all text fields; without named fields, any texts."""
+    if not input_spec.texts:
+        return ProbeTexts([list(islice(_iterate_texts(records), count))], {}, origin)
+    complete = (
+        record for record in records if all(_is_text(record.get(name)) for name in input_spec.texts)
+    )
+    selected = list(islice(complete, count))
+    columns = [[record[name] for record in selected] for name in input_spec.texts]
+    names = (*input_spec.numbers, *input_spec.categories)
+    values = {name: [record.get(name) for record in selected] for name in names}
+    return ProbeTexts(columns, values, origin)
 
 
-def _every(records: Iterable[dict[str, Any]]) -> Iterator[str]:
+def _iterate_texts(records: Iterable[dict[str, Any]]) -> Iterator[str]:
     for record in records:
         for value in record.values():
-            many = value if isinstance(value, list) else [value]
-            yield from filter(_is_text, many)
+            values = value if isinstance(value, list) else [value]
+            yield from filter(_is_text, values)
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _of_source(source: Source) -> Iterator[dict[str, Any]]:
-    for piece in source.pieces():
-        yield from (each.fields for each in source.read(piece) if isinstance(each, Record))
+def _read_source(source: Source) -> Iterator[dict[str, Any]]:
+    for piece in source.list_pieces():
+        yield from (item.fields for item in source.read(piece) if isinstance(item, Record))
 
 
-def _of_dataset(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield held-out rows as they were read, where they were kept."""
-    yield from Dataset(folder).texts("heldout")
+def _read_heldout(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the original records of held-out rows, if the dataset kept them."""
+    yield from Dataset(folder).read_texts("heldout")

@@ -1,4 +1,8 @@
-"""Programs of trained models: out of a run's or anyone's folder, and out of an artifact again."""
+"""Build the program of a trained model: the module that a backend compiles, with its inputs.
+
+A model comes from a folder (encoder, classifier or causal model), from a ranking run, or from a
+function that returns a custom module. `restore` builds a program again from an artifact.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regauge.artifacts.manifest import Program
+from regauge.artifacts.manifest import ProgramEntry
 from regauge.choices import did_you_mean
 from regauge.data import chat_templates
-from regauge.data.tokenizer import Encoder as Tokens
-from regauge.errors import DataError, SettingsError, plain
-from regauge.models import architectures as models
-from regauge.models import sentence_transformers
-from regauge.models import tokenizer_convention as manners
+from regauge.data.tokenizer import LoadedTokenizer
+from regauge.errors import DataError, SettingsError, first_line
+from regauge.models import architectures, sentence_transformers, tokenizer_convention
 from regauge.models.dropout import DropoutKeys
 from regauge.models.inference_modules import (
-    TYPES,
-    OwnProgram,
+    DTYPES,
+    CustomProgram,
+    GenerationProgram,
     RankProgram,
     TextProgram,
-    WriteProgram,
 )
-from regauge.models.init_weights import META, initial_weights, materialize
-from regauge.models.io_spec import ROWS, Fields, Input, of_texts
+from regauge.models.init_weights import META, build_initial_weights, materialize
+from regauge.models.io_spec import ROWS, InputSpec, TensorSpec, program_inputs
 from regauge.models.modules import CausalLanguageModel, Classifier, Encoder
+from regauge.models.sentence_transformers import Pooling, SentenceEncoder, Tokenization
 from regauge.models.settings import Model
+from regauge.models.weights import read_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,262 +39,300 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
-    from regauge.artifacts.export_settings import Text
-    from regauge.data.dataset import Manifest as DataManifest
-    from regauge.models.io_spec import Answers
+    from regauge.artifacts.export_settings import TextSettings
+    from regauge.data.dataset import DatasetManifest
+    from regauge.models.io_spec import OutputKind
+    from regauge.models.tokenizer_convention import Convention
     from regauge.tasks import Task
 
 
-FIELDS = Fields()
+ONE_TEXT = InputSpec()
+"""A record with a single text of any name."""
 
 
 @dataclass(frozen=True)
-class Described:
-    """A program with what an artifact says of it."""
+class ProgramSpec:
+    """A program with its inputs, its outputs, and how texts become inputs."""
 
     program: nn.Module
     """In evaluation mode, fp32, on the CPU."""
-    answers: Answers
+    output_kind: OutputKind
     width: int
-    inputs: tuple[Input, ...]
-    reads: sentence_transformers.Reads | None = None
-    fields: Fields = FIELDS
-    pooling: sentence_transformers.Pooling | None = None
+    """Numbers per output."""
+    inputs: tuple[TensorSpec, ...]
+    tokenization: Tokenization | None = None
+    """How texts become tokens; None if the program reads tensors."""
+    input_spec: InputSpec = ONE_TEXT
+    pooling: Pooling | None = None
     labels: tuple[str, ...] = ()
-    """Names of the classes, where they have any."""
+    """Names of the classes, if they have any."""
     module: str | None = None
-    """Import path of what makes a module of one's own."""
+    """Import path of the function that returns a custom module."""
 
     @property
-    def texts(self) -> sentence_transformers.Reads:
-        """How texts are read; raises SettingsError where none are."""
-        if self.reads is None:
-            raise SettingsError("this program reads no texts", "name a model's folder")
-        return self.reads
+    def required_tokenization(self) -> Tokenization:
+        """The tokenization; raises SettingsError if the program reads no texts."""
+        if self.tokenization is None:
+            raise SettingsError("this program reads no texts", "name the folder of a text model")
+        return self.tokenization
 
     @property
-    def longest(self) -> int:
-        """The most tokens of a text; 1 where nothing is read but tensors."""
-        return self.reads.tokens if self.reads else 1
+    def max_tokens(self) -> int:
+        """The longest text in tokens; 1 if the program reads tensors."""
+        return self.tokenization.tokens if self.tokenization else 1
 
     @property
-    def told(self) -> Program:
-        """What an artifact says of it."""
-        return Program(
-            answers=self.answers,
+    def manifest_entry(self) -> ProgramEntry:
+        """The `program` table of the manifest."""
+        return ProgramEntry(
+            answers=self.output_kind,
             width=self.width,
             inputs=self.inputs,
-            reads=self.reads,
-            fields=self.fields,
+            reads=self.tokenization,
+            fields=self.input_spec,
             pooling=self.pooling,
             labels=self.labels,
             module=self.module,
         )
 
 
-def of_folder(folder: Path, wanted: Text, trained: Fields | None = None) -> Described:
-    """Return the program of a transformers folder or of one of sentence-transformers.
+def build_folder_spec(
+    folder: Path, settings: TextSettings, trained: InputSpec | None = None
+) -> ProgramSpec:
+    """Return the program of a transformers or sentence-transformers folder.
 
-    `wanted` is asked instead of what the folder says; `trained` is what the run that left it read
-    of a record, and texts are then read as the run did. Raises SettingsError for weights that are
-    absent, or an architecture that does not fit.
+    `settings` override the files of the folder. `trained` is the input spec of the run that wrote
+    the folder; texts are then tokenized as in the run. Raises SettingsError if weights are missing
+    or do not fit the architecture.
     """
-    model = models.load(folder)
-    classifying = models.classifies(model)
-    found = None if classifying else sentence_transformers.told(folder)
-    told = (
-        sentence_transformers.reads(folder)
-        if sentence_transformers.described(folder) and trained is None
+    model = architectures.load_model(folder)
+    is_classifier = architectures.is_classifier(model)
+    encoder_files = None if is_classifier else sentence_transformers.read_if_present(folder)
+    tokenization = (
+        sentence_transformers.read_tokenization(folder)
+        if sentence_transformers.is_sentence_transformer(folder) and trained is None
         else None
     )
-    fields = trained or FIELDS
-    if wanted.pair is not None:
-        if trained is not None or not classifying:
-            problem = "text.pair is for the folder of a classifier, without a run"
-            raise SettingsError(problem, "leave it out")
-        fields = Fields(texts=wanted.pair, joined=True)
-    if classifying:
-        classifier = Classifier(model, DropoutKeys())
-        if wanted.pooling or wanted.normalized is not None:
-            problem = f"{folder} is a classifier's, which makes no vectors"
-            raise SettingsError(problem, "leave text.pooling and text.normalized out")
-        reads = _reads(folder, told, wanted, classifier.longest, trained)
-        width: int = model.config.num_labels  # type: ignore[assignment]
-        program = TextProgram(classifier, "scores").eval()
-        answers: Answers = "classes" if width > 1 else "values"
-        labels = _labels(model)
-        return Described(
-            program, answers, width, of_texts(fields), reads, fields=fields, labels=labels
-        )
-    if found is None and not wanted.pooling and is_writer(model):
-        return _writer(folder, model, wanted, trained)
-    pooling = _pooling(found, wanted)
-    encoder = Encoder(body(model), DropoutKeys(), pooling)
-    _read_dense(encoder, pooling, folder)
-    reads = _reads(folder, told, wanted, encoder.longest, trained)
+    if settings.pair_fields is not None and (trained is not None or not is_classifier):
+        problem = "text.pair_fields is only for the folder of a classifier, without a run"
+        raise SettingsError(problem, "remove it")
+    if is_classifier:
+        return _build_classifier_spec(folder, model, settings, tokenization, trained)
+    if encoder_files is None and not settings.pooling and is_causal_lm(model):
+        return _build_generation_spec(folder, model, settings, trained)
+    pooling = _resolve_pooling(encoder_files, settings)
+    encoder = Encoder(strip_head(model), DropoutKeys(), pooling)
+    _load_dense_layers(encoder, pooling, folder)
+    tokenization = _resolve_tokenization(
+        folder, tokenization, settings, encoder.max_tokens, trained
+    )
     program = TextProgram(encoder, "vectors").eval()
-    width = _width(model, pooling)
-    return Described(program, "vectors", width, of_texts(fields), reads, fields, pooling)
+    input_spec = trained or ONE_TEXT
+    inputs = program_inputs(input_spec)
+    width = _vector_width(model, pooling)
+    return ProgramSpec(program, "vectors", width, inputs, tokenization, input_spec, pooling)
 
 
-def is_writer(model: PreTrainedModel) -> bool:
-    """Return whether a model says each next token of a text."""
-    return models.class_name(model).endswith(("ForCausalLM", "LMHeadModel"))
+def _build_classifier_spec(
+    folder: Path,
+    model: PreTrainedModel,
+    settings: TextSettings,
+    tokenization: Tokenization | None,
+    trained: InputSpec | None,
+) -> ProgramSpec:
+    """Return the program of a classifier: scores of classes, or a single value."""
+    input_spec = trained or ONE_TEXT
+    if settings.pair_fields is not None:
+        input_spec = InputSpec(texts=settings.pair_fields, joined=True)
+    if settings.pooling or settings.normalize is not None:
+        problem = f"{folder} is a classifier, which returns no vectors"
+        raise SettingsError(problem, "remove text.pooling and text.normalize")
+    classifier = Classifier(model, DropoutKeys())
+    tokenization = _resolve_tokenization(
+        folder, tokenization, settings, classifier.max_tokens, trained
+    )
+    width: int = model.config.num_labels  # type: ignore[assignment]
+    return ProgramSpec(
+        TextProgram(classifier, "scores").eval(),
+        "classes" if width > 1 else "values",
+        width,
+        program_inputs(input_spec),
+        tokenization,
+        input_spec,
+        labels=_read_labels(model),
+    )
 
 
-def writing(model: PreTrainedModel, folder: Path, most: int) -> WriteProgram:
-    """Return the program of a model that goes on with texts; `folder` has its tokenizer."""
-    facts = Tokens(folder).facts
+def is_causal_lm(model: PreTrainedModel) -> bool:
+    """Return whether a model is a causal language model, which predicts the next token."""
+    return architectures.class_name(model).endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def build_generation_program(
+    model: PreTrainedModel, folder: Path, max_new_tokens: int
+) -> GenerationProgram:
+    """Return the program that generates text with a causal model; `folder` has its tokenizer."""
+    tokens = LoadedTokenizer(folder).info
     config: Any = model.config
-    told = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    ends = {end for end in (*told, facts.separator) if end is not None}
-    return WriteProgram(model, most, facts.pad, tuple(sorted(ends)))
+    eos = config.eos_token_id
+    candidates = (*(eos if isinstance(eos, list) else [eos]), tokens.separator)
+    end_tokens = {token for token in candidates if token is not None}
+    return GenerationProgram(model, max_new_tokens, tokens.pad, tuple(sorted(end_tokens)))
 
 
-def _writer(
-    folder: Path, model: PreTrainedModel, wanted: Text, trained: Fields | None
-) -> Described:
-    """Return the program of a model that goes on with a text, or answers a request."""
-    most = wanted.answer_tokens
-    fields = trained or FIELDS
-    room = fields.longest(CausalLanguageModel(model, DropoutKeys()).longest)
-    if room is not None:
-        room -= most
-        if room < manners.FEWEST:
-            problem = f"text.answer_tokens = {most} leaves no room for a text"
-            raise SettingsError(problem, f"set at most {room + most - manners.FEWEST}")
-    reads = _reads(folder, None, wanted, room, trained)
+def _build_generation_spec(
+    folder: Path, model: PreTrainedModel, settings: TextSettings, trained: InputSpec | None
+) -> ProgramSpec:
+    """Return the program of a causal model; with a chat template a text is a user message."""
+    max_new_tokens = settings.max_new_tokens
+    input_spec = trained or ONE_TEXT
+    positions = CausalLanguageModel(model, DropoutKeys()).max_tokens
+    max_tokens = input_spec.max_row_tokens(positions)
+    if max_tokens is not None:
+        largest = max_tokens - tokenizer_convention.MIN_TOKENS
+        max_tokens -= max_new_tokens
+        if max_tokens < tokenizer_convention.MIN_TOKENS:
+            problem = f"text.max_new_tokens = {max_new_tokens} leaves no room for a text"
+            raise SettingsError(problem, f"set at most {largest}")
+    tokenization = _resolve_tokenization(folder, None, settings, max_tokens, trained)
     ends: Any = "chat" if chat_templates.has_template(folder) else "open"
-    reads = reads.model_copy(update={"ends": ends})
-    program = writing(model, folder, most).eval()
-    return Described(program, "text", most, of_texts(fields), reads, fields)
+    tokenization = tokenization.model_copy(update={"ends": ends})
+    program = build_generation_program(model, folder, max_new_tokens).eval()
+    inputs = program_inputs(input_spec)
+    return ProgramSpec(program, "text", max_new_tokens, inputs, tokenization, input_spec)
 
 
-def of_ranker(folder: Path, task: Task, manifest: DataManifest) -> Described:
-    """Return the program of a ranker that was trained on a dataset.
+def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> ProgramSpec:
+    """Return the program of a ranker: the score of one candidate for a query.
 
-    Raises SettingsError for one that reads no text.
+    Raises SettingsError if the ranker reads no text.
     """
-    fields = task.fields(manifest)
-    if not fields.texts:
-        raise SettingsError(f"the ranker of {folder} reads no text", "rank by its features alone")
-    wanted = Model(path=str(folder))
+    input_spec = task.input_spec(manifest)
+    if not input_spec.texts:
+        problem = f"the ranker of {folder} reads no text"
+        raise SettingsError(problem, "export a ranker with text fields")
+    settings = Model(path=str(folder))
     with META:
-        module = task.module(wanted, manifest, seed=0)
-    materialize(module, initial_weights(module, wanted, seed=0))
+        module = task.build_module(settings, manifest, seed=0)
+    materialize(module, build_initial_weights(module, settings, seed=0))
     ranker: Any = module.eval()
-    ranker.form = ranker.form._replace(candidates=1)
-    reads = sentence_transformers.Reads(tokens=max(fields.limits))
-    return Described(RankProgram(ranker), "scores", 1, of_texts(fields), reads, fields)
+    ranker.shape = ranker.shape._replace(candidates=1)
+    tokenization = Tokenization(tokens=max(input_spec.limits))
+    inputs = program_inputs(input_spec)
+    return ProgramSpec(RankProgram(ranker), "scores", 1, inputs, tokenization, input_spec)
 
 
-def of_module(path: str, module: nn.Module, given: Mapping[str, Tensor]) -> Described:
-    """Return a module of one's own as a program; `given` are examples of what it takes, by name.
+def build_module_spec(path: str, module: nn.Module, examples: Mapping[str, Tensor]) -> ProgramSpec:
+    """Return a custom module as a program; `examples` are its inputs by name.
 
-    Raises DataError for one that does not take them, or answers with no tensor.
+    Raises DataError if the module fails on its examples, or if a dtype is not supported.
     """
-    program = OwnProgram(module.eval().float())
-    kinds = {dtype: name for name, dtype in TYPES.items()}
-    if not 0 < len(given) <= OwnProgram.MOST:
-        problem = f"'{path}' gives {len(given)} examples"
-        raise DataError(problem, f"give 1 to {OwnProgram.MOST}, one for each tensor that it takes")
-    for name, value in given.items():
-        if value.dtype not in kinds:
+    program = CustomProgram(module.eval().float())
+    dtype_names = {dtype: name for name, dtype in DTYPES.items()}
+    if not 0 < len(examples) <= CustomProgram.MAX_INPUTS:
+        problem = f"'{path}' returns {len(examples)} examples"
+        remedy = f"return 1 to {CustomProgram.MAX_INPUTS}, one for each input tensor"
+        raise DataError(problem, remedy)
+    for name, value in examples.items():
+        if value.dtype not in dtype_names:
             problem = f"'{path}': {name} is {value.dtype}"
-            raise DataError(problem, f"give it as one of {', '.join(TYPES)}")
+            raise DataError(problem, f"convert it to one of {', '.join(DTYPES)}")
     inputs = tuple(
-        Input.model_validate(
-            {"name": name, "shape": (ROWS, *value.shape[1:]), "dtype": kinds[value.dtype]}
+        TensorSpec.model_validate(
+            {"name": name, "shape": (ROWS, *value.shape[1:]), "dtype": dtype_names[value.dtype]}
         )
-        for name, value in given.items()
+        for name, value in examples.items()
     )
     try:
         with torch.no_grad():
-            output = program(*given.values())
+            output = program(*examples.values())
     except Exception as error:
-        problem = f"'{path}': {type(module).__name__} fails on its examples: {plain(error)}"
-        raise DataError(problem, "correct it there") from error
-    return Described(program, "tensor", output.shape[1], inputs, module=path)
+        problem = f"'{path}': {type(module).__name__} fails on its examples: {first_line(error)}"
+        raise DataError(problem, "correct the module or its examples") from error
+    return ProgramSpec(program, "tensor", output.shape[1], inputs, module=path)
 
 
-def vocabulary(folder: Path) -> int:
-    """Return how many words a model of a folder knows."""
-    config: Any = models.template(folder).config
+def read_vocab_size(folder: Path) -> int:
+    """Return the vocabulary size of a model's folder."""
+    config: Any = architectures.build_template(folder).config
     count: int = config.vocab_size
     return count
 
 
-def body(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model without the head of a task, which makes no vectors."""
-    body: Any = model.base_model
-    found: PreTrainedModel = body
-    return found
+def strip_head(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model without its task head."""
+    base: Any = model.base_model
+    stripped: PreTrainedModel = base
+    return stripped
 
 
-def _labels(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the names of a model's classes; those that transformers makes up say nothing."""
+def _read_labels(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return the names of a model's classes; empty for the defaults `LABEL_0`, `LABEL_1`, …."""
     names: dict[Any, str] = model.config.id2label or {}
-    every = tuple(str(names[number]) for number in sorted(names))
-    return () if all(name.startswith("LABEL_") for name in every) else every
+    labels = tuple(str(names[index]) for index in sorted(names))
+    return () if all(label.startswith("LABEL_") for label in labels) else labels
 
 
-def _pooling(
-    told: sentence_transformers.Sentences | None, wanted: Text
-) -> sentence_transformers.Pooling:
-    found = told.pooling if told else sentence_transformers.Pooling()
-    asked = {
-        "modes": wanted.pooling or found.modes,
-        "normalized": found.normalized if wanted.normalized is None else wanted.normalized,
+def _resolve_pooling(encoder_files: SentenceEncoder | None, settings: TextSettings) -> Pooling:
+    """Return the pooling of the settings, else of the folder, else the default."""
+    pooling = encoder_files.pooling if encoder_files else Pooling()
+    overrides = {
+        "modes": settings.pooling or pooling.modes,
+        "normalized": pooling.normalized if settings.normalize is None else settings.normalize,
     }
-    return found.model_copy(update=asked)
+    return pooling.model_copy(update=overrides)
 
 
-def _reads(
+def _resolve_tokenization(
     folder: Path,
-    told: sentence_transformers.Reads | None,
-    wanted: Text,
-    places: int | None,
-    trained: Fields | None,
-) -> sentence_transformers.Reads:
-    """Return how a model reads texts: as is asked, else as is told, and no longer than it can.
+    tokenization: Tokenization | None,
+    settings: TextSettings,
+    positions: int | None,
+    trained: InputSpec | None,
+) -> Tokenization:
+    """Return the tokenization of the settings, else of the folder, within the model's limit.
 
-    `places` is how many tokens the model has places for.
+    `positions` is the number of position embeddings of the model; None means no limit.
     """
-    limit = trained.longest(places) if trained else places
-    tokens = wanted.tokens or (told.tokens if told else trained and limit)
-    tokens = tokens or manners.most_tokens(folder, limit)
+    limit = trained.max_row_tokens(positions) if trained else positions
+    tokens = settings.max_seq_length or (tokenization.tokens if tokenization else trained and limit)
+    tokens = tokens or tokenizer_convention.max_tokens(folder, limit)
     if limit is not None and tokens > limit:
-        if wanted.tokens is not None:
-            problem = f"text.tokens = {wanted.tokens}, and the model has {limit} positions"
+        if settings.max_seq_length is not None:
+            problem = (
+                f"text.max_seq_length = {settings.max_seq_length},"
+                f" but the model has {limit} positions"
+            )
             raise SettingsError(problem, f"set at most {limit}")
         tokens = limit
-    given = {"prompts": wanted.prompts} if wanted.prompts else {}
-    named = {"prompt": wanted.prompt} if wanted.prompt is not None else {}
-    manner: manners.Manner = "regauge" if trained else manners.of(folder)
-    reads = (told or sentence_transformers.Reads(tokens=tokens, manner=manner)).model_copy(
-        update={"tokens": tokens, **given, **named}
-    )
-    if reads.prompt is not None and reads.prompt not in reads.prompts:
-        remedy = did_you_mean(reads.prompt, tuple(reads.prompts))
-        raise SettingsError(f"no prompt is called '{reads.prompt}'", remedy)
-    return reads
+    updates: dict[str, Any] = {"tokens": tokens}
+    if settings.prompts:
+        updates["prompts"] = settings.prompts
+    if settings.default_prompt is not None:
+        updates["prompt"] = settings.default_prompt
+    convention: Convention = "regauge" if trained else tokenizer_convention.read_convention(folder)
+    default = Tokenization(tokens=tokens, manner=convention)
+    resolved = (tokenization or default).model_copy(update=updates)
+    if resolved.prompt is not None and resolved.prompt not in resolved.prompts:
+        remedy = did_you_mean(resolved.prompt, tuple(resolved.prompts))
+        raise SettingsError(f"no prompt is called '{resolved.prompt}'", remedy)
+    return resolved
 
 
-def _width(model: PreTrainedModel, pooling: sentence_transformers.Pooling) -> int:
+def _vector_width(model: PreTrainedModel, pooling: Pooling) -> int:
     if pooling.dense:
         return pooling.dense[-1].outputs
     width: int = model.config.hidden_size
     return width * len(pooling.modes)
 
 
-def _read_dense(module: Encoder, pooling: sentence_transformers.Pooling, folder: Path) -> None:
-    """Read the weights of the layers behind a pooling."""
-    from regauge.models import weights as folders
-
+def _load_dense_layers(module: Encoder, pooling: Pooling, folder: Path) -> None:
+    """Load the weights of the linear layers after the pooling."""
     for layer, dense in zip(module.pool.dense, pooling.dense, strict=True):
-        found = folders.whole(folder / dense.folder)
+        weights = read_weights(folder / dense.folder)
         try:
-            layer.load_state_dict({name.removeprefix("linear."): found[name] for name in found})
+            layer.load_state_dict({name.removeprefix("linear."): weights[name] for name in weights})
         except RuntimeError as error:
-            problem = f"{folder / dense.folder} does not fit: {str(error).splitlines()[-1].strip()}"
+            reason = str(error).splitlines()[-1].strip()
+            problem = f"{folder / dense.folder} does not fit its layer: {reason}"
             raise SettingsError(problem, "copy the folder again") from None

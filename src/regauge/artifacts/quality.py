@@ -1,4 +1,4 @@
-"""How far the answers of a compiled program are from those of fp32, computed step by step."""
+"""Compare the outputs of a compiled program with the outputs of fp32."""
 
 from __future__ import annotations
 
@@ -9,89 +9,102 @@ import numpy as np
 from regauge.tasks import ITEMS
 
 if TYPE_CHECKING:
-    from regauge.models.io_spec import Answers
+    from regauge.models.io_spec import OutputKind
 
-NEIGHBOURS = 10
-NO_QUALITY = frozenset({"loss", ITEMS, "calibration", "perplexity"})
-CLOSE_ITEMS = 5.0
-AT_A_TIME = 512
-"""Texts whose neighbours are looked for at once."""
+NUM_NEIGHBOURS = 10
+"""Nearest neighbours of a vector that are compared."""
+NON_QUALITY_METRICS = frozenset({"loss", ITEMS, "calibration", "perplexity"})
+MAX_ROUNDING_ITEMS = 5.0
+"""Held-out items that rounding alone may change: those that were close to a decision."""
+CHUNK_ROWS = 512
+"""Texts whose neighbours are searched at once."""
 
 
-def differences(ours: np.ndarray, theirs: np.ndarray, answers: Answers) -> dict[str, float]:
-    """Return how answers differ from the reference's, both [texts, width] fp32.
+def quality_loss(
+    outputs: np.ndarray, reference: np.ndarray, output_kind: OutputKind
+) -> dict[str, float]:
+    """Return how far outputs are from the reference, both [texts, width] fp32.
 
-    Answers that are no numbers lose all. Of vectors their cosines, and the share of each one's
-    nearest others that stays; of classes the share of texts with the same one. `loss` is the share
-    of quality that these say is lost.
+    `loss` is the quality loss as a fraction; it is 1 if an output is not finite. By output kind:
+
+    - vectors: 1 minus the mean cosine similarity; also the shared nearest neighbours
+    - text: the share of reference tokens from the first one that differs
+    - classes: the share of texts whose class differs
+    - values, scores, tensor: mean absolute difference, relative to the mean magnitude
     """
-    found = {"max_abs": float(np.abs(ours - theirs).max(initial=0.0))}
-    if not np.isfinite(ours).all():
-        return {**found, "loss": 1.0}
-    if answers == "vectors":
-        cosines = cosine(ours, theirs)
-        found |= {"cosine": float(cosines.mean()), "cosine_least": float(cosines.min())}
-        if len(ours) > NEIGHBOURS + 1:
-            found[f"neighbours@{NEIGHBOURS}"] = overlap(ours, theirs)
-        return {**found, "loss": max(0.0, 1.0 - found["cosine"])}
-    if answers == "text":
-        kept = told_alike(ours, theirs)
-        return {**found, "same_tokens": kept, "loss": 1.0 - kept}
-    if answers == "classes":
-        same = float((ours.argmax(1) == theirs.argmax(1)).mean())
-        return {**found, "same_class": same, "loss": 1.0 - same}
-    scale = float(np.abs(theirs).mean()) or 1.0
-    relative = float(np.abs(ours - theirs).mean()) / scale
-    return {**found, "relative": relative, "loss": relative}
+    row = {"max_abs": float(np.abs(outputs - reference).max(initial=0.0))}
+    if not np.isfinite(outputs).all():
+        return {**row, "loss": 1.0}
+    if output_kind == "vectors":
+        cosines = cosine_similarity(outputs, reference)
+        row |= {"cosine": float(cosines.mean()), "cosine_least": float(cosines.min())}
+        if len(outputs) > NUM_NEIGHBOURS + 1:
+            row[f"neighbours@{NUM_NEIGHBOURS}"] = neighbour_overlap(outputs, reference)
+        return {**row, "loss": max(0.0, 1.0 - row["cosine"])}
+    if output_kind == "text":
+        share = matching_prefix_share(outputs, reference)
+        return {**row, "same_tokens": share, "loss": 1.0 - share}
+    if output_kind == "classes":
+        share = float((outputs.argmax(1) == reference.argmax(1)).mean())
+        return {**row, "same_class": share, "loss": 1.0 - share}
+    scale = float(np.abs(reference).mean()) or 1.0
+    relative = float(np.abs(outputs - reference).mean()) / scale
+    return {**row, "relative": relative, "loss": relative}
 
 
-def told_alike(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Return which share of the reference's tokens comes before the first that is another."""
-    same = np.cumprod(ours == theirs, axis=1)
-    real = theirs >= 0
-    return float((same * real).sum() / max(1, real.sum()))
+def matching_prefix_share(outputs: np.ndarray, reference: np.ndarray) -> float:
+    """Return the share of the reference's tokens before the first one that differs.
+
+    Both are [texts, tokens]; negative ids are padding.
+    """
+    matches = np.cumprod(outputs == reference, axis=1)
+    is_token = reference >= 0
+    return float((matches * is_token).sum() / max(1, is_token.sum()))
 
 
-def cosine(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Return the cosine of each pair of vectors, [rows]; of two that are zero it is 1."""
-    norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-    products = np.einsum("rw,rw->r", ours, theirs, dtype=np.float64)
-    same = np.equal(ours, theirs).all(1)
-    found: np.ndarray = np.where(same, 1.0, np.minimum(products / np.maximum(norms, 1e-30), 1.0))
-    return found
+def cosine_similarity(outputs: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Return the cosine similarity of each pair of vectors, [rows]; 1 if both are zero."""
+    norms = np.linalg.norm(outputs, axis=1) * np.linalg.norm(reference, axis=1)
+    products = np.einsum("rw,rw->r", outputs, reference, dtype=np.float64)
+    is_equal = np.equal(outputs, reference).all(1)
+    cosines: np.ndarray = np.where(
+        is_equal, 1.0, np.minimum(products / np.maximum(norms, 1e-30), 1.0)
+    )
+    return cosines
 
 
-def overlap(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Return which share of each vector's nearest others are so in both, by their products."""
+def neighbour_overlap(outputs: np.ndarray, reference: np.ndarray) -> float:
+    """Return the share of nearest neighbours, by dot product, that both sets of vectors have."""
     shared = 0
-    for at in range(0, len(ours), AT_A_TIME):
-        near = [_nearest(vectors, at) for vectors in (ours, theirs)]
-        shared += sum(len(np.intersect1d(*pair)) for pair in zip(*near, strict=True))
-    return shared / (NEIGHBOURS * len(ours))
+    for start in range(0, len(outputs), CHUNK_ROWS):
+        neighbours = [_find_neighbours(vectors, start) for vectors in (outputs, reference)]
+        shared += sum(len(np.intersect1d(*pair)) for pair in zip(*neighbours, strict=True))
+    return shared / (NUM_NEIGHBOURS * len(outputs))
 
 
-def metrics_loss(ours: dict[str, float], theirs: dict[str, float]) -> float:
-    """Return by which share the worst of the metrics of quality is below the reference's.
+def metrics_loss(metrics: dict[str, float], reference: dict[str, float]) -> float:
+    """Return the largest relative drop of a quality metric below the reference.
 
-    The loss that was trained is none of them, and neither is a count. A share of items that is
-    lower by as many as five of them says nothing: rounding turns that many that were close.
+    The training loss and counts are not quality metrics. A drop of at most `MAX_ROUNDING_ITEMS`
+    items is ignored, because rounding changes that many close decisions.
     """
-    if any(np.isnan(ours[name]) and not np.isnan(theirs[name]) for name in theirs):
+    if any(np.isnan(metrics[name]) and not np.isnan(reference[name]) for name in reference):
         return 1.0
-    items = theirs.get(ITEMS, 0.0)
-    lost = [
-        (theirs[name] - ours[name]) / abs(theirs[name])
-        for name in theirs
-        if name not in NO_QUALITY
-        and theirs[name]
-        and (theirs[name] - ours[name]) * items > CLOSE_ITEMS
+    items = reference.get(ITEMS, 0.0)
+    drops = [
+        (reference[name] - metrics[name]) / abs(reference[name])
+        for name in reference
+        if name not in NON_QUALITY_METRICS
+        and reference[name]
+        and (reference[name] - metrics[name]) * items > MAX_ROUNDING_ITEMS
     ]
-    return max([0.0, *lost])
+    return max([0.0, *drops])
 
 
-def _nearest(vectors: np.ndarray, at: int) -> np.ndarray:
-    scores = vectors[at : at + AT_A_TIME] @ vectors.T
+def _find_neighbours(vectors: np.ndarray, start: int) -> np.ndarray:
+    """Return the indices of the nearest neighbours of a chunk, [rows, neighbours]."""
+    scores = vectors[start : start + CHUNK_ROWS] @ vectors.T
     rows = np.arange(len(scores))
-    scores[rows, at + rows] = -np.inf
-    found: np.ndarray = np.argpartition(-scores, NEIGHBOURS, axis=1)[:, :NEIGHBOURS]
-    return found
+    scores[rows, start + rows] = -np.inf
+    neighbours: np.ndarray = np.argpartition(-scores, NUM_NEIGHBOURS, axis=1)[:, :NUM_NEIGHBOURS]
+    return neighbours

@@ -1,4 +1,7 @@
-"""The program of an artifact again, with its weights: for what does not compile ahead of time."""
+"""Rebuild the program of an artifact with its weights.
+
+Backends that do not compile ahead of time run or compile this program when it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ from torch import nn
 
 from regauge import choices
 from regauge.artifacts.manifest import TOKENIZER
-from regauge.artifacts.programs import body, writing
-from regauge.models import architectures as models
-from regauge.models import sentence_transformers
+from regauge.artifacts.programs import build_generation_program, strip_head
+from regauge.models.architectures import build_template
 from regauge.models.dropout import DropoutKeys
-from regauge.models.inference_modules import OwnProgram, RankProgram, TextProgram, cast
-from regauge.models.init_weights import META, make_buffers
+from regauge.models.inference_modules import CustomProgram, RankProgram, TextProgram, cast_program
+from regauge.models.init_weights import META, materialize_buffers
 from regauge.models.modules import Classifier, Encoder
-from regauge.models.ranker import Form, Ranker
-from regauge.models.tensors import dtype_of, put
+from regauge.models.ranker import Ranker, RankerShape
+from regauge.models.sentence_transformers import Pooling
+from regauge.models.tensors import precision_dtype, set_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,53 +29,62 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from regauge.artifacts.manifest import Manifest
-    from regauge.models.io_spec import Fields
+    from regauge.artifacts.manifest import ArtifactManifest
+    from regauge.models.io_spec import InputSpec
 
 
-def restored(manifest: Manifest, folder: Path, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Return the program of an artifact with its weights, in the type that it computes in."""
-    if manifest.program.module is not None:
-        module, _ = choices.function(manifest.program.module)()
-        program: nn.Module = OwnProgram(module)
-        cast(program, dtype_of(manifest.compiled.precision))
+def restore_program(
+    manifest: ArtifactManifest, folder: Path, weights: Mapping[str, Tensor]
+) -> nn.Module:
+    """Return the program of an artifact with its weights, in its compiled precision.
+
+    `folder` has the architecture. A custom module runs its own code; raises SettingsError if its
+    import was not allowed.
+    """
+    entry = manifest.program
+    if entry.module is not None:
+        module, _ = choices.load_function(entry.module)()
+        program: nn.Module = CustomProgram(module)
+        cast_program(program, precision_dtype(manifest.compiled.precision))
         program.load_state_dict(dict(weights), strict=False)
         return program.eval()
-    model = models.template(folder)
-    make_buffers(model)
+    model = build_template(folder)
+    materialize_buffers(model)
     with META:
-        if manifest.program.fields.ranking is not None:
-            program = RankProgram(_ranker(model, folder, manifest.program.fields))
-        elif manifest.program.answers == "text":
-            program = writing(model, folder.parent / TOKENIZER, manifest.program.width)
-        elif manifest.program.answers == "vectors":
-            pooling = manifest.program.pooling or sentence_transformers.Pooling()
-            program = TextProgram(Encoder(body(model), DropoutKeys(), pooling), "vectors")
+        if entry.fields.ranking is not None:
+            program = RankProgram(_build_ranker(model, folder, entry.fields))
+        elif entry.answers == "text":
+            program = build_generation_program(model, folder.parent / TOKENIZER, entry.width)
+        elif entry.answers == "vectors":
+            pooling = entry.pooling or Pooling()
+            program = TextProgram(Encoder(strip_head(model), DropoutKeys(), pooling), "vectors")
         else:
             program = TextProgram(Classifier(model, DropoutKeys()), "scores")
-    cast(program, dtype_of(manifest.compiled.precision))
+    cast_program(program, precision_dtype(manifest.compiled.precision))
     tied: dict[int, Any] = {}
     for name, value in program.named_parameters(remove_duplicate=False):
         if name in weights:
             tied[id(value)] = torch.nn.Parameter(weights[name], requires_grad=False)
-        put(program, name, tied[id(value)])
+        set_tensor(program, name, tied[id(value)])
     for name, _ in list(program.named_buffers()):
         if name in weights:
-            put(program, name, weights[name])
+            set_tensor(program, name, weights[name])
     return program.eval()
 
 
-def _ranker(model: PreTrainedModel, folder: Path, fields: Fields) -> Ranker:
-    """Return a ranker without weights for a query with one candidate."""
-    ranking = fields.ranking
+def _build_ranker(model: PreTrainedModel, folder: Path, input_spec: InputSpec) -> Ranker:
+    """Return a ranker without weights, for a query with one candidate."""
+    ranking = input_spec.ranking
     if ranking is None:
-        raise TypeError("these are not the fields of a ranker")
-    other = None
-    if ranking.encoders == "apart":
-        other = models.template(folder)
-        make_buffers(other)
-    texts = (ranking.queries, len(fields.texts) - ranking.queries)
-    values = (len(fields.numbers), len(fields.categories))
-    form = Form(*texts, 1, *values, calibrated=ranking.calibrated)
-    scale = [(0.0, 1.0)] * len(fields.numbers)  # the weights have what it was trained with
-    return Ranker(model, DropoutKeys(), form, ranking.interactions, scale, documents=other)
+        raise TypeError("input_spec has no ranking")
+    document_encoder = None
+    if ranking.encoders == "separate":
+        document_encoder = build_template(folder)
+        materialize_buffers(document_encoder)
+    texts = (ranking.queries, len(input_spec.texts) - ranking.queries)
+    values = (len(input_spec.numbers), len(input_spec.categories))
+    shape = RankerShape(*texts, 1, *values, calibrated=ranking.calibrated)
+    scale = [(0.0, 1.0)] * len(input_spec.numbers)  # replaced by the trained scale in the weights
+    return Ranker(
+        model, DropoutKeys(), shape, ranking.interactions, scale, documents=document_encoder
+    )

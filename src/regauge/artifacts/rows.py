@@ -1,4 +1,4 @@
-"""Records as a program takes them: their texts as tokens, and their features, cut into batches."""
+"""Tokenized records, and the input tensors of a batch of them."""
 
 from __future__ import annotations
 
@@ -17,106 +17,113 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Texts:
-    """A text of each record, as tokens."""
+class TokenizedTexts:
+    """One text of each record, tokenized."""
 
     ids: np.ndarray
-    """Of all of them behind each other, [tokens] int32."""
+    """The tokens of all texts, concatenated, [tokens] int32."""
     lengths: np.ndarray
-    """[records] int64"""
+    """Tokens of each text, [records] int64."""
 
     @classmethod
-    def of(cls, lists: Sequence[np.ndarray]) -> Texts:
-        """Return texts of which each is given as its ids, int32."""
+    def from_lists(cls, lists: Sequence[np.ndarray]) -> TokenizedTexts:
+        """Return texts, given the int32 ids of each."""
         lengths = np.fromiter(map(len, lists), np.int64, len(lists))
         ids = np.concatenate(lists) if lists else np.empty(0, np.int32)
         return cls(ids.astype(np.int32, copy=False), lengths)
 
     @property
     def starts(self) -> np.ndarray:
-        """Where in `ids` each begins, [records]."""
-        found: np.ndarray = np.cumsum(self.lengths) - self.lengths
-        return found
+        """The offset of each text in `ids`, [records]."""
+        starts: np.ndarray = np.cumsum(self.lengths) - self.lengths
+        return starts
 
-    def some(self, members: np.ndarray) -> Texts:
-        """Return some of the texts, by their places."""
-        parts = np.split(self.ids, np.cumsum(self.lengths)[:-1])
-        return Texts.of([parts[member] for member in members])
+    def select(self, indices: np.ndarray) -> TokenizedTexts:
+        """Return the texts with these indices."""
+        lists = np.split(self.ids, np.cumsum(self.lengths)[:-1])
+        return TokenizedTexts.from_lists([lists[index] for index in indices])
 
-    def padded(self, starts: np.ndarray, members: np.ndarray, batch: BucketBatch) -> np.ndarray:
-        """Return the texts of some records, [rows, length] int32, with zeros behind and below."""
-        filled = np.zeros((batch.rows, batch.length), np.int32)
-        places = np.arange(batch.length)
-        real = places < self.lengths[members][:, None]
-        filled[: len(members)][real] = self.ids[(starts[members][:, None] + places)[real]]
-        return filled
+    def pad_batch(self, starts: np.ndarray, indices: np.ndarray, batch: BucketBatch) -> np.ndarray:
+        """Return texts padded with zeros to the shape of a batch, [rows, length] int32.
+
+        `starts` is the property of this name, computed once by the caller.
+        """
+        padded = np.zeros((batch.num_rows, batch.length), np.int32)
+        positions = np.arange(batch.length)
+        is_token = positions < self.lengths[indices][:, None]
+        offsets = starts[indices][:, None] + positions
+        padded[: len(indices)][is_token] = self.ids[offsets[is_token]]
+        return padded
 
 
-class Rows:
-    """Records, each with as many texts and features as all others."""
+class TextRecords:
+    """Records with tokenized texts and features; all have the same number of both."""
 
-    def __init__(self, texts: Sequence[Texts], features: Sequence[np.ndarray] = ()) -> None:
-        """Take a text of every record in each of `texts`; features are [records, …]."""
+    def __init__(
+        self, texts: Sequence[TokenizedTexts], features: Sequence[np.ndarray] = ()
+    ) -> None:
+        """Take one element of `texts` for each text field; features are [records, …]."""
         self.texts = tuple(texts)
         self.features = tuple(features)
-        self._starts = [each.starts for each in self.texts]
+        self._starts = [column.starts for column in self.texts]
 
     @classmethod
-    def of(cls, lists: Sequence[np.ndarray]) -> Rows:
-        """Return records of one text each, given as its ids."""
-        return cls([Texts.of(lists)])
+    def from_lists(cls, lists: Sequence[np.ndarray]) -> TextRecords:
+        """Return records with one text each, given its ids."""
+        return cls([TokenizedTexts.from_lists(lists)])
 
     def __len__(self) -> int:
         return len(self.texts[0].lengths)
 
-    def some(self, members: np.ndarray) -> Rows:
-        """Return some of the records, by their places."""
-        return Rows(
-            [each.some(members) for each in self.texts], [each[members] for each in self.features]
+    def select(self, indices: np.ndarray) -> TextRecords:
+        """Return the records with these indices."""
+        return TextRecords(
+            [column.select(indices) for column in self.texts],
+            [values[indices] for values in self.features],
         )
 
     @property
     def lengths(self) -> np.ndarray:
-        """The tokens of each record's longest text, [records]."""
-        found: np.ndarray = np.max([each.lengths for each in self.texts], axis=0)
-        return found
+        """The tokens of the longest text of each record, [records]."""
+        lengths: np.ndarray = np.max([column.lengths for column in self.texts], axis=0)
+        return lengths
 
     @property
-    def tokens(self) -> int:
-        """Real tokens of all records."""
-        return int(sum(each.lengths.sum() for each in self.texts))
+    def num_tokens(self) -> int:
+        """Number of tokens of all records, without padding."""
+        return int(sum(column.lengths.sum() for column in self.texts))
 
     @property
-    def apart(self) -> int:
-        """How many texts a record has."""
+    def texts_per_record(self) -> int:
+        """Number of separate texts of a record."""
         return len(self.texts)
 
-    def inputs(self, batch: BucketBatch) -> tuple[Tensor, ...]:
-        """Return what a program takes of a batch: tokens, lengths, then each of the features.
+    def build_inputs(self, batch: BucketBatch) -> tuple[Tensor, ...]:
+        """Return the inputs of a program for a batch: tokens, lengths, then the features.
 
-        Tokens are [rows, length] and lengths [rows], both int32; of several texts a record
-        [rows, texts, length] and [rows, texts].
+        Tokens are [rows, length] and lengths [rows], both int32. With several texts per record,
+        they are [rows, texts, length] and [rows, texts].
         """
-        members = batch.members
-        every = zip(self.texts, self._starts, strict=True)
-        tokens = [each.padded(starts, members, batch) for each, starts in every]
-        lengths = [_filled(each.lengths.astype(np.int32), batch) for each in self.texts]
-        several = len(self.texts) > 1
+        indices = batch.record_indices
+        columns = zip(self.texts, self._starts, strict=True)
+        tokens = [column.pad_batch(starts, indices, batch) for column, starts in columns]
+        lengths = [_pad_rows(column.lengths.astype(np.int32), batch) for column in self.texts]
+        has_several_texts = len(self.texts) > 1
         arrays = [
-            np.stack(tokens, 1) if several else tokens[0],
-            np.stack(lengths, 1) if several else lengths[0],
-            *(_filled(each, batch) for each in self.features),
+            np.stack(tokens, 1) if has_several_texts else tokens[0],
+            np.stack(lengths, 1) if has_several_texts else lengths[0],
+            *(_pad_rows(values, batch) for values in self.features),
         ]
         return tuple(map(torch.from_numpy, arrays))
 
 
-class Tensors:
-    """Records of a module of one's own: a row of each of its tensors."""
+class TensorRecords:
+    """Records of a custom module: one row of each of its input tensors."""
 
-    apart = 1
+    texts_per_record = 1
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
-        """Take arrays, each [records, …]."""
+        """Take one array [records, …] for each input tensor."""
         self._arrays = tuple(arrays)
 
     def __len__(self) -> int:
@@ -124,28 +131,28 @@ class Tensors:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Return one for each record: nothing of them varies, [records]."""
+        """The length 1 for every record, [records]: the shapes do not vary."""
         return np.ones(len(self), np.int64)
 
     @property
-    def tokens(self) -> int:
-        """How many records there are."""
+    def num_tokens(self) -> int:
+        """Number of records: each counts as one token."""
         return len(self)
 
-    def some(self, members: np.ndarray) -> Tensors:
-        """Return some of the records, by their places."""
-        return Tensors([each[members] for each in self._arrays])
+    def select(self, indices: np.ndarray) -> TensorRecords:
+        """Return the records with these indices."""
+        return TensorRecords([values[indices] for values in self._arrays])
 
-    def inputs(self, batch: BucketBatch) -> tuple[Tensor, ...]:
-        """Return what a module takes of a batch, with zeros for rows that are empty."""
-        return tuple(torch.from_numpy(_filled(each, batch)) for each in self._arrays)
-
-
-Records = Rows | Tensors
+    def build_inputs(self, batch: BucketBatch) -> tuple[Tensor, ...]:
+        """Return the inputs of a module for a batch, with zeros in empty rows."""
+        return tuple(torch.from_numpy(_pad_rows(values, batch)) for values in self._arrays)
 
 
-def _filled(values: np.ndarray, batch: BucketBatch) -> np.ndarray:
-    """Return what belongs to a batch's members, with zeros for rows that have none."""
-    found = np.zeros((batch.rows, *values.shape[1:]), values.dtype)
-    found[: len(batch.members)] = values[batch.members]
-    return found
+Records = TextRecords | TensorRecords
+
+
+def _pad_rows(values: np.ndarray, batch: BucketBatch) -> np.ndarray:
+    """Return the values of a batch's records, with zeros in empty rows, [rows, …]."""
+    padded = np.zeros((batch.num_rows, *values.shape[1:]), values.dtype)
+    padded[: len(batch.record_indices)] = values[batch.record_indices]
+    return padded

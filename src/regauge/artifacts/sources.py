@@ -1,4 +1,4 @@
-"""What can be exported: a model that reads records, or a module of one's own that takes tensors."""
+"""The models that can be exported: a folder with a text model, or a custom module."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from regauge import choices
-from regauge.artifacts import programs
 from regauge.artifacts.manifest import MODEL, TOKENIZER
-from regauge.artifacts.preprocess import Reader
-from regauge.artifacts.probe_texts import samples
-from regauge.artifacts.rows import Rows, Tensors, Texts
-from regauge.data import tokenizer
+from regauge.artifacts.preprocess import Preprocessor
+from regauge.artifacts.probe_texts import select_probe_texts
+from regauge.artifacts.programs import (
+    build_folder_spec,
+    build_module_spec,
+    build_ranker_spec,
+    read_vocab_size,
+)
+from regauge.artifacts.rows import TensorRecords, TextRecords, TokenizedTexts
 from regauge.data.dataset import read_manifest
-from regauge.data.randomness import keyed
-from regauge.errors import DataError, SettingsError, plain
+from regauge.data.randomness import hash_keys
+from regauge.data.tokenizer import LoadedTokenizer, list_tokenizer_files
+from regauge.errors import DataError, SettingsError, first_line
 from regauge.files import sha256
-from regauge.models import weights as folders
 from regauge.models.hub import CONFIG
-from regauge.models.io_spec import Fields
+from regauge.models.io_spec import InputSpec
+from regauge.models.weights import find_weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,184 +36,193 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from regauge.artifacts.export_settings import Exporting
-    from regauge.artifacts.programs import Described
+    from regauge.artifacts.export_settings import ExportSettings
+    from regauge.artifacts.programs import ProgramSpec
     from regauge.artifacts.rows import Records
-    from regauge.models.io_spec import Input
+    from regauge.models.io_spec import TensorSpec
     from regauge.tasks import Task
 
-PROMPTS = 16
-"""Most texts that are gone on with: each is a pass of the model for every token."""
-WORDS = 1000
-"""Ids that made texts consist of, the last ones of a vocabulary: none of them is special."""
+MAX_GENERATION_PROMPTS = 16
+"""Most prompts of a generative model: each token of an answer is a forward pass."""
+SYNTHETIC_WORDS = 1000
+"""Synthetic texts consist of the last ids of a vocabulary; none of these is a special token."""
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What a run trained for."""
+class TrainedTask:
+    """The task that a run trained for."""
 
     task: Task
     dataset: Path
-    """The one that it was trained on."""
+    """The dataset that it was trained on."""
 
     @property
-    def fields(self) -> Fields:
-        """What its model reads of a record."""
-        return self.task.fields(read_manifest(self.dataset))
+    def input_spec(self) -> InputSpec:
+        """The fields of a record that the model reads."""
+        return self.task.input_spec(read_manifest(self.dataset))
 
 
-class Subject(Protocol):
-    """What is exported."""
-
-    @property
-    def described(self) -> Described:
-        """The program, and what an artifact says of it."""
-        ...
+class ExportSource(Protocol):
+    """A model to export."""
 
     @property
-    def sha256(self) -> str:
-        """Of the weights as they were read."""
+    def spec(self) -> ProgramSpec:
+        """The program with its inputs and outputs."""
         ...
 
-    def keep(self, folder: Path) -> None:
-        """Write into an artifact what is needed to make the program again."""
+    @property
+    def weights_sha256(self) -> str:
+        """The hash of the weights before the export."""
         ...
 
-    def records(self, settings: Exporting) -> tuple[Records, str]:
-        """Return real records to prove and time it on, and where they are from."""
+    def copy_files(self, folder: Path) -> None:
+        """Copy the files that restore the program into the folder of an artifact."""
         ...
 
-    def made(self, count: int, shortest: int, longest: int) -> Records:
-        """Return so many keyed records whose longest texts have from so many to so many tokens."""
+    def build_parity_records(self, settings: ExportSettings) -> tuple[Records, str]:
+        """Return the records for parity and timing, and a description of their origin."""
+        ...
+
+    def synthetic_records(self, count: int, min_length: int, max_length: int) -> Records:
+        """Return deterministic records whose longest texts have lengths in this range."""
         ...
 
 
-class OfFolder:
-    """The model of a folder, which reads texts."""
+class ModelFolder:
+    """A text model in a folder: an encoder, classifier, causal model or ranker."""
 
-    def __init__(self, folder: Path, settings: Exporting, trained: Trained | None) -> None:
+    def __init__(self, folder: Path, settings: ExportSettings, trained: TrainedTask | None) -> None:
         self._folder = folder
         self._trained = trained
-        if trained is not None and trained.fields.ranking is not None:
+        input_spec = trained.input_spec if trained else None
+        if trained is not None and input_spec is not None and input_spec.ranking is not None:
             manifest = read_manifest(trained.dataset)
-            self.described = programs.of_ranker(folder, trained.task, manifest)
+            self.spec = build_ranker_spec(folder, trained.task, manifest)
         else:
-            fields = trained.fields if trained else None
-            self.described = programs.of_folder(folder, settings.text, fields)
+            self.spec = build_folder_spec(folder, settings.text, input_spec)
 
     @cached_property
-    def sha256(self) -> str:
-        """Of the weights' files, one behind the other where there are several."""
-        each = [sha256(path) for path in folders.weight_files(self._folder)]
-        return each[0] if len(each) == 1 else hashlib.sha256("".join(each).encode()).hexdigest()
+    def weights_sha256(self) -> str:
+        """The hash of the weight file; if there are several, the hash of their hashes."""
+        hashes = [sha256(path) for path in find_weight_files(self._folder)]
+        return (
+            hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+        )
 
-    def keep(self, folder: Path) -> None:
-        """Write the architecture and the tokenizer; SettingsError where there is no tokenizer."""
+    def copy_files(self, folder: Path) -> None:
+        """Copy the architecture and the tokenizer; raises SettingsError without a tokenizer."""
         (folder / MODEL).mkdir()
         shutil.copyfile(self._folder / CONFIG, folder / MODEL / CONFIG)
-        found = tokenizer.files(self._folder)
-        if not any(path.name == "tokenizer.json" for path in found):
+        paths = list_tokenizer_files(self._folder)
+        if not any(path.name == "tokenizer.json" for path in paths):
             problem = f"{self._folder} has no tokenizer.json"
-            raise SettingsError(problem, "add one, or name its folder")
+            raise SettingsError(problem, "save the tokenizer of the model there")
         (folder / TOKENIZER).mkdir()
-        for path in found:
+        for path in paths:
             shutil.copyfile(path, folder / TOKENIZER / path.name)
 
-    def records(self, settings: Exporting) -> tuple[Records, str]:
-        """Return texts of the source that is named, or that were held out of training."""
+    def build_parity_records(self, settings: ExportSettings) -> tuple[Records, str]:
+        """Return records of `parity.source`, else of the run's held-out rows, else docstrings."""
+        spec = self.spec
         dataset = self._trained.dataset if self._trained else None
-        fields = self.described.fields
-        if fields.ranking is not None and settings.proof.source is None:
-            longest = self.described.longest
-            return self.made(settings.proof.texts, 1, longest), "made records of every length"
-        count = settings.proof.texts
-        if self.described.answers == "text":
-            count = min(count, PROMPTS)
-        words = self._words if self.described.answers == "vectors" else tuple
-        found = samples(settings.proof.source, dataset, count, fields, words)
-        reader = Reader(self._folder, self.described.texts, fields)
-        return reader.read(found.columns, values=found.values).rows, found.origin
+        count = settings.parity.num_texts
+        if spec.input_spec.ranking is not None and settings.parity.source is None:
+            records = self.synthetic_records(count, 1, spec.max_tokens)
+            return records, "synthetic records of every length"
+        if spec.output_kind == "text":
+            count = min(count, MAX_GENERATION_PROMPTS)
+        list_words = self._list_words if spec.output_kind == "vectors" else tuple
+        probe = select_probe_texts(
+            settings.parity.source, dataset, count, spec.input_spec, list_words
+        )
+        preprocessor = Preprocessor(self._folder, spec.required_tokenization, spec.input_spec)
+        return preprocessor.encode_records(probe.columns, values=probe.values).records, probe.origin
 
-    def _words(self) -> Sequence[str]:
-        return tokenizer.Encoder(self._folder).plain_words()
+    def _list_words(self) -> Sequence[str]:
+        return LoadedTokenizer(self._folder).list_words()
 
-    def made(self, count: int, shortest: int, longest: int) -> Records:
-        """Return texts of every length in turn, of the last words of the vocabulary."""
-        vocabulary = programs.vocabulary(self._folder)
-        words = min(WORDS, vocabulary)
-        lengths = [longest - number % (longest - shortest + 1) for number in range(count)]
-        places = np.arange(longest, dtype=np.uint64)
+    def synthetic_records(self, count: int, min_length: int, max_length: int) -> Records:
+        """Return texts of the last words of the vocabulary, with lengths from long to short."""
+        vocab_size = read_vocab_size(self._folder)
+        words = min(SYNTHETIC_WORDS, vocab_size)
+        lengths = [max_length - index % (max_length - min_length + 1) for index in range(count)]
+        positions = np.arange(max_length, dtype=np.uint64)
         ids = [
-            (keyed(number, places[:length]) % np.uint64(words)).astype(np.int32)
-            + np.int32(vocabulary - words)
-            for number, length in enumerate(lengths)
+            (hash_keys(index, positions[:length]) % np.uint64(words)).astype(np.int32)
+            + np.int32(vocab_size - words)
+            for index, length in enumerate(lengths)
         ]
-        texts = [Texts.of(ids)] * self.described.fields.apart
-        features = [_values(each, count, lengths) for each in self.described.inputs[2:]]
-        return Rows(texts, features)
+        texts = [TokenizedTexts.from_lists(ids)] * self.spec.input_spec.num_separate_texts
+        features = [_synthetic_feature(spec, count, lengths) for spec in self.spec.inputs[2:]]
+        return TextRecords(texts, features)
 
 
-class OfModule:
-    """A module of one's own, which takes tensors.
+class CustomModuleSource:
+    """A custom module, which takes tensors.
 
-    The function at `path` returns it with an example of each tensor that it takes, by the names of
-    its arguments; their first dimension is rows. Raises DataError for a function that does not.
+    The function at `path` returns (module, {argument name: example tensor}); the first dimension of
+    an example is rows. Raises DataError if it does not.
     """
 
     def __init__(self, path: str) -> None:
-        function = choices.function(path)
+        function = choices.load_function(path)
         try:
-            found = function()
+            result = function()
         except Exception as error:
-            raise DataError(f"'{path}' fails: {plain(error)}", "correct it there") from error
+            raise DataError(
+                f"'{path}' fails: {first_line(error)}", "correct the function"
+            ) from error
         try:
-            module, examples = found
+            module, examples = result
             self._examples: dict[str, Tensor] = dict(examples)
         except (TypeError, ValueError):
-            problem = f"'{path}' returns {type(found).__name__}"
-            raise DataError(problem, "let it return (module, {name: example tensor})") from None
+            problem = f"'{path}' returns {type(result).__name__}"
+            raise DataError(problem, "return (module, {name: example tensor})") from None
         self._path = path
-        self.described = programs.of_module(path, module, self._examples)
+        self.spec = build_module_spec(path, module, self._examples)
 
     @cached_property
-    def sha256(self) -> str:
-        """Of all weights and buffers, by their names."""
+    def weights_sha256(self) -> str:
+        """The hash of the names and values of all weights and buffers."""
         digest = hashlib.sha256()
-        for name, value in sorted(self.described.program.state_dict().items()):
+        for name, value in sorted(self.spec.program.state_dict().items()):
             digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def keep(self, folder: Path) -> None:
-        """Write nothing: its code stays where it is."""
+    def copy_files(self, folder: Path) -> None:
+        """Copy nothing: the code of the module is imported when the artifact is loaded."""
 
-    def records(self, settings: Exporting) -> tuple[Records, str]:
-        """Return the examples, each row as often as records are wanted."""
+    def build_parity_records(self, settings: ExportSettings) -> tuple[Records, str]:
+        """Return the rows of the examples, repeated up to the number of parity texts."""
         arrays = [value.numpy() for value in self._examples.values()]
-        rows = np.arange(settings.proof.texts) % len(arrays[0])
-        return Tensors(arrays).some(rows), f"examples of {self._path}"
+        rows = np.arange(settings.parity.num_texts) % len(arrays[0])
+        return TensorRecords(arrays).select(rows), f"examples of {self._path}"
 
-    def made(self, count: int, shortest: int, longest: int) -> Records:
-        """Return rows that all differ: the examples with keyed noise of a thousandth."""
-        del shortest, longest
+    def synthetic_records(self, count: int, min_length: int, max_length: int) -> Records:
+        """Return rows that all differ: the examples with deterministic noise of 0.001."""
+        del min_length, max_length
         rows = np.arange(count) % len(next(iter(self._examples.values())))
-        some = [value.numpy()[rows] for value in self._examples.values()]
-        return Tensors([_shaken(each) for each in some])
+        arrays = [value.numpy()[rows] for value in self._examples.values()]
+        return TensorRecords([_add_noise(values) for values in arrays])
 
 
-def _values(wanted: Input, count: int, lengths: list[int]) -> np.ndarray:
-    """Return made features, [records, …]: where halves meet, numbers around 0, first buckets."""
-    if wanted.name == "starts":
+def _synthetic_feature(spec: TensorSpec, count: int, lengths: list[int]) -> np.ndarray:
+    """Return a synthetic feature, [records, …].
+
+    `starts` is the middle of each text; floats are around 0; integers are 0 or 1.
+    """
+    if spec.name == "starts":
         return np.array([length // 2 for length in lengths], np.int32)
-    shape = (count, *(size for size in wanted.shape if isinstance(size, int)))
-    drawn = keyed(2, np.arange(np.prod(shape, dtype=int), dtype=np.uint64)).reshape(shape)
-    if wanted.dtype == "float32":
-        return (drawn / np.float64(2**64) - 0.5).astype(np.float32)
-    return (drawn % np.uint64(2)).astype(wanted.dtype)
+    shape = (count, *(size for size in spec.shape if isinstance(size, int)))
+    draws = hash_keys(2, np.arange(np.prod(shape, dtype=int), dtype=np.uint64)).reshape(shape)
+    if spec.dtype == "float32":
+        return (draws / np.float64(2**64) - 0.5).astype(np.float32)
+    return (draws % np.uint64(2)).astype(spec.dtype)
 
 
-def _shaken(values: np.ndarray) -> np.ndarray:
-    """Return real numbers with some noise, and integers as they are."""
+def _add_noise(values: np.ndarray) -> np.ndarray:
+    """Return floats with deterministic noise, and integers unchanged."""
     if not np.issubdtype(values.dtype, np.floating):
         return values
-    noise = keyed(1, np.arange(values.size, dtype=np.uint64)) / np.float64(2**64) - 0.5
+    noise = hash_keys(1, np.arange(values.size, dtype=np.uint64)) / np.float64(2**64) - 0.5
     return (values + 1e-3 * noise.reshape(values.shape)).astype(values.dtype)

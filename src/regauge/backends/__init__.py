@@ -1,7 +1,10 @@
-"""What a program is compiled with: one choice per file, each of which writes a payload and runs it.
+"""Inference backends: each file is one way to compile a program and to run the result.
 
-A backend knows nothing of artifacts, texts or tasks: it is given a module, the tensors that this
-takes, the shapes that there will be, and a folder. Files here import their libraries in methods.
+A backend gets a `CompileJob` (a module, its input tensors and their shapes) and writes a payload
+into a folder; `load` turns a `Payload` into a `Runner`. It knows nothing about artifacts, texts or
+tasks. `_int8/` quantizes linear layers and `_model_parallel/` runs a program on several devices;
+several backends share these and the other `_` files. Files here import their libraries inside their
+methods. This package may import `models`, `accelerators` and the foundation modules.
 """
 
 from __future__ import annotations
@@ -22,160 +25,168 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regauge.accelerators import Accelerator, Availability, Precision
-    from regauge.models.io_spec import Input
+    from regauge.models.io_spec import TensorSpec
 
-Quantized = Literal["no", "int8"]
-Level = Literal["x86-64-v3", "x86-64-v4"]
-"""Sets of instructions by the psABI's names for levels of x86-64."""
+Quantization = Literal["none", "int8"]
+IsaLevel = Literal["x86-64-v3", "x86-64-v4"]
+"""Microarchitecture levels of x86-64, as named by the psABI."""
 
 
 class Shape(NamedTuple):
-    """One shape of a batch."""
+    """The shape of a batch, in rows and tokens per row."""
 
     rows: int
     length: int
 
 
 @dataclass(frozen=True)
-class Site:
-    """Where a program is computed: a device that this process has claimed."""
+class ExecutionContext:
+    """A device that this process has claimed to run programs on."""
 
     accelerator: Accelerator
     device: torch.device
     threads: int
-    """Of the host."""
+    """CPU threads of the host."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Real inputs of a program: by them scales of integers are chosen, once for all backends."""
+    """Real inputs of a program, which determine its quantization plan once for all backends."""
 
     program: nn.Module
-    """In evaluation mode on the CPU, in fp32."""
+    """The program in fp32, in evaluation mode on the CPU."""
     samples: Sequence[tuple[Tensor, ...]]
-    bound: float
-    """Share of the quality of answers that integers may lose."""
-    chosen: dict[int, Any] = field(default_factory=dict)
-    """What was chosen so far, by the largest integer of a weight."""
+    """Batches of inputs."""
+    max_quality_loss: float
+    """Share of the quality that quantization may lose."""
+    plans: dict[int, Any] = field(default_factory=dict)
+    """The plans so far, by the largest integer that a weight may have."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """A program that is to be compiled."""
+class CompileJob:
+    """A program to compile."""
 
     program: nn.Module
-    """In evaluation mode on the CPU, in the type that it computes in."""
-    inputs: Sequence[Input]
+    """The program in evaluation mode on the CPU, in the dtype that it computes in."""
+    inputs: Sequence[TensorSpec]
     shapes: Sequence[Shape]
-    """The largest of each length."""
+    """The largest batch of each length."""
     precision: Precision
-    quantized: Quantized
-    level: Level | None
-    """The instruction set that it is compiled for; None for all that this machine has."""
+    quantization: Quantization
+    level: IsaLevel | None
+    """The instruction set to compile for; None for all instructions of this machine."""
     calibration: Calibration
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What was compiled, and what it is run with."""
+    """The result of an export, with everything that is needed to run it."""
 
     folder: Path
-    inputs: Sequence[Input]
+    inputs: Sequence[TensorSpec]
     shapes: Sequence[Shape]
     precision: Precision
-    weights: Callable[[], Mapping[str, Tensor]]
+    read_weights: Callable[[], Mapping[str, Tensor]]
     """Read the program's weights and buffers, on the CPU, by name."""
-    program: Callable[[], nn.Module]
-    """Make the program itself, with its weights, for what does not compile ahead of time."""
+    build_program: Callable[[], nn.Module]
+    """Build the program with its weights, for backends that do not compile ahead of time."""
 
 
 class Runner(Protocol):
-    """A program that can be computed."""
+    """A loaded program that can be called."""
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return what a program does; inputs are on the CPU, the output may be on a device."""
+        """Return the output of the program, on the CPU or a device; inputs are on the CPU."""
         ...
 
-    def graphs(self) -> int:
-        """Return how many graphs were made in this process to compute what was asked so far."""
+    def num_graphs(self) -> int:
+        """Return the number of graphs that this process has built for the calls so far."""
         ...
 
 
 class Backend(Choice):
-    """A way to compute a program."""
+    """A way to compile and run a program."""
 
-    ahead: ClassVar[bool] = True
-    """Whether a payload is compiled when it is exported, and not when it is first used."""
-    looping: ClassVar[bool] = False
-    """Whether it computes programs that go round until they are done, such as those that write."""
-    symbolic: ClassVar[bool] = True
+    is_ahead_of_time: ClassVar[bool] = True
+    """Whether the program is compiled by the export instead of at its first use."""
+    supports_loops: ClassVar[bool] = False
+    """Whether it runs programs with data-dependent loops, such as text generation."""
+    has_dynamic_shapes: ClassVar[bool] = True
     """Whether one graph serves all shapes."""
     packages: ClassVar[tuple[str, ...]] = ("torch",)
-    """Distributions whose versions decide what a payload is."""
+    """Distributions whose versions determine the payload."""
 
     @property
-    def devices(self) -> int:
-        """How many devices one program lies on, each with a process of its own."""
+    def num_devices(self) -> int:
+        """The number of devices that a program runs on, each with a separate process."""
         return 1
 
     @classmethod
     def available(cls) -> Availability:
-        """Return whether it can be used here and why; never raises."""
+        """Return whether this machine can use the backend, with the reason; never raises."""
         raise NotImplementedError
 
-    def fits(self, accelerator: Accelerator) -> str | None:
-        """Return why it is not for an accelerator, or None."""
+    def obstacle(self, accelerator: Accelerator) -> str | None:
+        """Return the reason why an accelerator cannot use the backend, or None."""
         raise NotImplementedError
 
-    def forms(self, accelerator: Accelerator) -> tuple[tuple[Precision, Quantized], ...]:
-        """Return what it computes in on an accelerator, the fastest first."""
-        return tuple((precision, "no") for precision in accelerator.precisions())
+    def supported_formats(
+        self, accelerator: Accelerator
+    ) -> tuple[tuple[Precision, Quantization], ...]:
+        """Return the supported pairs of precision and quantization, the fastest first."""
+        return tuple((precision, "none") for precision in accelerator.precisions())
 
-    def export(self, job: Job, site: Site, folder: Path) -> None:
-        """Write a payload into an empty folder."""
-        del job, site, folder
+    def export(self, job: CompileJob, context: ExecutionContext, folder: Path) -> None:
+        """Compile a program and write the result into an empty folder."""
+        del job, context, folder
 
-    def load(self, payload: Payload, site: Site) -> Runner:
-        """Return what computes a payload."""
+    def load(self, payload: Payload, context: ExecutionContext) -> Runner:
+        """Load a payload on a device."""
         raise NotImplementedError
 
-    def needs(self, site: Site, level: Level | None) -> frozenset[str]:
-        """Return what a payload needs of the machine that runs it, of an accelerator's features.
+    def required_features(
+        self, context: ExecutionContext, level: IsaLevel | None
+    ) -> frozenset[str]:
+        """Return the accelerator features that a machine needs to run the payload.
 
-        `level` is the instruction set that it is compiled for; raises SettingsError where it is
-        compiled for none by name.
+        `level` is the instruction set of the export. Raises SettingsError if the backend cannot
+        compile for a named instruction set.
         """
         if level is not None:
-            problem = f"backend '{self.kind}' compiles for no instruction set by name"
-            raise SettingsError(problem, "leave --portable out, or name another backend")
-        del site
+            problem = f"backend '{self.kind}' cannot compile for a named instruction set"
+            raise SettingsError(problem, "leave --portable out, or choose another backend")
+        del context
         return frozenset()
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of what compiles and computes."""
-        return {name: found for name in self.packages if (found := _version(name))}
+        """Return the versions of the installed `packages`."""
+        versions = {name: _find_version(name) for name in self.packages}
+        return {name: number for name, number in versions.items() if number}
 
 
-def require(backend: Backend, accelerator: Accelerator) -> None:
-    """Raise SettingsError with the usable ones where a backend cannot be used here."""
-    found = backend.available()
-    reason = found.reason if found.fitness == 0 else backend.fits(accelerator)
+def check_usable(backend: Backend, accelerator: Accelerator) -> None:
+    """Raise SettingsError with the usable kinds if a backend is not usable here."""
+    availability = backend.available()
+    is_unusable = availability.fitness == 0
+    reason = availability.reason if is_unusable else backend.obstacle(accelerator)
     if reason is not None:
-        usable = ", ".join(each.kind for each in usable_for(accelerator))
-        raise SettingsError(
-            f"backend '{backend.kind}' is not usable here: {reason}", f"usable: {usable}"
-        )
+        usable = ", ".join(other.kind for other in list_usable(accelerator))
+        problem = f"backend '{backend.kind}' is not usable here: {reason}"
+        raise SettingsError(problem, f"use one of: {usable}")
 
 
-def usable_for(accelerator: Accelerator) -> list[Backend]:
-    """Return the backends that can be used with an accelerator on this machine."""
-    every: list[Any] = [choices.load("backends", kind)() for kind in choices.names("backends")]
+def list_usable(accelerator: Accelerator) -> list[Backend]:
+    """Return the backends that an accelerator can use on this machine."""
+    backends: list[Any] = [choices.load("backends", kind)() for kind in choices.names("backends")]
     return [
-        each for each in every if each.available().fitness > 0 and each.fits(accelerator) is None
+        backend
+        for backend in backends
+        if backend.available().fitness > 0 and backend.obstacle(accelerator) is None
     ]
 
 
-def _version(name: str) -> str | None:
+def _find_version(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:

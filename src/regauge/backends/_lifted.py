@@ -1,6 +1,7 @@
-"""A program as one graph for all its shapes, whose weights are inputs: for what writes graphs down.
+"""Exports a program as one graph for all shapes, with its weights as inputs of the graph.
 
-So no compiler can fold a weight into its file, nor take two equal ones for one.
+Backends that write graphs to files use this. Because the weights are inputs, no compiler can fold a
+weight into its file or merge two equal weights.
 """
 
 from __future__ import annotations
@@ -15,75 +16,75 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.export import ExportedProgram
 
-    from regauge.backends import Job
+    from regauge.backends import CompileJob
 
 
-class Lifted(NamedTuple):
-    """A graph, and what it takes before the inputs of its program."""
+class LiftedGraph(NamedTuple):
+    """A graph whose first inputs are the weights of its program."""
 
     graph: ExportedProgram
     weights: tuple[str, ...]
-    """Names of weights and buffers, in the order of the graph's first inputs."""
+    """Names of the weights and buffers, in the order of the graph's first inputs."""
 
 
-def lifted(program: nn.Module, job: Job) -> Lifted:
-    """Return the graph of a program for every shape up to a job's largest.
+def export_lifted_graph(program: nn.Module, job: CompileJob) -> LiftedGraph:
+    """Return the graph of a program for every shape up to the largest one of a job.
 
-    The program is the job's, or made of it. What it has by the job's own names is an input; what
-    was added to it is a constant of the graph.
+    The program is the job's program or derived from it. Tensors that the job's program has under
+    the same name become inputs of the graph; added tensors become constants.
     """
     import torch
 
-    from regauge.models.inference_modules import FEWEST_ROWS, examples, tensors
+    from regauge.models.inference_modules import MIN_TRACE_ROWS, example_inputs, named_tensors
 
-    class Called(torch.nn.Module):
-        """The program, with weights that are handed to it."""
+    class FunctionalProgram(torch.nn.Module):
+        """The program as a function of its weights and its inputs."""
 
         def forward(self, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Tensor:
-            given = dict(zip(names, weights, strict=True))
-            output: Tensor = torch.func.functional_call(program, given, inputs)
+            values = dict(zip(names, weights, strict=True))
+            output: Tensor = torch.func.functional_call(program, values, inputs)
             return output
 
-    found = tensors(program)
-    names = tuple(name for name in tensors(job.program) if name in found)
-    weights = tuple(found[name].detach() for name in names)
-    some = job.shapes[len(job.shapes) // 2]
-    inputs = examples(job.inputs, max(some.rows, FEWEST_ROWS), some.length)
+    tensors = named_tensors(program)
+    names = tuple(name for name in named_tensors(job.program) if name in tensors)
+    weights = tuple(tensors[name].detach() for name in names)
+    shape = job.shapes[len(job.shapes) // 2]
+    inputs = example_inputs(job.inputs, max(shape.rows, MIN_TRACE_ROWS), shape.length)
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, about its own code
+        warnings.simplefilter("ignore")  # torch warns about its own code
         graph = torch.export.export(
-            Called().eval(),
+            FunctionalProgram().eval(),
             (weights, inputs),
-            dynamic_shapes=((None,) * len(names), _dynamic(job)),
+            dynamic_shapes=((None,) * len(names), build_dynamic_shapes(job)),
             strict=False,
         )
-    return Lifted(graph, names)
+    return LiftedGraph(graph, names)
 
 
-def lacking(extra: str, *libraries: str) -> str | None:
-    """Return which library is not installed and what installs it, or None; imports nothing."""
-    for name in libraries:
-        try:
-            found = importlib.util.find_spec(name) is not None
-        except (ImportError, ValueError):  # of what stands in the way of an import
-            found = False
-        if not found:
-            return f"{name} is not installed: pip install 'regauge[{extra}]'"
-    return None
-
-
-def _dynamic(job: Job) -> tuple[dict[int, Any], ...]:
-    """Return torch.export's description of the sizes that change."""
+def build_dynamic_shapes(job: CompileJob) -> tuple[dict[int, Any], ...]:
+    """Return the `dynamic_shapes` of torch.export for the inputs of a job."""
     from torch.export import Dim
 
-    most = {
+    limits = {
         ROWS: max(shape.rows for shape in job.shapes),
         LENGTH: max(shape.length for shape in job.shapes),
     }
     sizes: dict[Any, Any] = {
-        name: Dim(name, min=1, max=limit) for name, limit in most.items() if limit > 1
+        name: Dim(name, min=1, max=limit) for name, limit in limits.items() if limit > 1
     }
     return tuple(
-        {place: sizes[size] for place, size in enumerate(each.shape) if size in sizes}
-        for each in job.inputs
+        {axis: sizes[size] for axis, size in enumerate(spec.shape) if size in sizes}
+        for spec in job.inputs
     )
+
+
+def missing_library(extra: str, *libraries: str) -> str | None:
+    """Return which library is not installed and how to install it, or None; imports nothing."""
+    for name in libraries:
+        try:
+            is_installed = importlib.util.find_spec(name) is not None
+        except (ImportError, ValueError):  # something prevents the import
+            is_installed = False
+        if not is_installed:
+            return f"{name} is not installed: pip install 'regauge[{extra}]'"
+    return None

@@ -1,4 +1,4 @@
-"""A program on a device, as its framework computes it: shared by what compiles when it is used."""
+"""A runner that calls the module itself on a device, optionally compiled at its first call."""
 
 from __future__ import annotations
 
@@ -6,48 +6,38 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regauge.models.tensors import move
+from regauge.models.tensors import move_module
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from regauge.backends import Payload, Site
+    from regauge.backends import ExecutionContext, Payload
 
 
-class Module:
-    """A program that is called as it is."""
+class ModuleRunner:
+    """A program that is called as a module on a device."""
 
-    def __init__(self, payload: Payload, site: Site) -> None:
-        site.accelerator.use(payload.precision)
-        self.program = payload.program().eval()
-        move(self.program, site.device)
-        self.site = site
-        self._before = site.accelerator.graphs_compiled()
-        self._called: Any = self.program
+    def __init__(self, payload: Payload, context: ExecutionContext) -> None:
+        context.accelerator.set_precision(payload.precision)
+        self._program = payload.build_program().eval()
+        move_module(self._program, context.device)
+        self._context = context
+        self._graphs_before = context.accelerator.num_compiled_graphs()
+        self._callable: Any = self._program
 
-    def compiled(self, **options: Any) -> Module:
-        """Let torch compile the program when it is called first; return it."""
-        self._called = torch.compile(self.program, **options)
-        return self
-
-    def wrapped(self) -> Module:
-        """Let the accelerator make of the program what it computes the fastest; return it."""
-        self._called = self.site.accelerator.for_inference(self.program)
+    def compile(self, **options: Any) -> ModuleRunner:
+        """Compile the program with torch.compile at its first call; return this runner."""
+        self._callable = torch.compile(self._program, **options)
         return self
 
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return what the program does."""
-        placed = [each.to(self.site.device, non_blocking=True) for each in inputs]
-        output: Tensor = self._called(*placed)
-        self.site.accelerator.end_microbatch()
+        """Return the output of the program, on the device."""
+        on_device = [value.to(self._context.device, non_blocking=True) for value in inputs]
+        output: Tensor = self._callable(*on_device)
+        self._context.accelerator.end_microbatch()
         return output
 
-    def graphs(self) -> int:
-        """Return how many graphs were compiled since the program was loaded."""
-        return self.site.accelerator.graphs_compiled() - self._before
-
-
-def named(program: nn.Module) -> str:
-    """Return what a program is called where it fails."""
-    return type(program).__name__
+    def num_graphs(self) -> int:
+        """Return the number of graphs that were compiled since the program was loaded."""
+        return self._context.accelerator.num_compiled_graphs() - self._graphs_before

@@ -1,7 +1,8 @@
-"""Graphs for NeuronCores, made and opened by AWS's own tools: one place for all that they run.
+"""Builds and loads graphs for NeuronCores with AWS's libraries; the only file that calls them.
 
-They keep graphs as TorchScript. To open one runs code, so it is done here alone, on files of a
-payload whose hashes were compared. Written to the pages that each function names, and not run.
+Graphs are stored as TorchScript, and loading them can execute code. So they are only loaded here,
+from payload files whose hashes were verified. Each function names the page of AWS's documentation
+that it was written from. Nothing here was run on the hardware.
 """
 
 from __future__ import annotations
@@ -14,97 +15,100 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regauge.backends._divided import divide
+from regauge.backends._model_parallel.plan import apply_tensor_parallelism
 from regauge.errors import SettingsError
-from regauge.models.inference_modules import examples
+from regauge.models.inference_modules import example_inputs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor, nn
 
-    from regauge.backends import Job, Payload, Shape
+    from regauge.backends import CompileJob, Payload, Shape
     from regauge.backends._static import Compute
 
-DIVIDED = "program.pt"
+TENSOR_PARALLEL_FILE = "program.pt"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a program is compiled, and for how many of the cores that the process sees."""
+class NeuronOptions:
+    """How a program is compiled, and for how many NeuronCores."""
 
     flags: tuple[str, ...]
-    cores: int
-    inside: bool = False
-    """Whether weights are a part of each graph."""
+    num_cores: int
+    inline_weights: bool = False
+    """Whether each graph contains the weights."""
 
 
-def export_traced(job: Job, plan: Plan, folder: Path) -> None:
+def export_traced(job: CompileJob, options: NeuronOptions, folder: Path) -> None:
     """Write a graph for each shape (PyTorch NeuronX Tracing API for Inference).
 
-    A graph has the rows of one core. It brings the weights that it was traced with, and others are
-    put in their place when it is loaded.
+    A graph has the rows of one core. It contains the weights of the trace, which are replaced when
+    it is loaded.
     """
     neuronx: Any = import_module("torch_neuronx")
-    for shape, given in _given(job, plan):
+    for shape, inputs in _inputs_of_one_core(job, options):
         with torch.no_grad():
             graph = neuronx.trace(
                 job.program,
-                given,
-                compiler_args=list(plan.flags),
-                inline_weights_to_neff=plan.inside,
+                inputs,
+                compiler_args=list(options.flags),
+                inline_weights_to_neff=options.inline_weights,
             )
-        if plan.cores > 1:
-            neuronx.lazy_load(graph)  # else it takes a core before it is given several
-        torch.jit.save(graph, _file(folder, shape))
+        if options.num_cores > 1:
+            neuronx.lazy_load(graph)  # otherwise it occupies a core before it is replicated
+        torch.jit.save(graph, _graph_file(folder, shape))
 
 
-def load_traced(payload: Payload, plan: Plan) -> Compute:
-    """Return what computes traced graphs, each on the first core or replicated on several.
+def load_traced(payload: Payload, options: NeuronOptions) -> Compute:
+    """Load traced graphs, each on the first core or replicated on several.
 
-    Weights beside a graph stay on the host until it is moved, and would cross at every call
-    (Weight Replacement API; Moving a Traced Module; PyTorch NeuronX DataParallel API).
+    Weights that are not inlined stay on the host until the graph is moved, and would be copied at
+    every call (Weight Replacement API; Moving a Traced Module; PyTorch NeuronX DataParallel API).
     """
     neuronx: Any = import_module("torch_neuronx")
-    weights = None if plan.inside else payload.program().state_dict()
+    weights = None if options.inline_weights else payload.build_program().state_dict()
     graphs: dict[Shape, Any] = {}
     for shape in payload.shapes:
-        graph = _opened(_file(payload.folder, shape))
+        graph = _load_graph(_graph_file(payload.folder, shape))
         if weights is not None:
             neuronx.replace_weights(graph, weights)
-        if plan.cores > 1:
+        if options.num_cores > 1:
             graph = neuronx.DataParallel(
-                graph, device_ids=list(range(plan.cores)), dim=0, set_dynamic_batching=False
+                graph, device_ids=list(range(options.num_cores)), dim=0, set_dynamic_batching=False
             )
         else:
             neuronx.move_trace_to_device(graph, 0)
         graphs[shape] = graph
-    return _computing(graphs)
+    return _build_compute(graphs)
 
 
-def export_divided(job: Job, plan: Plan, folder: Path) -> None:
+def export_tensor_parallel(job: CompileJob, options: NeuronOptions, folder: Path) -> None:
     """Write one file for all shapes, without weights (ModelBuilderV2 API Reference)."""
     distributed: Any = import_module("neuronx_distributed")
-    with tempfile.TemporaryDirectory() as scratch, _world(distributed, plan), torch.no_grad():
-        builder = distributed.ModelBuilder(_divided(copy.deepcopy(job.program), plan.cores))
+    state = _parallel_state(distributed, options)
+    with tempfile.TemporaryDirectory() as workdir, state, torch.no_grad():
+        program = _parallelize(copy.deepcopy(job.program), options.num_cores)
+        builder = distributed.ModelBuilder(program)
         for shape in job.shapes:
-            builder = builder.trace(args=examples(job.inputs, *shape), tag=_tag(shape))
-        flags = " ".join(plan.flags)
-        graphs = builder.compile(compiler_workdir=scratch, compiler_args=flags)
-    graphs.save(str(folder / DIVIDED))
+            builder = builder.trace(args=example_inputs(job.inputs, *shape), tag=_tag(shape))
+        flags = " ".join(options.flags)
+        graphs = builder.compile(compiler_workdir=workdir, compiler_args=flags)
+    graphs.save(str(folder / TENSOR_PARALLEL_FILE))
 
 
-def load_divided(payload: Payload, plan: Plan) -> Compute:
-    """Return what computes a program whose weights are divided between cores (the same page)."""
+def load_tensor_parallel(payload: Payload, options: NeuronOptions) -> Compute:
+    """Load a program whose weights are split over cores (ModelBuilderV2 API Reference)."""
     distributed: Any = import_module("neuronx_distributed")
-    made: Any = import_module("neuronx_distributed.utils.model_utils")
-    graphs = distributed.NxDModel.load(str(payload.folder / DIVIDED))
-    program = payload.program()
+    model_utils: Any = import_module("neuronx_distributed.utils.model_utils")
+    graphs = distributed.NxDModel.load(str(payload.folder / TENSOR_PARALLEL_FILE))
+    program = payload.build_program()
     weights = program.state_dict()
-    with _world(distributed, plan), made.init_on_device(torch.device("meta")):
-        model = _divided(program, plan.cores)
-        parts = distributed.shard_checkpoint(checkpoint=weights, model=model)
-    graphs.set_weights(parts)
+    on_meta = model_utils.init_on_device(torch.device("meta"))
+    with _parallel_state(distributed, options), on_meta:
+        model = _parallelize(program, options.num_cores)
+        shards = distributed.shard_checkpoint(checkpoint=weights, model=model)
+    graphs.set_weights(shards)
     graphs.to_neuron()
 
     @torch.no_grad()
@@ -115,36 +119,37 @@ def load_divided(payload: Payload, plan: Plan) -> Compute:
     return compute
 
 
-def export_first(job: Job, plan: Plan, folder: Path) -> None:
-    """Write a graph for each shape for Inf1, weights within (PyTorch-Neuron trace python API)."""
+def export_inf1(job: CompileJob, options: NeuronOptions, folder: Path) -> None:
+    """Write a graph with its weights for each shape (PyTorch-Neuron trace python API)."""
     neuron: Any = import_module("torch_neuron")
-    for shape, given in _given(job, plan):
+    for shape, inputs in _inputs_of_one_core(job, options):
         with torch.no_grad():
-            graph = neuron.trace(job.program, given, compiler_args=list(plan.flags))
-        torch.jit.save(graph, _file(folder, shape))
+            graph = neuron.trace(job.program, inputs, compiler_args=list(options.flags))
+        torch.jit.save(graph, _graph_file(folder, shape))
 
 
-def load_first(payload: Payload, plan: Plan) -> Compute:
-    """Return what computes graphs on Inf1; a pipeline takes as many cores as it was compiled for.
+def load_inf1(payload: Payload, options: NeuronOptions) -> Compute:
+    """Load graphs on Inf1; a pipeline uses as many cores as it was compiled for.
 
-    Several cores that share rows are told of here (torch.neuron.DataParallel API).
+    Graphs are replicated if several cores share the rows (torch.neuron.DataParallel API).
     """
     neuron: Any = import_module("torch_neuron")
     graphs: dict[Shape, Any] = {}
     for shape in payload.shapes:
-        graphs[shape] = _opened(_file(payload.folder, shape))
-        if plan.cores > 1:
-            replicas = neuron.DataParallel(graphs[shape], device_ids=list(range(plan.cores)), dim=0)
+        graphs[shape] = _load_graph(_graph_file(payload.folder, shape))
+        if options.num_cores > 1:
+            device_ids = list(range(options.num_cores))
+            replicas = neuron.DataParallel(graphs[shape], device_ids=device_ids, dim=0)
             replicas.disable_dynamic_batching()
             graphs[shape] = replicas
-    return _computing(graphs)
+    return _build_compute(graphs)
 
 
-def _opened(file: str) -> Any:
+def _load_graph(file: str) -> Any:
     return torch.jit.load(file)
 
 
-def _computing(graphs: dict[Shape, Any]) -> Compute:
+def _build_compute(graphs: dict[Shape, Any]) -> Compute:
     @torch.no_grad()
     def compute(shape: Shape, inputs: tuple[Tensor, ...]) -> Tensor:
         output: Tensor = graphs[shape](*inputs)
@@ -153,46 +158,55 @@ def _computing(graphs: dict[Shape, Any]) -> Compute:
     return compute
 
 
-def _divided(program: nn.Module, cores: int) -> nn.Module:
-    """Return a program with the vendor's layers in the place of those that can be divided."""
+def _parallelize(program: nn.Module, num_cores: int) -> nn.Module:
+    """Replace the layers that can be split by the vendor's parallel layers; return the program."""
     layers: Any = import_module("neuronx_distributed.parallel_layers")
 
-    def outputs(layer: nn.Linear) -> nn.Module:
-        made: nn.Module = layers.ColumnParallelLinear(
-            *_sizes(layer), gather_output=False, dtype=layer.weight.dtype
+    def build_column_parallel(layer: nn.Linear) -> nn.Module:
+        parallel: nn.Module = layers.ColumnParallelLinear(
+            *_layer_arguments(layer), gather_output=False, dtype=layer.weight.dtype
         )
-        return made
+        return parallel
 
-    def inputs(layer: nn.Linear) -> nn.Module:
-        made: nn.Module = layers.RowParallelLinear(
-            *_sizes(layer), input_is_parallel=True, dtype=layer.weight.dtype
+    def build_row_parallel(layer: nn.Linear) -> nn.Module:
+        parallel: nn.Module = layers.RowParallelLinear(
+            *_layer_arguments(layer), input_is_parallel=True, dtype=layer.weight.dtype
         )
-        return made
+        return parallel
 
-    divide(program, cores, outputs=outputs, inputs=inputs)
+    apply_tensor_parallelism(
+        program,
+        num_cores,
+        column_parallel=build_column_parallel,
+        row_parallel=build_row_parallel,
+        setting="cores",
+        remedy='set parallelism = "data"',
+    )
     return program
 
 
-def _sizes(layer: nn.Linear) -> tuple[int, int, bool]:
+def _layer_arguments(layer: nn.Linear) -> tuple[int, int, bool]:
     return layer.in_features, layer.out_features, layer.bias is not None
 
 
-def _world(distributed: Any, plan: Plan) -> Any:
+def _parallel_state(distributed: Any, options: NeuronOptions) -> Any:
     return distributed.NxDParallelState(
-        world_size=plan.cores, tensor_model_parallel_size=plan.cores
+        world_size=options.num_cores, tensor_model_parallel_size=options.num_cores
     )
 
 
-def _given(job: Job, plan: Plan) -> list[tuple[Shape, tuple[Tensor, ...]]]:
-    """Return each shape with inputs of the rows that one core has of it."""
+def _inputs_of_one_core(
+    job: CompileJob, options: NeuronOptions
+) -> list[tuple[Shape, tuple[Tensor, ...]]]:
+    """Return each shape with example inputs that have the rows of one core."""
     for shape in job.shapes:
-        if shape.rows % plan.cores:
+        if shape.rows % options.num_cores:
             rows = f"{shape.rows} rows of {shape.length} tokens"
-            problem = f"{plan.cores} cores cannot share {rows} evenly"
-            remedy = "choose other cores, or other shapes.rows and shapes.tokens"
+            problem = f"cores = {options.num_cores} does not divide {rows}"
+            remedy = "change cores, buckets.max_batch_size or buckets.max_batch_tokens"
             raise SettingsError(problem, remedy)
     return [
-        (shape, examples(job.inputs, shape.rows // plan.cores, shape.length))
+        (shape, example_inputs(job.inputs, shape.rows // options.num_cores, shape.length))
         for shape in job.shapes
     ]
 
@@ -201,5 +215,5 @@ def _tag(shape: Shape) -> str:
     return f"{shape.rows}x{shape.length}"
 
 
-def _file(folder: Path, shape: Shape) -> str:
+def _graph_file(folder: Path, shape: Shape) -> str:
     return str(folder / f"{_tag(shape)}.pt")

@@ -1,63 +1,59 @@
-"""The program as its framework computes it, one operation after another: works everywhere."""
+"""Eager PyTorch: runs the program one operation at a time, on any accelerator."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from regauge.accelerators import Accelerator, Availability
-from regauge.backends import Backend, Payload, Runner, Site
-
-if TYPE_CHECKING:
-    from regauge.accelerators import Precision
-    from regauge.backends import Quantized
+from regauge.backends import Backend, ExecutionContext, Payload, Runner
 
 
 class Eager(Backend):
-    """Nothing is compiled; what all others are compared with."""
+    """The program without compilation; all other backends are compared with it."""
 
-    ahead: ClassVar[bool] = False
-    looping: ClassVar[bool] = True
+    is_ahead_of_time: ClassVar[bool] = False
+    supports_loops: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("torch", "transformers")
 
-    parts: int = Field(default=1, ge=1)
-    """Devices of one machine that a program lies on, with a process for each."""
-    share: Literal["weights", "layers"] = "weights"
-    """What they share: `weights` of each layer by tensor parallelism, or whole `layers` in turn."""
-    part_seconds: float = Field(default=60.0, gt=0)
-    """Longest wait of one part for another."""
+    devices: int = Field(default=1, ge=1)
+    """Devices of one machine that share the program, with a process for each device."""
+    parallelism: Literal["tensor", "pipeline"] = "tensor"
+    """`tensor` splits the weights of each layer, `pipeline` assigns whole layers to devices."""
+    timeout_seconds: float = Field(default=60.0, gt=0)
+    """Longest wait of one device for another."""
 
     @property
-    def devices(self) -> int:
-        return self.parts
+    def num_devices(self) -> int:
+        return self.devices
 
     @classmethod
     def available(cls) -> Availability:
-        return Availability(1, "always there")
+        return Availability(1, "part of torch")
 
-    def fits(self, accelerator: Accelerator) -> str | None:
-        if accelerator.lazy:
-            return "the device records operations"
-        return _obstacle(accelerator.collectives()) if self.parts > 1 else None
+    def obstacle(self, accelerator: Accelerator) -> str | None:
+        if accelerator.is_lazy:
+            return "the device records operations instead of running them"
+        return _group_obstacle(accelerator.distributed_backend()) if self.devices > 1 else None
 
-    def forms(self, accelerator: Accelerator) -> tuple[tuple[Precision, Quantized], ...]:
-        return tuple((each, "no") for each in accelerator.precisions())
+    def load(self, payload: Payload, context: ExecutionContext) -> Runner:
+        """Load a payload; raises SettingsError if it cannot be split over the devices."""
+        if self.devices > 1:
+            from regauge.backends._model_parallel.runner import ModelParallelRunner
+            from regauge.backends._model_parallel.worker import ParallelConfig
 
-    def load(self, payload: Payload, site: Site) -> Runner:
-        """Return what computes a payload; raises SettingsError where parts cannot share it."""
-        if self.parts > 1:
-            from regauge.backends._parallel import Parallel
-            from regauge.backends._parts import Sharing
+            config = ParallelConfig(self.devices, self.parallelism, self.timeout_seconds)
+            return ModelParallelRunner(payload, context, config)
+        from regauge.backends._modules import ModuleRunner
 
-            return Parallel(payload, site, Sharing(self.parts, self.share, self.part_seconds))
-        from regauge.backends._modules import Module
-
-        return Module(payload, site)
+        return ModuleRunner(payload, context)
 
 
-def _obstacle(collectives: str) -> str | None:
-    """Return why parts cannot meet, or None."""
-    from regauge.backends._group import kind_of
+def _group_obstacle(distributed_backend: str) -> str | None:
+    """Return the reason why devices cannot communicate, or None."""
+    from regauge.backends._model_parallel.group import find_group_class
 
-    return None if kind_of(collectives) else f"parts cannot meet over '{collectives}'"
+    if find_group_class(distributed_backend):
+        return None
+    return f"torch has no process group for '{distributed_backend}'"

@@ -1,14 +1,14 @@
-"""One graph for each shape of the ladder on Intel Gaudi, made when the program is loaded.
+"""Intel Gaudi: one graph per bucket, built when the program is loaded.
 
-Written to the documentation of the Gaudi software 1.21 and later, and not run on its hardware.
+Written from the documentation of the Gaudi software 1.21 and later; not run on the hardware.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from regauge import choices
-from regauge.backends import Backend, Payload, Runner, Shape, Site
+from regauge.backends import Backend, ExecutionContext, Payload, Runner, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,69 +17,73 @@ if TYPE_CHECKING:
 
 
 class Gaudi(Backend):
-    """HPU graphs where the accelerator's mode is lazy, and torch.compile where it is eager."""
+    """HPU graphs if the accelerator's mode is lazy, and torch.compile if it is eager."""
 
-    ahead: ClassVar[bool] = False
-    symbolic: ClassVar[bool] = False
+    is_ahead_of_time: ClassVar[bool] = False
+    has_dynamic_shapes: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ("torch", "habana_torch_plugin", "transformers")
 
-    tensor_cache: Literal["no", "yes"] = "no"
-    """Whether HPU graphs keep their tensors between replays; without, they need less memory."""
+    tensor_cache: bool = False
+    """Keep the tensors of HPU graphs between replays; this needs more memory."""
 
     @classmethod
     def available(cls) -> Availability:
-        found: Availability = choices.load("accelerators", "gaudi").available()
-        return found
+        availability: Availability = choices.load("accelerators", "gaudi").available()
+        return availability
 
-    def fits(self, accelerator: Accelerator) -> str | None:
+    def obstacle(self, accelerator: Accelerator) -> str | None:
         if accelerator.kind != "gaudi":
-            return f"it makes graphs for gaudi, not for {accelerator.kind}"
+            return f"it builds graphs for gaudi, not for {accelerator.kind}"
         return None
 
-    def load(self, payload: Payload, site: Site) -> Runner:
-        """Return what computes a payload, when every declared shape has its graph."""
-        return (self._recorded if site.accelerator.lazy else _compiled)(payload, site)
+    def load(self, payload: Payload, context: ExecutionContext) -> Runner:
+        """Load a payload and build the graph of every declared shape."""
+        if context.accelerator.is_lazy:
+            return self._record_graphs(payload, context)
+        return _compile_graphs(payload, context)
 
-    def _recorded(self, payload: Payload, site: Site) -> Runner:
-        """Return what replays HPU graphs, which exist in lazy mode alone."""
+    def _record_graphs(self, payload: Payload, context: ExecutionContext) -> Runner:
+        """Return a runner that replays HPU graphs, which exist only in lazy mode."""
         import torch
         from habana_frameworks.torch import hpu
 
-        from regauge.backends._static import Static
-        from regauge.models.tensors import move
+        from regauge.backends._static import StaticShapeRunner
+        from regauge.models.tensors import move_module
 
-        site.accelerator.use(payload.precision)
-        program = payload.program().eval()
-        move(program, site.device)
-        replayed = hpu.wrap_in_hpu_graph(
+        context.accelerator.set_precision(payload.precision)
+        program = payload.build_program().eval()
+        move_module(program, context.device)
+        graphs = hpu.wrap_in_hpu_graph(
             program,
-            disable_tensor_cache=self.tensor_cache == "no",
+            disable_tensor_cache=not self.tensor_cache,
             max_graphs=len(payload.shapes),
         )
-        seen: set[Shape] = set()
+        recorded: set[Shape] = set()
 
         @torch.no_grad()
         def compute(shape: Shape, inputs: tuple[Tensor, ...]) -> Tensor:
-            seen.add(shape)
-            output: Tensor = replayed(*(each.to(site.device) for each in inputs))
+            recorded.add(shape)
+            output: Tensor = graphs(*(value.to(context.device) for value in inputs))
             return output.to("cpu", copy=True)  # the next replay writes to the same address
 
-        return Static(payload.inputs, payload.shapes, compute, lambda: len(seen)).warmed()
+        runner = StaticShapeRunner(payload.inputs, payload.shapes, compute, lambda: len(recorded))
+        return runner.warm_up()
 
 
-def _compiled(payload: Payload, site: Site) -> Runner:
-    """Return a program that torch compiles by the vendor's backend, for each shape anew."""
-    from torch._dynamo import config as compiler
+def _compile_graphs(payload: Payload, context: ExecutionContext) -> Runner:
+    """Return a program that torch.compile compiles for each shape with the vendor's backend."""
+    from torch._dynamo import config
 
-    from regauge.backends._modules import Module
-    from regauge.backends._static import Static
+    from regauge.backends._modules import ModuleRunner
+    from regauge.backends._static import StaticShapeRunner
 
-    # Past its limit (8 of one function) it would compute all others operation by operation.
-    compiler.recompile_limit += len(payload.shapes)
-    backend = site.accelerator.compile_backend()
-    module = Module(payload, site).compiled(backend=backend, dynamic=False)
+    # Beyond this limit (default: 8 for one function), torch would run all other shapes eagerly.
+    config.recompile_limit += len(payload.shapes)
+    backend = context.accelerator.compile_backend()
+    module = ModuleRunner(payload, context).compile(backend=backend, dynamic=False)
 
     def compute(_: Shape, inputs: tuple[Tensor, ...]) -> Tensor:
         return module(*inputs).cpu()
 
-    return Static(payload.inputs, payload.shapes, compute, module.graphs).warmed()
+    runner = StaticShapeRunner(payload.inputs, payload.shapes, compute, module.num_graphs)
+    return runner.warm_up()

@@ -1,7 +1,7 @@
-"""One graph for each shape of the ladder, compiled ahead for the cores of Inferentia and Trainium.
+"""AWS Inferentia and Trainium: one graph per bucket, compiled ahead of time for NeuronCores.
 
-Written to the documentation of the Neuron SDK 2.27 to 2.31, and not run on its hardware. The SDK
-of Inf1 is archived and needs torch 1.13: with any torch that Regauge takes it is not available.
+Written from the documentation of the Neuron SDK 2.27 to 2.31; not run on the hardware. The SDK of
+Inf1 is archived and needs torch 1.13, so it is not available with any torch that Regauge supports.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from pydantic import Field
 
 from regauge import choices
 from regauge.accelerators import Availability
-from regauge.backends import Backend, Job, Payload, Runner, Site
+from regauge.backends import Backend, CompileJob, ExecutionContext, Payload, Runner
 from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
     from regauge.accelerators import Accelerator, Precision
-    from regauge.backends import Level, Quantized
-    from regauge.backends._neuron import Plan
+    from regauge.backends import IsaLevel, Quantization
+    from regauge.backends._neuron import NeuronOptions
 
 DEVICE = Path("/dev/neuron0")
 GENERATIONS = ("inf2", "trn1", "trn2")
-"""What compiled graphs are for, as the accelerator's features name it."""
-FIRST = "cpu"
-"""As what torch sees Inf1: graphs take tensors of the host and give them back there."""
+"""The generations that graphs are compiled for, as named by the accelerator's features."""
+INF1_ACCELERATOR = "cpu"
+"""torch sees Inf1 as a CPU: the inputs and outputs of its graphs are on the host."""
 FAST_MATH = {
     ("matmult", "bf16"): "fp32-cast-matmult-bf16",
     ("matmult", "fp16"): "fp32-cast-matmult-fp16",
     ("all", "bf16"): "fp32-cast-all",
     ("all", "fp16"): "fp32-cast-all-fp16",
 }
-"""What the compiler of Inf1 calls what is narrowed to what (neuron-cc's reference)."""
+"""The option of the Inf1 compiler for `auto_cast` and `auto_cast_type` (neuron-cc reference)."""
 
 
 class Neuron(Backend):
-    """Traced graphs, weights beside them; several cores share rows, weights, or layers."""
+    """Traced graphs with separate weights; several cores share rows, weights or layers."""
 
-    symbolic: ClassVar[bool] = False
+    has_dynamic_shapes: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = (
         "torch",
         "torch_neuronx",
@@ -51,97 +51,103 @@ class Neuron(Backend):
     )
 
     cores: int = Field(default=1, ge=1)
-    """NeuronCores that compute a batch: the first of those that the process sees."""
-    share: Literal["rows", "weights", "layers"] = "rows"
-    """What they share: `weights` by tensor parallelism, `layers` as a pipeline (Inf1 alone)."""
-    weights: Literal["beside", "inside"] = "beside"
-    """Whether a graph can be given other weights; `inside` was faster in some releases."""
+    """Number of NeuronCores for a batch; the first cores that the process can use."""
+    parallelism: Literal["data", "tensor", "pipeline"] = "data"
+    """How cores share a batch: its rows, the weights of each layer, or whole layers (Inf1 only)."""
+    inline_weights: bool = False
+    """Compile the weights into each graph, which was faster in some releases of the SDK."""
     auto_cast: Literal["none", "matmult", "all"] = "none"
-    """Which fp32 operations the compiler may narrow."""
+    """fp32 operations that the compiler may cast."""
     auto_cast_type: Literal["bf16", "fp16", "tf32"] = "bf16"
-    """What they are narrowed to."""
+    """Type that they are cast to."""
     optlevel: Literal[1, 2, 3] = 2
-    """Effort of the compiler."""
+    """Optimization level of the compiler."""
     model_type: Literal["transformer", "generic", "unet-inference"] = "transformer"
-    """Which optimisations the compiler prefers."""
-    flags: tuple[str, ...] = ()
-    """More arguments of the compiler, such as `--enable-fast-loading-neuron-binaries`."""
+    """Kind of model that the compiler optimizes for."""
+    compiler_flags: tuple[str, ...] = ()
+    """Additional compiler arguments, such as `--enable-fast-loading-neuron-binaries`."""
 
     @classmethod
     def available(cls) -> Availability:
-        if not _first():
-            found: Availability = choices.load("accelerators", "neuron").available()
-            return found
+        if not _is_inf1_sdk():
+            availability: Availability = choices.load("accelerators", "neuron").available()
+            return availability
         try:
-            ours, theirs = version("torch"), version("torch_neuron")
+            torch, torch_neuron = version("torch"), version("torch_neuron")
         except PackageNotFoundError as error:
             return Availability(0, f"{error.name} is not installed as a package")
-        wanted = ".".join(theirs.split(".")[:2])
-        if ours.split(".")[:2] != wanted.split("."):
-            return Availability(0, f"torch_neuron needs torch {wanted}, here is {ours}")
+        needed = ".".join(torch_neuron.split(".")[:2])
+        if torch.split(".")[:2] != needed.split("."):
+            return Availability(0, f"torch_neuron needs torch {needed}; torch {torch} is installed")
         if not DEVICE.exists():
             return Availability(0, f"the Neuron driver shows no device ({DEVICE})")
-        return Availability(2, f"torch_neuron {theirs} and {DEVICE}")
+        return Availability(2, f"torch_neuron {torch_neuron} and {DEVICE}")
 
-    def fits(self, accelerator: Accelerator) -> str | None:
-        first = _first()
-        kind = FIRST if first else "neuron"
+    def obstacle(self, accelerator: Accelerator) -> str | None:
+        is_inf1 = _is_inf1_sdk()
+        kind = INF1_ACCELERATOR if is_inf1 else "neuron"
         if accelerator.kind != kind:
             return f"it compiles for {kind}, not for {accelerator.kind}"
-        if self.share == "layers" and not first:
-            return "cores share layers on Inf1 alone"
-        if self.share == "weights" and first:
-            return "cores do not share weights on Inf1"
-        if self.share == "weights" and importlib.util.find_spec("neuronx_distributed") is None:
-            return "neuronx_distributed is not installed, by which cores share weights"
+        if self.parallelism == "pipeline" and not is_inf1:
+            return "only Inf1 supports pipeline parallelism"
+        if self.parallelism == "tensor" and is_inf1:
+            return "Inf1 does not support tensor parallelism"
+        if self.parallelism == "tensor" and importlib.util.find_spec("neuronx_distributed") is None:
+            return "tensor parallelism needs neuronx_distributed, which is not installed"
         return None
 
-    def forms(self, accelerator: Accelerator) -> tuple[tuple[Precision, Quantized], ...]:
-        return (("fp32", "no"),) if _first() else super().forms(accelerator)
+    def supported_formats(
+        self, accelerator: Accelerator
+    ) -> tuple[tuple[Precision, Quantization], ...]:
+        return (("fp32", "none"),) if _is_inf1_sdk() else super().supported_formats(accelerator)
 
-    def needs(self, site: Site, level: Level | None) -> frozenset[str]:
-        """Return the kind of device and its generation; raises SettingsError where it is unknown.
+    def required_features(
+        self, context: ExecutionContext, level: IsaLevel | None
+    ) -> frozenset[str]:
+        """Return the kind of device and its generation; raises SettingsError if it is unknown.
 
-        Of Inf1 nothing tells more than that its package and its driver are there.
+        For Inf1 it is only the kind, since the device does not report more.
         """
-        super().needs(site, level)
-        kind = site.accelerator.kind
-        return frozenset({kind} if _first() else {kind, _generation(site.accelerator)})
+        super().required_features(context, level)
+        kind = context.accelerator.kind
+        if _is_inf1_sdk():
+            return frozenset({kind})
+        return frozenset({kind, _find_generation(context.accelerator)})
 
-    def export(self, job: Job, site: Site, folder: Path) -> None:
-        """Write the graphs; raises SettingsError for rows or heads that cores cannot share."""
+    def export(self, job: CompileJob, context: ExecutionContext, folder: Path) -> None:
+        """Write the graphs; raises SettingsError if the cores cannot share the rows or heads."""
         from regauge.backends import _neuron
 
-        plan = self._plan(site.accelerator)
-        if _first():
-            _neuron.export_first(job, plan, folder)
-        elif self.share == "weights":
-            _neuron.export_divided(job, plan, folder)
+        options = self._build_options(context.accelerator)
+        if _is_inf1_sdk():
+            _neuron.export_inf1(job, options, folder)
+        elif self.parallelism == "tensor":
+            _neuron.export_tensor_parallel(job, options, folder)
         else:
-            _neuron.export_traced(job, plan, folder)
+            _neuron.export_traced(job, options, folder)
 
-    def load(self, payload: Payload, site: Site) -> Runner:
-        """Return what computes a payload; every graph has been computed once."""
+    def load(self, payload: Payload, context: ExecutionContext) -> Runner:
+        """Load a payload and compute every graph once."""
         from regauge.backends import _neuron
-        from regauge.backends._static import Static
+        from regauge.backends._static import StaticShapeRunner
 
-        plan = self._plan(site.accelerator)
-        if _first():
-            compute = _neuron.load_first(payload, plan)
-        elif self.share == "weights":
-            compute = _neuron.load_divided(payload, plan)
+        options = self._build_options(context.accelerator)
+        if _is_inf1_sdk():
+            compute = _neuron.load_inf1(payload, options)
+        elif self.parallelism == "tensor":
+            compute = _neuron.load_tensor_parallel(payload, options)
         else:
-            compute = _neuron.load_traced(payload, plan)
-        return Static(payload.inputs, payload.shapes, compute, lambda: 0).warmed()
+            compute = _neuron.load_traced(payload, options)
+        return StaticShapeRunner(payload.inputs, payload.shapes, compute, lambda: 0).warm_up()
 
-    def _plan(self, accelerator: Accelerator) -> Plan:
-        from regauge.backends._neuron import Plan
+    def _build_options(self, accelerator: Accelerator) -> NeuronOptions:
+        from regauge.backends._neuron import NeuronOptions
 
-        if _first():
-            replicas = self.cores if self.share == "rows" else 1
-            return Plan(self._flags_of_first(), replicas, inside=True)
-        flags = self._flags(_generation(accelerator))
-        return Plan(flags, self.cores, inside=self.weights == "inside")
+        if _is_inf1_sdk():
+            num_replicas = self.cores if self.parallelism == "data" else 1
+            return NeuronOptions(self._inf1_flags(), num_replicas, inline_weights=True)
+        flags = self._flags(_find_generation(accelerator))
+        return NeuronOptions(flags, self.cores, inline_weights=self.inline_weights)
 
     def _flags(self, target: str) -> tuple[str, ...]:
         """Return the arguments of neuronx-cc, in the order of its reference."""
@@ -151,33 +157,33 @@ class Neuron(Backend):
             *("--auto-cast", self.auto_cast),
             *(("--auto-cast-type", self.auto_cast_type) if self.auto_cast != "none" else ()),
             *("--optlevel", str(self.optlevel)),
-            *self.flags,
+            *self.compiler_flags,
         )
 
-    def _flags_of_first(self) -> tuple[str, ...]:
-        """Return the arguments of neuron-cc, which has neither levels nor types of models."""
-        how = FAST_MATH.get((self.auto_cast, self.auto_cast_type))
-        if how is None and self.auto_cast != "none":
-            problem = f"Inf1 does not narrow to {self.auto_cast_type}"
+    def _inf1_flags(self) -> tuple[str, ...]:
+        """Return the arguments of neuron-cc, which has no optimization level and no model type."""
+        fast_math = FAST_MATH.get((self.auto_cast, self.auto_cast_type))
+        if fast_math is None and self.auto_cast != "none":
+            problem = f"Inf1 does not support auto_cast_type = '{self.auto_cast_type}'"
             raise SettingsError(problem, "set auto_cast_type to bf16 or fp16")
         pipeline = ("--neuroncore-pipeline-cores", str(self.cores))
         return (
-            *("--fast-math", how or "none"),
-            *(pipeline if self.share == "layers" else ()),
-            *self.flags,
+            *("--fast-math", fast_math or "none"),
+            *(pipeline if self.parallelism == "pipeline" else ()),
+            *self.compiler_flags,
         )
 
 
-def _first() -> bool:
-    """Return whether what is installed is the SDK of Inf1, the first generation."""
+def _is_inf1_sdk() -> bool:
+    """Return whether the installed SDK is the one of Inf1, the first generation."""
     neuronx, neuron = map(importlib.util.find_spec, ("torch_neuronx", "torch_neuron"))
     return neuronx is None and neuron is not None
 
 
-def _generation(accelerator: Accelerator) -> str:
-    """Return which generation of chips is compiled for; raises SettingsError if none is known."""
-    found = accelerator.features() & set(GENERATIONS)
-    if not found:
-        problem = "nothing says for which generation of instance is compiled"
+def _find_generation(accelerator: Accelerator) -> str:
+    """Return the chip generation to compile for; raises SettingsError if it is unknown."""
+    generations = accelerator.features() & set(GENERATIONS)
+    if not generations:
+        problem = "the chip generation to compile for is unknown"
         raise SettingsError(problem, f"set accelerator.target to one of {', '.join(GENERATIONS)}")
-    return min(found)
+    return min(generations)

@@ -1,8 +1,9 @@
-"""An ONNX graph for any number of rows and any length, computed by ONNX Runtime.
+"""ONNX Runtime: an ONNX graph for any number of rows and any length.
 
-The file holds no weights: they are handed to the runtime by their names. It is data, and runs on
-every processor, since the runtime compiles nothing and chooses its kernels when it loads a graph.
-Integers are unsigned on both sides: of signed weights, processors without VNNI would cut sums off.
+The file contains no weights; the runtime gets them by name. The graph is data and runs on every
+processor, since the runtime compiles nothing and selects its kernels when it loads the graph.
+Quantized inputs and weights are both unsigned, because the sums of signed weights would saturate on
+processors without VNNI.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regauge.accelerators import Accelerator, Availability, Precision
-from regauge.backends import Backend, Job, Level, Payload, Quantized, Runner, Site
+from regauge.backends import (
+    Backend,
+    CompileJob,
+    ExecutionContext,
+    IsaLevel,
+    Payload,
+    Quantization,
+    Runner,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,28 +31,28 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-GRAPH, WEIGHTS = "program.onnx", "weights.json"
+GRAPH_FILE, WEIGHT_NAMES_FILE = "program.onnx", "weights.json"
 OPSET = 20
-"""The first with GELU as one operation."""
-AXES = 4
-"""Of what attention takes."""
-FATAL = 4
-"""The runtime's level of messages: an error is raised as well."""
+"""The first opset in which GELU is one operation."""
+ATTENTION_DIMENSIONS = 4
+"""Dimensions of the queries, keys, values and masks of attention."""
+LOG_FATAL = 4
+"""The log level of the runtime; errors are also raised."""
 
 
 class Onnx(Backend):
-    """One graph for all shapes, in a file without weights."""
+    """One ONNX graph for all shapes, in a file without weights."""
 
     packages: ClassVar[tuple[str, ...]] = ("torch", "onnx", "onnxscript", "onnxruntime")
 
     @classmethod
     def available(cls) -> Availability:
-        from regauge.backends._lifted import lacking
+        from regauge.backends._lifted import missing_library
 
-        reason = lacking(cls.kind, "onnxruntime", "onnx", "onnxscript")
+        reason = missing_library(cls.kind, "onnxruntime", "onnx", "onnxscript")
         return Availability(0, reason) if reason else Availability(2, "onnxruntime is installed")
 
-    def fits(self, accelerator: Accelerator) -> str | None:
+    def obstacle(self, accelerator: Accelerator) -> str | None:
         provider = accelerator.onnx_provider
         if provider is None:
             return f"ONNX Runtime has no execution provider for {accelerator.kind}"
@@ -54,85 +63,90 @@ class Onnx(Backend):
         is_built_in = provider in onnxruntime.get_available_providers()
         return None if is_built_in else f"this onnxruntime has no {provider}"
 
-    def forms(self, accelerator: Accelerator) -> tuple[tuple[Precision, Quantized], ...]:
-        """Return fp32 on CPUs: the runtime computes nothing else of theirs but integers.
+    def supported_formats(
+        self, accelerator: Accelerator
+    ) -> tuple[tuple[Precision, Quantization], ...]:
+        """Return fp32 and int8 on CPUs, the only types that the runtime's CPU kernels compute in.
 
-        Not all of its kernels for GPUs know bf16.
+        bf16 is left out on GPUs, because some of the runtime's kernels do not support it.
         """
         if accelerator.on_host:
-            return (("fp32", "int8"), ("fp32", "no"))
-        return tuple((each, "no") for each in accelerator.precisions() if each != "bf16")
+            return (("fp32", "int8"), ("fp32", "none"))
+        precisions = accelerator.precisions()
+        return tuple((precision, "none") for precision in precisions if precision != "bf16")
 
-    def needs(self, site: Site, level: Level | None) -> frozenset[str]:
-        del site, level  # a graph holds no instructions
+    def required_features(
+        self, context: ExecutionContext, level: IsaLevel | None
+    ) -> frozenset[str]:
+        del context, level  # a graph contains no instructions
         return frozenset()
 
-    def export(self, job: Job, site: Site, folder: Path) -> None:
-        """Write a payload; raises ValueError for int8 where no layer is near enough in it."""
-        del site
+    def export(self, job: CompileJob, context: ExecutionContext, folder: Path) -> None:
+        """Write the graph; raises ValueError if no layer is accurate enough in int8."""
+        del context
         import onnx_ir
         import torch
 
-        from regauge.backends._lifted import lifted
+        from regauge.backends._lifted import export_lifted_graph
 
         program = job.program
-        if job.quantized == "int8":
-            from regauge.backends._rounding import rounded
+        if job.quantization == "int8":
+            from regauge.backends._int8.quantize import quantize_linear_layers
 
-            program = rounded(program, job.calibration)
-        graph, names = lifted(program, job)
-        fused = {torch.ops.aten.scaled_dot_product_attention.default: _attention}
-        with torch.no_grad(), _quiet():
-            made = torch.onnx.export(
+            program = quantize_linear_layers(program, job.calibration)
+        graph, names = export_lifted_graph(program, job)
+        fused = {torch.ops.aten.scaled_dot_product_attention.default: _fused_attention}
+        with torch.no_grad(), _silence_torch():
+            exported = torch.onnx.export(
                 graph.run_decompositions(fused),
-                input_names=[*names, *(each.name for each in job.inputs)],
+                input_names=[*names, *(spec.name for spec in job.inputs)],
                 opset_version=OPSET,
                 verbose=False,
             )
-        model: Any = made.model  # type: ignore[union-attr]  # it is None where a file is named
-        used = _outside(model, names)
-        (folder / WEIGHTS).write_text(json.dumps(used))
-        onnx_ir.save(model, folder / GRAPH)
+        model: Any = exported.model  # type: ignore[union-attr]  # None only if torch writes a file
+        used = _externalize_weights(model, names)
+        (folder / WEIGHT_NAMES_FILE).write_text(json.dumps(used))
+        onnx_ir.save(model, folder / GRAPH_FILE)
 
-    def load(self, payload: Payload, site: Site) -> Runner:
+    def load(self, payload: Payload, context: ExecutionContext) -> Runner:
         import onnxruntime
 
-        accelerator = site.accelerator
-        accelerator.use(payload.precision)
-        options = accelerator.onnx_options(site.device.index or 0, payload.precision)
-        names: list[str] = json.loads((payload.folder / WEIGHTS).read_text())
-        found = payload.weights()
-        weights = {name: found[name].detach().contiguous().numpy() for name in names}
+        accelerator = context.accelerator
+        accelerator.set_precision(payload.precision)
+        options = accelerator.onnx_options(context.device.index or 0, payload.precision)
+        names: list[str] = json.loads((payload.folder / WEIGHT_NAMES_FILE).read_text())
+        tensors = payload.read_weights()
+        weights = {name: tensors[name].detach().contiguous().numpy() for name in names}
         session = onnxruntime.InferenceSession(
-            str(payload.folder / GRAPH),
-            _options(site.threads, weights),
+            str(payload.folder / GRAPH_FILE),
+            _build_options(context.threads, weights),
             providers=[(accelerator.onnx_provider, options)],
         )
-        return _Session(session, weights)
+        return _SessionRunner(session, weights)
 
 
-class _Session:
-    """A graph with its weights."""
+class _SessionRunner:
+    """A loaded graph with its weights."""
 
     def __init__(self, session: Any, weights: Mapping[str, Any]) -> None:
         self._session = session
-        self._weights = weights  # the session only borrows them
-        self._names = [each.name for each in session.get_inputs()]
+        self._weights = weights  # the session only has pointers to them
+        self._names = [value.name for value in session.get_inputs()]
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         import torch
 
-        given = (each.contiguous().numpy() for each in inputs)
-        [answers] = self._session.run(None, dict(zip(self._names, given, strict=True)))
-        return torch.from_numpy(answers)
+        arrays = (value.contiguous().numpy() for value in inputs)
+        [output] = self._session.run(None, dict(zip(self._names, arrays, strict=True)))
+        return torch.from_numpy(output)
 
-    def graphs(self) -> int:
+    def num_graphs(self) -> int:
         return 0
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep back what torch says of its own code, and of libraries that are not installed."""
+def _silence_torch() -> Iterator[None]:
+    """Suppress torch's messages about its own code and about libraries that are not installed."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -144,21 +158,21 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _options(threads: int, weights: Mapping[str, Any]) -> Any:
+def _build_options(threads: int, weights: Mapping[str, Any]) -> Any:
     from onnxruntime import OrtValue, SessionOptions
 
     options = SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.use_deterministic_compute = True
-    options.log_severity_level = FATAL
-    values = [OrtValue.ortvalue_from_numpy(each) for each in weights.values()]
+    options.log_severity_level = LOG_FATAL
+    values = [OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
     options.add_external_initializers(list(weights), values)
     return options
 
 
-def _outside(model: Any, names: Sequence[str]) -> list[str]:
-    """Let weights be no inputs of a graph, but values that lie outside; return those it uses."""
+def _externalize_weights(model: Any, names: Sequence[str]) -> list[str]:
+    """Turn the weights from inputs into external values of a graph; return the used ones."""
     import onnx_ir
 
     graph, used = model.graph, []
@@ -175,42 +189,46 @@ def _outside(model: Any, names: Sequence[str]) -> list[str]:
             )
             graph.register_initializer(value)
             used.append(name)
-    for node in graph:  # where in torch's code it comes from: nine tenths of the file
+    for node in graph:  # source locations in torch's code are nine tenths of the file
         node.metadata_props.clear()
         node.doc_string = None
     return used
 
 
-def _attention(
+def _fused_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
-    *rest: Any,
+    *arguments: Any,
     scale: float | None = None,
-    **others: Any,
+    **keywords: Any,
 ) -> Any:
-    """Attend by the runtime's own operation: a twentieth of the seconds of a small model.
+    """Compute attention with the runtime's fused operation, which saves a twentieth of the time.
 
-    Queries are [rows, heads, queries, width], keys and values [rows, heads, keys, width], a mask
-    [rows or 1, heads or 1, queries or 1, keys]. Any other attention stays as it is.
+    Queries are [rows, heads, queries, width], keys and values [rows, heads, keys, width], and a
+    mask is [rows or 1, heads or 1, queries or 1, keys]. Returns NotImplemented for any other
+    attention, which is then exported unchanged.
     """
     import torch
 
-    added = attn_mask is None or (attn_mask.ndim == AXES and attn_mask.dtype == query.dtype)
-    alike = query.ndim == AXES and key.shape[1] == query.shape[1]
-    if any(rest) or any(others.values()) or not (added and alike):  # dropout, causal, or groups
+    is_additive = attn_mask is None or (
+        attn_mask.ndim == ATTENTION_DIMENSIONS and attn_mask.dtype == query.dtype
+    )
+    has_equal_heads = query.ndim == ATTENTION_DIMENSIONS and key.shape[1] == query.shape[1]
+    has_options = any(arguments) or any(keywords.values())  # dropout, causal, or grouped heads
+    if has_options or not (is_additive and has_equal_heads):
         return NotImplemented
     rows, heads, queries, width = query.shape
-    keys, inner = key.shape[2], value.shape[3]
-    flat = [each.transpose(1, 2).flatten(2) for each in (query, key, value)]
+    keys, value_width = key.shape[2], value.shape[3]
+    flat = [tensor.transpose(1, 2).flatten(2) for tensor in (query, key, value)]
     bias = None if attn_mask is None else attn_mask.expand(-1, -1, queries, keys)
-    found: Tensor = torch.onnx.ops.symbolic(
+    output: Tensor = torch.onnx.ops.symbolic(
         "com.microsoft::MultiHeadAttention",
         [*flat, None, None, bias],
         {"num_heads": int(heads), "scale": width**-0.5 if scale is None else scale},
         dtype=query.dtype,
-        shape=(rows, queries, heads * inner),
+        shape=(rows, queries, heads * value_width),
         version=1,
     )
-    return found.unflatten(2, (heads, inner)).transpose(1, 2)
+    return output.unflatten(2, (heads, value_width)).transpose(1, 2)

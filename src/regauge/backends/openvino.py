@@ -1,7 +1,7 @@
-"""An OpenVINO graph for any number of rows and any length, computed on a CPU by Intel's library.
+"""OpenVINO: a graph for any number of rows and any length, run on a CPU by Intel's library.
 
-The file holds no weights: they take the places that it names. It is data, and runs on every
-processor, since code for one is made when a graph is loaded and first meets a shape.
+The file contains no weights; its inputs name them. The graph is data and runs on every processor.
+Machine code is generated when the graph is loaded and when it first gets a shape.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regauge.accelerators import Accelerator, Availability, Precision
-from regauge.backends import Backend, Job, Level, Payload, Quantized, Runner, Site
+from regauge.backends import (
+    Backend,
+    CompileJob,
+    ExecutionContext,
+    IsaLevel,
+    Payload,
+    Quantization,
+    Runner,
+)
 from regauge.errors import PreflightError
 
 if TYPE_CHECKING:
@@ -22,110 +30,119 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-GRAPH = "program.xml"
+GRAPH_FILE = "program.xml"
 DEVICE = "CPU"
 HINTS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16"}
-"""OpenVINO's names of what it computes in."""
-EXACT = frozenset({"avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm"})
-"""Features of processors that add products of integers in 32 bits. Others add two in 16, which is
-too small for two of 8 bits: weights then have 7."""
-LARGEST = {True: 127, False: 63}
-"""Weight as an integer, by whether sums are exact."""
-NOTE = ["regauge", "exact"]
-"""Where a graph says whether its integers need exact sums."""
+"""OpenVINO's names of the precisions."""
+EXACT_SUM_FEATURES = frozenset({"avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm"})
+"""Features of processors that add integer products in 32 bits. Other processors add two products in
+16 bits, which can overflow for 8-bit values, so weights then have 7 bits."""
+MAX_WEIGHT = {True: 127, False: 63}
+"""Largest integer of a weight, by whether sums are exact."""
+EXACT_SUMS_KEY = ["regauge", "exact"]
+"""The key of a graph's runtime information for whether its integers need exact sums."""
 
 
 class Openvino(Backend):
-    """One graph for all shapes, in a file without weights."""
+    """One OpenVINO graph for all shapes, in a file without weights."""
 
     packages: ClassVar[tuple[str, ...]] = ("torch", "openvino")
 
     @classmethod
     def available(cls) -> Availability:
-        from regauge.backends._lifted import lacking
+        from regauge.backends._lifted import missing_library
 
-        reason = lacking(cls.kind, "openvino")
+        reason = missing_library(cls.kind, "openvino")
         return Availability(0, reason) if reason else Availability(2, "openvino is installed")
 
-    def fits(self, accelerator: Accelerator) -> str | None:
-        return None if accelerator.on_host else f"it is for cpu, not for {accelerator.kind}"
+    def obstacle(self, accelerator: Accelerator) -> str | None:
+        return None if accelerator.on_host else f"it supports only cpu, not {accelerator.kind}"
 
-    def forms(self, accelerator: Accelerator) -> tuple[tuple[Precision, Quantized], ...]:
-        """Return bf16 where the processor multiplies it; without exact sums, integers are last.
+    def supported_formats(
+        self, accelerator: Accelerator
+    ) -> tuple[tuple[Precision, Quantization], ...]:
+        """Return bf16 first if the processor has instructions for it, and int8 before none.
 
-        What is between products of integers is computed in the precision that is named with them.
+        int8 comes last on processors without exact sums. The precision of an int8 format is used
+        between the integer products.
         """
         native: tuple[Precision, ...] = ("bf16",) if accelerator.precisions()[0] == "bf16" else ()
-        order: tuple[Quantized, ...] = ("int8", "no")
-        if not accelerator.features() & EXACT:
-            order = ("no", "int8")
-        return tuple((each, quantized) for quantized in order for each in (*native, "fp32"))
+        order: tuple[Quantization, ...] = ("int8", "none")
+        if not accelerator.features() & EXACT_SUM_FEATURES:
+            order = ("none", "int8")
+        precisions: tuple[Precision, ...] = (*native, "fp32")
+        return tuple(
+            (precision, quantization) for quantization in order for precision in precisions
+        )
 
-    def needs(self, site: Site, level: Level | None) -> frozenset[str]:
-        del site, level  # a graph holds no instructions
+    def required_features(
+        self, context: ExecutionContext, level: IsaLevel | None
+    ) -> frozenset[str]:
+        del context, level  # a graph contains no instructions
         return frozenset()
 
-    def export(self, job: Job, site: Site, folder: Path) -> None:
-        """Write a payload; raises ValueError for int8 where no layer is near enough in it."""
+    def export(self, job: CompileJob, context: ExecutionContext, folder: Path) -> None:
+        """Write the graph; raises ValueError if no layer is accurate enough in int8."""
         import torch
 
-        from regauge.backends._lifted import lifted
-        from regauge.models.inference_modules import cast
+        from regauge.backends._lifted import export_lifted_graph
+        from regauge.models.inference_modules import cast_program
 
         program = copy.deepcopy(job.program)
-        cast(program, torch.float32)  # a graph in fp32 is computed in whatever it is told
-        exact = bool(site.accelerator.features() & EXACT)
-        if job.quantized == "int8":
-            from regauge.backends._rounding import rounded
+        cast_program(program, torch.float32)  # an fp32 graph can run in any precision
+        has_exact_sums = bool(context.accelerator.features() & EXACT_SUM_FEATURES)
+        if job.quantization == "int8":
+            from regauge.backends._int8.quantize import quantize_linear_layers
 
-            program = rounded(program, job.calibration, LARGEST[exact])
-        graph, names = lifted(program, job)
-        openvino = _library()
+            program = quantize_linear_layers(program, job.calibration, MAX_WEIGHT[has_exact_sums])
+        graph, names = export_lifted_graph(program, job)
+        openvino = _import_openvino()
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, about its own code
+            warnings.simplefilter("ignore")  # torch warns about its own code
             model = openvino.convert_model(graph)
-        _name(model, names, job)
-        model.set_rt_info(str(exact and job.quantized == "int8"), NOTE)
-        openvino.save_model(model, folder / GRAPH, compress_to_fp16=False)
+        _name_inputs(model, names, job)
+        needs_exact_sums = has_exact_sums and job.quantization == "int8"
+        model.set_rt_info(str(needs_exact_sums), EXACT_SUMS_KEY)
+        openvino.save_model(model, folder / GRAPH_FILE, compress_to_fp16=False)
 
-    def load(self, payload: Payload, site: Site) -> Runner:
-        """Return what computes a payload; raises PreflightError where its integers would be off."""
-        core = _core()
-        model = core.read_model(payload.folder / GRAPH)
-        if _noted(model) and not site.accelerator.features() & EXACT:
-            problem = "its integers need a processor that adds them in 32 bits, as VNNI does"
+    def load(self, payload: Payload, context: ExecutionContext) -> Runner:
+        """Load a graph; raises PreflightError if this processor would compute wrong integers."""
+        core = _shared_core()
+        model = core.read_model(payload.folder / GRAPH_FILE)
+        if _needs_exact_sums(model) and not context.accelerator.features() & EXACT_SUM_FEATURES:
+            problem = "the int8 artifact needs a processor with 32-bit integer sums, such as VNNI"
             raise PreflightError(problem, "export it again on this machine")
-        weights = _fill(model, payload.weights())
+        weights = _insert_weights(model, payload.read_weights())
         settings = {
             "INFERENCE_PRECISION_HINT": HINTS[payload.precision],
-            "INFERENCE_NUM_THREADS": site.threads,
+            "INFERENCE_NUM_THREADS": context.threads,
             "NUM_STREAMS": 1,
-            "ENABLE_CPU_PINNING": False,  # other processes would be pinned to the same cores
+            "ENABLE_CPU_PINNING": False,  # all processes would be pinned to the same cores
         }
-        return _Request(core.compile_model(model, DEVICE, settings), weights)
+        return _RequestRunner(core.compile_model(model, DEVICE, settings), weights)
 
 
-class _Request:
+class _RequestRunner:
     """A compiled graph with its weights."""
 
     def __init__(self, compiled: Any, weights: Sequence[Any]) -> None:
         self._request = compiled.create_infer_request()
-        self._weights = weights  # the graph only borrows them
+        self._weights = weights  # the graph only has pointers to them
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         import torch
 
-        given = [each.contiguous().numpy() for each in inputs]
-        # The memory of an answer is used for the next one, so that it is copied.
-        found = self._request.infer(given, share_inputs=True, share_outputs=False)
-        return torch.from_numpy(found[0])
+        arrays = [value.contiguous().numpy() for value in inputs]
+        # The output is copied, because its memory is reused for the next output.
+        outputs = self._request.infer(arrays, share_inputs=True, share_outputs=False)
+        return torch.from_numpy(outputs[0])
 
-    def graphs(self) -> int:
+    def num_graphs(self) -> int:
         return 0
 
 
-def _library() -> Any:
-    """Import OpenVINO without the package by which it tells Intel that it was imported."""
+def _import_openvino() -> Any:
+    """Import OpenVINO without its telemetry package, which would report the import to Intel."""
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import openvino
     import openvino.op
@@ -134,27 +151,27 @@ def _library() -> Any:
 
 
 @functools.cache
-def _core() -> Any:
-    """Return the one of this process, which stays.
+def _shared_core() -> Any:
+    """Return the only OpenVINO core of this process, which is never destroyed.
 
-    Each takes the stack that signals are handled on, and gives back at its end what it found: the
-    stack of another one, which may be gone by then, so that the next signal ends the process.
+    Each core replaces the stack of the signal handlers and restores the previous one at its end.
+    With several cores that stack may no longer exist, and the next signal would end the process.
     """
-    return _library().Core()
+    return _import_openvino().Core()
 
 
-def _name(model: Any, weights: Sequence[str], job: Job) -> None:
-    """Give a graph's inputs their names and sizes; what it does not use of weights is left out."""
+def _name_inputs(model: Any, weights: Sequence[str], job: CompileJob) -> None:
+    """Set the names and shapes of a graph's inputs, and remove the weights that it does not use."""
     from openvino import PartialShape
 
-    from regauge.models.inference_modules import tensors
+    from regauge.models.inference_modules import named_tensors
 
-    found = tensors(job.program)
-    shapes = {name: list(found[name].shape) for name in weights}
-    for each in job.inputs:
-        shapes[each.name] = [size if isinstance(size, int) else -1 for size in each.shape]
+    tensors = named_tensors(job.program)
+    shapes = {name: list(tensors[name].shape) for name in weights}
+    for spec in job.inputs:
+        shapes[spec.name] = [size if isinstance(size, int) else -1 for size in spec.shape]
     for parameter, (name, shape) in zip(model.get_parameters(), shapes.items(), strict=True):
-        if name in found and not parameter.output(0).get_target_inputs():
+        if name in tensors and not parameter.output(0).get_target_inputs():
             model.remove_parameter(parameter)
             continue
         parameter.set_friendly_name(name)
@@ -163,25 +180,27 @@ def _name(model: Any, weights: Sequence[str], job: Job) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def _fill(model: Any, weights: Mapping[str, Tensor]) -> list[Any]:
-    """Put weights into the places that a graph has for them; return what it borrows."""
+def _insert_weights(model: Any, weights: Mapping[str, Tensor]) -> list[Any]:
+    """Replace the weight inputs of a graph by constants; return the arrays that must stay alive."""
     import torch
     from openvino.op import Constant
 
-    borrowed = []
+    arrays = []
     for parameter in model.get_parameters():
         value = weights.get(parameter.get_friendly_name())
         if value is None:
             continue
         value = value.detach().to(torch.float32) if value.is_floating_point() else value
-        borrowed.append(value.contiguous().numpy())
-        constant = Constant(borrowed[-1], shared_memory=True)
+        arrays.append(value.contiguous().numpy())
+        constant = Constant(arrays[-1], shared_memory=True)
         parameter.output(0).replace(constant.output(0))
         model.remove_parameter(parameter)
     model.validate_nodes_and_infer_types()
-    return borrowed
+    return arrays
 
 
-def _noted(model: Any) -> bool:
+def _needs_exact_sums(model: Any) -> bool:
     """Return whether a graph's integers need exact sums."""
-    return bool(model.has_rt_info(NOTE)) and str(model.get_rt_info(NOTE).astype(str)) == str(True)
+    if not model.has_rt_info(EXACT_SUMS_KEY):
+        return False
+    return str(model.get_rt_info(EXACT_SUMS_KEY).astype(str)) == str(True)

@@ -1,6 +1,7 @@
-"""One graph for each shape of the ladder, compiled by XLA when the program is loaded.
+"""PyTorch/XLA: one graph per bucket, compiled when the program is loaded.
 
-Run with torch_xla 2.9 on the CPU; for TPUs and NeuronCores it is written to the same interface.
+Run with torch_xla 2.9 on the CPU. The code for TPUs and NeuronCores uses the same interface and was
+not run on the hardware.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from regauge import choices
-from regauge.backends import Backend, Payload, Runner, Shape, Site
+from regauge.backends import Backend, ExecutionContext, Payload, Runner, Shape
 from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -19,52 +20,53 @@ if TYPE_CHECKING:
     from regauge.accelerators import Accelerator, Availability
 
 DEVICES = ("xla", "neuron")
-CACHE = "XLA_PERSISTENT_CACHE_PATH"
+CACHE_VARIABLE = "XLA_PERSISTENT_CACHE_PATH"
 
 
 class Xla(Backend):
-    """Every declared shape is computed once when the program is loaded; no graph comes later."""
+    """XLA graphs; every declared shape is computed once at load, and no graph is added later."""
 
-    ahead: ClassVar[bool] = False
-    symbolic: ClassVar[bool] = False
+    is_ahead_of_time: ClassVar[bool] = False
+    has_dynamic_shapes: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ("torch", "torch_xla", "transformers")
 
     cache: str | None = None
-    """Folder where graphs persist; XLA's client for the CPU writes them and cannot read them."""
+    """Folder of the persistent graph cache. XLA's CPU client writes it but cannot read it."""
 
     @classmethod
     def available(cls) -> Availability:
-        found: Availability = choices.load("accelerators", "xla").available()
-        return found
+        availability: Availability = choices.load("accelerators", "xla").available()
+        return availability
 
-    def fits(self, accelerator: Accelerator) -> str | None:
+    def obstacle(self, accelerator: Accelerator) -> str | None:
         if accelerator.kind not in DEVICES:
             return f"it compiles for {' and '.join(DEVICES)}, not for {accelerator.kind}"
         return None
 
-    def load(self, payload: Payload, site: Site) -> Runner:
-        """Return what computes a payload, when every declared shape has its graph.
+    def load(self, payload: Payload, context: ExecutionContext) -> Runner:
+        """Load a payload and compile the graph of every declared shape.
 
-        Raises SettingsError for a `cache` in a process that has compiled something before.
+        Raises SettingsError if `cache` is set and the process has already compiled a graph.
         """
-        from regauge.backends._modules import Module
-        from regauge.backends._static import Static
+        from regauge.backends._modules import ModuleRunner
+        from regauge.backends._static import StaticShapeRunner
 
         if self.cache is not None:
-            _keep(site.accelerator, Path(self.cache))
-        module = Module(payload, site)
+            _set_graph_cache(context.accelerator, Path(self.cache))
+        module = ModuleRunner(payload, context)
 
         def compute(_: Shape, inputs: tuple[Tensor, ...]) -> Tensor:
             return module(*inputs).cpu()
 
-        return Static(payload.inputs, payload.shapes, compute, module.graphs).warmed()
+        runner = StaticShapeRunner(payload.inputs, payload.shapes, compute, module.num_graphs)
+        return runner.warm_up()
 
 
-def _keep(accelerator: Accelerator, folder: Path) -> None:
-    """Keep compiled graphs in a folder; a process can be told of one, before it compiles."""
+def _set_graph_cache(accelerator: Accelerator, folder: Path) -> None:
+    """Set the graph cache; a process can have only one, set before its first compilation."""
     try:
-        accelerator.use_cache(folder)
-    except AssertionError:  # torch_xla's answer to a second time
-        if os.environ.get(CACHE) != str(folder):
-            problem = f"cache = '{folder}' comes too late: this process has compiled graphs"
+        accelerator.set_graph_cache(folder)
+    except AssertionError:  # torch_xla raises it at a second call
+        if os.environ.get(CACHE_VARIABLE) != str(folder):
+            problem = f"cache = '{folder}' has no effect: this process has already compiled graphs"
             raise SettingsError(problem, "load this artifact first, or leave cache out") from None

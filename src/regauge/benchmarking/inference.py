@@ -1,7 +1,7 @@
-"""How fast artifacts answer: turns in processes of their own, in alternation, and one document.
+"""Benchmark of artifacts: alternating repeats in separate processes, summarized in one document.
 
-The machine changes from minute to minute: every artifact has a turn before any of them has the
-next. What each turn has seen stays in the folder.
+The speed of a machine drifts from minute to minute. Therefore every artifact is measured once
+before any of them is measured again. The raw lines of each repeat stay in the output folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.artifacts import artifact as artifacts
+from regauge.artifacts.artifact import read_manifest
 from regauge.artifacts.manifest import ARTIFACT, MANIFEST
 from regauge.benchmarking import summary
 from regauge.benchmarking.settings import BENCHMARK
@@ -20,182 +20,194 @@ from regauge.choices import did_you_mean
 from regauge.config import dump
 from regauge.errors import ChildError, NoProgressError, SettingsError, find_refusal
 from regauge.log import logger
-from regauge.planning.catalog import instance, rate
-from regauge.reporting.benchmarks import read
+from regauge.planning.catalog import find_instance, find_price
+from regauge.reporting.benchmarks import read_benchmark
 from regauge.worker import WorkerLimits, run_worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from regauge.artifacts.manifest import Manifest
-    from regauge.benchmarking.settings import Measuring
+    from regauge.artifacts.manifest import ArtifactManifest
+    from regauge.benchmarking.settings import BenchmarkSettings
     from regauge.worker import Line
 
 TURNS = "turns"
-DEFAULT = Path("out") / "benchmark"
-"""Where the tables of artifacts go that are named without a run file."""
+"""Folder of the raw lines, one subfolder per repeat and artifact."""
+DEFAULT_FOLDER = Path("out") / "benchmark"
+"""Output folder if artifacts are named on the command line."""
 WORKER = "regauge.benchmarking.latency_worker"
 
 
-def named(folders: Sequence[Path]) -> dict[str, str]:
-    """Return folders by names: their own, with that of what they are in where two have the same.
+def name_artifacts(folders: Sequence[Path]) -> dict[str, str]:
+    """Return artifact folders by name.
 
-    Raises SettingsError where two have both in common.
+    The name is the folder's name, with the parent's name in front if two folders have the same.
+    Raises SettingsError if the names are still ambiguous.
     """
-    short = [
-        each.resolve().parent.name if each.name == ARTIFACT else each.resolve().name
-        for each in folders
+    short_names = [
+        folder.resolve().parent.name if folder.name == ARTIFACT else folder.resolve().name
+        for folder in folders
     ]
-    often = Counter(short)
+    counts = Counter(short_names)
     names = [
-        name if often[name] == 1 else f"{each.resolve().parent.name}-{each.name}"
-        for name, each in zip(short, folders, strict=True)
+        name if counts[name] == 1 else f"{folder.resolve().parent.name}-{folder.name}"
+        for name, folder in zip(short_names, folders, strict=True)
     ]
     if len(set(names)) < len(names):
-        twice = max(names, key=names.count)
-        remedy = f"name each: inference.artifacts.NAME={folders[names.index(twice)]}"
-        raise SettingsError(f"two artifacts would be called '{twice}'", remedy)
-    return {name: str(each) for name, each in zip(names, folders, strict=True)}
+        duplicate = max(names, key=names.count)
+        remedy = f"name each one: inference.artifacts.NAME={folders[names.index(duplicate)]}"
+        raise SettingsError(f"two artifacts have the name '{duplicate}'", remedy)
+    return {name: str(folder) for name, folder in zip(names, folders, strict=True)}
 
 
-def plan(settings: Measuring) -> dict[str, Any]:
-    """Return what would be measured; what cannot be is refused here, before anything is loaded.
+def plan(settings: BenchmarkSettings) -> dict[str, Any]:
+    """Return the measurements that `run` would make, without loading an artifact.
 
-    Why the output folder would be refused is part of the answer.
+    A problem with the output folder is part of the result. Raises SettingsError for artifacts,
+    lengths or names that cannot be measured.
     """
-    settings = _settled(settings)
-    asked, arrivals = settings.inference, settings.arrivals
-    found = _manifests(settings)
+    settings = _limit_input_lengths(settings)
+    inference, open_loop = settings.inference, settings.open_loop
+    manifests = _read_manifests(settings)
     folder = Path(settings.output.folder)
     refusal = find_refusal(lambda: _check_folder(settings))
-    for name, manifest in found.items():
-        _check_lengths(name, manifest, asked.lengths)
-    earlier = {} if refusal else _earlier(settings)
-    known = (*found, *(each["name"] for each in earlier.get("artifacts", ())))
-    for name in {name for pair in asked.beside for name in pair}:
-        if name not in known:
-            problem = f"inference.beside: no artifact is called '{name}'"
-            raise SettingsError(problem, did_you_mean(name, known))
+    for name, manifest in manifests.items():
+        _check_lengths(name, manifest, inference.input_lengths)
+    earlier = {} if refusal else _read_earlier(settings)
+    names = (*manifests, *(artifact["name"] for artifact in earlier.get("artifacts", ())))
+    for name in {name for pair in inference.compare for name in pair}:
+        if name not in names:
+            problem = f"inference.compare names an unknown artifact '{name}'"
+            raise SettingsError(problem, did_you_mean(name, names))
     if settings.execution.price.instance is not None:
-        instance(settings.execution.price.instance)
-    price = rate(settings.execution.price)
-    grid = [f"{rows} x {length}" for length, rows in product(asked.lengths, asked.rows)]
-    each = asked.seconds + arrivals.seconds * len((*arrivals.shares, *arrivals.rates))
+        find_instance(settings.execution.price.instance)
+    price = find_price(settings.execution.price)
+    shapes = [
+        f"{rows} x {length}"
+        for length, rows in product(inference.input_lengths, inference.batch_sizes)
+    ]
+    num_rates = len((*open_loop.load_fractions, *open_loop.requests_per_second))
+    shape_seconds = inference.duration_seconds + open_loop.duration_seconds * num_rates
+    num_measurements = len(shapes) * inference.repeats * len(manifests)
     return {
         "output": str(folder),
-        "artifacts": [_told(name, manifest) for name, manifest in found.items()],
-        "batch_x_length": grid,
+        "artifacts": [_describe_artifact(name, manifest) for name, manifest in manifests.items()],
+        "batch_x_length": shapes,
         "requests_a_second": [
-            *(f"{share:g} of the closed loop" for share in arrivals.shares),
-            *(f"{per_second:g}" for per_second in arrivals.rates),
+            *(f"{fraction:g} of the closed loop" for fraction in open_loop.load_fractions),
+            *(f"{per_second:g}" for per_second in open_loop.requests_per_second),
         ],
-        "turns": asked.turns,
-        "seconds_at_least": round(each * len(grid) * asked.turns * len(found)),
-        "price": price.told if price else "unknown",
+        "turns": inference.repeats,
+        "seconds_at_least": round(shape_seconds * num_measurements),
+        "price": price.description if price else "unknown",
         **refusal,
     }
 
 
-def run(settings: Measuring) -> dict[str, Any]:
-    """Let every artifact have its turns; return what is written, see `figures.document`."""
-    settings = _settled(settings)
+def run(settings: BenchmarkSettings) -> dict[str, Any]:
+    """Measure every artifact; return the benchmark document of `summary.build_document`."""
+    settings = _limit_input_lengths(settings)
     plan(settings)
     _check_folder(settings)
-    asked, folder = settings.inference, Path(settings.output.folder)
+    inference, folder = settings.inference, Path(settings.output.folder)
     (folder / TURNS).mkdir(parents=True, exist_ok=True)
-    price = rate(settings.execution.price)
-    remark = price.remark(summary.today()) if price else None
-    if remark:
-        logger.warning("%s", remark)
-    if (folder / BENCHMARK).exists() and not _earlier(settings):
-        logger.warning("%s is of other requests, and is replaced", folder / BENCHMARK)
-    found: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in asked.artifacts}
-    for number, name in product(range(1, asked.turns + 1), asked.artifacts):
-        found[name].append(_turn(settings, name, number))
-    return summary.document(settings, _manifests(settings), found, _earlier(settings))
+    price = find_price(settings.execution.price)
+    warning = price.staleness_warning(summary.today()) if price else None
+    if warning:
+        logger.warning("%s", warning)
+    if (folder / BENCHMARK).exists() and not _read_earlier(settings):
+        logger.warning("replacing %s: it was measured with other requests", folder / BENCHMARK)
+    repeats: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in inference.artifacts}
+    for number, name in product(range(1, inference.repeats + 1), inference.artifacts):
+        repeats[name].append(_measure_once(settings, name, number))
+    manifests = _read_manifests(settings)
+    return summary.build_document(settings, manifests, repeats, _read_earlier(settings))
 
 
-def _manifests(settings: Measuring) -> dict[str, Manifest]:
-    """Return what each artifact says of itself, by its name."""
-    every = settings.inference.artifacts.items()
-    return {name: artifacts.read(Path(path)) for name, path in every}
+def _read_manifests(settings: BenchmarkSettings) -> dict[str, ArtifactManifest]:
+    """Return the manifest of each artifact by name."""
+    folders = settings.inference.artifacts
+    return {name: read_manifest(Path(folder)) for name, folder in folders.items()}
 
 
-def _settled(settings: Measuring) -> Measuring:
-    """Return settings whose lengths, unless they were asked for, are such as all artifacts read."""
-    asked = settings.inference
-    if "lengths" in asked.model_fields_set:
+def _limit_input_lengths(settings: BenchmarkSettings) -> BenchmarkSettings:
+    """Return settings with the default lengths limited to what all artifacts accept."""
+    inference = settings.inference
+    if "input_lengths" in inference.model_fields_set:
         return settings
-    longest = min(each.shapes[-1].length for each in _manifests(settings).values())
-    lengths = tuple(dict.fromkeys(min(length, longest) for length in asked.lengths))
-    inference = asked.model_copy(update={"lengths": lengths})
-    return settings.model_copy(update={"inference": inference})
+    longest = min(manifest.shapes[-1].length for manifest in _read_manifests(settings).values())
+    lengths = tuple(dict.fromkeys(min(length, longest) for length in inference.input_lengths))
+    limited = inference.model_copy(update={"input_lengths": lengths})
+    return settings.model_copy(update={"inference": limited})
 
 
-def _turn(settings: Measuring, name: str, number: int) -> list[dict[str, Any]]:
-    """Return what an artifact's process wrote down in one turn.
+def _measure_once(settings: BenchmarkSettings, name: str, number: int) -> list[dict[str, Any]]:
+    """Return the lines that the worker of an artifact wrote in one repeat.
 
-    Raises ChildError for one that failed, NoProgressError for one that fell silent.
+    Raises ChildError if the worker failed, NoProgressError if it stopped writing lines.
     """
     folder = Path(settings.output.folder) / TURNS / f"{number}-{name}"
     request = {"settings": dump(settings), "name": name, "number": number}
-    patience = _patience(settings)
+    max_silence = _max_silence_seconds(settings)
     lines: list[Line] = []
-    ended = run_worker(
+    worker_exit = run_worker(
         WORKER,
         {**request, "began": time.monotonic()},
         folder,
-        WorkerLimits(silence=patience),
+        WorkerLimits(silence=max_silence),
         quiet=False,
         on_line=lines.append,
     )
-    if ended.code is None:
-        remedy = "raise inference.timeout_seconds, or export the artifact again"
-        raise NoProgressError(f"{name} has said nothing for {patience:.0f} s", remedy)
-    if code := ended.code:
+    if worker_exit.code is None:
+        remedy = "raise inference.timeout_seconds or export the artifact again"
+        raise NoProgressError(f"{name} made no progress for {max_silence:.0f} s", remedy)
+    if code := worker_exit.code:
         error = next((line["error"] for line in lines if "error" in line), None)
-        line = error or f"its process {ended.problem}; see what it printed above"
-        raise ChildError(code if code > 0 else 128 - code, f"{name}: {line}")
+        problem = error or f"its process {worker_exit.problem}; see its output above"
+        raise ChildError(code if code > 0 else 128 - code, f"{name}: {problem}")
     return lines
 
 
-def _patience(settings: Measuring) -> float:
-    """Return how long an artifact may write nothing: it writes after each load."""
-    longest = max(settings.inference.seconds, 2 * settings.arrivals.seconds)
+def _max_silence_seconds(settings: BenchmarkSettings) -> float:
+    """Return the longest time between two lines of a worker; it writes one after each load."""
+    longest = max(settings.inference.duration_seconds, 2 * settings.open_loop.duration_seconds)
     return settings.inference.timeout_seconds + longest
 
 
-def _check_folder(settings: Measuring) -> None:
-    """Raise SettingsError for an output folder that holds something else."""
+def _check_folder(settings: BenchmarkSettings) -> None:
+    """Raise SettingsError for an output folder with other content."""
     folder = Path(settings.output.folder)
     if (folder / MANIFEST).exists():
         raise SettingsError(f"{folder} is an artifact or a dataset", "set another output.folder")
-    _earlier(settings)
+    _read_earlier(settings)
 
 
-def _earlier(settings: Measuring) -> dict[str, Any]:
-    """Return what an earlier job measured in this folder, where its requests were the same.
+def _read_earlier(settings: BenchmarkSettings) -> dict[str, Any]:
+    """Return the document of an earlier benchmark in this folder, if it had the same requests.
 
-    Raises SettingsError where the file is another one's, or cannot be read.
+    Raises SettingsError for a file of another kind of benchmark, or one that is not JSON.
     """
     path = Path(settings.output.folder) / BENCHMARK
-    found = read(path) if path.exists() else {}
-    if found and found.get("measured") != "inference":
-        raise SettingsError(f"{path} is of something else", "set another output.folder")
-    return found if found.get("alike") == summary.alike(settings) else {}
+    document = read_benchmark(path) if path.exists() else {}
+    if document and document.get("measured") != "inference":
+        raise SettingsError(f"{path} is no inference benchmark", "set another output.folder")
+    return document if document.get("alike") == summary.shared_settings(settings) else {}
 
 
-def _check_lengths(name: str, manifest: Manifest, lengths: Sequence[int]) -> None:
+def _check_lengths(name: str, manifest: ArtifactManifest, lengths: Sequence[int]) -> None:
     longest = manifest.shapes[-1].length
     if max(lengths) > longest:
-        problem = f"{name} reads at most {longest} tokens, and inference.lengths has {max(lengths)}"
-        raise SettingsError(problem, f"set inference.lengths = [{longest}]")
+        problem = (
+            f"{name} accepts at most {longest} tokens, "
+            f"but inference.input_lengths contains {max(lengths)}"
+        )
+        raise SettingsError(problem, f"set inference.input_lengths = [{longest}]")
 
 
-def _told(name: str, manifest: Manifest) -> dict[str, Any]:
+def _describe_artifact(name: str, manifest: ArtifactManifest) -> dict[str, Any]:
     return {
         "name": name,
-        "model": summary.model_of(manifest),
-        "computed_by": summary.computed_by(manifest),
+        "model": summary.model_name(manifest),
+        "computed_by": summary.describe_computation(manifest),
         "made_on": manifest.target.chip,
     }

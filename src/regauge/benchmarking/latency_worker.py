@@ -1,7 +1,7 @@
-"""One artifact's turn, in a process that `worker.run_worker` starts.
+"""Worker of an inference benchmark: measures one artifact once, in a separate process.
 
-A process of its own tells how long an artifact takes until it is ready, and what memory it has.
-Every latency goes into a file, a line for each batch, length and rate.
+`worker.run_worker` starts it. A fresh process shows the startup time and the memory of an artifact.
+The worker writes one line for each batch size, input length and rate, with every latency.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import numpy as np
 import torch
 
 from regauge import config, log, processes
-from regauge.artifacts import artifact as artifacts
-from regauge.artifacts.engine import loaded, warm
+from regauge.artifacts.artifact import open_artifact
+from regauge.artifacts.engine import load_engine, warm_up
 from regauge.artifacts.manifest import MODEL
 from regauge.benchmarking import load_generator
-from regauge.benchmarking.settings import Measuring
-from regauge.data.randomness import keyed
-from regauge.errors import explain
+from regauge.benchmarking.settings import BenchmarkSettings
+from regauge.data.randomness import hash_keys
+from regauge.errors import describe_error
 from regauge.models import architectures
 from regauge.models.flops import flops_per_token
-from regauge.models.inference_modules import examples
+from regauge.models.inference_modules import example_inputs
 from regauge.models.io_spec import LENGTH
 from regauge.worker import receive_job
 
@@ -41,167 +41,183 @@ if TYPE_CHECKING:
     from regauge.artifacts.buckets import BucketBatch
     from regauge.artifacts.engine import Engine
 
-STARTED = time.monotonic()
-"""After the imports, on the clock that all processes of a machine share."""
-WHOLE = ("vectors", "classes", "values")
-"""Answers that one pass through the blocks gives, whose operations can be counted."""
+START_SECONDS = time.monotonic()
+"""Time after the imports, on the monotonic clock that all processes of a machine share."""
+SINGLE_PASS_OUTPUTS = ("vectors", "classes", "values")
+"""Outputs that need one forward pass, whose operations can be counted."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """Records that are answered together, as the program takes them."""
+class LatencyRequest:
+    """Records that are computed together, as inputs of the program."""
 
     rows: int
     length: int
     """Real tokens of each text."""
     shapes: list[tuple[int, int]]
-    """Rows and length of each batch that it is computed in."""
+    """(rows, length) of each bucket that the request is computed in."""
     batches: list[tuple[Tensor, ...]]
     tokens: int
-    """Real ones, of all texts."""
+    """Real tokens of all texts."""
 
 
 @dataclass(frozen=True)
-class Bench:
-    """An artifact at work, and what is asked of it."""
+class LoadedArtifact:
+    """A loaded artifact with the settings of its benchmark."""
 
-    asked: Measuring
-    number: int
-    """Of the turn."""
+    settings: BenchmarkSettings
+    repeat: int
+    """Number of the repeat, from 1."""
     name: str
     artifact: Artifact
     engine: Engine
 
-    def answer(self, request: Request) -> None:
-        """Compute a request; its answers are on the host when this returns."""
+    def compute(self, request: LatencyRequest) -> None:
+        """Compute a request; the outputs are on the host when this returns."""
         outputs = [self.engine.runner(*batch) for batch in request.batches]
         for output in outputs:
             output.float().cpu()
 
 
 def main() -> None:
-    """Do the turn that a file asks for; what goes wrong is its last line."""
+    """Measure the artifact of the request file; an error is the last line."""
     job = receive_job()
     request = job.request
-    os.dup2(2, 1)  # what a library prints is no part of the command's answer
+    os.dup2(2, 1)  # output of libraries must not mix with the result of the command
     log.configure()
     try:
-        settings = config.build(Measuring, request["settings"])
-        for line in measured(settings, request["name"], request["number"], request["began"]):
+        settings = config.build(BenchmarkSettings, request["settings"])
+        for line in measure(settings, request["name"], request["number"], request["began"]):
             job.write_line(line)
-    except Exception as error:  # noqa: BLE001 - the parent says it, whatever it is
-        message, code = explain(error)
+    except Exception as error:  # noqa: BLE001 - the parent reports every error
+        message, code = describe_error(error)
         job.write_line({"error": message, "code": code})
         sys.exit(code)
 
 
-def measured(asked: Measuring, name: str, number: int, began: float) -> Iterator[dict[str, Any]]:
-    """Yield what is found of an artifact: how it starts, each of its loads, and its chip.
+def measure(
+    settings: BenchmarkSettings, name: str, repeat: int, started_at: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the measurements of an artifact: startup, each of its loads, memory and chip.
 
-    `began` is when its process was started, on the clock of `STARTED`.
+    `started_at` is the start of this process on the clock of `START_SECONDS`.
     """
-    artifact = artifacts.opened(asked.inference.artifacts[name])
-    bench = Bench(asked, number, name, artifact, loaded(artifact, invariant=False))
-    there = time.monotonic()
-    warm(bench.engine, artifact)
+    artifact = open_artifact(settings.inference.artifacts[name])
+    engine = load_engine(artifact, batch_invariant=False)
+    loaded = LoadedArtifact(settings, repeat, name, artifact, engine)
+    loaded_at = time.monotonic()
+    warm_up(engine, artifact)
     ready = {
-        "start_seconds": STARTED - began,
-        "load_seconds": there - STARTED,
-        "warmup_seconds": time.monotonic() - there,
+        "start_seconds": START_SECONDS - started_at,
+        "load_seconds": loaded_at - START_SECONDS,
+        "warmup_seconds": time.monotonic() - loaded_at,
     }
-    yield {"ready": {**ready, "seconds": sum(ready.values())}, "machine": machine()}
-    for length in asked.inference.lengths:
-        for rows in asked.inference.rows:
-            yield from loads(bench, request_of(bench, rows, length))
-    memory = artifact.accelerator.peak_memory_bytes()  # before the peak of the chip is measured
-    yield {"memory_bytes": memory, **_peak(artifact)}
+    yield {"ready": {**ready, "seconds": sum(ready.values())}, "machine": describe_machine()}
+    for length in settings.inference.input_lengths:
+        for rows in settings.inference.batch_sizes:
+            yield from measure_loads(loaded, build_request(loaded, rows, length))
+    memory = artifact.accelerator.peak_memory_bytes()  # before `_measure_peak` allocates more
+    yield {"memory_bytes": memory, **_measure_peak(artifact)}
 
 
-def request_of(bench: Bench, rows: int, length: int) -> Request:
-    """Return a request for records whose texts have so many real tokens each.
+def build_request(loaded: LoadedArtifact, rows: int, length: int) -> LatencyRequest:
+    """Return a request of `rows` records whose texts have `length` real tokens each.
 
-    Its batches are those of the artifact's ladder, so that it is padded and cut as in use.
+    It is padded and split into the artifact's buckets, as in production.
     """
-    inputs = bench.artifact.manifest.program.inputs
+    inputs = loaded.artifact.manifest.program.inputs
     shapes, batches = [], []
-    for batch in bench.engine.ladder.batches(np.full(rows, length, np.int64)):
-        tensors = examples(inputs, batch.rows, batch.length)
-        for each, tensor in zip(inputs, tensors, strict=True):
-            if each.name == "lengths":
+    for batch in loaded.engine.buckets.make_batches(np.full(rows, length, np.int64)):
+        tensors = example_inputs(inputs, batch.num_rows, batch.length)
+        for spec, tensor in zip(inputs, tensors, strict=True):
+            if spec.name == "lengths":
                 tensor.fill_(length)
-                tensor[len(batch.members) :] = 0
-            elif LENGTH in each.shape and not tensor.is_floating_point():
-                _write_words(tensor, batch, _vocabulary(bench.artifact), bench.asked.seed)
+                tensor[len(batch.record_indices) :] = 0
+            elif LENGTH in spec.shape and not tensor.is_floating_point():
+                vocabulary_size = _find_vocabulary_size(loaded.artifact)
+                _fill_tokens(tensor, batch, vocabulary_size, loaded.settings.seed)
                 tensor[..., length:] = 0
-        shapes.append((batch.rows, batch.length))
+        shapes.append((batch.num_rows, batch.length))
         batches.append(tensors)
-    return Request(rows, length, shapes, batches, rows * length * _texts(bench.artifact))
+    num_tokens = rows * length * _count_texts(loaded.artifact)
+    return LatencyRequest(rows, length, shapes, batches, num_tokens)
 
 
-def loads(bench: Bench, request: Request) -> Iterator[dict[str, Any]]:
-    """Yield how a request is answered when each follows the one before, and at each rate."""
-    asked, where = bench.asked, {"rows": request.rows, "length": request.length}
-    for _ in range(asked.inference.warmup):
-        bench.answer(request)
-    meter, clock = bench.artifact.accelerator.meter(), load_generator.Clock()
-    found = load_generator.closed(lambda: bench.answer(request), asked.inference.seconds, clock)
+def measure_loads(loaded: LoadedArtifact, request: LatencyRequest) -> Iterator[dict[str, Any]]:
+    """Yield the latencies of a request in the closed loop and at each rate of the open loop."""
+    settings, shape = loaded.settings, {"rows": request.rows, "length": request.length}
+    for _ in range(settings.inference.warmup_requests):
+        loaded.compute(request)
+    meter, clock = loaded.artifact.accelerator.start_energy_meter(), load_generator.Clock()
+    closed = load_generator.run_closed_loop(
+        lambda: loaded.compute(request), settings.inference.duration_seconds, clock
+    )
     joules = meter() if meter else None
     yield {
-        "closed": where,
-        "milliseconds": [round(each, 4) for each in found.milliseconds],
-        "seconds": found.seconds,
+        "closed": shape,
+        "milliseconds": [round(latency, 4) for latency in closed.milliseconds],
+        "seconds": closed.seconds,
         "joules": joules,
         "shapes": request.shapes,
         "tokens": request.tokens,
-        "flops": flops(bench.artifact, request),
+        "flops": count_flops(loaded.artifact, request),
     }
-    per_second = len(found.milliseconds) / found.seconds
-    _say(bench, request, f"{per_second * request.rows:.4g} inferences/s", found.milliseconds)
-    for place, (share, rate) in enumerate(_rates(asked, per_second)):
-        key = (asked.seed, request.rows, request.length, place, bench.number)
-        moments = load_generator.arrivals(rate, asked.arrivals.seconds, *key)
-        taken = load_generator.opened(
-            lambda: bench.answer(request), moments.tolist(), asked.arrivals.seconds, clock
+    per_second = len(closed.milliseconds) / closed.seconds
+    throughput = f"{per_second * request.rows:.4g} inferences/s"
+    _log_load(loaded, request, throughput, closed.milliseconds)
+    duration = settings.open_loop.duration_seconds
+    for index, (fraction, rate) in enumerate(_list_rates(settings, per_second)):
+        key = (settings.seed, request.rows, request.length, index, loaded.repeat)
+        arrivals = load_generator.draw_arrivals(rate, duration, *key).tolist()
+        latencies = load_generator.run_open_loop(
+            lambda: loaded.compute(request), arrivals, duration, clock
         )
         yield {
-            "open": where,
-            "share": share,
+            "open": shape,
+            "share": fraction,
             "rate": rate,
-            "arrivals": [round(each, 6) for each in moments.tolist()],
-            "milliseconds": [round(each, 4) if math.isfinite(each) else None for each in taken],
+            "arrivals": [round(arrival, 6) for arrival in arrivals],
+            "milliseconds": [
+                round(latency, 4) if math.isfinite(latency) else None for latency in latencies
+            ],
         }
-        _say(bench, request, f"{rate:.4g} requests/s", taken)
+        _log_load(loaded, request, f"{rate:.4g} requests/s", latencies)
 
 
-def _rates(asked: Measuring, closed: float) -> list[tuple[float | None, float]]:
-    """Return each share, where it is one, with its requests a second."""
-    shares = [(share, share * closed) for share in asked.arrivals.shares]
-    return [*shares, *((None, rate) for rate in asked.arrivals.rates)]
+def _list_rates(
+    settings: BenchmarkSettings, closed_loop_rate: float
+) -> list[tuple[float | None, float]]:
+    """Return (fraction of the closed loop or None, requests per second) of the open loop."""
+    fractions = settings.open_loop.load_fractions
+    relative = [(fraction, fraction * closed_loop_rate) for fraction in fractions]
+    return [*relative, *((None, rate) for rate in settings.open_loop.requests_per_second)]
 
 
-def _say(bench: Bench, request: Request, what: str, taken: list[float]) -> None:
-    middle = sorted(taken)[len(taken) // 2] if taken else math.nan
-    within = f"half within {middle:.4g} ms" if math.isfinite(middle) else "too few were answered"
-    turns = f"turn {bench.number} of {bench.asked.inference.turns}"
-    where = f"{bench.name}, {request.rows} x {request.length}"
-    log.logger.info("%s, %s: %s, %s", turns, where, what, within)
+def _log_load(
+    loaded: LoadedArtifact, request: LatencyRequest, load: str, latencies: list[float]
+) -> None:
+    median = sorted(latencies)[len(latencies) // 2] if latencies else math.nan
+    p50 = f"p50 {median:.4g} ms" if math.isfinite(median) else "p50 unknown"
+    repeat = f"repeat {loaded.repeat} of {loaded.settings.inference.repeats}"
+    shape = f"{request.rows} x {request.length}"
+    log.logger.info("%s, %s, %s: %s, %s", repeat, loaded.name, shape, load, p50)
 
 
-def flops(artifact: Artifact, request: Request) -> float | None:
-    """Return the operations of a request's real tokens, a third of what training on them takes.
+def count_flops(artifact: Artifact, request: LatencyRequest) -> float | None:
+    """Return the operations of a request's real tokens: a third of training on them.
 
-    See `counting.FLOPS`: forward is 2 N + 4 L h S a token. None for a model of which no pass can be
-    told from its configuration.
+    The forward pass takes 2 N + 4 L h S per token, see `models.flops`. Returns None for a model
+    whose operations its configuration does not determine.
     """
     program, folder = artifact.manifest.program, artifact.folder / MODEL
-    if program.answers not in WHOLE or not (folder / "config.json").is_file():
+    if program.answers not in SINGLE_PASS_OUTPUTS or not (folder / "config.json").is_file():
         return None
-    model = architectures.template(folder)
+    model = architectures.build_template(folder)
     return request.tokens * flops_per_token(model, request.length) / 3
 
 
-def machine() -> dict[str, Any]:
-    """Return what a reader must know of the machine beside its chip."""
+def describe_machine() -> dict[str, Any]:
+    """Return the platform, cores, threads and versions of this process."""
     return {
         "platform": platform.platform(),
         "cores": processes.available_cores(),
@@ -211,35 +227,36 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _peak(artifact: Artifact) -> dict[str, Any]:
-    """Return the chip with its peak for the artifact's precision; that of integers is not known."""
+def _measure_peak(artifact: Artifact) -> dict[str, Any]:
+    """Return the chip and its peak for the artifact's precision; unknown for integer models."""
     compiled = artifact.manifest.compiled
-    chip = artifact.accelerator.chip(compiled.precision)
-    peak = chip.flops_per_second.get(compiled.precision) if compiled.quantized == "no" else None
+    chip = artifact.accelerator.chip_peak(compiled.precision)
+    peak = chip.flops_per_second.get(compiled.precision) if compiled.quantized == "none" else None
     source = "unknown" if peak is None else f"{compiled.precision}: {chip.source}"
     return {"chip": chip.name, "peak_flops_per_second": peak, "peak_source": source}
 
 
-def _write_words(tensor: Tensor, batch: BucketBatch, words: int, seed: int) -> None:
-    """Put keyed words into the texts of a batch's members, [rows, …, length]."""
-    count = len(batch.members)
-    places = np.arange(tensor[:count].numel(), dtype=np.int64)
-    chosen = (keyed(seed, places) % np.uint64(words)).astype(np.int64)
+def _fill_tokens(tensor: Tensor, batch: BucketBatch, vocabulary_size: int, seed: int) -> None:
+    """Write keyed token ids into the rows of a batch's records, [rows, …, length]."""
+    count = len(batch.record_indices)
+    positions = np.arange(tensor[:count].numel(), dtype=np.int64)
+    token_ids = (hash_keys(seed, positions) % np.uint64(vocabulary_size)).astype(np.int64)
     tensor.zero_()
-    tensor[:count] = torch.from_numpy(chosen).view(tensor[:count].shape).to(tensor.dtype)
+    tensor[:count] = torch.from_numpy(token_ids).view(tensor[:count].shape).to(tensor.dtype)
 
 
-def _vocabulary(artifact: Artifact) -> int:
-    """Return how many words a model knows for certain."""
+def _find_vocabulary_size(artifact: Artifact) -> int:
+    """Return the size of the model's vocabulary; 2 if its configuration has none."""
     path = artifact.folder / MODEL / "config.json"
-    known = json.loads(path.read_text()).get("vocab_size") if path.is_file() else None
-    return known if isinstance(known, int) else 2
+    size = json.loads(path.read_text()).get("vocab_size") if path.is_file() else None
+    return size if isinstance(size, int) else 2
 
 
-def _texts(artifact: Artifact) -> int:
-    """Return how many texts each record has; 0 for one that has none."""
-    words = next((each for each in artifact.manifest.program.inputs if LENGTH in each.shape), None)
-    return math.prod(size for size in words.shape if isinstance(size, int)) if words else 0
+def _count_texts(artifact: Artifact) -> int:
+    """Return the number of texts of a record; 0 if it has none."""
+    inputs = artifact.manifest.program.inputs
+    tokens = next((spec for spec in inputs if LENGTH in spec.shape), None)
+    return math.prod(size for size in tokens.shape if isinstance(size, int)) if tokens else 0
 
 
 if __name__ == "__main__":

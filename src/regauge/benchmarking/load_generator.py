@@ -1,8 +1,8 @@
-"""Requests to something that answers: one after the other, or whenever they come.
+"""Load generator: a closed loop (one request at a time) and an open loop (scheduled arrivals).
 
-A request that waits for the one before it has waited since it came: its latency is counted from
-the moment at which it was to arrive, and not from the one at which it could be begun. What is never
-begun is counted as well. Nothing here knows what answers.
+In the open loop, the latency of a request counts from its scheduled arrival, not from the start of
+its computation. Time in the queue is part of it (no coordinated omission), and requests that are
+never started count as infinitely late. The module knows nothing of the server.
 """
 
 from __future__ import annotations
@@ -13,98 +13,100 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from regauge.data.randomness import keyed
+from regauge.data.randomness import hash_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-FEWEST = 3
-"""Requests of a closed loop, however long each takes."""
-PATIENCE = 2
-"""Times the seconds of the arrivals after which nothing more is begun: the rest was not served."""
+MIN_REQUESTS = 3
+"""Smallest number of requests in a closed loop, even if they take longer than its duration."""
+MAX_DURATION_FACTOR = 2
+"""Multiple of the duration of the arrivals after which no request is started: `not served`."""
 SPIN_SECONDS = 1e-4
-"""Before an arrival that are not slept: a system wakes a sleeper about so late.
+"""Time before an arrival that is spent spinning, because a sleeping process wakes about this late.
 
-More would make waiting look like work, and a busy machine takes the processor from who works.
+A longer spin would look like work, and a busy machine would take the processor from the server.
 """
 
 
 class Clock:
-    """The time of this machine, in seconds."""
+    """Monotonic clock of this machine, in seconds."""
 
     def now(self) -> float:
-        """Return the time since some moment."""
+        """Return the time since an arbitrary origin."""
         return time.perf_counter()
 
-    def wait(self, moment: float) -> None:
-        """Return at a moment, at once where it is over."""
-        rest = moment - self.now() - SPIN_SECONDS
-        if rest > 0:
-            time.sleep(rest)
-        while self.now() < moment:
+    def wait(self, until: float) -> None:
+        """Wait until a time; return at once if it has passed."""
+        seconds = until - self.now() - SPIN_SECONDS
+        if seconds > 0:
+            time.sleep(seconds)
+        while self.now() < until:
             pass
 
 
-class Closed(NamedTuple):
-    """Requests of which each came when the one before was answered."""
+class ClosedLoopResult(NamedTuple):
+    """Latencies of a closed loop."""
 
     milliseconds: list[float]
-    """Of each."""
+    """Latency of each request."""
     seconds: float
-    """Of all together."""
+    """Duration of the loop."""
 
 
-def closed(answer: Callable[[], object], seconds: float, clock: Clock) -> Closed:
-    """Answer one request after the other for some seconds, and a few at least."""
-    taken: list[float] = []
-    began = now = clock.now()
-    while now - began < seconds or len(taken) < FEWEST:
-        answer()
-        after = clock.now()
-        taken.append(1e3 * (after - now))
-        now = after
-    return Closed(taken, now - began)
+def run_closed_loop(
+    send_request: Callable[[], object], seconds: float, clock: Clock
+) -> ClosedLoopResult:
+    """Send one request after the other for some seconds, `MIN_REQUESTS` at least."""
+    latencies: list[float] = []
+    start = now = clock.now()
+    while now - start < seconds or len(latencies) < MIN_REQUESTS:
+        send_request()
+        end = clock.now()
+        latencies.append(1e3 * (end - now))
+        now = end
+    return ClosedLoopResult(latencies, now - start)
 
 
-def arrivals(rate: float, seconds: float, *key: int) -> np.ndarray:
-    """Return when requests come in some seconds, [requests] float64, in seconds and rising.
+def draw_arrivals(rate: float, seconds: float, *key: int) -> np.ndarray:
+    """Return the arrival times of a Poisson process, [requests] float64 in seconds, ascending.
 
-    They are a Poisson process: gaps are exponential with a mean of 1 / rate, drawn from the key.
+    Gaps are exponential with mean 1 / rate. Equal keys give equal arrivals.
     """
     count = int(rate * seconds + 6 * math.sqrt(rate * seconds)) + 16
     while True:
-        words = keyed(*key, np.arange(count))
+        words = hash_keys(*key, np.arange(count))
         uniform = (words >> np.uint64(11)).astype(np.float64) / 2.0**53
-        moments = np.cumsum(-np.log1p(-uniform)) / rate
-        if moments[-1] >= seconds:
-            found: np.ndarray = moments[moments < seconds]
-            return found
+        times = np.cumsum(-np.log1p(-uniform)) / rate
+        if times[-1] >= seconds:
+            arrivals: np.ndarray = times[times < seconds]
+            return arrivals
         count *= 2
 
 
-def opened(
-    answer: Callable[[], object], moments: Sequence[float], seconds: float, clock: Clock
+def run_open_loop(
+    send_request: Callable[[], object], arrivals: Sequence[float], seconds: float, clock: Clock
 ) -> list[float]:
-    """Answer requests that come at moments, in their order; return the milliseconds of each.
+    """Send requests at their arrival times, in order; return the latency of each in milliseconds.
 
-    They count from the moment, however late its answer is begun. A request whose answer has not
-    been begun after `PATIENCE` times the seconds was not served: it took for ever.
+    A latency counts from the arrival, however late the request is started. A request that is not
+    started within `MAX_DURATION_FACTOR` times the seconds is not served: its latency is infinite.
     """
-    began = clock.now()
-    taken: list[float] = []
-    for moment in moments:
-        if clock.now() - began > PATIENCE * seconds:
+    start = clock.now()
+    latencies: list[float] = []
+    for arrival in arrivals:
+        if clock.now() - start > MAX_DURATION_FACTOR * seconds:
             break
-        clock.wait(began + moment)
-        answer()
-        taken.append(1e3 * (clock.now() - began - moment))
-    return taken + [math.inf] * (len(moments) - len(taken))
+        clock.wait(start + arrival)
+        send_request()
+        latencies.append(1e3 * (clock.now() - start - arrival))
+    return latencies + [math.inf] * (len(arrivals) - len(latencies))
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """Return the smallest value that so many percent do not exceed: its nearest rank.
+    """Return a percentile by the nearest-rank method.
 
-    None where there are so few values that none lies beyond it: the 99th needs a hundred.
+    Returns None if no value is above it: the 99th percentile needs 100 values.
     """
     if len(values) * (100 - percent) < 100:  # noqa: PLR2004 - percent
         return None

@@ -1,4 +1,4 @@
-"""The tables of a run file that `benchmark` reads; nothing here imports torch."""
+"""Settings of `benchmark`: tables of a run file. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -9,97 +9,99 @@ from pydantic import Field, model_validator
 
 from regauge.config import Settings
 from regauge.planning.settings import Price
-from regauge.training.settings import Output, Training
+from regauge.training.settings import Output, TrainSettings
 
 BENCHMARK = "benchmark.json"
-NAME = re.compile(r"\w[\w .+-]*")
-"""What an artifact may be called: files and columns are named after it."""
+ARTIFACT_NAME = re.compile(r"\w[\w .+-]*")
+"""Pattern of artifact names; files and columns are named after them."""
 
 Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 
 
 class Benchmark(Settings):
-    """How training is measured on growing numbers of processes."""
+    """Benchmark of training on growing numbers of processes."""
 
     processes: tuple[int, ...] = ()
-    """Processes on each machine that are measured; by default 1, 2, 4 ..., to one a device."""
+    """Numbers of processes per machine; by default 1, 2, 4, ... up to one per device."""
     scaling: Literal["weak", "strong"] = "weak"
-    """Whether each process has as many rows and the learning rate grows, or the batch stays."""
+    """Weak scaling grows batch and learning rate with the processes; strong keeps the batch."""
     steps: int = Field(default=20, ge=1)
-    """Steps of a turn that are timed."""
+    """Timed steps of each short run."""
     warmup_steps: int = Field(default=5, ge=1)
-    """Steps before them that are not."""
-    turns: int = Field(default=2, ge=1)
-    """Turns of each number of processes; all of them have one before any has the next."""
+    """Steps before the timed ones."""
+    repeats: int = Field(default=2, ge=1)
+    """Short runs of each number of processes, alternating between the numbers."""
 
 
-class Benchmarking(Training):
-    """Everything about a benchmark of training."""
+class TrainingBenchmarkSettings(TrainSettings):
+    """All settings of a training benchmark."""
 
     benchmark: Benchmark = Benchmark()
-    """What is measured."""
+    """Process counts, steps and repeats."""
 
 
 class Inference(Settings):
-    """Which artifacts are measured, on which requests, and for how long."""
+    """Artifacts to measure, requests and duration."""
 
     artifacts: dict[str, str] = Field(min_length=1)
-    """Name of each, and its folder."""
-    rows: tuple[Positive, ...] = Field(default=(1, 10), min_length=1)
-    """Records of a request: its batch."""
-    lengths: tuple[Positive, ...] = Field(default=(256, 128), min_length=1)
-    """Real tokens of each text; those by default are no more than all artifacts read."""
-    seconds: float = Field(default=5.0, gt=0)
-    """How long requests follow each other, for each batch and length of a turn."""
-    warmup: int = Field(default=2, ge=1)
-    """Requests before them that are not timed."""
-    turns: int = Field(default=3, ge=1)
-    """Turns of each artifact, in a process of its own; all have one before any has the next."""
-    beside: tuple[tuple[str, str], ...] = ()
-    """Names that are set side by side, the second by the first; by default all by the first."""
+    """Artifact folders by name."""
+    batch_sizes: tuple[Positive, ...] = Field(default=(1, 10), min_length=1)
+    """Numbers of records in a request."""
+    input_lengths: tuple[Positive, ...] = Field(default=(256, 128), min_length=1)
+    """Real tokens of each text; the defaults are limited to what all artifacts accept."""
+    duration_seconds: float = Field(default=5.0, gt=0)
+    """Duration of the closed loop, for each batch size and input length in a repeat."""
+    warmup_requests: int = Field(default=2, ge=1)
+    """Requests before the timed ones."""
+    repeats: int = Field(default=3, ge=1)
+    """Repeats of each artifact in a separate process, alternating between the artifacts."""
+    compare: tuple[tuple[str, str], ...] = ()
+    """Pairs of names; the second is compared with the first. By default all with the first one."""
     timeout_seconds: int = Field(default=900, ge=1)
-    """How long an artifact may say nothing; then it is stopped, and named."""
+    """Seconds without progress after which an artifact is stopped and reported."""
 
     @model_validator(mode="after")
-    def _each_once(self) -> Inference:
+    def _check_names_and_duplicates(self) -> Inference:
         for name in self.artifacts:
-            if not NAME.fullmatch(name):
-                raise ValueError(f"'{name}' names no artifact: use letters, digits and . + -")
-        for key, values in (("rows", self.rows), ("lengths", self.lengths)):
+            if not ARTIFACT_NAME.fullmatch(name):
+                raise ValueError(f"invalid artifact name '{name}'; use letters, digits and . + -")
+        for key in ("batch_sizes", "input_lengths"):
+            values = getattr(self, key)
             if len(set(values)) < len(values):
-                raise ValueError(f"{key} has a number twice: {', '.join(map(str, values))}")
+                numbers = ", ".join(map(str, values))
+                raise ValueError(f"{key} has duplicates: {numbers}; remove them")
         return self
 
 
-class Arrivals(Settings):
-    """Requests that come when they come, whether or not the one before is answered."""
+class OpenLoop(Settings):
+    """Open loop: requests arrive at a rate, whether or not earlier ones are answered."""
 
-    shares: tuple[Rate, ...] = (0.5, 0.8)
-    """Rates of Poisson arrivals, as shares of what each artifact answers one after the other."""
-    rates: tuple[Rate, ...] = ()
-    """Rates that are the same for all artifacts, in requests a second."""
-    seconds: float = Field(default=5.0, gt=0)
-    """How long they come, for each rate of a batch and length in a turn."""
+    load_fractions: tuple[Rate, ...] = (0.5, 0.8)
+    """Rates of Poisson arrivals, as fractions of the closed-loop throughput of each artifact."""
+    requests_per_second: tuple[Rate, ...] = ()
+    """Rates of Poisson arrivals in requests per second, the same for all artifacts."""
+    duration_seconds: float = Field(default=5.0, gt=0)
+    """Duration of the arrivals, for each rate, batch size and input length in a repeat."""
 
 
-class Machine(Settings):
-    """Where it is measured."""
+class MachineSettings(Settings):
+    """Machine of the benchmark."""
 
     price: Price = Price()
-    """What an hour of this machine costs."""
+    """Price of this machine."""
 
 
-class Measuring(Settings):
-    """Everything about a benchmark of inference."""
+class BenchmarkSettings(Settings):
+    """All settings of an inference benchmark."""
 
     output: Output
-    """The folder that the tables are written to."""
+    """Folder of the benchmark document, its tables and its chart."""
     seed: int = Field(default=0, ge=0)
-    """Key of the arrivals, and of the words in the texts."""
+    """Key of the arrival times and of the token ids in the requests."""
     inference: Inference
-    """What is measured."""
-    arrivals: Arrivals = Arrivals()
-    """How requests come."""
-    execution: Machine = Machine()
-    """Where it is measured."""
+    """Artifacts, requests and duration."""
+    open_loop: OpenLoop = OpenLoop()
+    """Arrival rates of the open loop."""
+    execution: MachineSettings = MachineSettings()
+    """Machine of the benchmark."""

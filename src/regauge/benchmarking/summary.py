@@ -1,6 +1,6 @@
-"""What turns of artifacts come to: medians over them, and every figure with its formula.
+"""Summary of an inference benchmark: medians over repeats, ratios, costs, and their formulas.
 
-What is not known is None, and never a zero. Nothing here measures.
+An unknown value is None, never zero. This module measures nothing.
 """
 
 from __future__ import annotations
@@ -12,130 +12,136 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.artifacts.manifest import ARTIFACT, MODEL
-from regauge.benchmarking.load_generator import PATIENCE, percentile
+from regauge.benchmarking.load_generator import MAX_DURATION_FACTOR, percentile
 from regauge.config import FORMAT, dump
-from regauge.planning.catalog import Rate, chip_of, rate
+from regauge.planning.catalog import MachinePrice, find_chip, find_price
 from regauge.reporting.inference_section import PERCENTILES
 from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from regauge.artifacts.manifest import Manifest
-    from regauge.benchmarking.settings import Measuring
+    from regauge.artifacts.manifest import ArtifactManifest
+    from regauge.benchmarking.settings import BenchmarkSettings
 
 
 Document = dict[str, Any]
-Turn = list[Document]
+Repeat = list[Document]
+"""Lines that a worker wrote in one repeat."""
 
 GENERIC_NAMES = (MODEL, ARTIFACT)
-"""Folders whose names say nothing of the model in them."""
+"""Folder names that do not identify a model."""
 RATIO_FORMULA = (
-    "second / first, of p50_ms, inferences_per_second and usd_per_million_inferences; overlap: "
-    "the p50_ms of some turn of one lies among those of the other"
+    "second / first, for p50_ms, inferences_per_second and usd_per_million_inferences; overlap: "
+    "the ranges of p50_ms over the repeats overlap"
 )
 FORMULAS = {
-    "inference": "one record; a request has as many as its batch",
-    "percentiles_ms": "nearest rank in each turn, then the median over turns; unknown where one "
-    "has so few requests that none lies beyond",
-    "closed": "each request begins when the one before is answered",
-    "open": "Poisson arrivals; latency counts from the moment of arrival, also while earlier "
-    f"requests are answered; not served: not begun after {PATIENCE} times the seconds",
-    "inferences_per_second": "batch x requests / seconds of the closed loop",
-    "tokens_per_second": "real tokens of the requests / the same seconds",
-    "flops_per_inference": "(2 N + 4 L h S) a token x real tokens: a third of training's "
+    "inference": "one record; a request has batch-size records",
+    "percentiles_ms": "nearest rank in each repeat, then the median over repeats; unknown if a "
+    "repeat has too few requests",
+    "closed": "each request starts when the previous one is answered",
+    "open": "Poisson arrivals; latency counts from the arrival, queueing included; "
+    f"not served: not started within {MAX_DURATION_FACTOR} times the duration",
+    "inferences_per_second": "batch size x requests / seconds of the closed loop",
+    "tokens_per_second": "real tokens of the requests / seconds of the closed loop",
+    "flops_per_inference": "(2 N + 4 L h S) per token x real tokens: a third of training's "
     "6 N + 12 L h S (Chowdhery et al., 2022, appendix B), without embeddings, pooling and heads",
     "peak_share": "flops_per_inference x inferences_per_second / peak_flops_per_second",
-    "joules_per_inference": "measured: what the chip counts, of a processor all its packages, "
-    "whatever else the machine did, / inferences; or at most the chip's thermal design power / "
+    "joules_per_inference": "measured: energy counter of the chip (of all packages of a CPU, "
+    "other load included) / inferences; at most: the chip's thermal design power / "
     "inferences_per_second",
-    "usd_per_million_inferences": "USD an hour of the machine / 3600 / inferences_per_second x "
-    "1e6, whatever part of the machine one process uses",
-    "ready_seconds": "from the start of a process until the artifact is loaded, and each shape "
-    "that has a graph of its own was computed once",
-    "memory_bytes": "the most of a turn: of the device, or of the whole process on a processor",
+    "usd_per_million_inferences": "USD per hour of the whole machine / 3600 / "
+    "inferences_per_second x 1e6",
+    "ready_seconds": "from the start of the process until the artifact is loaded and each shape "
+    "with a separate graph was computed once",
+    "memory_bytes": "largest peak of the repeats: of the device, or of the process on a CPU",
     "beside": RATIO_FORMULA,
 }
+"""Formula of each figure, as the benchmark document records it."""
 
 
 def today() -> dt.date:
-    """Return the day by which prices are old."""
+    """Return the current UTC date."""
     return dt.datetime.now(dt.UTC).date()
 
 
-def document(
-    settings: Measuring,
-    manifests: Mapping[str, Manifest],
-    found: Mapping[str, Sequence[Turn]],
+def build_document(
+    settings: BenchmarkSettings,
+    manifests: Mapping[str, ArtifactManifest],
+    repeats: Mapping[str, Sequence[Repeat]],
     earlier: Document,
 ) -> Document:
-    """Return what is written of a benchmark.
+    """Return the benchmark document; `repeats` has the lines of each artifact.
 
-    Artifacts that an earlier job measured with the same requests are kept, each with its own chip,
-    day and price: jobs on several machines make one table.
+    Artifacts of an `earlier` document with the same requests are kept, each with its chip, date and
+    price. Jobs on several machines thus share one table.
     """
-    measured = [_artifact(settings, name, manifests[name], found[name]) for name in found]
-    kept = [each for each in earlier.get("artifacts", ()) if each["name"] not in found]
-    every = {each["name"]: each for each in [*kept, *measured]}
-    _share_peaks(every.values())
-    names = {each["name"] for each in kept}
-    rows = [each for each in earlier.get("rows", ()) if each["artifact"] in names]
-    for name in found:
-        rows += _rows(settings, every[name], found[name])
+    measured = [
+        _summarize_artifact(settings, name, manifests[name], repeats[name]) for name in repeats
+    ]
+    earlier_artifacts = [
+        artifact for artifact in earlier.get("artifacts", ()) if artifact["name"] not in repeats
+    ]
+    artifacts = {artifact["name"]: artifact for artifact in [*earlier_artifacts, *measured]}
+    _share_peaks(artifacts.values())
+    earlier_names = {artifact["name"] for artifact in earlier_artifacts}
+    rows = [row for row in earlier.get("rows", ()) if row["artifact"] in earlier_names]
+    for name in repeats:
+        rows += _build_rows(settings, artifacts[name], repeats[name])
     for row in rows:
-        row["closed"]["peak_share"] = _peak_share(row["closed"], every[row["artifact"]])
+        row["closed"]["peak_share"] = _compute_peak_share(row["closed"], artifacts[row["artifact"]])
     return {
         "format": FORMAT,
         "measured": "inference",
         "date": today().isoformat(),
-        "turns": settings.inference.turns,
-        "seconds": settings.inference.seconds,
+        "turns": settings.inference.repeats,
+        "seconds": settings.inference.duration_seconds,
         "formulas": FORMULAS,
-        "artifacts": list(every.values()),
+        "artifacts": list(artifacts.values()),
         "rows": rows,
-        "beside": ratios(settings.inference.beside, list(every), rows),
-        "alike": alike(settings),
+        "beside": build_ratios(settings.inference.compare, list(artifacts), rows),
+        "alike": shared_settings(settings),
         "settings": dump(settings),
     }
 
 
-def alike(settings: Measuring) -> Document:
-    """Return the settings that the rows of one table share."""
-    own = dump(settings)
-    inference = {
-        name: own["inference"][name] for name in ("rows", "lengths", "seconds", "warmup", "turns")
-    }
-    return {"inference": inference, "arrivals": own["arrivals"], "seed": own["seed"]}
+def shared_settings(settings: BenchmarkSettings) -> Document:
+    """Return the settings that all rows of a table must share."""
+    tables = dump(settings)
+    keys = ("batch_sizes", "input_lengths", "duration_seconds", "warmup_requests", "repeats")
+    inference = {key: tables["inference"][key] for key in keys}
+    return {"inference": inference, "open_loop": tables["open_loop"], "seed": tables["seed"]}
 
 
-def model_of(manifest: Manifest) -> str:
-    """Return what people call the model of an artifact."""
+def model_name(manifest: ArtifactManifest) -> str:
+    """Return the name of an artifact's model: the last specific part of its path."""
     parts = [part for part in Path(manifest.origin.path).parts if part not in GENERIC_NAMES]
     return parts[-1] if parts else manifest.origin.path
 
 
-def computed_by(manifest: Manifest) -> str:
-    """Return by what and in which type an artifact is computed."""
+def describe_computation(manifest: ArtifactManifest) -> str:
+    """Return the backend, precision and quantization of an artifact."""
     compiled = manifest.compiled
-    integers = f" {compiled.quantized}" if compiled.quantized != "no" else ""
-    return f"{compiled.backend.kind} {compiled.precision}{integers}"
+    quantization = f" {compiled.quantized}" if compiled.quantized != "none" else ""
+    return f"{compiled.backend.kind} {compiled.precision}{quantization}"
 
 
-def _artifact(
-    settings: Measuring, name: str, manifest: Manifest, turns: Sequence[Turn]
+def _summarize_artifact(
+    settings: BenchmarkSettings, name: str, manifest: ArtifactManifest, repeats: Sequence[Repeat]
 ) -> Document:
-    """Return what was found of an artifact as a whole."""
-    starts = [told for turn in turns for told in turn if "ready" in told]
-    ends = [told for turn in turns for told in turn if "chip" in told]
-    memory = [told["memory_bytes"] for told in ends if told["memory_bytes"] is not None]
-    peaks = [told for told in ends if told["peak_flops_per_second"] is not None]
-    best = max(peaks, key=lambda told: told["peak_flops_per_second"], default=ends[-1])
-    chip = chip_of(settings.execution.price)
+    """Return the figures of an artifact that do not depend on the request."""
+    starts = [line for repeat in repeats for line in repeat if "ready" in line]
+    ends = [line for repeat in repeats for line in repeat if "chip" in line]
+    memory = [line["memory_bytes"] for line in ends if line["memory_bytes"] is not None]
+    peaks = [line for line in ends if line["peak_flops_per_second"] is not None]
+    best = max(peaks, key=lambda line: line["peak_flops_per_second"], default=ends[-1])
+    price = settings.execution.price
+    chip = find_chip(price)
     return {
         "name": name,
         "path": settings.inference.artifacts[name],
-        "model": model_of(manifest),
-        "computed_by": computed_by(manifest),
+        "model": model_name(manifest),
+        "computed_by": describe_computation(manifest),
         "precision": manifest.compiled.precision,
         "quantized": manifest.compiled.quantized,
         "backend": manifest.compiled.backend.kind,
@@ -145,12 +151,12 @@ def _artifact(
         "chip": best["chip"],
         "machine": starts[-1]["machine"],
         "date": today().isoformat(),
-        "price": _price(rate(settings.execution.price), settings.execution.price.instance),
+        "price": _describe_price(find_price(price), price.instance),
         "tdp_watts": chip.tdp_watts if chip else None,
         "tdp_source": f"{chip.name}: {chip.source}" if chip else None,
         "ready": {
-            each: statistics.median(told["ready"][each] for told in starts)
-            for each in starts[0]["ready"]
+            key: statistics.median(line["ready"][key] for line in starts)
+            for key in starts[0]["ready"]
         },
         "memory_bytes": max(memory, default=None),
         "peak_flops_per_second": best["peak_flops_per_second"],
@@ -158,130 +164,148 @@ def _artifact(
     }
 
 
-def _price(found: Rate | None, kind: str | None) -> Document | None:
-    if found is None:
+def _describe_price(price: MachinePrice | None, instance: str | None) -> Document | None:
+    if price is None:
         return None
     return {
-        "usd_per_hour": found.usd_per_hour,
-        "source": found.source,
-        "as_of": found.as_of.isoformat() if found.as_of else None,
-        "instance": kind,
-        "remark": found.remark(today()),
+        "usd_per_hour": price.usd_per_hour,
+        "source": price.source,
+        "as_of": price.as_of.isoformat() if price.as_of else None,
+        "instance": instance,
+        "remark": price.staleness_warning(today()),
     }
 
 
-def _share_peaks(every: Iterable[Document]) -> None:
-    """Give artifacts that compute alike on a chip one peak: each turn has timed its own."""
+def _share_peaks(artifacts: Collection[Document]) -> None:
+    """Set the best measured peak for all artifacts of equal chip, precision and threads."""
     best: dict[tuple[Any, ...], tuple[float, str]] = {}
-    for each in every:
-        key = (each["chip"], each["precision"], each["quantized"], each["machine"]["threads"])
-        if each["peak_flops_per_second"] is not None:
-            own = each["peak_flops_per_second"], each["peak_source"]
-            best[key] = max(best.get(key, own), own)
-    for each in every:
-        key = (each["chip"], each["precision"], each["quantized"], each["machine"]["threads"])
+    for artifact in artifacts:
+        if artifact["peak_flops_per_second"] is not None:
+            key = _peak_key(artifact)
+            peak = artifact["peak_flops_per_second"], artifact["peak_source"]
+            best[key] = max(best.get(key, peak), peak)
+    for artifact in artifacts:
+        key = _peak_key(artifact)
         if key in best:
-            each["peak_flops_per_second"], each["peak_source"] = best[key]
+            artifact["peak_flops_per_second"], artifact["peak_source"] = best[key]
 
 
-def _peak_share(closed: Document, artifact: Document) -> float | None:
+def _peak_key(artifact: Document) -> tuple[Any, ...]:
+    threads = artifact["machine"]["threads"]
+    return artifact["chip"], artifact["precision"], artifact["quantized"], threads
+
+
+def _compute_peak_share(closed: Document, artifact: Document) -> float | None:
     flops, peak = closed["flops_per_inference"], artifact["peak_flops_per_second"]
     if flops is None or peak is None:
         return None
     return float(flops * closed["inferences_per_second"] / peak)
 
 
-def _rows(settings: Measuring, artifact: Document, turns: Sequence[Turn]) -> list[Document]:
-    """Return a row for each batch and length."""
+def _build_rows(
+    settings: BenchmarkSettings, artifact: Document, repeats: Sequence[Repeat]
+) -> list[Document]:
+    """Return one row per batch size and input length."""
     rows = []
-    for length in settings.inference.lengths:
-        for count in settings.inference.rows:
-            where = {"rows": count, "length": length}
-            loops = [told for turn in turns for told in turn if told.get("closed") == where]
-            came = [[told for told in turn if told.get("open") == where] for turn in turns]
+    for length in settings.inference.input_lengths:
+        for batch_size in settings.inference.batch_sizes:
+            shape = {"rows": batch_size, "length": length}
+            closed = [line for repeat in repeats for line in repeat if line.get("closed") == shape]
+            loads = zip(
+                *([line for line in repeat if line.get("open") == shape] for repeat in repeats),
+                strict=True,
+            )
             rows.append(
                 {
                     "artifact": artifact["name"],
-                    **where,
-                    "shapes": loops[-1]["shapes"],
-                    "closed": _closed(artifact, count, loops),
-                    "open": [_open(artifact, count, each) for each in zip(*came, strict=True)],
+                    **shape,
+                    "shapes": closed[-1]["shapes"],
+                    "closed": _summarize_closed_loop(artifact, batch_size, closed),
+                    "open": [_summarize_open_loop(artifact, batch_size, load) for load in loads],
                 }
             )
     return rows
 
 
-def _closed(artifact: Document, count: int, loops: Sequence[Document]) -> Document:
-    """Return the figures of a closed loop; `count` is the batch, of each turn there is one loop."""
-    middles = [percentile(loop["milliseconds"], 50) or 0.0 for loop in loops]
+def _summarize_closed_loop(
+    artifact: Document, batch_size: int, loops: Sequence[Document]
+) -> Document:
+    """Return the figures of the closed loop; `loops` has one line per repeat."""
+    medians = [percentile(loop["milliseconds"], 50) or 0.0 for loop in loops]
     per_second = _median(loops, lambda loop: len(loop["milliseconds"]) / loop["seconds"])
     tokens, flops = loops[-1]["tokens"], loops[-1]["flops"]
     return {
         "requests": [len(loop["milliseconds"]) for loop in loops],
-        **_percentiles([loop["milliseconds"] for loop in loops]),
-        "spread_p50_ms": [min(middles), max(middles)],
+        **_median_percentiles([loop["milliseconds"] for loop in loops]),
+        "spread_p50_ms": [min(medians), max(medians)],
         "requests_per_second": per_second,
-        "inferences_per_second": count * per_second,
+        "inferences_per_second": batch_size * per_second,
         "tokens_per_second": tokens * per_second,
-        "flops_per_inference": None if flops is None else flops / count,
-        **_joules(artifact, count, loops, count * per_second),
-        "usd_per_million_inferences": _usd(artifact, count * per_second),
+        "flops_per_inference": None if flops is None else flops / batch_size,
+        **_compute_joules(artifact, batch_size, loops, batch_size * per_second),
+        "usd_per_million_inferences": _compute_usd_per_million(artifact, batch_size * per_second),
     }
 
 
-def _open(artifact: Document, count: int, turns: Sequence[Document]) -> Document:
-    """Return the figures of one rate of arrivals; of each turn there is one series."""
-    per_second = _median(turns, lambda turn: float(turn["rate"]))
-    taken = [
-        [math.inf if each is None else each for each in turn["milliseconds"]] for turn in turns
-    ]
-    every = sum(map(len, taken))
-    lost = sum(math.isinf(each) for turn in taken for each in turn)
-    return {
-        "share": turns[0]["share"],
-        "requests_per_second": per_second,
-        "requests": [len(turn) for turn in taken],
-        "not_served": lost / every if every else None,
-        **_percentiles(taken),
-        "usd_per_million_inferences": None if lost else _usd(artifact, count * per_second),
-    }
-
-
-def _percentiles(turns: Sequence[Sequence[float]]) -> dict[str, float | None]:
-    """Return the median over turns of each percentile.
-
-    None where a turn has too few requests for it: the others alone would not be in order with the
-    smaller percentiles. None too where the median was not served.
-    """
-    found = {}
-    for percent in PERCENTILES:
-        each = [percentile(turn, percent) for turn in turns]
-        known = [value for value in each if value is not None]
-        middle = statistics.median(known) if len(known) == len(each) else math.inf
-        found[f"p{percent}_ms"] = middle if math.isfinite(middle) else None
-    return found
-
-
-def _joules(
-    artifact: Document, count: int, loops: Sequence[Document], per_second: float
+def _summarize_open_loop(
+    artifact: Document, batch_size: int, loads: Sequence[Document]
 ) -> Document:
-    """Return the joules of an inference, and whether they were measured or are a bound."""
+    """Return the figures of one arrival rate; `loads` has one line per repeat."""
+    per_second = _median(loads, lambda load: float(load["rate"]))
+    latencies = [
+        [math.inf if latency is None else latency for latency in load["milliseconds"]]
+        for load in loads
+    ]
+    num_requests = sum(map(len, latencies))
+    num_lost = sum(math.isinf(latency) for repeat in latencies for latency in repeat)
+    usd = None if num_lost else _compute_usd_per_million(artifact, batch_size * per_second)
+    return {
+        "share": loads[0]["share"],
+        "requests_per_second": per_second,
+        "requests": [len(repeat) for repeat in latencies],
+        "not_served": num_lost / num_requests if num_requests else None,
+        **_median_percentiles(latencies),
+        "usd_per_million_inferences": usd,
+    }
+
+
+def _median_percentiles(repeats: Sequence[Sequence[float]]) -> dict[str, float | None]:
+    """Return the median over repeats of each percentile.
+
+    None if a repeat has too few requests for it: the median of the other repeats could be below a
+    smaller percentile. Also None if the median is infinite, which means not served.
+    """
+    medians = {}
+    for percent in PERCENTILES:
+        values = [percentile(latencies, percent) for latencies in repeats]
+        known = [value for value in values if value is not None]
+        median = statistics.median(known) if len(known) == len(values) else math.inf
+        medians[f"p{percent}_ms"] = median if math.isfinite(median) else None
+    return medians
+
+
+def _compute_joules(
+    artifact: Document, batch_size: int, loops: Sequence[Document], per_second: float
+) -> Document:
+    """Return the joules per inference, and whether they are measured or an upper bound."""
     if all(loop["joules"] is not None for loop in loops):
-        found = _median(loops, lambda loop: loop["joules"] / len(loop["milliseconds"]) / count)
-        return {"joules_per_inference": found, "joules_are": "measured"}
+        joules = _median(
+            loops, lambda loop: loop["joules"] / len(loop["milliseconds"]) / batch_size
+        )
+        return {"joules_per_inference": joules, "joules_are": "measured"}
     if artifact["tdp_watts"] is None:
         return {"joules_per_inference": None, "joules_are": None}
     return {"joules_per_inference": artifact["tdp_watts"] / per_second, "joules_are": "at most"}
 
 
-def _usd(artifact: Document, per_second: float) -> float | None:
-    """Return the dollars of a million inferences at so many a second."""
+def _compute_usd_per_million(artifact: Document, per_second: float) -> float | None:
+    """Return the dollars per million inferences at a throughput."""
     price = artifact["price"]
     return None if price is None else price["usd_per_hour"] / SECONDS_PER_HOUR / per_second * 1e6
 
 
-def _median(turns: Sequence[Document], value: Callable[[Document], float]) -> float:
-    return statistics.median(map(value, turns))
+def _median(lines: Sequence[Document], get_value: Callable[[Document], float]) -> float:
+    return statistics.median(map(get_value, lines))
 
 
 RATIOS = {
@@ -289,36 +313,42 @@ RATIOS = {
     "inferences_per_second": "inferences_per_second",
     "usd": "usd_per_million_inferences",
 }
-"""What is compared, and the figure of a closed loop that it is."""
+"""Ratios of a pair, and the figure of the closed loop that each compares."""
 
 
-def ratios(
+def build_ratios(
     pairs: Sequence[tuple[str, str]], names: Sequence[str], rows: Sequence[Document]
 ) -> list[Document]:
-    """Return the ratios of each pair by batch and length; without pairs of all by the first."""
-    first, *others = names
-    wanted = pairs or [(first, other) for other in others]
-    return [each for pair in wanted for each in _of_pair(pair, rows)]
+    """Return the ratios of each pair, one per batch size and input length.
+
+    Without pairs, all artifacts are compared with the first one.
+    """
+    baseline, *candidates = names
+    compared = pairs or [(baseline, candidate) for candidate in candidates]
+    return [ratios for pair in compared for ratios in _compare_pair(pair, rows)]
 
 
-def _of_pair(pair: tuple[str, str], rows: Sequence[Document]) -> Iterator[Document]:
+def _compare_pair(pair: tuple[str, str], rows: Sequence[Document]) -> Iterator[Document]:
     first, second = (
         {(row["rows"], row["length"]): row["closed"] for row in rows if row["artifact"] == name}
         for name in pair
     )
-    for (count, length), ours in first.items():
-        theirs = second[count, length]
-        where = {"first": pair[0], "second": pair[1], "rows": count, "length": length}
-        found = {name: _ratio(theirs[key], ours[key]) for name, key in RATIOS.items()}
-        yield {**where, **found, "overlap": _overlap(theirs, ours)}
+    for (batch_size, length), baseline in first.items():
+        candidate = second[batch_size, length]
+        shape = {"first": pair[0], "second": pair[1], "rows": batch_size, "length": length}
+        ratios = {name: _ratio(candidate[key], baseline[key]) for name, key in RATIOS.items()}
+        yield {**shape, **ratios, "overlap": _do_repeats_overlap(candidate, baseline)}
 
 
-def _overlap(second: Document, first: Document) -> bool | None:
-    """Return whether turns of one lie among those of the other; None for a single turn of each."""
+def _do_repeats_overlap(second: Document, first: Document) -> bool | None:
+    """Return whether the p50 ranges of two artifacts overlap; None if each has one repeat."""
     if len(first["requests"]) == len(second["requests"]) == 1:
         return None
-    (least, most), (low, high) = first["spread_p50_ms"], second["spread_p50_ms"]
-    return bool(low <= most and least <= high)
+    (first_min, first_max), (second_min, second_max) = (
+        first["spread_p50_ms"],
+        second["spread_p50_ms"],
+    )
+    return bool(second_min <= first_max and first_min <= second_max)
 
 
 def _ratio(second: float | None, first: float | None) -> float | None:

@@ -1,7 +1,7 @@
-"""How fast a run trains on 1, 2, 4 ... processes: short runs in turns, and what their ledgers say.
+"""Benchmark of training on 1, 2, 4, ... processes: alternating short runs and their ledgers.
 
-The machine changes from minute to minute: every number of processes has a turn before any of them
-has the next. Nothing is measured here that a run does not write down itself.
+The speed of a machine drifts from minute to minute. Therefore every number of processes runs once
+before any of them runs again. All figures come from the ledgers and metrics of the runs.
 """
 
 from __future__ import annotations
@@ -17,229 +17,239 @@ from typing import TYPE_CHECKING, Any
 from regauge import accelerators, jsonl, processes
 from regauge.config import FORMAT, build, dump, merge
 from regauge.errors import SettingsError
-from regauge.planning.catalog import rate
+from regauge.planning.catalog import find_price
 from regauge.processes import World
-from regauge.supervision.nodes.topology import several
-from regauge.training.defaults import local_processes
-from regauge.training.settings import Training
+from regauge.supervision.nodes.topology import resolve_topology
+from regauge.training.defaults import count_local_processes
+from regauge.training.settings import TrainSettings
 from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from regauge.accelerators import Accelerator
-    from regauge.benchmarking.settings import Benchmark, Benchmarking
+    from regauge.benchmarking.settings import Benchmark, TrainingBenchmarkSettings
 
-LINES = 5
-"""Of metrics in the timed steps of a turn: each is one measurement."""
-NEVER = 10**9
-EFFICIENCY = "sequences/s a process, by those of the smallest number of processes"
-BATCH = {
+MEASUREMENTS_PER_RUN = 5
+"""Metric lines in the timed steps of a short run; each is one measurement."""
+NEVER_STEPS = 10**9
+EFFICIENCY_FORMULA = "sequences/s per process, relative to the smallest number of processes"
+SCALING_DESCRIPTIONS = {
     "weak": "the batch and the learning rate grow with the processes",
-    "strong": "the batch stays, and the processes share it",
+    "strong": "the batch is constant and the processes share it",
 }
-CHIP = ("chip", "peak_flops_per_second", "peak_source", "mfu_formula")
-"""What a ledger says of the chip."""
-SEQUENCES = "rows of a step x steps / (step + data wait seconds)"
+CHIP_KEYS = ("chip", "peak_flops_per_second", "peak_source", "mfu_formula")
+"""Keys of a ledger line that describe the chip."""
+SEQUENCES_FORMULA = "rows per step x steps / (step + data wait seconds)"
 
 
 @dataclass(frozen=True)
-class Turn:
-    """The timed steps of one short run."""
+class TimedSteps:
+    """Measurements of one short run."""
 
     tokens_per_second: tuple[float, ...]
-    """Of each line of metrics after the warm-up; real tokens."""
+    """Real tokens per second of each metric line after the warm-up."""
     seconds_per_step: tuple[float, ...]
     mfu: tuple[float, ...]
-    """Empty where the chip's peak is unknown."""
+    """MFU of each metric line after the warm-up; empty if the chip's peak is unknown."""
     chip: dict[str, Any]
-    """Its name, its peak with where that comes from, and the formula of MFU."""
+    """Name of the chip, its peak with the source, and the MFU formula."""
 
 
-def sizes(settings: Benchmarking) -> tuple[int, ...]:
-    """Return the numbers of processes on a machine that are measured, in their order."""
+def list_process_counts(settings: TrainingBenchmarkSettings) -> tuple[int, ...]:
+    """Return the numbers of processes per machine to measure, ascending."""
     if settings.benchmark.processes:
         return tuple(sorted(set(settings.benchmark.processes)))
-    accelerator = device(settings)
-    most = local_processes("auto", accelerator)
-    if accelerator.shared:
-        most = processes.share_of_cores(World())
-    powers = (2**power for power in range(most.bit_length()))
-    return tuple(sorted({*(size for size in powers if size <= most), most}))
+    accelerator = choose_accelerator(settings)
+    max_processes = count_local_processes("auto", accelerator)
+    if accelerator.is_shareable:
+        max_processes = processes.cores_per_process(World())
+    powers = (2**power for power in range(max_processes.bit_length()))
+    counts = {power for power in powers if power <= max_processes}
+    return tuple(sorted({*counts, max_processes}))
 
 
-def device(settings: Benchmarking) -> Accelerator:
-    """Return what is measured: the accelerator of the settings, or the fittest of this machine."""
+def choose_accelerator(settings: TrainingBenchmarkSettings) -> Accelerator:
+    """Return the accelerator of the settings, or else the best one of this machine."""
     return settings.accelerator or accelerators.choose()[0]
 
 
-def turn_of(settings: Benchmarking, size: int, number: int) -> Training:
-    """Return the settings of a short run on `size` processes of each machine."""
-    asked, own = settings.benchmark, dump(settings)
-    del own["benchmark"]
-    every = _every(asked)
-    world = size * machines(settings)
-    folder = Path(settings.output.folder) / f"{world}-processes-{number}"
+def build_short_run(
+    settings: TrainingBenchmarkSettings, local_size: int, number: int
+) -> TrainSettings:
+    """Return the settings of a short run on `local_size` processes per machine."""
+    benchmark, tables = settings.benchmark, dump(settings)
+    del tables["benchmark"]
+    world_size = local_size * count_nodes(settings)
+    folder = Path(settings.output.folder) / f"{world_size}-processes-{number}"
     changes: dict[str, Any] = {
         "output": {
             "folder": str(folder),
             "trackers": ({"kind": "jsonl"},),
-            "every_steps": every,
-            "checkpoint": {"every_steps": NEVER, "root": None, "best": None},
+            "log_every_steps": _log_interval(benchmark),
+            "checkpoint": {"every_steps": NEVER_STEPS, "remote": None, "best_metric": None},
         },
-        "execution": {"processes": size, **_fixed(settings)},
+        "execution": {"processes": local_size, **_shared_execution(settings)},
         "evaluation": {"every_steps": 0, "rows": settings.batch.rows, "samples": {"prompts": 0}},
         "profile": False,
     }
-    own["stop"] = {"steps": _warm(asked) + _timed(asked)}
-    tables = merge(own, changes)
-    return build(Training, _scaled(tables, world) if asked.scaling == "weak" else tables)
+    tables["stop"] = {"steps": _count_warmup_steps(benchmark) + _count_timed_steps(benchmark)}
+    tables = merge(tables, changes)
+    if benchmark.scaling == "weak":
+        tables = _scale_batch(tables, world_size)
+    return build(TrainSettings, tables)
 
 
-def _fixed(settings: Benchmarking) -> dict[str, Any]:
-    """Return what every number of processes has alike: threads, and that blocks are compiled.
+def _shared_execution(settings: TrainingBenchmarkSettings) -> dict[str, Any]:
+    """Return the execution settings that every number of processes shares: threads and compilation.
 
-    A run of so few steps would not be compiled, and it stands for one of many.
+    `auto` would not compile such a short run, but the short run represents a long one.
     """
     execution = settings.execution
-    found: dict[str, Any] = {}
-    accelerator = device(settings)
+    shared: dict[str, Any] = {}
+    accelerator = choose_accelerator(settings)
     if execution.compile == "auto":
-        found["compile"] = "no" if accelerator.obstacle_to_compiling() else "blocks"
-    if execution.threads is None and accelerator.shared:
-        found["threads"] = processes.share_of_cores(World(local_size=max(sizes(settings))))
-    return found
+        shared["compile"] = "off" if accelerator.compile_obstacle() else "blocks"
+    if execution.threads is None and accelerator.is_shareable:
+        largest = World(local_size=max(list_process_counts(settings)))
+        shared["threads"] = processes.cores_per_process(largest)
+    return shared
 
 
-def _scaled(tables: dict[str, Any], world: int) -> dict[str, Any]:
-    """Return the tables of a run whose batch and learning rate are `world` times as large."""
+def _scale_batch(tables: dict[str, Any], world_size: int) -> dict[str, Any]:
+    """Return run tables with batch and learning rate multiplied by the world size."""
     optimizer = tables["optimizer"]
     larger: dict[str, Any] = {
-        "batch": {"rows": tables["batch"]["rows"] * world},
-        "optimizer": {"learning_rate": optimizer["learning_rate"] * world},
+        "batch": {"rows": tables["batch"]["rows"] * world_size},
+        "optimizer": {"learning_rate": optimizer["learning_rate"] * world_size},
     }
-    task = tables["task"]
-    if isinstance(task, list | tuple):
+    tasks = tables["task"]
+    if isinstance(tasks, list | tuple):
         larger["task"] = [
-            merge(each, {"batch": {"rows": each["batch"]["rows"] * world}})
-            if (each.get("batch") or {}).get("rows")
-            else each
-            for each in task
+            merge(task, {"batch": {"rows": task["batch"]["rows"] * world_size}})
+            if (task.get("batch") or {}).get("rows")
+            else task
+            for task in tasks
         ]
     return merge(tables, larger)
 
 
-def _every(asked: Benchmark) -> int:
-    return max(1, asked.steps // LINES)
+def _log_interval(benchmark: Benchmark) -> int:
+    return max(1, benchmark.steps // MEASUREMENTS_PER_RUN)
 
 
-def _warm(asked: Benchmark) -> int:
-    """Return the steps of the warm-up, up to a line of metrics."""
-    every = _every(asked)
-    return math.ceil(asked.warmup_steps / every) * every
+def _count_warmup_steps(benchmark: Benchmark) -> int:
+    """Return the warm-up steps, rounded up to the next metric line."""
+    interval = _log_interval(benchmark)
+    return math.ceil(benchmark.warmup_steps / interval) * interval
 
 
-def _timed(asked: Benchmark) -> int:
-    return asked.steps // _every(asked) * _every(asked)
+def _count_timed_steps(benchmark: Benchmark) -> int:
+    interval = _log_interval(benchmark)
+    return benchmark.steps // interval * interval
 
 
-def machines(settings: Benchmarking) -> int:
-    """Return how many machines the job has; raises SettingsError where that may change."""
-    found = several(settings.execution.nodes, Path(settings.output.folder))
-    if found is None:
+def count_nodes(settings: TrainingBenchmarkSettings) -> int:
+    """Return the number of nodes of the job; raises SettingsError if it is a range."""
+    topology = resolve_topology(settings.execution.nodes, Path(settings.output.folder))
+    if topology is None:
         return 1
-    if found.fewest != found.most:
+    if topology.min_nodes != topology.max_nodes:
+        node_range = f"{topology.min_nodes}:{topology.max_nodes}"
         raise SettingsError(
-            f"execution.nodes.count = '{found.fewest}:{found.most}' is no number to measure",
-            "set it to one number of nodes, and start a job for each",
+            f"execution.nodes.count = '{node_range}' is a range; a benchmark needs one number",
+            "set one number of nodes and start one job for each number",
         )
-    return found.fewest
+    return topology.min_nodes
 
 
-def read(folder: Path, asked: Benchmark) -> Turn:
-    """Return what the timed steps of a short run wrote down."""
-    told = jsonl.whole(folder / "ledger.jsonl")
-    metrics = [line for line in jsonl.whole(folder / "metrics.jsonl") if "train/loss" in line]
-    shares = [line["train/mfu"] for line in metrics if line["step"] > _warm(asked)]
-    found = [line for line in told if line["step"] >= _warm(asked)]
-    tokens, seconds = [], []
-    for before, after in pairwise(found):
+def read_timed_steps(folder: Path, benchmark: Benchmark) -> TimedSteps:
+    """Read the measurements of the timed steps of a short run."""
+    warmup_steps = _count_warmup_steps(benchmark)
+    ledger = jsonl.read_lines(folder / "ledger.jsonl")
+    metrics = [line for line in jsonl.read_lines(folder / "metrics.jsonl") if "train/loss" in line]
+    mfu = [line["train/mfu"] for line in metrics if line["step"] > warmup_steps]
+    timed = [line for line in ledger if line["step"] >= warmup_steps]
+    tokens_per_second, seconds_per_step = [], []
+    for before, after in pairwise(timed):
         if after["step"] == before["step"]:
             continue
-        taken = _training(after) - _training(before)
-        tokens.append((after["tokens"] - before["tokens"]) / taken)
-        seconds.append(taken / (after["step"] - before["step"]))
-    chip = {name: told[-1][name] for name in CHIP}
-    return Turn(tuple(tokens), tuple(seconds), tuple(shares), chip)
+        seconds = _training_seconds(after) - _training_seconds(before)
+        tokens_per_second.append((after["tokens"] - before["tokens"]) / seconds)
+        seconds_per_step.append(seconds / (after["step"] - before["step"]))
+    chip = {key: ledger[-1][key] for key in CHIP_KEYS}
+    return TimedSteps(tuple(tokens_per_second), tuple(seconds_per_step), tuple(mfu), chip)
 
 
-def _training(line: dict[str, Any]) -> float:
+def _training_seconds(line: dict[str, Any]) -> float:
     return float(line["seconds"]["step"] + line["seconds"]["data_wait"])
 
 
-def row(settings: Training, turns: Sequence[Turn], nodes: int) -> dict[str, Any]:
-    """Return the figures of one number of processes: medians over all lines of all its turns."""
-    each = local_processes(settings.execution.processes, settings.accelerator)
-    world = each * nodes
-    tokens = [rate for turn in turns for rate in turn.tokens_per_second]
-    shares = [share for turn in turns for share in turn.mfu]
-    seconds = statistics.median(value for turn in turns for value in turn.seconds_per_step)
-    found = rate(settings.execution.price)
-    real = statistics.median(tokens)
-    usd = found.usd_per_hour * nodes / SECONDS_PER_HOUR / real * 1e6 if found else None
+def build_row(
+    settings: TrainSettings, repeats: Sequence[TimedSteps], num_nodes: int
+) -> dict[str, Any]:
+    """Return the figures of one number of processes: medians over all lines of all repeats."""
+    local_size = count_local_processes(settings.execution.processes, settings.accelerator)
+    world_size = local_size * num_nodes
+    speeds = [speed for repeat in repeats for speed in repeat.tokens_per_second]
+    mfu = [value for repeat in repeats for value in repeat.mfu]
+    seconds = statistics.median(value for repeat in repeats for value in repeat.seconds_per_step)
+    speed = statistics.median(speeds)
+    price = find_price(settings.execution.price)
+    usd = price.usd_per_hour * num_nodes / SECONDS_PER_HOUR / speed * 1e6 if price else None
     return {
-        "name": f"{nodes} x {each}" if nodes > 1 else str(world),
-        "processes": world,
-        "rows_a_process": settings.batch.rows / world,
+        "name": f"{num_nodes} x {local_size}" if num_nodes > 1 else str(world_size),
+        "processes": world_size,
+        "rows_a_process": settings.batch.rows / world_size,
         "global_batch": settings.batch.rows,
         "learning_rate": settings.optimizer.learning_rate,
         "sequences_per_second": settings.batch.rows / seconds,
-        "tokens_per_second": real,
-        "spread": [min(tokens), max(tokens)],
+        "tokens_per_second": speed,
+        "spread": [min(speeds), max(speeds)],
         "seconds_per_step": seconds,
-        "mfu": statistics.median(shares) if shares else None,
+        "mfu": statistics.median(mfu) if mfu else None,
         "usd_per_million_tokens": usd,
-        **turns[-1].chip,
+        **repeats[-1].chip,
     }
 
 
-def document(
-    settings: Benchmarking, rows: list[dict[str, Any]], earlier: dict[str, Any]
+def build_document(
+    settings: TrainingBenchmarkSettings, rows: list[dict[str, Any]], earlier: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what is written: the rows with their efficiency, and what they were measured on.
+    """Return the benchmark document: rows with their efficiency, formulas and settings.
 
-    Rows of other numbers of processes that an earlier job found in this folder are kept, where it
-    had the same settings: jobs on more and more machines make one table.
+    Rows of an earlier job in this folder are kept if its settings were equal and the number of
+    processes is another one. Jobs on different numbers of machines thus share one table.
     """
-    now, before = _alike(settings), earlier.get("settings")
-    sizes = {each["processes"] for each in rows}
-    kept = [each for each in earlier.get("rows", ()) if each["processes"] not in sizes]
-    rows = sorted([*rows, *(kept if now == before else ())], key=lambda each: each["processes"])
-    first = rows[0]
-    alone = first["sequences_per_second"] / first["processes"]
-    peak = max((each["peak_flops_per_second"] or 0.0 for each in rows), default=0.0)
-    for each in rows:
-        if each["mfu"] is not None:  # one peak for all: each run has timed its own
-            each["mfu"] *= each["peak_flops_per_second"] / peak
-            each["peak_flops_per_second"] = peak
-        each["efficiency"] = each["sequences_per_second"] / each["processes"] / alone
-    asked = settings.benchmark
+    shared = _shared_settings(settings)
+    if earlier.get("settings") == shared:
+        counts = {row["processes"] for row in rows}
+        rows = [*rows, *(row for row in earlier.get("rows", ()) if row["processes"] not in counts)]
+    rows = sorted(rows, key=lambda row: row["processes"])
+    per_process = rows[0]["sequences_per_second"] / rows[0]["processes"]
+    peak = max((row["peak_flops_per_second"] or 0.0 for row in rows), default=0.0)
+    for row in rows:
+        if row["mfu"] is not None:  # one peak for all rows: each run has measured it again
+            row["mfu"] *= row["peak_flops_per_second"] / peak
+            row["peak_flops_per_second"] = peak
+        row["efficiency"] = row["sequences_per_second"] / row["processes"] / per_process
+    benchmark = settings.benchmark
     return {
         "format": FORMAT,
-        "scaling": asked.scaling,
-        "meaning": BATCH[asked.scaling],
+        "scaling": benchmark.scaling,
+        "meaning": SCALING_DESCRIPTIONS[benchmark.scaling],
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "steps": _timed(asked),
-        "turns": asked.turns,
-        "formulas": {"sequences_per_second": SEQUENCES, "efficiency": EFFICIENCY},
+        "steps": _count_timed_steps(benchmark),
+        "turns": benchmark.repeats,
+        "formulas": {"sequences_per_second": SEQUENCES_FORMULA, "efficiency": EFFICIENCY_FORMULA},
         "rows": rows,
-        "settings": now,
+        "settings": shared,
     }
 
 
-def _alike(settings: Benchmarking) -> dict[str, Any]:
-    """Return the settings that rows of one table share."""
-    own = dump(settings)
-    own["benchmark"].pop("processes")
-    own["execution"].pop("nodes")
-    return own
+def _shared_settings(settings: TrainingBenchmarkSettings) -> dict[str, Any]:
+    """Return the settings that all rows of a table must share."""
+    tables = dump(settings)
+    tables["benchmark"].pop("processes")
+    tables["execution"].pop("nodes")
+    return tables

@@ -1,4 +1,4 @@
-"""Weights out: of a run and its checkpoints, in the forms that others load."""
+"""Exports the weights of a run, or of one of its checkpoints, to formats of other libraries."""
 
 from __future__ import annotations
 
@@ -10,148 +10,171 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from regauge import config
-from regauge.checkpoint import layout as checkpoints
-from regauge.checkpoint.layout import check_free
-from regauge.checkpoint.loading import damage_of, newest
-from regauge.checkpoint.tensors import read_into
+from regauge.checkpoint import layout
+from regauge.checkpoint.loading import find_newest, verify_checkpoint
+from regauge.checkpoint.tensors import load_tensors
 from regauge.errors import DataError, SettingsError
-from regauge.models import architectures as models
 from regauge.models import dual_encoder, heads, lora, sentence_transformers
-from regauge.models import weights as folders
-from regauge.models.hub import at
-from regauge.models.init_weights import initial_weights
+from regauge.models.architectures import build_template, find_blocks
+from regauge.models.hub import resolve_model
+from regauge.models.init_weights import build_initial_weights
 from regauge.models.settings import Model
+from regauge.models.weights import (
+    is_adapter_weight,
+    list_weights,
+    read_weight_file,
+    read_weights,
+    write_weights,
+)
 from regauge.processes import World
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-Format = Literal["hf", "peft", "torch", "sentence-transformers"]
-WEIGHT = "model."
-"""Prefix of a weight's name in a checkpoint; twice, since the trained module holds the model."""
+WeightFormat = Literal["hf", "peft", "torch", "sentence-transformers"]
+WEIGHT_PREFIX = "model."
+"""Prefix of a weight's name in a checkpoint; it occurs twice, because the trained module wraps the
+model."""
 
 
-def export(model: Path, target: Path, form: Format) -> Path:
-    """Write a transformers folder in another form; return the file or folder that was written."""
-    adapter = model.with_name(lora.FOLDER)
-    if form == "peft" and not adapter.is_dir():
+def export_model(model: Path, target: Path, weight_format: WeightFormat) -> Path:
+    """Write a transformers folder in another format; return the file or folder that was written.
+
+    Raises SettingsError if the model has no adapters or is no text encoder, as the format requires.
+    """
+    adapter = model.with_name(lora.ADAPTER_FOLDER)
+    if weight_format == "peft" and not adapter.is_dir():
         raise SettingsError("this run trained no adapters", "set model.lora, or export format hf")
-    if form == "sentence-transformers" and not sentence_transformers.described(model):
+    is_encoder = sentence_transformers.is_sentence_transformer(model)
+    if weight_format == "sentence-transformers" and not is_encoder:
         raise SettingsError(
             "this run did not train a text encoder",
             "export a run of task 'contrastive', or choose format hf or torch",
         )
-    make_way(target)
-    if form == "torch":
+    remove_empty_folder(target)
+    if weight_format == "torch":
         target.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(folders.whole(model), target)
+        torch.save(read_weights(model), target)
         return target
-    shutil.copytree(adapter if form == "peft" else model, target)
+    shutil.copytree(adapter if weight_format == "peft" else model, target)
     return target
 
 
-def weights_at(run: Path, step: Literal["latest", "best"] | int) -> dict[str, Tensor]:
-    """Return the weights of a run's checkpoint by the model's own names, whole, fp32."""
+def read_checkpoint_weights(run: Path, step: Literal["latest", "best"] | int) -> dict[str, Tensor]:
+    """Return the weights of a run's checkpoint, whole and in fp32, by the names of the model."""
     root = run / "checkpoints"
     if step == "latest":
-        path = newest(root, World())
+        path = find_newest(root, World())
     elif step == "best":
-        best = checkpoints.best(root)
+        best = layout.read_best(root)
         path = root / best["name"] if best else None
     else:
-        path = root / checkpoints.name_of(int(step))
+        path = root / layout.checkpoint_name(int(step))
     if path is None or not path.is_dir():
-        kept = ", ".join(map(str, checkpoints.steps(root))) or "none"
-        raise SettingsError(f"{run} has no checkpoint '{step}'", f"kept steps: {kept}")
-    damage = damage_of(path, World())
+        steps = ", ".join(map(str, layout.list_steps(root))) or "none"
+        raise SettingsError(f"{run} has no checkpoint '{step}'", f"available steps: {steps}")
+    damage = verify_checkpoint(path, World())
     if damage:
-        raise DataError(damage, "name another step")
-    found = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
-    wanted = {
+        raise DataError(damage, "choose another step")
+    metadata = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    weights = {
         name: torch.empty(facts.size)
-        for name, facts in found.items()
-        if name.startswith(WEIGHT) and hasattr(facts, "size")
+        for name, facts in metadata.items()
+        if name.startswith(WEIGHT_PREFIX) and hasattr(facts, "size")
     }
-    read_into(path, wanted)
-    return {name.removeprefix(WEIGHT).removeprefix(WEIGHT): wanted[name] for name in wanted}
+    load_tensors(path, weights)
+    return {
+        name.removeprefix(WEIGHT_PREFIX).removeprefix(WEIGHT_PREFIX): weights[name]
+        for name in weights
+    }
 
 
-def moment(run: Path, step: Literal["latest", "best"] | int, target: Path) -> Path:
-    """Write the model of a checkpoint as a transformers folder, beside its final one's facts.
+def export_checkpoint(run: Path, step: Literal["latest", "best"] | int, target: Path) -> Path:
+    """Write the model of a checkpoint as a transformers folder.
 
-    What was not trained is in no checkpoint: it is that of the final model. Adapters are merged in
-    it, and written beside it.
+    Configuration, tokenizer and frozen weights come from the run's final model, because no
+    checkpoint contains them. Adapters are merged, and also written next to `target`.
     """
     final, tables = run / "model", config.read(run / "run.json")
     if not isinstance(tables["task"], dict):
         raise SettingsError(
-            f"{run} trained several tasks, and its checkpoints hold the weights of all",
-            "take a final model: that of the first task, or tasks/<name>/model",
+            f"{run} trained several tasks, and its checkpoints contain the weights of all",
+            "export a final model instead: <run>/model, or <run>/tasks/<name>/model",
         )
-    settings, weights = config.build(Model, tables["model"]), weights_at(run, step)
-    head = {name: weights.pop(name) for name in list(weights) if heads.of_head(name)}
-    second = {
-        name.removeprefix(dual_encoder.OF_DOCUMENTS): weights.pop(name)
+    settings = config.build(Model, tables["model"])
+    weights = read_checkpoint_weights(run, step)
+    head = {name: weights.pop(name) for name in list(weights) if heads.is_head_weight(name)}
+    document_weights = {
+        name.removeprefix(dual_encoder.DOCUMENT_PREFIX): weights.pop(name)
         for name in list(weights)
-        if dual_encoder.of_documents(name)
+        if dual_encoder.is_document_weight(name)
     }
     shutil.copytree(final, target, ignore=shutil.ignore_patterns("*.safetensors*"))
     if head:
-        heads.write_head(target, {**folders.whole_file(final / heads.HEAD), **head})
-    beside = target.with_name(lora.FOLDER)
-    _write_moment((final, target, beside), weights, settings, tables["seed"])
-    if dual_encoder.there(final):
-        place, own = dual_encoder.FOLDER, _of_documents(settings)
-        inside = (final / place, target / place, beside / place)
-        _write_moment(inside, second, own, tables["seed"])
+        heads.write_head(target, {**read_weight_file(final / heads.HEAD_FILE), **head})
+    adapters = target.with_name(lora.ADAPTER_FOLDER)
+    _write_model((final, target, adapters), weights, settings, tables["seed"])
+    if dual_encoder.has_document_encoder(final):
+        name = dual_encoder.DOCUMENT_ENCODER
+        folders = (final / name, target / name, adapters / name)
+        document_settings = _resolve_document_settings(settings)
+        _write_model(folders, document_weights, document_settings, tables["seed"])
     return target
 
 
-def _write_moment(
-    places: tuple[Path, Path, Path], weights: dict[str, Tensor], settings: Model, seed: int
+def _write_model(
+    folders: tuple[Path, Path, Path], weights: dict[str, Tensor], settings: Model, seed: int
 ) -> None:
-    """Write a model with the weights of a checkpoint: from its final folder, to its own.
+    """Write a model with the weights of a checkpoint.
 
-    The third place is for its adapters.
+    `folders` are the final model of the run, the target, and the target of the adapters. Raises
+    DataError if the checkpoint has other weights than the final model.
     """
-    final, target, beside = places
-    adapted, plain = _adapted(final, settings), folders.stored(final)
-    known = set(_adapters(adapted) if adapted else plain)
-    if not weights.keys() <= known or (adapted and weights.keys() != known):
-        raise DataError(f"a checkpoint has other weights than {final}", "name another")
-    if settings.lora is None or adapted is None:
-        every = ((name, weights[name] if name in weights else plain[name][:]) for name in plain)
-        folders.write(target, every)
+    final, target, adapters = folders
+    model, final_weights = _build_adapted_model(final, settings), list_weights(final)
+    known = set(_list_adapter_weights(model) if model else final_weights)
+    if not weights.keys() <= known or (model and weights.keys() != known):
+        raise DataError(f"a checkpoint has other weights than {final}", "choose another step")
+    if settings.lora is None or model is None:
+        write_weights(
+            target,
+            (
+                (name, weights[name] if name in weights else final_weights[name][:])
+                for name in final_weights
+            ),
+        )
         return
-    folders.write(target, lora.merged(initial_weights(adapted, settings, seed), weights))
-    blocks = models.blocks(adapted)
-    lora.save(beside, adapted, settings.lora, weights, blocks=blocks, base=settings.path)
+    initial = build_initial_weights(model, settings, seed)
+    write_weights(target, lora.merge_adapters(initial, weights))
+    blocks = find_blocks(model)
+    lora.save_adapters(adapters, model, settings.lora, weights, blocks=blocks, base=settings.path)
 
 
-def _of_documents(settings: Model) -> Model:
-    """Return the settings of a model as its second encoder read them."""
+def _resolve_document_settings(settings: Model) -> Model:
+    """Return the settings from which the document encoder of a model was built."""
     if settings.path is None:
         return settings
-    folder = dual_encoder.folder_of(at(settings.path), dual_encoder.FOLDER)
+    model = resolve_model(settings.path)
+    folder = dual_encoder.encoder_folder(model, dual_encoder.DOCUMENT_ENCODER)
     return settings.model_copy(update={"path": str(folder)})
 
 
-def _adapted(final: Path, settings: Model) -> PreTrainedModel | None:
-    """Return the model of a run with its adapters, on the meta device; None where it has none."""
+def _build_adapted_model(final: Path, settings: Model) -> PreTrainedModel | None:
+    """Return the model of a run with its adapters, on the meta device; None without adapters."""
     if settings.lora is None:
         return None
-    model = models.template(final)
-    lora.install(model, models.blocks(model), settings.lora)
+    model = build_template(final)
+    lora.add_adapters(model, find_blocks(model), settings.lora)
     return model
 
 
-def _adapters(model: PreTrainedModel) -> list[str]:
-    return [name for name, _ in model.named_parameters() if folders.adapting(name)]
+def _list_adapter_weights(model: PreTrainedModel) -> list[str]:
+    return [name for name, _ in model.named_parameters() if is_adapter_weight(name)]
 
 
-def make_way(target: Path) -> None:
-    """Remove an empty folder; raises SettingsError where there is anything else."""
-    check_free(target)
+def remove_empty_folder(target: Path) -> None:
+    """Remove an empty folder; raises SettingsError if the target exists and is not empty."""
+    layout.check_free(target)
     if target.is_dir():
         target.rmdir()

@@ -1,7 +1,7 @@
-"""Weights in: what others saved, as a folder that transformers loads.
+"""Imports third-party weights as a folder that transformers loads.
 
-A foreign pickle is opened in a process of its own, which calls nothing in it, and comes back as
-safetensors; nothing else ever reads one.
+A third-party pickle is opened in a separate process, which calls nothing in it and returns its
+tensors as safetensors. No other code reads a pickle.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from regauge.checkpoint.export_weights import make_way
-from regauge.checkpoint.unpickle import FACTS
+from regauge.checkpoint.export_weights import remove_empty_folder
+from regauge.checkpoint.unpickle import METADATA_FILE
 from regauge.errors import DataError, SettingsError
 from regauge.log import logger
-from regauge.models import architectures as models
-from regauge.models import sentence_transformers
-from regauge.models import weights as folders
+from regauge.models import architectures, sentence_transformers
 from regauge.models.hub import CONFIG
+from regauge.models.weights import (
+    WEIGHTS_FILE,
+    find_weight_files,
+    has_pickled_weights,
+    save_model_folder,
+)
 from regauge.worker import WorkerLimits, run_worker
 
 if TYPE_CHECKING:
@@ -31,144 +35,158 @@ if TYPE_CHECKING:
     from regauge.models.settings import Model
 
 UNPICKLE = "regauge.checkpoint.unpickle"
-LIMIT_SECONDS = 3600
-"""For one origin: 140 GB at 40 MB/s."""
+TIMEOUT_SECONDS = 3600
+"""Limit for one origin: enough for 140 GB at 40 MB/s."""
 SHARD = "mp_rank_*_model_states.pt"
-"""DeepSpeed's file of a tensor-parallel rank's weights, one for each."""
-DEFAULT_VOCABULARY = 1
-"""For a state dict whose table does not say; the first shape that differs is then named."""
+"""DeepSpeed's weight file of a tensor-parallel rank."""
+DEFAULT_VOCAB_SIZE = 1
+"""Used if model.config has no vocab_size; then the first shape that differs is reported."""
 
 
-def take_in(
+def import_weights(
     origin: Path,
     target: Path,
     settings: Model | None,
     *,
-    head: models.Head = "none",
+    head: architectures.HeadKind = "none",
     prefix: str | None = None,
     tokenizer: Path | None = None,
 ) -> dict[str, Any]:
-    """Write foreign weights as a transformers folder; return what was found.
+    """Write third-party weights as a transformers folder; return a summary.
 
-    `settings` give the dimensions where the origin does not, `prefix` what precedes the weights'
-    names where it cannot be found out. Raises SettingsError and DataError for what does not fit.
+    `settings` give the dimensions if the origin does not, and `prefix` the prefix of the weights'
+    names if it cannot be found. Raises SettingsError or DataError for weights that do not fit.
     """
-    make_way(target)
-    weights_file = find(origin, settings)
+    remove_empty_folder(target)
+    weights_file = find_weights(origin, settings)
     if weights_file is None or settings is None:
-        model = _loaded(origin)
+        model = _load_model(origin)
         tokenizer = tokenizer or origin
     else:
-        vocabulary = settings.config.get("vocab_size", DEFAULT_VOCABULARY)
-        model, _ = models.build(settings, head, vocabulary, seed=0)
-        adopt(foreign(weights_file, list(model.state_dict()), prefix), model, origin)
+        vocab_size = settings.config.get("vocab_size", DEFAULT_VOCAB_SIZE)
+        model, _ = architectures.build_model(settings, head, vocab_size, seed=0)
+        foreign = read_foreign_weights(weights_file, list(model.state_dict()), prefix)
+        load_into_model(foreign, model, origin)
     config = model.config
-    config.architectures = [models.class_name(model)]
+    config.architectures = [architectures.class_name(model)]
     weights = ((name, value.detach()) for name, value in model.named_parameters())
-    folders.save(target, config, weights, tokenizer or target)
-    if sentence_transformers.described(origin) and not models.classifies(model):
-        sentence_transformers.copy(origin, target)
+    save_model_folder(target, config, weights, tokenizer or target)
+    is_encoder = sentence_transformers.is_sentence_transformer(origin)
+    if is_encoder and not architectures.is_classifier(model):
+        sentence_transformers.copy_description(origin, target)
     count = sum(value.numel() for value in model.parameters())
-    return {"written": str(target), "class": models.class_name(model), "parameters": count}
+    class_name = architectures.class_name(model)
+    return {"written": str(target), "class": class_name, "parameters": count}
 
 
-def find(origin: Path, settings: Model | None) -> Path | None:
-    """Return what holds the weights of an origin; None for a transformers folder, which says all.
+def find_weights(origin: Path, settings: Model | None) -> Path | None:
+    """Return the file or folder with the weights of an origin; None for a transformers folder.
 
-    Raises SettingsError where nothing says the architecture, and DataError for a folder of an
-    unknown kind, or one of DeepSpeed in which no file holds them whole.
+    Raises SettingsError if the architecture is unknown, and DataError for a folder of an unknown
+    format, or one of DeepSpeed in which no file has the whole weights.
     """
     if not origin.exists():
         raise SettingsError(f"no weights at {origin}", "name a folder or a file of weights")
-    if (origin / CONFIG).is_file() and folders.weight_files(origin):
+    if (origin / CONFIG).is_file() and find_weight_files(origin):
         return None
-    found = _weights_in(origin)
+    weights = _find_weights_in_folder(origin)
     if settings is None:
         raise SettingsError(
-            f"{origin} does not say its architecture",
+            f"{origin} has no {CONFIG}, so its architecture is unknown",
             "set model.architecture and model.config, with vocab_size",
         )
-    return found
+    return weights
 
 
-def _weights_in(origin: Path) -> Path:
-    plain = folders.weight_files(origin) and not folders.pickled(origin)
-    if origin.is_file() or (origin / FACTS).is_file() or plain:
+def _find_weights_in_folder(origin: Path) -> Path:
+    has_safetensors = find_weight_files(origin) and not has_pickled_weights(origin)
+    if origin.is_file() or (origin / METADATA_FILE).is_file() or has_safetensors:
         return origin
     tag = origin / "latest"
     folder = origin / tag.read_text().strip() if tag.is_file() else origin
-    spread, shards = list(folder.glob(f"zero_pp_rank_*_{SHARD}")), sorted(folder.glob(SHARD))
-    if spread:
-        way = "run there: python zero_to_fp32.py . weights --safe_serialization, and import that"
-        raise DataError(f"{origin} has its weights spread over the ranks of ZeRO-3", way)
+    zero_shards = list(folder.glob(f"zero_pp_rank_*_{SHARD}"))
+    shards = sorted(folder.glob(SHARD))
+    if zero_shards:
+        raise DataError(
+            f"the weights in {origin} are sharded over the ranks of ZeRO-3",
+            "run there: python zero_to_fp32.py . weights --safe_serialization, and import that",
+        )
     if len(shards) > 1:
         raise DataError(
-            f"{origin} has its weights spread over {len(shards)} tensor-parallel ranks",
-            "merge them with the converter of what trained them",
+            f"the weights in {origin} are sharded over {len(shards)} tensor-parallel ranks",
+            "merge them with the converter of the library that trained them",
         )
     if not shards:
         raise DataError(
-            f"{origin} has no weights that are known",
+            f"{origin} has no weights of a known format",
             "name a file, or a folder of transformers, DeepSpeed or torch.distributed.checkpoint",
         )
     return shards[0]
 
 
-def foreign(origin: Path, names: list[str], prefix: str | None) -> dict[str, Tensor]:
-    """Return an origin's tensors by a model's names, opened in a process of its own."""
+def read_foreign_weights(origin: Path, names: list[str], prefix: str | None) -> dict[str, Tensor]:
+    """Return an origin's tensors by the names of a model; a separate process opens the origin."""
     with tempfile.TemporaryDirectory() as scratch:
-        target = Path(scratch) / folders.WHOLE
-        _unpickled(origin, target, names, prefix)
+        target = Path(scratch) / WEIGHTS_FILE
+        _unpickle(origin, target, names, prefix)
         weights = load_file(target)
-    halves = {value.dtype for value in weights.values()} & {torch.bfloat16, torch.float16}
-    if halves:
-        kind = str(halves.pop()).removeprefix("torch.")
-        logger.warning("%s holds %s: what its optimizer kept in fp32 is not there", origin, kind)
+    half_dtypes = {value.dtype for value in weights.values()} & {torch.bfloat16, torch.float16}
+    if half_dtypes:
+        dtype = str(half_dtypes.pop()).removeprefix("torch.")
+        logger.warning("%s holds %s; the fp32 weights of its optimizer are missing", origin, dtype)
     return weights
 
 
-def adopt(weights: dict[str, Tensor], model: torch.nn.Module, origin: Path) -> None:
-    """Load weights into a model; raises DataError that names the first misfit."""
-    own = model.state_dict()
-    tied = set(own) - {name for name, _ in model.named_parameters()}
-    missing = sorted(set(own) - set(weights) - tied)
-    strange = sorted(set(weights) - set(own))
-    if pooling := [name for name in strange if name.startswith(models.POOLING)]:
-        logger.warning("%s: '%s' is left out: no task trains a pooling layer", origin, pooling[0])
-        strange = [name for name in strange if name not in pooling]
-    for name in sorted(set(own) & set(weights)):
-        if own[name].shape != weights[name].shape:
-            shapes = f"{tuple(weights[name].shape)} there, {tuple(own[name].shape)} in the model"
-            raise DataError(f"{origin}: '{name}' is {shapes}", "set model.config to its dimensions")
-    if missing or strange:
-        problem = f"lacks '{missing[0]}'" if missing else f"has '{strange[0]}', which is unknown"
+def load_into_model(weights: dict[str, Tensor], model: torch.nn.Module, origin: Path) -> None:
+    """Load weights into a model; raises DataError for the first weight that does not fit."""
+    state = model.state_dict()
+    tied = set(state) - {name for name, _ in model.named_parameters()}
+    missing = sorted(set(state) - set(weights) - tied)
+    unknown = sorted(set(weights) - set(state))
+    pooler = [name for name in unknown if name.startswith(architectures.POOLER_PREFIX)]
+    if pooler:
+        logger.warning("%s: ignoring '%s'; no task trains a pooling layer", origin, pooler[0])
+        unknown = [name for name in unknown if name not in pooler]
+    for name in sorted(set(state) & set(weights)):
+        if state[name].shape != weights[name].shape:
+            raise DataError(
+                f"{origin}: '{name}' has shape {tuple(weights[name].shape)}, "
+                f"the model {tuple(state[name].shape)}",
+                "set model.config to its dimensions",
+            )
+    if missing or unknown:
+        problem = f"lacks '{missing[0]}'" if missing else f"has '{unknown[0]}', which is unknown"
         raise DataError(
-            f"{origin} {problem} ({len(missing)} missing, {len(strange)} unknown)",
+            f"{origin} {problem} ({len(missing)} missing, {len(unknown)} unknown)",
             "set model.architecture and the head to those that it was saved from",
         )
     model.load_state_dict(weights, strict=False)
 
 
-def _loaded(origin: Path) -> PreTrainedModel:
-    """Return the model of a transformers folder, whatever form its weights have."""
-    if not folders.pickled(origin):
-        return models.load(origin)
+def _load_model(origin: Path) -> PreTrainedModel:
+    """Return the model of a transformers folder with safetensors or pickled weights."""
+    if not has_pickled_weights(origin):
+        return architectures.load_model(origin)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         shutil.copy(origin / CONFIG, folder)
-        _unpickled(origin, folder / folders.WHOLE, None, None)
-        return models.load(folder)
+        _unpickle(origin, folder / WEIGHTS_FILE, None, None)
+        return architectures.load_model(folder)
 
 
-def _unpickled(origin: Path, target: Path, names: list[str] | None, prefix: str | None) -> None:
+def _unpickle(origin: Path, target: Path, names: list[str] | None, prefix: str | None) -> None:
+    """Convert an origin to safetensors in a separate process; raises DataError if that fails."""
     request = {"origin": str(origin), "target": str(target), "names": names, "prefix": prefix}
     with tempfile.TemporaryDirectory() as folder:
-        ended = run_worker(UNPICKLE, request, Path(folder), WorkerLimits(total=LIMIT_SECONDS))
-    if ended.code is None:
-        raise DataError(f"{origin} took too long to open", "save its state dict anew")
-    if ended.code:
-        reason = ended.last_lines[-1] if ended.last_lines else ended.problem
+        limits = WorkerLimits(total=TIMEOUT_SECONDS)
+        worker_exit = run_worker(UNPICKLE, request, Path(folder), limits)
+    if worker_exit.code is None:
+        raise DataError(f"{origin} took too long to open", "save its state dict again")
+    if worker_exit.code:
+        lines = worker_exit.last_lines
+        reason = lines[-1] if lines else worker_exit.problem
         raise DataError(
-            f"{origin} is not taken in: {reason}",
-            "correct [model] or set origin.prefix, or torch.save(model.state_dict(), …) anew",
+            f"{origin} cannot be imported: {reason}",
+            "correct [model] or set weights.prefix, or save it with "
+            "torch.save(model.state_dict(), …)",
         )

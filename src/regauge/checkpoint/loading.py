@@ -1,4 +1,4 @@
-"""Finding what can be loaded, here or in an object store, and loading it."""
+"""Finds the newest checkpoint that can be loaded, here or in an object store, and loads it."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from regauge.checkpoint.remote import Remote
+    from regauge.checkpoint.remote import RemoteCheckpoints
     from regauge.processes import World
 
 
-def newest(root: Path, world: World, remote: Remote | None = None) -> Path | None:
-    """Return the newest checkpoint that is whole, the same on every process; None without any.
+def find_newest(root: Path, world: World, remote: RemoteCheckpoints | None = None) -> Path | None:
+    """Return the newest whole checkpoint, the same on every process; None if there is none.
 
-    One that only the object store has is fetched first. Raises NoCheckpointError when there are
-    some and all are damaged: a run never starts again from nothing in silence.
+    A checkpoint that only the object store has is downloaded first. Raises NoCheckpointError if
+    there are checkpoints and all are damaged: a run never silently starts from scratch.
     """
-    if world.first:
+    if world.is_main_process:
         layout.recover(root)
     if world.size > 1:
         dist.barrier()
     damages = []
-    for step in _candidates(root, world, remote):
-        path = root / layout.name_of(step)
-        damage = _first_damage(damage_of(path, world), world)
+    for step in _list_candidates(root, world, remote):
+        path = root / layout.checkpoint_name(step)
+        damage = _share_first_damage(verify_checkpoint(path, world), world)
         if damage is not None and remote is not None:
-            _fetch(remote, step, root, world)
+            _download(remote, step, root, world)
             if not path.is_dir():
-                continue  # its files are in the store, and its manifest never was
-            damage = _first_damage(damage_of(path, world), world)
+                continue  # the store has files of it, but never had its manifest
+            damage = _share_first_damage(verify_checkpoint(path, world), world)
         if damage is None:
             return path
         damages.append(damage)
-        logger.warning("checkpoint passed over: %s", damage)
+        logger.warning("skipping a damaged checkpoint: %s", damage)
     if damages:
         raise NoCheckpointError(
             f"no checkpoint in {root} can be loaded: {damages[0]}",
@@ -50,60 +50,65 @@ def newest(root: Path, world: World, remote: Remote | None = None) -> Path | Non
     return None
 
 
-def _candidates(root: Path, world: World, remote: Remote | None) -> list[int]:
-    """Return the steps to look at, newest first, the same on every process."""
-    found = set(layout.steps(root)) | set(remote.steps() if remote and world.first else ())
-    shared = [sorted(found, reverse=True)]
+def _list_candidates(root: Path, world: World, remote: RemoteCheckpoints | None) -> list[int]:
+    """Return the steps that may have a checkpoint, newest first, the same on every process."""
+    steps = set(layout.list_steps(root))
+    if remote and world.is_main_process:
+        steps |= set(remote.list_steps())
+    shared = [sorted(steps, reverse=True)]
     if world.size > 1:
         dist.broadcast_object_list(shared)
     return shared[0]
 
 
-def _fetch(remote: Remote, step: int, root: Path, world: World) -> None:
-    """Copy a checkpoint here, where the store has it; every process calls this."""
+def _download(remote: RemoteCheckpoints, step: int, root: Path, world: World) -> None:
+    """Download a checkpoint, if the store has it; every process calls this."""
     problem: BaseException | None = None
-    if world.first:
+    if world.is_main_process:
         try:
-            remote.fetch(step, root)
+            remote.download(step, root)
         except (OSError, TransientError) as error:
             problem = error
-    told = [str(problem) if problem else ""]
+    messages = [str(problem) if problem else ""]
     if world.size > 1:
-        dist.broadcast_object_list(told)
-    if told[0]:
-        raise problem or TransientError(f"the first process says: {told[0]}", "see its log")
+        dist.broadcast_object_list(messages)
+    if messages[0]:
+        raise problem or TransientError(
+            f"process 0 could not download a checkpoint: {messages[0]}", "see its log"
+        )
 
 
-def damage_of(path: Path, world: World) -> str | None:
-    """Return what is wrong with a checkpoint, or None; each process hashes a share of it.
+def verify_checkpoint(path: Path, world: World) -> str | None:
+    """Return the damage of a checkpoint, or None; each process hashes a share of the files.
 
-    Headers come first: what nobody can load is not read as a whole.
+    Headers are checked first, so that no large file is hashed in vain.
     """
-    cheap = layout.gap(path) or tensors.damage(path)
-    return cheap or layout.damage(path, rank=world.rank, size=world.size)
+    damage = layout.find_missing_file(path) or tensors.find_bad_header(path)
+    return damage or layout.find_damage(path, rank=world.rank, size=world.size)
 
 
-def _first_damage(damage: str | None, world: World) -> str | None:
+def _share_first_damage(damage: str | None, world: World) -> str | None:
+    """Return the first damage that any process found, the same on every process."""
     if world.size == 1:
         return damage
-    everywhere: list[Any] = [None] * world.size
-    dist.all_gather_object(everywhere, damage)
-    return next((found for found in everywhere if found), None)
+    damages: list[Any] = [None] * world.size
+    dist.all_gather_object(damages, damage)
+    return next((text for text in damages if text), None)
 
 
-def load(path: Path, values: dict[str, Tensor]) -> dict[str, Any]:
-    """Fill tensors from a checkpoint and return its state.
+def load_checkpoint(path: Path, values: dict[str, Tensor]) -> dict[str, Any]:
+    """Fill tensors from a checkpoint, and return its state document.
 
-    Raises NoCheckpointError for one of another model.
+    Raises NoCheckpointError if the checkpoint is of another model.
     """
     try:
-        tensors.read_into(path, values)
+        tensors.load_tensors(path, values)
     except BaseException as error:  # torch's CheckpointException is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit | RegaugeError):
             raise
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         raise NoCheckpointError(
-            f"{path} does not fit this run: {said[-1] if said else repr(error)}",
-            "move it away, or name the run that it is of",
+            f"{path} does not fit this run: {lines[-1] if lines else repr(error)}",
+            "move it away, or set output.folder to the folder of its run",
         ) from error
     return layout.read_state(path)

@@ -1,10 +1,10 @@
 """Checkpoints in an object store: the same files under the same names, the manifest last.
 
-    <root>/step-00000100/*.safetensors, state.json    put there by the process that hashed them
-    <root>/step-00000100/manifest.json                without it there is no checkpoint
-    <root>/LATEST                                     the newest: a listing may lag behind it
+    <root>/step-00000100/*.safetensors, state.json    uploaded by the process that hashed them
+    <root>/step-00000100/manifest.json                without it the folder is no checkpoint
+    <root>/LATEST                                     the newest, because a listing may be outdated
 
-Every process writes its files to a folder of this machine first. No torch here.
+Every process first writes its files to a local folder. No torch here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from uuid import uuid4
 import fsspec
 
 from regauge import object_store
-from regauge.checkpoint.layout import LATEST, MANIFEST, name_of, number_of, part_of
-from regauge.errors import SettingsError, TransientError, plain
+from regauge.checkpoint.layout import LATEST, MANIFEST, checkpoint_name, parse_step, staging_folder
+from regauge.errors import SettingsError, TransientError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,88 +29,89 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ANSWER_SECONDS = 120.0
-"""How long a request may go on without a part of a file: below it there are tries that nobody sees.
+"""Time for which a request may make no progress, including the retries inside its client.
 
-s3fs makes five, each of them up to 20 s without an answer and with 1.9 s of waits between them.
+s3fs tries five times, with up to 20 s without an answer and pauses of 1.9 s in all.
 """
 PROBE = ".regauge-probe"
 
 
 class _Progress(fsspec.Callback):  # type: ignore[misc]
-    """Calls a function whenever a part of a file has come over."""
+    """Calls a function whenever a part of a file has been transferred."""
 
-    def __init__(self, heard: Callable[[], None]) -> None:
+    def __init__(self, on_progress: Callable[[], None]) -> None:
         super().__init__()
-        self._heard = heard
+        self._on_progress = on_progress
 
     def relative_update(self, inc: int = 1) -> None:
-        """Take note of more bytes."""
+        """Count transferred bytes."""
         super().relative_update(inc)
-        self._heard()
+        self._on_progress()
 
 
-class Remote:
-    """The checkpoints of a run under a root that fsspec knows, such as `s3://bucket/run`.
+class RemoteCheckpoints:
+    """The checkpoints of a run in an object store that fsspec supports, such as `s3://bucket/run`.
 
-    One thread at a time uses it, and another may look whether it is `asking`. Raises SettingsError
-    where the root cannot be opened.
+    One thread at a time may use it; `is_waiting` may be read by another one. Raises SettingsError
+    if the root cannot be opened.
     """
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
-        self._until = -math.inf
+        self._deadline = -math.inf
         try:
-            self._files, path = object_store.opened(self.root)
+            self._files, path = object_store.open_filesystem(self.root)
         except SettingsError as error:
-            raise error.within(f"output.checkpoint.root = '{root}'") from None
+            raise error.add_location(f"output.checkpoint.remote = '{root}'") from None
         self._path = path.rstrip("/")
 
     @property
-    def asking(self) -> bool:
-        """Whether the store is asked just now, and may still answer: it is slow, nothing hangs."""
-        return time.monotonic() < self._until
+    def is_waiting(self) -> bool:
+        """Whether a request is in progress and within its time limit: slow, but no hang."""
+        return time.monotonic() < self._deadline
 
-    def check(self) -> str | None:
-        """Write and remove a small key; return why that cannot be done, or None."""
+    def find_problem(self) -> str | None:
+        """Write and remove a small key; return the problem, or None."""
         key = f"{self._path}/{PROBE}-{uuid4().hex}"
         try:
             self._files.pipe_file(key, b"regauge")
             self._files.rm_file(key)
-        except Exception as error:  # noqa: BLE001 - every store has errors of its own
-            return plain(error)
+        except Exception as error:  # noqa: BLE001 - every store has its own errors
+            return first_line(error)
         return None
 
-    def put(self, part: Path, step: int, names: Iterable[str]) -> None:
-        """Copy files of a part folder, one after the other."""
+    def upload(self, staging: Path, step: int, names: Iterable[str]) -> None:
+        """Upload files of a staging folder, one after the other."""
         for name in names:
-            key = f"{self._path}/{name_of(step)}/{name}"
-            self._tried(partial(self._copied, self._files.put_file, str(part / name), key))
+            key = f"{self._path}/{checkpoint_name(step)}/{name}"
+            self._retry(partial(self._copy, self._files.put_file, str(staging / name), key))
 
     def withdraw(self, step: int) -> None:
-        """Make a step's checkpoint none, before its files are written again or removed."""
-        self._tried(lambda: self._remove(f"{self._path}/{name_of(step)}/{MANIFEST}"))
+        """Remove the manifest of a step's checkpoint before its files are changed or removed."""
+        self._retry(lambda: self._remove(f"{self._path}/{checkpoint_name(step)}/{MANIFEST}"))
 
     def commit(self, manifest: Path, step: int) -> None:
-        """Write the manifest, which makes the files a checkpoint, and then which is the newest."""
-        key = f"{self._path}/{name_of(step)}/{MANIFEST}"
-        self._tried(lambda: self._files.pipe_file(key, manifest.read_bytes()))
+        """Upload the manifest, which completes the checkpoint, and then mark it as the newest."""
+        key = f"{self._path}/{checkpoint_name(step)}/{MANIFEST}"
+        self._retry(lambda: self._files.pipe_file(key, manifest.read_bytes()))
         pointer = f"{self._path}/{LATEST}"
-        self._tried(lambda: self._files.pipe_file(pointer, f"{name_of(step)}\n".encode()))
+        self._retry(lambda: self._files.pipe_file(pointer, f"{checkpoint_name(step)}\n".encode()))
 
-    def steps(self) -> list[int]:
-        """Return the steps that may have a checkpoint, newest first: listed, or pointed at."""
-        names = {path.rstrip("/").rpartition("/")[2] for path in self._tried(self._listed)}
+    def list_steps(self) -> list[int]:
+        """Return the steps that may have a checkpoint, newest first: listed, or in LATEST."""
+        names = {path.rstrip("/").rpartition("/")[2] for path in self._retry(self._list_paths)}
         pointer = self._read(f"{self._path}/{LATEST}")
         names.add(pointer.decode(errors="replace").strip() if pointer else "")
-        numbers = (number_of(name) for name in names)
+        numbers = (parse_step(name) for name in names)
         return sorted((number for number in numbers if number is not None), reverse=True)
 
-    def fetch(self, step: int, root: Path) -> bool:
-        """Copy a step's checkpoint into a folder of this machine; False where there is none.
+    def download(self, step: int, root: Path) -> bool:
+        """Download a step's checkpoint to a local root; return False if the store has none.
 
-        The folder takes its place once it is there as a whole; its hashes are not checked here.
+        The local checkpoint is replaced once the download is complete. Its hashes are not checked
+        here.
         """
-        source = f"{self._path}/{name_of(step)}"
+        source = f"{self._path}/{checkpoint_name(step)}"
         manifest = self._read(f"{source}/{MANIFEST}")
         if manifest is None:
             return False
@@ -118,50 +119,50 @@ class Remote:
             names = list(json.loads(manifest)["files"])
         except (ValueError, KeyError, TypeError):
             names = []
-        part, final = part_of(root, step), root / name_of(step)
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        staging, final = staging_folder(root, step), root / checkpoint_name(step)
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
         for name in names:
             if "/" not in str(name):
-                here = str(part / name)
-                self._tried(partial(self._copied, self._files.get_file, f"{source}/{name}", here))
-        (part / MANIFEST).write_bytes(manifest)
+                local = str(staging / name)
+                self._retry(partial(self._copy, self._files.get_file, f"{source}/{name}", local))
+        (staging / MANIFEST).write_bytes(manifest)
         shutil.rmtree(final, ignore_errors=True)
-        part.rename(final)
+        staging.rename(final)
         return True
 
-    def retain(self, kept: Iterable[int], newest: int) -> None:
-        """Remove the checkpoints up to the newest that are not kept; each by its manifest first."""
-        wanted = set(kept)
-        for step in self.steps():
-            if step <= newest and step not in wanted:
+    def retain(self, steps: Iterable[int], newest: int) -> None:
+        """Remove the checkpoints up to `newest`, except the given steps; their manifests first."""
+        retained = set(steps)
+        for step in self.list_steps():
+            if step <= newest and step not in retained:
                 self.withdraw(step)
-                self._tried(partial(self._remove_all, f"{self._path}/{name_of(step)}"))
+                self._retry(partial(self._remove_folder, f"{self._path}/{checkpoint_name(step)}"))
 
-    def _copied(self, copy: Callable[..., None], source: str, target: str) -> None:
-        copy(source, target, callback=_Progress(self._heard))
+    def _copy(self, copy: Callable[..., None], source: str, target: str) -> None:
+        copy(source, target, callback=_Progress(self._extend_deadline))
 
-    def _heard(self) -> None:
-        self._until = time.monotonic() + ANSWER_SECONDS
+    def _extend_deadline(self) -> None:
+        self._deadline = time.monotonic() + ANSWER_SECONDS
 
-    def _listed(self) -> list[str]:
+    def _list_paths(self) -> list[str]:
         self._files.invalidate_cache()
         try:
-            found: list[str] = self._files.ls(self._path, detail=False)
+            paths: list[str] = self._files.ls(self._path, detail=False)
         except FileNotFoundError:
             return []
-        return found
+        return paths
 
     def _read(self, key: str) -> bytes | None:
         def read() -> bytes | None:
             self._files.invalidate_cache()
             try:
-                found: bytes = self._files.cat_file(key)
+                content: bytes = self._files.cat_file(key)
             except FileNotFoundError:
                 return None
-            return found
+            return content
 
-        return self._tried(read)
+        return self._retry(read)
 
     def _remove(self, key: str) -> None:
         try:
@@ -169,23 +170,23 @@ class Remote:
         except FileNotFoundError:
             return
 
-    def _remove_all(self, folder: str) -> None:
+    def _remove_folder(self, folder: str) -> None:
         try:
             self._files.rm(folder, recursive=True)
         except FileNotFoundError:
             return
 
-    def _tried(self, work: Callable[[], T]) -> T:
-        """Do something until it works, and be `asking` meanwhile; raises TransientError."""
+    def _retry(self, request: Callable[[], T]) -> T:
+        """Retry a request until it succeeds; `is_waiting` meanwhile. Raises TransientError."""
         try:
-            return object_store.again(work, self._heard)
+            return object_store.retry(request, self._extend_deadline)
         except Exception as error:
-            raise self._lost(error) from error
+            raise self._build_error(error) from error
         finally:
-            self._until = -math.inf
+            self._deadline = -math.inf
 
-    def _lost(self, error: Exception) -> TransientError:
+    def _build_error(self, error: Exception) -> TransientError:
         return TransientError(
-            f"{self.root} does not answer as it should: {plain(error)}",
-            "see its credentials and limits, and run the same command again",
+            f"{self.root} does not answer as expected: {first_line(error)}",
+            "check its credentials and limits, then run the same command again",
         )

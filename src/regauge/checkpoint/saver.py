@@ -1,4 +1,4 @@
-"""Saving beside training."""
+"""Saves checkpoints in the background, while training continues."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from regauge.checkpoint import layout, tensors
-from regauge.checkpoint.loading import newest
-from regauge.checkpoint.remote import Remote
+from regauge.checkpoint.loading import find_newest
+from regauge.checkpoint.remote import RemoteCheckpoints
 from regauge.errors import TransientError
-from regauge.files import flush, write_json
+from regauge.files import fsync_paths, write_json
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -30,17 +30,16 @@ if TYPE_CHECKING:
     from regauge.processes import World
 
 T = TypeVar("T")
-Failure = BaseException | None
-JOIN_SECONDS = 0.2
-MOST_LOST = 3
-"""Saves in a row that may fail before the run does."""
+POLL_SECONDS = 0.2
+MAX_LOST_SAVES = 3
+"""Number of failed saves in a row that fail the run."""
 
 
 class Saver:
-    """Writes the checkpoints of a run; one at a time, in a thread of its own.
+    """Saves the checkpoints of a run, one at a time, in a background thread.
 
-    `moment` is called with each moment of a save and its step; it may fail as the save may. `alive`
-    is called while the process waits for what its object store may still answer.
+    `on_point(point, step=step)` is called at each point of a save; an error that it raises fails
+    the save. `on_wait()` is called while the process waits for the object store.
     """
 
     def __init__(
@@ -48,22 +47,24 @@ class Saver:
         root: Path,
         settings: Checkpoint,
         world: World,
-        moment: Callable[..., None] = layout.nothing,
-        alive: Callable[[], None] = lambda: None,
+        on_point: Callable[..., None] = layout.ignore_point,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         self._root = root
         self._settings = settings
         self._world = world
-        self._moment = moment
-        self._alive = alive
-        self._remote = Remote(settings.root) if settings.root else None
+        self._on_point = on_point
+        self._on_wait = on_wait
+        self._remote = RemoteCheckpoints(settings.remote) if settings.remote else None
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
-        self._saving: Future[None] | None = None
-        self._copied = Event()
-        self._copied.set()
+        self._save_in_progress: Future[None] | None = None
+        self._has_copied = Event()
+        self._has_copied.set()
         self._step = 0
-        self._lost = 0
-        self._last: Failure = None
+        self._num_lost = 0
+        """Number of failed saves in a row."""
+        self._last_error: BaseException | None = None
+        """Error of the last save, if it failed."""
 
     def save(
         self,
@@ -72,61 +73,61 @@ class Saver:
         state: dict[str, Any],
         metrics: dict[str, float],
     ) -> None:
-        """Save tensors and a JSON state as a step's checkpoint; `settle` before they change.
+        """Save tensors and a JSON state as a step's checkpoint.
 
-        An earlier save that failed is said, and raised when it was the third in a row.
+        Call `wait_for_copies` before the tensors change. First waits for the save in progress, and
+        handles its failure as `check_save` does.
         """
-        self.look(wait=True)
+        self.check_save(wait=True)
         self._step = step
-        parts = {name: _own_part(value) for name, value in values.items()}
-        self._copied.clear()
-        self._saving = _begun(self._write, step, parts, state, metrics)
-        if self._settings.writing == "blocking":
-            self.look(wait=True)
+        local_values = {name: _clone_shard(value) for name, value in values.items()}
+        self._has_copied.clear()
+        self._save_in_progress = _start_thread(self._write, step, local_values, state, metrics)
+        if not self._settings.async_save:
+            self.check_save(wait=True)
 
-    def settle(self) -> None:
-        """Wait until the tensors of the save under way are copied: they may change then."""
-        self._copied.wait()
+    def wait_for_copies(self) -> None:
+        """Wait until the tensors of the save in progress are copied, so that they may change."""
+        self._has_copied.wait()
 
-    def look(self, *, wait: bool = False) -> None:
-        """Take note of how the save under way ended, if it has; training goes on after a failure.
+    def check_save(self, *, wait: bool = False) -> None:
+        """Check whether the save in progress has ended; a failure is logged, training continues.
 
-        Raises the failure of the third save in a row that was lost: the disk does not recover.
+        Raises the error of the third failed save in a row, or one that is not the storage's.
         """
-        if self._saving is None or not (wait or self._saving.done()):
+        if self._save_in_progress is None or not (wait or self._save_in_progress.done()):
             return
-        failure = self._awaited(self._saving).exception()
-        self._saving = None
-        self._lost = self._lost + 1 if failure else 0
-        self._last = failure
-        if failure is None:
+        error = self._wait_for(self._save_in_progress).exception()
+        self._save_in_progress = None
+        self._num_lost = self._num_lost + 1 if error else 0
+        self._last_error = error
+        if error is None:
             return
-        if self._lost == MOST_LOST or not isinstance(failure, OSError | TransientError):
-            raise failure
-        if self._world.first:
+        if self._num_lost == MAX_LOST_SAVES or not isinstance(error, OSError | TransientError):
+            raise error
+        if self._world.is_main_process:
             logger.warning(
-                "the checkpoint of step %d was not saved, and training goes on: %s",
-                self._step,
-                failure,
+                "the checkpoint of step %d was not saved; training continues: %s", self._step, error
             )
 
-    def _awaited(self, work: Future[T]) -> Future[T]:
-        """Wait for work to end, and give signs of life while it waits for the object store."""
+    def _wait_for(self, work: Future[T]) -> Future[T]:
+        """Wait until work has ended; report progress while it waits for the object store."""
         while not work.done():
-            if self._remote is not None and self._remote.asking:
-                self._alive()
-            wait([work], JOIN_SECONDS)
+            if self._remote is not None and self._remote.is_waiting:
+                self._on_wait()
+            wait([work], POLL_SECONDS)
         return work
 
-    def newest(self) -> Path | None:
+    def find_newest(self) -> Path | None:
         """Return the newest whole checkpoint, here or in the object store; None without any."""
-        return self._awaited(_begun(newest, self._root, self._world, self._remote)).result()
+        search = _start_thread(find_newest, self._root, self._world, self._remote)
+        return self._wait_for(search).result()
 
     def wait(self) -> None:
-        """Wait for the save under way; raises its failure: it was the last one."""
-        self.look(wait=True)
-        if self._last is not None:
-            raise self._last
+        """Wait for the save in progress, and raise its error: the last save must not fail."""
+        self.check_save(wait=True)
+        if self._last_error is not None:
+            raise self._last_error
 
     def _write(
         self,
@@ -135,122 +136,130 @@ class Saver:
         state: dict[str, Any],
         metrics: dict[str, float],
     ) -> None:
-        part = layout.part_of(self._root, step)
-        moment = partial(self._moment, step=step)
-        with self._together():
+        staging = layout.staging_folder(self._root, step)
+        on_point = partial(self._on_point, step=step)
+        with self._raise_together():
             try:
-                values = {name: _copied(value) for name, value in values.items()}
+                values = {name: _copy_to_host(value) for name, value in values.items()}
             finally:
-                self._copied.set()
-            moment("begin")
-            if self._world.first:
-                _empty(part)
+                self._has_copied.set()
+            on_point("begin")
+            if self._world.is_main_process:
+                _create_empty_folder(staging)
         files: dict[str, dict[str, Any]] = {}
-        with self._together():
-            moment("staged")
-        with self._together():
-            tensors.write(part, values, self._group)
-            moment("written")
-        with self._together():
-            files = self._own_files(part, state)
+        with self._raise_together():
+            on_point("staged")
+        with self._raise_together():
+            tensors.save_tensors(staging, values, self._group)
+            on_point("written")
+        with self._raise_together():
+            files = self._finish_local_files(staging, state)
         if self._remote:
-            self._upload(self._remote, part, step, files)
-        everything = self._gathered(files)
-        with self._together():
-            if self._world.first:
-                final = layout.commit(self._root, step, everything, moment)
+            self._upload(self._remote, staging, step, files)
+        all_files = self._gather_files(files)
+        with self._raise_together():
+            if self._world.is_main_process:
+                final = layout.commit(self._root, step, all_files, on_point)
                 if self._remote:
                     self._remote.commit(final / layout.MANIFEST, step)
                 self._keep_best(step, metrics)
-                moment("retention")
-                layout.retain(self._root, self._settings.keep, step)
+                on_point("retention")
+                layout.retain(self._root, self._settings.keep_last, step)
                 if self._remote:
-                    self._remote.retain(layout.steps(self._root), step)
+                    self._remote.retain(layout.list_steps(self._root), step)
 
-    def _upload(self, remote: Remote, part: Path, step: int, names: Iterable[str]) -> None:
-        """Copy this process's files to the object store, once what it has of that step is none."""
-        with self._together():
-            if self._world.first:
+    def _upload(
+        self, remote: RemoteCheckpoints, staging: Path, step: int, names: Iterable[str]
+    ) -> None:
+        """Upload this process's files, after an older checkpoint of the step is withdrawn."""
+        with self._raise_together():
+            if self._world.is_main_process:
                 remote.withdraw(step)
-        with self._together():
-            remote.put(part, step, names)
+        with self._raise_together():
+            remote.upload(staging, step, names)
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Do a part of a save; where one process fails in it, all of them raise after it.
+    def _raise_together(self) -> Iterator[None]:
+        """Run a part of a save; if it fails on one process, all processes raise after it.
 
-        A part that may fail calls no collective: the others would wait in it.
+        A part that may fail calls no collective, because the other processes would wait in it.
         """
-        problem: Failure = None
+        problem: BaseException | None = None
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - raised again, here and on the others
+        except Exception as error:  # noqa: BLE001 - raised again, on all processes
             problem = error
-        self._agree(problem)
+        self._raise_on_all(problem)
 
-    def _own_files(self, part: Path, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Check, flush and hash a share of the files; the first process adds the state."""
-        if self._world.first:
-            write_json(part / layout.STATE, state)
-            if problem := tensors.damage(part):
+    def _finish_local_files(
+        self, staging: Path, state: dict[str, Any]
+    ) -> dict[str, dict[str, Any]]:
+        """Flush and hash a share of the files; return the hash and size of each by its name.
+
+        The main process writes the state and checks all headers first.
+        """
+        if self._world.is_main_process:
+            write_json(staging / layout.STATE, state)
+            if problem := tensors.find_bad_header(staging):
                 raise TransientError(problem, "start the run again")
-        names = sorted(path.name for path in part.glob("*.safetensors"))
-        mine = names[self._world.rank :: self._world.size]
-        if self._world.first:
-            others = (path.name for path in part.iterdir() if path.name not in names)
-            mine += sorted(name for name in others if not name.startswith("."))
-        flush(part / name for name in mine)
-        return {name: layout.digest(part / name) for name in mine}
+        names = sorted(path.name for path in staging.glob("*.safetensors"))
+        local_names = names[self._world.rank :: self._world.size]
+        if self._world.is_main_process:
+            others = (path.name for path in staging.iterdir() if path.name not in names)
+            local_names += sorted(name for name in others if not name.startswith("."))
+        fsync_paths(staging / name for name in local_names)
+        return {name: layout.describe_file(staging / name) for name in local_names}
 
-    def _gathered(self, files: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _gather_files(self, files: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         if self._group is None:
             return files
         shares: list[Any] = [None] * self._world.size
         dist.all_gather_object(shares, files, group=self._group)
         return {name: facts for share in shares for name, facts in share.items()}
 
-    def _agree(self, problem: Failure) -> None:
-        """Raise on every process when one of them has a problem."""
+    def _raise_on_all(self, problem: BaseException | None) -> None:
+        """Raise on every process if one process has a problem."""
         if self._group is not None:
             problems: list[Any] = [None] * self._world.size
             dist.all_gather_object(problems, str(problem) if problem else None, group=self._group)
-            told = next((text for text in problems if text), None)
-            if told and problem is None:
-                raise TransientError(f"another process could not save: {told}", "see its log")
+            message = next((text for text in problems if text), None)
+            if message and problem is None:
+                raise TransientError(f"another process could not save: {message}", "see its log")
         if problem is not None:
             raise problem
 
     def _keep_best(self, step: int, metrics: dict[str, float]) -> None:
-        metric = self._settings.best
+        """Write BEST if the metric of this step is the best one so far."""
+        metric = self._settings.best_metric
         if metric is None or metric not in metrics:
             return
-        value, old = metrics[metric], layout.best(self._root)
-        sign = 1 if self._settings.best_is == "highest" else -1
-        if old is None or sign * value > sign * old["value"]:
-            document = {"name": layout.name_of(step), "metric": metric, "value": value}
+        value, best = metrics[metric], layout.read_best(self._root)
+        sign = 1 if self._settings.best_mode == "max" else -1
+        if best is None or sign * value > sign * best["value"]:
+            document = {"name": layout.checkpoint_name(step), "metric": metric, "value": value}
             write_json(self._root / layout.BEST, document)
 
 
-def _begun(work: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Begin work in a thread that ends with it."""
+def _start_thread(work: Callable[..., T], *arguments: Any) -> Future[T]:
+    """Start work in a thread that ends with it."""
     pool = ThreadPoolExecutor(1, "checkpoint")
     future = pool.submit(work, *arguments)
     pool.shutdown(wait=False)
     return future
 
 
-def _own_part(value: Tensor) -> Tensor:
-    """Return a copy of a shard, on its device, or a whole tensor as it is."""
+def _clone_shard(value: Tensor) -> Tensor:
+    """Return a copy of a sharded tensor on its device; a whole tensor is returned unchanged."""
     value = value.detach()
     return value.clone() if isinstance(value, DTensor) else value
 
 
-def _copied(value: Tensor) -> Tensor:
-    """Return a whole tensor's copy on the host, or the copy of a shard as it is."""
+def _copy_to_host(value: Tensor) -> Tensor:
+    """Return a copy of a whole tensor on the host; a sharded tensor is returned unchanged."""
     return value if isinstance(value, DTensor) else value.to("cpu", copy=True)
 
 
-def _empty(part: Path) -> None:
-    """Make a part folder with nothing of an earlier attempt in it."""
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+def _create_empty_folder(folder: Path) -> None:
+    """Create a folder; remove the contents that an earlier attempt left in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)

@@ -1,11 +1,11 @@
-"""A process that opens what others pickled, and writes its tensors as safetensors.
+"""A worker process that opens third-party pickles and writes their tensors as safetensors.
 
-`worker.run_worker` starts it; it has nothing else to lose. The request:
+`worker.run_worker` starts it, so that a hostile pickle can harm no other process. The request:
 
     origin    a file of tensors, or a folder of them, such as torch.distributed.checkpoint writes
-    target    the file of safetensors
-    names     a model's names; null takes all tensors
-    prefix    what precedes these names in the origin; null if it is to be found out
+    target    the safetensors file to write
+    names     the names of a model's weights; null takes all tensors
+    prefix    the prefix of these names in the origin; null if it must be found
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
-from torch.distributed.checkpoint import metadata as facts
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from regauge import safetensors_io
-from regauge.models.weights import weight_files
+from regauge.models.weights import find_weight_files
 from regauge.worker import receive_job
 
 if TYPE_CHECKING:
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    Stored = tuple[list[str], Callable[[list[str]], dict[str, Tensor]]]
+    LazyTensors = tuple[list[str], Callable[[list[str]], dict[str, Tensor]]]
+    """Names of tensors, and a function that reads some of them."""
 
-FACTS = ".metadata"
-"""What torch.distributed.checkpoint pickles about its tensors."""
-CALLABLE = {
+METADATA_FILE = ".metadata"
+"""File in which torch.distributed.checkpoint pickles the metadata of its tensors."""
+ALLOWED_NAMES = {
     "collections": {"OrderedDict"},
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -51,124 +52,127 @@ CALLABLE = {
         "_MEM_FORMAT_ENCODING",
     },
 }
-"""All that these facts may name, by module; none of it does more than hold values."""
+"""Names that the metadata may contain, by module; all of them only hold values."""
 
 
-class _Facts(pickle.Unpickler):
-    """Reads facts about tensors; raises UnpicklingError for anything else, before it is called."""
+class _MetadataUnpickler(pickle.Unpickler):
+    """Reads metadata of tensors; raises UnpicklingError for other names before they are called."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a pickle names."""
-        if isinstance(kind := getattr(torch, name, None), torch.dtype):
-            return kind
+        """Return the class or constant of a name in the pickle."""
+        if isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
         if name == "PosixPath" and module.partition(".")[0] == "pathlib":
             return PurePosixPath
-        if name in CALLABLE.get(module, ()):
+        if name in ALLOWED_NAMES.get(module, ()):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it would call {module}.{name}")
 
 
-class _Reader(dcp.FileSystemReader):
-    """Reads a folder of torch.distributed.checkpoint, whose own reader would call what it names."""
+class _SafeReader(dcp.FileSystemReader):
+    """Reads a folder of torch.distributed.checkpoint; the base class would call any name in it."""
 
-    def read_metadata(self, *_arguments: Any, **_options: Any) -> facts.Metadata:
-        """Return the facts of all tensors."""
-        return facts_in((Path(self.path) / FACTS).read_bytes())
+    def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:
+        """Return the metadata of all tensors."""
+        return read_metadata((Path(self.path) / METADATA_FILE).read_bytes())
 
 
-def facts_in(text: bytes) -> facts.Metadata:
-    """Return what a `.metadata` says; raises UnpicklingError where it would call anything else."""
-    found = _Facts(BytesIO(text)).load()
-    if not isinstance(found, facts.Metadata):
-        raise TypeError(f"its {FACTS} holds a {type(found).__name__}")
-    return found
+def read_metadata(content: bytes) -> Metadata:
+    """Return the metadata in a `.metadata` file; raises UnpicklingError if it has other names."""
+    metadata = _MetadataUnpickler(BytesIO(content)).load()
+    if not isinstance(metadata, Metadata):
+        raise TypeError(f"its {METADATA_FILE} holds a {type(metadata).__name__}")
+    return metadata
 
 
 def main(origin: Path, target: Path, names: list[str] | None, prefix: str | None) -> None:
-    """Write a model's tensors by its own names; raises for anything else in the origin."""
-    if (origin / FACTS).is_file():
-        there, read = _distributed(origin)
+    """Write the tensors of a model by its names; raises if the origin has none of them."""
+    if (origin / METADATA_FILE).is_file():
+        stored, read = _open_distributed(origin)
     else:
-        there, read = _plain(origin)
-    if not there:
+        stored, read = _open_files(origin)
+    if not stored:
         raise ValueError("it holds no tensors")
-    before = ""
+    model_prefix = ""
     if names is not None:
-        before = prefix_of(there, names) if prefix is None else prefix
-        there = [name for name in there if name.startswith(before)]
+        model_prefix = find_prefix(stored, names) if prefix is None else prefix
+        stored = [name for name in stored if name.startswith(model_prefix)]
     tensors = {
-        name.removeprefix(before): value.clone(memory_format=torch.contiguous_format)
-        for name, value in read(there).items()
+        name.removeprefix(model_prefix): value.clone(memory_format=torch.contiguous_format)
+        for name, value in read(stored).items()
     }
-    safetensors_io.write(target, tensors)
+    safetensors_io.write_tensors(target, tensors)
 
 
-def prefix_of(there: Iterable[str], names: Iterable[str]) -> str:
-    """Return what precedes a model's names among those of a file: most of them are found behind it.
+def find_prefix(stored: Iterable[str], names: Iterable[str]) -> str:
+    """Return the prefix behind which most names of a model are stored.
 
-    Raises ValueError where none is found, or as many behind another one.
+    Raises ValueError if no name is stored, or if two prefixes have equally many.
     """
-    wanted, there = set(names), list(there)
-    found: Counter[str] = Counter()
-    for name in there:
+    model_names, stored = set(names), list(stored)
+    counts: Counter[str] = Counter()
+    for name in stored:
         parts = name.split(".")
-        for number in range(len(parts)):
-            if ".".join(parts[number:]) in wanted:
-                found["".join(f"{part}." for part in parts[:number])] += 1
-    if not found:
+        for index in range(len(parts)):
+            if ".".join(parts[index:]) in model_names:
+                counts["".join(f"{part}." for part in parts[:index])] += 1
+    if not counts:
         raise ValueError(
-            f"none of its {len(there)} tensors is this model's; the first is '{there[0]}'"
+            f"none of its {len(stored)} tensors is this model's; the first is '{stored[0]}'"
         )
-    most = max(found.values())
-    first, *others = sorted(prefix for prefix, count in found.items() if count == most)
+    max_count = max(counts.values())
+    first, *others = sorted(prefix for prefix, count in counts.items() if count == max_count)
     if others:
-        raise ValueError(f"it has such weights behind '{first}' and '{others[0]}'")
+        raise ValueError(f"it has weights of this model behind '{first}' and '{others[0]}'")
     return first
 
 
-def _plain(origin: Path) -> Stored:
-    """Return the tensors of a file, or of the files of a folder, however they are nested."""
+def _open_files(origin: Path) -> LazyTensors:
+    """Return the tensors of a file, or of the files of a folder, at any depth of nesting."""
     values: dict[str, Tensor] = {}
-    for file in weight_files(origin) if origin.is_dir() else [origin]:
-        values |= _flat(_opened(file))
+    for file in find_weight_files(origin) if origin.is_dir() else [origin]:
+        values |= _flatten(_load_file(file))
     return list(values), lambda names: {name: values[name] for name in names}
 
 
-def _opened(file: Path) -> Any:
+def _load_file(file: Path) -> Any:
     if file.suffix == ".safetensors":
         return load_file(file)
-    mapped = zipfile.is_zipfile(file)
-    return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+    is_mappable = zipfile.is_zipfile(file)
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=is_mappable)
 
 
-def _flat(document: Any) -> dict[str, Tensor]:
+def _flatten(document: Any) -> dict[str, Tensor]:
+    """Return the tensors of nested dictionaries by their dotted names."""
+
     def walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         if isinstance(value, torch.Tensor):
             yield name, value
         elif isinstance(value, dict):
-            for key, part in value.items():
-                yield from walk(part, f"{name}.{key}" if name else str(key))
+            for key, item in value.items():
+                yield from walk(item, f"{name}.{key}" if name else str(key))
 
     return dict(walk(document, ""))
 
 
-def _distributed(origin: Path) -> Stored:
-    reader = _Reader(origin)
-    sizes = {
-        name: found
-        for name, found in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(found, facts.TensorStorageMetadata)
+def _open_distributed(origin: Path) -> LazyTensors:
+    """Return the tensors of a folder of torch.distributed.checkpoint."""
+    reader = _SafeReader(origin)
+    metadata = {
+        name: entry
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
     }
 
     def read(names: list[str]) -> dict[str, Tensor]:
         tensors = {
-            name: torch.empty(sizes[name].size, dtype=sizes[name].properties.dtype)
+            name: torch.empty(metadata[name].size, dtype=metadata[name].properties.dtype)
             for name in names
         }
         dcp.load(tensors, storage_reader=reader, no_dist=True)
         return tensors
 
-    return list(sizes), read
+    return list(metadata), read
 
 
 if __name__ == "__main__":

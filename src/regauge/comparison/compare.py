@@ -1,4 +1,4 @@
-"""Some runs beside the first one: what each of them shows, and what it cost."""
+"""Comparison of several runs with the first one, the baseline: parity and cost."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.choices import did_you_mean
-from regauge.comparison.cost import Spent, common_target, to_target
-from regauge.comparison.verdict import Parity, compare, measured
+from regauge.comparison.cost import CostToTarget, compute_cost_to_target, find_common_target
+from regauge.comparison.verdict import Parity, compare_pair, heldout_metrics
 from regauge.errors import SettingsError
-from regauge.results.run_folder import Run, read
-from regauge.trackers import of_training
+from regauge.results.run_folder import RunFolder, read_run_folder
+from regauge.trackers import is_train_metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,78 +21,82 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run parts from the first, in words: what is named, and the values around it."""
+class DivergenceSummary:
+    """The first value in which a recomputed step of a run differs from the baseline, in words."""
 
     run: str
-    named: str
-    values: tuple[dict[str, str], ...]
+    sentence: str
+    rows: tuple[dict[str, str], ...]
+    """Table of the values around it."""
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What a comparison has read, and what it found."""
+class ComparisonResult:
+    """The runs of a comparison and its results."""
 
-    runs: tuple[Run, ...]
-    """The first one, and those that are compared with it."""
-    noise: tuple[Run, ...]
-    """Repetitions of the first one."""
+    runs: tuple[RunFolder, ...]
+    """The baseline, then the runs that are compared with it."""
+    noise_runs: tuple[RunFolder, ...]
+    """Repeats of the baseline."""
     parities: tuple[Parity, ...]
-    """One for each run but the first."""
+    """One per run except the baseline."""
     target: Target | None
-    """What counts as converged; None where no metric was measured by all runs."""
-    band: float
-    """Largest relative difference that counts as none."""
-    spent: tuple[Spent, ...]
-    """Up to the target, one for each run; empty without a target."""
-    places: tuple[Place, ...] = ()
-    """Where runs part from the first, for those whose step was computed again."""
+    """Metric and threshold to reach; None if no metric was measured by all runs."""
+    tolerance: float
+    """Largest relative difference that counts as equal."""
+    costs: tuple[CostToTarget, ...]
+    """Cost of each run up to the target; empty without a target."""
+    divergences: tuple[DivergenceSummary, ...] = ()
+    """First divergences of the runs whose step was recomputed (`--localize`)."""
 
 
-def compared(settings: Comparison) -> Compared:
+def compare_runs(settings: Comparison) -> ComparisonResult:
     """Read the runs of a comparison and compare them.
 
-    Raises SettingsError for a folder that holds no run, a metric that was not measured, or
-    a price of an unknown machine type.
+    Raises SettingsError for a folder without a run, a metric that was not measured, or an unknown
+    machine type.
     """
-    runs = _told_apart(tuple(read(Path(folder)) for folder in settings.runs))
-    noise = tuple(read(Path(folder)) for folder in settings.noise)
+    runs = _with_unique_names(tuple(read_run_folder(Path(folder)) for folder in settings.runs))
+    noise_runs = tuple(read_run_folder(Path(folder)) for folder in settings.noise_runs)
     for metric in settings.metrics:
-        _check(metric, runs[0].name, measured(runs[0]))
+        _check_metric(metric, runs[0].name, heldout_metrics(runs[0]))
     if settings.target:
         names = " and ".join(run.name for run in runs)
-        _check(settings.target.metric, names, {name for run in runs for name in run.series})
-    target = settings.target or _target(runs)
+        _check_metric(settings.target.metric, names, {name for run in runs for name in run.series})
+    target = settings.target or _find_target(runs)
     prices = settings.prices or (None,) * len(runs)
     pairs = zip(runs, prices, strict=True)
-    return Compared(
+    return ComparisonResult(
         runs=runs,
-        noise=noise,
+        noise_runs=noise_runs,
         parities=tuple(
-            compare(runs[0], other, noise, settings.band, settings.metrics) for other in runs[1:]
+            compare_pair(runs[0], candidate, noise_runs, settings.tolerance, settings.metrics)
+            for candidate in runs[1:]
         ),
         target=target,
-        band=settings.band,
-        spent=tuple(to_target(run, target, price) for run, price in pairs) if target else (),
+        tolerance=settings.tolerance,
+        costs=tuple(compute_cost_to_target(run, target, price) for run, price in pairs)
+        if target
+        else (),
     )
 
 
-def _check(metric: str, runs: str, known: Iterable[str]) -> None:
-    """Raise SettingsError for a metric that is not among those which some runs know."""
-    names = tuple(known)
+def _check_metric(metric: str, runs: str, measured: Iterable[str]) -> None:
+    """Raise SettingsError for a metric that the runs did not measure."""
+    names = tuple(measured)
     if metric not in names:
-        nearest = did_you_mean(metric, names) if names else "set evaluation.every_steps in them"
-        raise SettingsError(f"{runs} measured no '{metric}'", nearest)
+        remedy = did_you_mean(metric, names) if names else "set evaluation.every_steps in them"
+        raise SettingsError(f"{runs} did not measure '{metric}'", remedy)
 
 
-def _told_apart(runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    """Return runs by their folders where two of them have the same name."""
+def _with_unique_names(runs: tuple[RunFolder, ...]) -> tuple[RunFolder, ...]:
+    """Return the runs; if two have the same name, each is named by its folder."""
     if len({run.name for run in runs}) == len(runs):
         return runs
     return tuple(replace(run, name=str(run.folder)) for run in runs)
 
 
-def _target(runs: tuple[Run, ...]) -> Target | None:
-    """Return the target of the first metric that every run has measured on held-out rows."""
-    names = (name for name in runs[0].series if not of_training(name))
-    return next(filter(None, (common_target(runs, name) for name in names)), None)
+def _find_target(runs: tuple[RunFolder, ...]) -> Target | None:
+    """Return the common target of the first held-out metric that every run measured."""
+    names = (name for name in runs[0].series if not is_train_metric(name))
+    return next(filter(None, (find_common_target(runs, name) for name in names)), None)

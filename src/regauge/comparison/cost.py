@@ -1,8 +1,8 @@
-"""What it cost each run to come to a target: machine time, device time and dollars.
+"""Cost of each run to reach a target: machine time, device time, dollars and energy.
 
-Lost work, starts and waits are part of it: the meter counts all for which machines were held. A run
-measures itself at some steps only; between two of them the metric and the cost are taken to go
-straight.
+The cost includes startup, waiting and lost work: the cost meter counts all time for which machines
+were held. A run evaluates at some steps only; between two of them the metric and the cost are
+interpolated linearly.
 """
 
 from __future__ import annotations
@@ -11,62 +11,61 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from regauge.planning.catalog import chip_of, rate
+from regauge.planning.catalog import find_chip, find_price
 from regauge.planning.settings import Price
 from regauge.results.evaluation_table import lower_is_better
+from regauge.results.run_folder import COST_KEYS
 from regauge.training.settings import Target
 from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from regauge.planning.catalog import Rate
-    from regauge.results.run_folder import Run
+    from regauge.planning.catalog import MachinePrice
+    from regauge.results.run_folder import RunFolder
     from regauge.results.series import Series
-
-ACCOUNTS = ("machine_seconds", "device_seconds", "usd")
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What a run had spent when it came to the target, or that it never did.
-
-    Every account is None where it is unknown, and where the target was never reached.
-    """
+class CostToTarget:
+    """Cost of a run up to the target; None if it is unknown or the target was not reached."""
 
     run: str
     step: float | None
-    """Where the target lies, a fraction between two evaluations; None where it never did."""
-    between: tuple[int, int] | None
-    """The evaluations that it lies between; None where it is the first one, or never."""
+    """Interpolated step at which the target was reached; None if it was not."""
+    interval: tuple[int, int] | None
+    """Steps of the evaluations around it; None if the first one reached the target or none did."""
     machine_seconds: float | None
     device_seconds: float | None
     usd: float | None
-    joules: float | None
-    """At most: device seconds times the chip's thermal design power."""
-    rate: Rate | None
-    """The price of one of its machines, and who says so."""
+    max_joules: float | None
+    """Upper bound of the energy: device seconds times the chip's thermal design power."""
+    price: MachinePrice | None
+    """Price of one machine, with its source; None if unknown."""
     best: tuple[int, float] | None
-    """Step and value of the best measurement; None without any."""
+    """(step, value) of the best evaluation; None without any."""
 
 
-def to_target(run: Run, target: Target, price: Price | None = None) -> Spent:
-    """Return what a run spent up to a target, at its own price or at another one."""
+def compute_cost_to_target(
+    run: RunFolder, target: Target, price: Price | None = None
+) -> CostToTarget:
+    """Return the cost of a run up to a target, at the given price or else at the run's price."""
     series = run.series.get(target.metric, ())
-    for number, (step, value) in enumerate(series):
-        if not target.reached({target.metric: value}):
+    for index, (step, value) in enumerate(series):
+        if not target.is_reached({target.metric: value}):
             continue
-        if number == 0:
-            return _spent(run, target, float(step), None, price)
-        before, last = series[number - 1]
-        share = (target.value - last) / (value - last)
-        return _spent(run, target, before + share * (step - before), (before, step), price)
-    return _spent(run, target, None, None, price)
+        if index == 0:
+            return _build_cost(run, target, float(step), None, price)
+        previous_step, previous = series[index - 1]
+        fraction = (target.threshold - previous) / (value - previous)
+        reached_step = previous_step + fraction * (step - previous_step)
+        return _build_cost(run, target, reached_step, (previous_step, step), price)
+    return _build_cost(run, target, None, None, price)
 
 
-def common_target(runs: Sequence[Run], metric: str) -> Target | None:
-    """Return the best value of a metric that every run came to; None where one has none."""
-    bests = [_best(run.series.get(metric, ()), lower=lower_is_better(metric)) for run in runs]
+def find_common_target(runs: Sequence[RunFolder], metric: str) -> Target | None:
+    """Return the best threshold of a metric that every run reached; None if a run has no value."""
+    bests = [_find_best(run.series.get(metric, ()), lower=lower_is_better(metric)) for run in runs]
     values = [best[1] for best in bests if best is not None]
     if len(values) < len(runs):
         return None
@@ -75,70 +74,75 @@ def common_target(runs: Sequence[Run], metric: str) -> Target | None:
     return Target(metric=metric, at_least=min(values))
 
 
-def ranked(found: Sequence[Spent]) -> list[Spent]:
-    """Return what came to the target at a known price, the cheapest first."""
-    return sorted((one for one in found if one.usd is not None), key=lambda one: one.usd or 0.0)
+def rank_by_cost(costs: Sequence[CostToTarget]) -> list[CostToTarget]:
+    """Return the runs that reached the target at a known price, the cheapest first."""
+    return sorted((cost for cost in costs if cost.usd is not None), key=lambda cost: cost.usd or 0)
 
 
-def saving(cheap: Spent, dear: Spent) -> float | None:
-    """Return the share of dollars that one saves over another; None where a price is unknown."""
-    if cheap.usd is None or not dear.usd:
+def relative_saving(cheaper: CostToTarget, dearer: CostToTarget) -> float | None:
+    """Return the fraction of dollars that one run saves over another; None if one is unknown."""
+    if cheaper.usd is None or not dearer.usd:
         return None
-    return 1 - cheap.usd / dear.usd
+    return 1 - cheaper.usd / dearer.usd
 
 
-def between(series: Series, step: float) -> float | None:
-    """Return the value of a growing series at a step, straight between the steps that it has."""
-    before = (0.0, 0.0)
-    for known, value in series:
-        if known >= step:
-            wide = known - before[0]
-            share = (step - before[0]) / wide if wide else 1.0
-            return before[1] + share * (value - before[1])
-        before = (float(known), value)
-    return before[1] if series else None
+def interpolate(series: Series, step: float) -> float | None:
+    """Return the linearly interpolated value of a growing series; it begins at 0 at step 0.
+
+    Returns the last value beyond the last step, and None for an empty series.
+    """
+    previous_step, previous = 0.0, 0.0
+    for next_step, value in series:
+        if next_step >= step:
+            width = next_step - previous_step
+            fraction = (step - previous_step) / width if width else 1.0
+            return previous + fraction * (value - previous)
+        previous_step, previous = float(next_step), value
+    return previous if series else None
 
 
-def price_of(run: Run) -> Price:
-    """Return the price that a run's own settings name; an empty one where they name none."""
+def read_price(run: RunFolder) -> Price:
+    """Return the price in a run's settings; an empty one if they have none."""
     table = run.settings.get("execution", {}).get("price")
     return Price.model_validate(table) if isinstance(table, dict) else Price()
 
 
-def _best(series: Series, *, lower: bool) -> tuple[int, float] | None:
+def _find_best(series: Series, *, lower: bool) -> tuple[int, float] | None:
     finite = [point for point in series if math.isfinite(point[1])]
     if not finite:
         return None
     return (min if lower else max)(finite, key=lambda point: point[1])
 
 
-def _spent(
-    run: Run,
+def _build_cost(
+    run: RunFolder,
     target: Target,
     step: float | None,
-    evaluations: tuple[int, int] | None,
+    interval: tuple[int, int] | None,
     price: Price | None,
-) -> Spent:
+) -> CostToTarget:
+    """Return the cost at a step; dollars are recomputed from machine time if a price is given."""
     machine, device, usd = (
-        None if step is None else between(run.spent.get(name, ()), step) for name in ACCOUNTS
+        None if step is None else interpolate(run.cost_series.get(name, ()), step)
+        for name in COST_KEYS
     )
-    own = price or price_of(run)
-    known, chip = rate(own), chip_of(own)
+    settings = price or read_price(run)
+    machine_price, chip = find_price(settings), find_chip(settings)
     if price is not None:
         usd = (
-            machine / SECONDS_PER_HOUR * known.usd_per_hour
-            if machine is not None and known
+            machine / SECONDS_PER_HOUR * machine_price.usd_per_hour
+            if machine is not None and machine_price
             else None
         )
     watts = chip.tdp_watts if chip else None
-    return Spent(
+    return CostToTarget(
         run=run.name,
         step=step,
-        between=evaluations,
+        interval=interval,
         machine_seconds=machine,
         device_seconds=device,
         usd=usd,
-        joules=device * watts if device is not None and watts is not None else None,
-        rate=known,
-        best=_best(run.series.get(target.metric, ()), lower=target.at_least is None),
+        max_joules=device * watts if device is not None and watts is not None else None,
+        price=machine_price,
+        best=_find_best(run.series.get(target.metric, ()), lower=target.at_least is None),
     )

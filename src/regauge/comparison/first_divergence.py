@@ -1,4 +1,4 @@
-"""Where two runs part, in a sentence and a table."""
+"""The first value in which two recomputed runs differ, as a sentence and as a table."""
 
 from __future__ import annotations
 
@@ -7,96 +7,105 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from regauge.training.divergence.localize import Localised, Spot
+    from regauge.training.divergence.localize import Divergence, ValueDifference
 
-AROUND = 3
-"""Values that are shown before and after the first one."""
-WHERE = {
-    "rows": "what they read",
-    "forward": "what a module returns",
-    "backward": "the slope at what a module returned",
-    "gradient": "a weight's gradient, summed over the global batch",
-    "update": "a weight's update",
+CONTEXT_VALUES = 3
+"""Number of values that the table shows before and after the first one."""
+STAGE_NAMES = {
+    "rows": "the input rows",
+    "forward": "the output of a module",
+    "backward": "the gradient of a module's output",
+    "gradient": "the gradient of a weight, summed over the global batch",
+    "update": "the update of a weight",
 }
-"""The stages of a step, in words."""
+"""Stages of a training step, in words."""
 HINTS = {
-    "rows": "look at the order, the masks and the seeds",
-    "forward": "look at this module's kernel",
-    "backward": "look at the backward of this module, or of what follows it",
-    "gradient": "the slopes agree: look at how gradients are summed, and in which type",
-    "update": "the gradients agree: look at the optimizer and its learning rate",
+    "rows": "Check the order, the masks and the seeds",
+    "forward": "Check the kernel of this module",
+    "backward": "Check the backward pass of this module and of the modules after it",
+    "gradient": "The output gradients agree; check how weight gradients are summed, in which type",
+    "update": "The gradients agree; check the optimizer and its learning rate",
 }
+"""Advice by stage."""
 
 
-def sentence(found: Localised) -> str:
-    """Return which value parts first, or that rounding explains all of them."""
-    step, first = found.step, found.first
-    if not found.again:
+def describe_divergence(divergence: Divergence) -> str:
+    """Return which value differs first, or that rounding explains all differences."""
+    step, first = divergence.step, divergence.first
+    if not divergence.is_reproduced:
         return (
-            f"Computed again from one state, they do not part up to step {step + 1}: what made "
-            "the runs differ is not in their run files, such as the code or the machine; give the "
-            "command there, on copies of the runs."
+            f"Recomputed from one state, the runs agree up to step {step + 1}. The cause of the "
+            "difference is not in their run files: it is the code or the machine. Run the command "
+            "on that machine, with copies of the runs."
         )
+    choices = _describe_choices(divergence)
     if first is None:
-        worst = max(found.spots, key=_near)
+        worst = max(divergence.differences, key=_bound_ratio)
         return (
-            f"Step {step} computed again from one state: rounding explains every difference, "
-            f"nearest to its bound is {_what(worst)}, {_apart(worst)}{_chosen(found)}."
+            f"Recomputed step {step} from one state: rounding explains every difference. The "
+            f"largest relative to its bound is {_describe_value(worst)}, "
+            f"{_describe_difference(worst)}.{choices}"
         )
     remark = f", {first.remark}" if first.remark else ""
     if first.stage == "rows":
-        told = f"{first.name} differs in {100 * first.apart:.3g}% of its elements{remark}"
+        value = f"{first.name} differs in {100 * first.difference:.3g}% of its elements{remark}."
     else:
-        ours, theirs = first.off
-        told = (
-            f"{_what(first)}, {_apart(first)}{remark}; from the reference the first run is "
-            f"{ours:.2g} off and the other {theirs:.2g}"
+        baseline, candidate = first.reference_distances
+        value = (
+            f"{_describe_value(first)}, {_describe_difference(first)}{remark}. The difference from "
+            f"the reference is {baseline:.2g} for the first run and {candidate:.2g} for the other."
         )
-    hint = HINTS[first.stage] + _chosen(found)
-    return f"At step {step} they part in {WHERE[first.stage]}: {told}: {hint}."
-
-
-def table(found: Localised) -> tuple[dict[str, str], ...]:
-    """Return the values around the first one, or those nearest to their bounds, as rows."""
-    shown: Sequence[Spot]
-    if found.first is not None:
-        place = found.spots.index(found.first)
-        shown = found.spots[max(0, place - AROUND) : place + AROUND + 1]
-    else:
-        nearest = sorted(found.spots, key=_near, reverse=True)
-        shown = nearest[: 2 * AROUND]
-    return tuple(
-        {
-            "name": spot.name,
-            "stage": spot.stage,
-            "kind": spot.kind,
-            "types": " ".join(dict.fromkeys(spot.dtypes)),
-            "apart": f"{spot.apart:.2g}",
-            "rounding": f"{spot.bound:.2g}",
-            "first_off": f"{spot.off[0]:.2g}",
-            "other_off": f"{spot.off[1]:.2g}",
-            "beyond": "yes" if spot.beyond else "",
-        }
-        for spot in shown
+    stage = STAGE_NAMES[first.stage]
+    return (
+        f"At step {step} the runs first differ in {stage}: {value} {HINTS[first.stage]}.{choices}"
     )
 
 
-def _near(spot: Spot) -> float:
-    """Return how near a value comes to its bound, 1 at it."""
-    return spot.apart / spot.bound if spot.bound else 0.0
+def build_value_table(divergence: Divergence) -> tuple[dict[str, str], ...]:
+    """Return rows for the values around the first one, or for those closest to their bounds."""
+    shown: Sequence[ValueDifference]
+    if divergence.first is not None:
+        index = divergence.differences.index(divergence.first)
+        shown = divergence.differences[max(0, index - CONTEXT_VALUES) : index + CONTEXT_VALUES + 1]
+    else:
+        closest = sorted(divergence.differences, key=_bound_ratio, reverse=True)
+        shown = closest[: 2 * CONTEXT_VALUES]
+    return tuple(
+        {
+            "value": value.name,
+            "stage": value.stage,
+            "module": value.kind,
+            "dtypes": " ".join(dict.fromkeys(value.dtypes)),
+            "difference": f"{value.difference:.2g}",
+            "rounding bound": f"{value.bound:.2g}",
+            "first run to reference": f"{value.reference_distances[0]:.2g}",
+            "other run to reference": f"{value.reference_distances[1]:.2g}",
+            "exceeds bound": "yes" if value.exceeds_bound else "",
+        }
+        for value in shown
+    )
 
 
-def _chosen(found: Localised) -> str:
-    """Return what was chosen differently, behind a sentence."""
-    told = ", ".join(f"{name} ({ours}, {theirs})" for name, ours, theirs in found.chosen)
-    return f"; chosen differently: {told}" if told else ""
+def _bound_ratio(value: ValueDifference) -> float:
+    """Return the difference as a multiple of its rounding bound."""
+    return value.difference / value.bound if value.bound else 0.0
 
 
-def _what(spot: Spot) -> str:
-    types = " and ".join(dict.fromkeys(spot.dtypes))
-    return f"{spot.name} ({', '.join(filter(None, (spot.kind, types)))})"
+def _describe_choices(divergence: Divergence) -> str:
+    """Return a sentence on the execution settings that differ, with a leading space."""
+    choices = ", ".join(
+        f"{name} ({baseline}, {candidate})"
+        for name, baseline, candidate in divergence.execution_differences
+    )
+    return f" Different execution settings: {choices}." if choices else ""
 
 
-def _apart(spot: Spot) -> str:
-    bound = f"rounding explains {spot.bound:.2g}" if spot.bound else "equal programs are equal"
-    return f"{spot.apart:.2g} apart where {bound}"
+def _describe_value(value: ValueDifference) -> str:
+    dtypes = " and ".join(dict.fromkeys(value.dtypes))
+    return f"{value.name} ({', '.join(filter(None, (value.kind, dtypes)))})"
+
+
+def _describe_difference(value: ValueDifference) -> str:
+    if value.bound:
+        return f"difference {value.difference:.2g}, of which rounding explains {value.bound:.2g}"
+    return f"difference {value.difference:.2g}, expected 0 for equal programs"

@@ -1,4 +1,4 @@
-"""How far two series are apart, step by step, and how much of it says something."""
+"""Relative differences of two series, step by step, and the limits that they are judged by."""
 
 from __future__ import annotations
 
@@ -11,103 +11,109 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from regauge.results.series import Series
 
-SIGNIFICANT = 6
-"""Items that change, all of them one way, before a sign test calls it a difference: 2 / 2^6 = 3 %.
+MIN_CHANGED_ITEMS = 6
+"""Net number of changed items that makes a count differ significantly.
 
-A count that moved by fewer says nothing, however many items changed both ways.
+A two-sided sign test rejects equality if 6 items change in the same direction: p = 2 / 2^6 = 3 %.
 """
-WHOLE = 1e-3
-"""So near to a whole number of items is a count of them."""
+COUNT_TOLERANCE = 1e-3
+"""Largest distance from an integer at which a value counts as a number of items."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """One value of both runs at one step."""
+    """The values of both runs at one step."""
 
     step: int
-    ours: float
-    theirs: float
+    baseline: float
+    candidate: float
 
     @property
-    def share(self) -> float:
-        """The relative difference, of the larger of the two; infinite where one is not finite."""
-        return relative(self.ours, self.theirs)
+    def difference(self) -> float:
+        """The relative difference; infinite if only one value is finite."""
+        return relative_difference(self.baseline, self.candidate)
 
     @property
-    def larger(self) -> float:
-        """The larger of both magnitudes."""
-        return max(abs(self.ours), abs(self.theirs))
+    def magnitude(self) -> float:
+        """The larger absolute value of the two."""
+        return max(abs(self.baseline), abs(self.candidate))
 
 
 @dataclass(frozen=True)
-class Metric:
-    """One held-out metric of both runs, at every step at which both measured it."""
+class MetricComparison:
+    """One held-out metric of both runs, at every step that both evaluated."""
 
     name: str
     gaps: tuple[Gap, ...]
     noise: Series
-    """Largest difference of the first run from its repetitions, up to each step."""
-    band: float
-    items: float | None = None
-    """How many items it is a mean over; None where that is unknown."""
+    """Largest difference between the baseline and its repeats, up to each step."""
+    tolerance: float
+    """Largest relative difference that counts as equal."""
+    num_items: float | None = None
+    """Number of items that the metric is a mean over; None if unknown."""
 
     @cached_property
-    def counts(self) -> bool:
-        """Whether it is the share of its items that are right, as an accuracy or a recall is."""
-        values = [value for gap in self.gaps for value in (gap.ours, gap.theirs)]
-        return self.items is not None and all(_whole(value * self.items) for value in values)
+    def is_count(self) -> bool:
+        """Whether the metric is a share of correct items, such as accuracy or recall."""
+        values = [value for gap in self.gaps for value in (gap.baseline, gap.candidate)]
+        return self.num_items is not None and all(
+            _is_whole(value * self.num_items) for value in values
+        )
 
-    def grain(self, gap: Gap) -> float:
-        """Return by how much one item more or less moves it, of its value; 0 for no count."""
-        if self.items is None or not self.counts:
+    def resolution(self, gap: Gap) -> float:
+        """Return the relative change of the metric by one item; 0 if it is no count."""
+        if self.num_items is None or not self.is_count:
             return 0.0
-        return 1 / (gap.larger * self.items) if gap.larger else math.inf
+        return 1 / (gap.magnitude * self.num_items) if gap.magnitude else math.inf
 
     def limit(self, gap: Gap) -> float:
-        """Return what may differ: the band, the noise, or what items do by chance, the largest."""
-        chance = (SIGNIFICANT - 0.5) * self.grain(gap)
-        return max(self.band, at(self.noise, gap.step), chance)
+        """Return the largest of the tolerance, the noise and the chance level of a count."""
+        chance_level = (MIN_CHANGED_ITEMS - 0.5) * self.resolution(gap)
+        return max(self.tolerance, value_at(self.noise, gap.step), chance_level)
 
     @property
-    def worst(self) -> Gap:
-        """The gap that exceeds its limit by most, or comes nearest to it."""
-        return max(self.gaps, key=self.excess)
+    def worst_gap(self) -> Gap:
+        """The gap with the largest ratio to its limit."""
+        return max(self.gaps, key=self.limit_ratio)
 
-    def excess(self, gap: Gap) -> float:
-        """Return a gap as a multiple of its limit."""
-        return gap.share / self.limit(gap)
+    def limit_ratio(self, gap: Gap) -> float:
+        """Return the difference as a multiple of its limit."""
+        return gap.difference / self.limit(gap)
 
     @property
-    def within(self) -> bool:
+    def is_within_limits(self) -> bool:
         """Whether no gap exceeds its limit."""
-        return all(gap.share <= self.limit(gap) for gap in self.gaps)
+        return all(gap.difference <= self.limit(gap) for gap in self.gaps)
 
     @property
-    def fine(self) -> bool:
-        """Whether one item moves it by no more than the band: only then it can show the band."""
-        return all(self.grain(gap) <= self.band for gap in self.gaps)
+    def can_resolve_tolerance(self) -> bool:
+        """Whether one item changes the metric by at most the tolerance.
+
+        A coarser metric cannot show that two runs agree to the tolerance.
+        """
+        return all(self.resolution(gap) <= self.tolerance for gap in self.gaps)
 
 
-def aligned(ours: Series, theirs: Series) -> tuple[Gap, ...]:
-    """Return both values at every step that both series have."""
-    other = dict(theirs)
-    return tuple(Gap(step, value, other[step]) for step, value in ours if step in other)
+def align(baseline: Series, candidate: Series) -> tuple[Gap, ...]:
+    """Return the values of both series at every step that both have."""
+    values = dict(candidate)
+    return tuple(Gap(step, value, values[step]) for step, value in baseline if step in values)
 
 
-def relative(ours: float, theirs: float) -> float:
-    """Return |a - b| over the larger of |a| and |b|; infinite where only one is finite."""
-    if ours == theirs or (math.isnan(ours) and math.isnan(theirs)):
+def relative_difference(a: float, b: float) -> float:
+    """Return |a - b| / max(|a|, |b|); infinity if only one of them is finite."""
+    if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0
-    if not (math.isfinite(ours) and math.isfinite(theirs)):
+    if not (math.isfinite(a) and math.isfinite(b)):
         return math.inf
-    return abs(ours - theirs) / max(abs(ours), abs(theirs))
+    return abs(a - b) / max(abs(a), abs(b))
 
 
-def at(series: Series, step: int) -> float:
-    """Return the value of a series at a step, or at the last one before it; 0 without any."""
-    number = bisect_right(series, step, key=lambda point: point[0])
-    return series[number - 1][1] if number else 0.0
+def value_at(series: Series, step: int) -> float:
+    """Return the value at a step, or at the last step before it; 0 if there is none."""
+    end = bisect_right(series, step, key=lambda point: point[0])
+    return series[end - 1][1] if end else 0.0
 
 
-def _whole(count: float) -> bool:
-    return math.isfinite(count) and abs(count - round(count)) <= WHOLE
+def _is_whole(count: float) -> bool:
+    return math.isfinite(count) and abs(count - round(count)) <= COUNT_TOLERANCE

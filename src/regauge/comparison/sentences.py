@@ -1,4 +1,4 @@
-"""What a comparison is said to show, in sentences; the first one is the verdict."""
+"""Results of a comparison in sentences; the first sentence of each pair is the verdict."""
 
 from __future__ import annotations
 
@@ -6,212 +6,244 @@ import datetime as dt
 import re
 from typing import TYPE_CHECKING, Any
 
-from regauge.comparison.cost import Spent, ranked, saving
-from regauge.comparison.gaps import at
-from regauge.comparison.verdict import Difference, Parity
+from regauge.comparison.cost import CostToTarget, rank_by_cost, relative_saving
+from regauge.comparison.gaps import value_at
+from regauge.comparison.verdict import Parity, SettingDifference
 from regauge.results import formatting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from regauge.comparison.compare import Compared
-    from regauge.comparison.gaps import Gap, Metric
+    from regauge.comparison.compare import ComparisonResult
+    from regauge.comparison.gaps import Gap, MetricComparison
     from regauge.training.settings import Target
 
-NAMED = 3
-"""Differences that a sentence names."""
-HASH = 12
-"""Characters of a hash that are shown."""
+MAX_NAMED_DIFFERENCES = 3
+"""Number of differing settings that a sentence names."""
+SHOWN_HASH_CHARACTERS = 12
+"""Number of characters that are shown of a hash."""
 _HASH = re.compile(r"[0-9a-f]{32,}")
 
 
-def sentences(found: Parity) -> tuple[str, ...]:
-    """Return the verdict, and what else the runs show of it."""
-    if found.prevented:
-        return (_not_comparable(found),)
-    if not found.metrics:
-        between = f"{found.ours} and {found.theirs} measured nothing at the same step"
-        return (f"Not shown: {between}.",)
-    told = [_verdict(found), *_coarse(found)]
-    if not found.measured:
-        told.append("How much the first run differs from itself was not measured.")
-    if found.rescheduled is not None:
-        told.append(f"Their learning rates differ from step {found.rescheduled} on.")
-    if found.parted is not None:
-        gap = found.parted.gap
-        what = found.parted.name.rpartition("/")[2].replace("_", " ")
-        told.append(
-            f"Their training parts at step {gap.step}: {what} {gap.ours:.9g} and "
-            f"{gap.theirs:.9g}, {percent(gap.share)} apart."
+def describe_parity(parity: Parity) -> tuple[str, ...]:
+    """Return the verdict on a run, then the evidence, one sentence each."""
+    if parity.blocking_differences:
+        return (_describe_blocking(parity),)
+    if not parity.metrics:
+        runs = f"{parity.baseline} and {parity.candidate}"
+        return (f"Inconclusive: {runs} have no evaluation at the same step.",)
+    sentences = [_describe_verdict(parity), *_describe_coarse_metrics(parity)]
+    if not parity.has_noise_floor:
+        sentences.append(f"The run-to-run noise of {parity.baseline} was not measured.")
+    if parity.first_lr_difference is not None:
+        sentences.append(f"The learning rates differ from step {parity.first_lr_difference}.")
+    if parity.first_divergence is not None:
+        gap = parity.first_divergence.gap
+        name = parity.first_divergence.series_name.rpartition("/")[2].replace("_", " ")
+        sentences.append(
+            f"Training diverges at step {gap.step}: {name} {gap.baseline:.9g} and "
+            f"{gap.candidate:.9g}, a difference of {format_difference(gap.difference)}."
         )
-    elif found.losses:
-        last = found.losses[-1].step
-        told.append(f"Their training does not part up to step {last}.")
-    if found.computed:
-        told.append(f"They were computed differently in {named(found.computed)}.")
-    return tuple(told)
+    elif parity.loss_gaps:
+        sentences.append(f"Training does not diverge up to step {parity.loss_gaps[-1].step}.")
+    if parity.compute_differences:
+        differences = format_differences(parity.compute_differences)
+        sentences.append(f"Different execution settings: {differences}.")
+    return tuple(sentences)
 
 
-def way_out(found: Parity) -> str:
-    """Return what to do about a verdict that is no pass."""
-    if found.prevented:
-        return "start both from one run file, and change how it computes"
-    if not found.metrics:
-        return "set evaluation.every_steps alike"
-    if found.verdict == "not shown":
-        return "hold out more rows, or set comparison.band to what these can show"
-    if not found.measured:
-        return "add --noise-floor to know its noise"
-    return "add --localise to see where they part"
+def suggest_remedy(parity: Parity) -> str:
+    """Return the next action after a verdict that is not `pass`."""
+    if parity.blocking_differences:
+        return "start both runs from one run file and change only how it is executed"
+    if not parity.metrics:
+        return "set evaluation.every_steps to the same value"
+    if parity.verdict == "inconclusive":
+        return "hold out more rows or raise comparison.tolerance"
+    if not parity.has_noise_floor:
+        return "add --noise-floor to measure the run-to-run noise"
+    return "add --localize to find the first module that differs"
 
 
-def cost_sentences(found: Compared) -> tuple[str, ...]:
-    """Return what the runs cost up to the target, the cheapest, and what is unknown of them."""
-    if found.target is None:
-        return ("No metric was measured by all of the runs: there is no target to come to.",)
-    told = [_cost(one, found.target) for one in found.spent if one.step is not None]
-    told += (*unreached(found), *cheapest(found))
-    unknown = [one.run for one in found.spent if one.rate is None]
-    if unknown:
-        ways = "execution.price.instance or .usd_per_hour in its run file, or comparison.prices"
-        told.append(f"The dollars of {', '.join(unknown)} are unknown: set {ways}.")
+def describe_costs(comparison: ComparisonResult) -> tuple[str, ...]:
+    """Return the cost of each run up to the target, the cheapest run, and the unknown prices."""
+    if comparison.target is None:
+        return ("No metric was measured by all runs, so there is no common target.",)
+    sentences = [
+        _describe_cost(cost, comparison.target)
+        for cost in comparison.costs
+        if cost.step is not None
+    ]
+    sentences += (*describe_unreached(comparison), *describe_cheapest(comparison))
+    unpriced = [cost.run for cost in comparison.costs if cost.price is None]
+    if unpriced:
+        keys = (
+            "execution.price.instance or execution.price.usd_per_hour in its run file, "
+            "or comparison.prices"
+        )
+        sentences.append(f"The dollar cost of {', '.join(unpriced)} is unknown; set {keys}.")
     today = dt.datetime.now(tz=dt.UTC).date()
-    old = {one.rate.remark(today) for one in found.spent if one.rate is not None}
-    return (*told, *sorted(f"{remark}." for remark in old if remark))
+    warnings = {
+        cost.price.staleness_warning(today) for cost in comparison.costs if cost.price is not None
+    }
+    stale = sorted(f"{warning[0].upper()}{warning[1:]}." for warning in warnings if warning)
+    return (*sentences, *stale)
 
 
-def cheapest(found: Compared) -> tuple[str, ...]:
-    """Return which run came to the target for least, where two or more did at known prices."""
-    order = ranked(found.spent)
-    if found.target is None or len(order) == 1 or not order:
+def describe_cheapest(comparison: ComparisonResult) -> tuple[str, ...]:
+    """Return a sentence on the cheapest run, if two or more reached the target at known prices."""
+    ranking = rank_by_cost(comparison.costs)
+    if comparison.target is None or len(ranking) < 2:  # noqa: PLR2004  (a comparison needs two)
         return ()
-    shares = [(one, saving(order[0], one)) for one in order[1:]]
-    over = ", ".join(
-        f"{formatting.share(share)} over {one.run}" for one, share in shares if share is not None
+    cheapest, *dearer = ranking
+    savings = [(cost.run, relative_saving(cheapest, cost)) for cost in dearer]
+    less = ", ".join(
+        f"{formatting.percent(saving)} less than {run}"
+        for run, saving in savings
+        if saving is not None
     )
-    return (f"{order[0].run} came to {goal(found.target)} for least and saves {over}.",)
+    target = format_target(comparison.target)
+    return (f"{cheapest.run} reached {target} at the lowest cost: {less}.",)
 
 
-def unreached(found: Compared) -> tuple[str, ...]:
-    """Return for each run that never came to the target what came nearest to it."""
-    if found.target is None:
+def describe_unreached(comparison: ComparisonResult) -> tuple[str, ...]:
+    """Return a sentence for each run that did not reach the target, with its best value."""
+    if comparison.target is None:
         return ()
+    target = format_target(comparison.target)
     return tuple(
-        f"{one.run} never came to {goal(found.target)}: {_nearest(one)}."
-        for one in found.spent
-        if one.step is None
+        f"{cost.run} did not reach {target}: {_describe_best(cost)}."
+        for cost in comparison.costs
+        if cost.step is None
     )
 
 
-def cost_table(found: Compared) -> list[dict[str, Any]]:
-    """Return one row for each run: what it had spent at the target, in figures."""
+def build_cost_table(comparison: ComparisonResult) -> list[dict[str, Any]]:
+    """Return one row per run: its cost at the target, as numbers."""
     return [
         {
-            "name": one.run,
-            "step": one.step,
-            "machine_seconds": one.machine_seconds,
-            "device_seconds": one.device_seconds,
-            "usd": one.usd,
-            "joules_at_most": one.joules,
-            "usd_per_hour": None if one.rate is None else one.rate.usd_per_hour,
+            "name": cost.run,
+            "step": cost.step,
+            "machine_seconds": cost.machine_seconds,
+            "device_seconds": cost.device_seconds,
+            "usd": cost.usd,
+            "joules_at_most": cost.max_joules,
+            "usd_per_hour": None if cost.price is None else cost.price.usd_per_hour,
         }
-        for one in found.spent
+        for cost in comparison.costs
     ]
 
 
-def goal(target: Target) -> str:
+def format_target(target: Target) -> str:
     """Return a target in words: heldout/loss of at most 2.310."""
-    way = "most" if target.at_least is None else "least"
-    return f"{target.metric} of at {way} {formatting.number(target.value)}"
+    bound = "at most" if target.at_least is None else "at least"
+    return f"{target.metric} of {bound} {formatting.number(target.threshold)}"
 
 
-def _cost(one: Spent, target: Target) -> str:
-    between = "" if one.between is None else ", straight between {} and {}".format(*one.between)
-    joules = "" if one.joules is None else f" and at most {formatting.count(one.joules)}J"
-    usd = formatting.dollars(one.usd) if one.usd is not None else "unknown dollars"
-    price = "" if one.rate is None else f" at {one.rate.told}"
+def _describe_cost(cost: CostToTarget, target: Target) -> str:
+    interval = ""
+    if cost.interval is not None:
+        interval = " (interpolated between {} and {})".format(*cost.interval)
+    usd = "unknown cost" if cost.usd is None else formatting.dollars(cost.usd)
+    price = "" if cost.price is None else f" at {cost.price.description}"
+    energy = "" if cost.max_joules is None else f", at most {formatting.count(cost.max_joules)}J"
     return (
-        f"{one.run} came to {goal(target)} at step {one.step:,.4g}{between}, for "
-        f"{formatting.duration(one.machine_seconds)} of machine time, {usd}{price}{joules}."
+        f"{cost.run} reached {format_target(target)} at step {cost.step:,.4g}{interval} after "
+        f"{formatting.duration(cost.machine_seconds)} of machine time: {usd}{price}{energy}."
     )
 
 
-def _nearest(one: Spent) -> str:
-    if one.best is None:
-        return "it never measured it"
-    return f"its best is {formatting.number(one.best[1])} at step {one.best[0]:,}"
+def _describe_best(cost: CostToTarget) -> str:
+    if cost.best is None:
+        return "it did not measure this metric"
+    return f"its best is {formatting.number(cost.best[1])} at step {cost.best[0]:,}"
 
 
-def _verdict(found: Parity) -> str:
-    passed = found.verdict == "pass"
-    metric = _foremost([each for each in found.metrics if each.fine or not passed])
-    gap = metric.worst
-    where = f"{metric.name} by {percent(gap.share)} at step {gap.step}"
-    apart = f"{found.theirs} differs from {found.ours}"
-    if found.verdict == "fail":
-        return f"Fail: {apart}, most in {where}, {_measure(found, metric, gap)}."
-    if not passed:
-        return f"Not shown: {apart} in {where}, {_measure(found, metric, gap)}."
-    if gap.share > metric.band:
-        return f"Pass, by noise: {apart} in {where}, {_measure(found, metric, gap)}."
-    count = len({gap.step for metric in found.metrics for gap in metric.gaps})
-    times = "the one evaluation" if count == 1 else f"all {count} evaluations"
-    if not gap.share:
-        return f"Pass: {found.theirs} measures what {found.ours} does at {times}."
+def _describe_verdict(parity: Parity) -> str:
+    is_pass = parity.verdict == "pass"
+    metric = _find_worst_metric(
+        [metric for metric in parity.metrics if metric.can_resolve_tolerance or not is_pass]
+    )
+    gap = metric.worst_gap
+    difference = format_difference(gap.difference)
+    by = f"by {difference} in {metric.name} at step {gap.step}"
+    sentence = f"{parity.candidate} differs from {parity.baseline} {by}"
+    if parity.verdict == "fail":
+        return f"Fail: {sentence}; {_describe_limit(parity, metric, gap)}."
+    if not is_pass:
+        return f"Inconclusive: {sentence}; {_describe_limit(parity, metric, gap)}."
+    if gap.difference > metric.tolerance:
+        return f"Pass within noise: {sentence}; {_describe_limit(parity, metric, gap)}."
+    count = len({gap.step for metric in parity.metrics for gap in metric.gaps})
+    evaluations = "the only evaluation" if count == 1 else f"all {count} evaluations"
+    if not gap.difference:
+        return f"Pass: {parity.candidate} equals {parity.baseline} at {evaluations}."
+    tolerance = format_difference(metric.tolerance)
     return (
-        f"Pass: {found.theirs} is within {percent(metric.band)} of {found.ours} at {times}, "
-        f"at most {where}."
+        f"Pass: {parity.candidate} is within {tolerance} of {parity.baseline} at {evaluations}; "
+        f"the largest difference is {metric.name}, {difference} at step {gap.step}."
     )
 
 
-def _coarse(found: Parity) -> list[str]:
-    """Return what a pass says nothing of: metrics that count too few items for the band."""
-    coarse = [metric for metric in found.metrics if not metric.fine and metric.worst.share]
-    if found.verdict != "pass" or not coarse:
+def _describe_coarse_metrics(parity: Parity) -> list[str]:
+    """Return a sentence on metrics that a pass does not cover: too few items for the tolerance."""
+    coarse = [
+        metric
+        for metric in parity.metrics
+        if not metric.can_resolve_tolerance and metric.worst_gap.difference
+    ]
+    if parity.verdict != "pass" or not coarse:
         return []
-    metric = _foremost(coarse)
-    gap = metric.worst
-    where = f"{metric.name} differs by {percent(gap.share)} at step {gap.step}"
-    few = "too few to show a difference of that size"
-    return [f"{where}, {_measure(found, metric, gap)}: {few}."]
+    metric = _find_worst_metric(coarse)
+    gap = metric.worst_gap
+    difference = f"{metric.name} differs by {format_difference(gap.difference)} at step {gap.step}"
+    return [f"{difference}; {_describe_resolution(metric, gap)}, too coarse to judge it."]
 
 
-def _foremost(metrics: Sequence[Metric]) -> Metric:
-    return max(metrics, key=lambda metric: metric.excess(metric.worst))
+def _find_worst_metric(metrics: Sequence[MetricComparison]) -> MetricComparison:
+    return max(metrics, key=lambda metric: metric.limit_ratio(metric.worst_gap))
 
 
-def _measure(found: Parity, metric: Metric, gap: Gap) -> str:
-    """Return what a gap is judged by: the band, the noise, or what its items do by chance."""
+def _describe_limit(parity: Parity, metric: MetricComparison, gap: Gap) -> str:
+    """Return the limit that a gap is judged by: tolerance, noise or the weight of one item."""
     limit = metric.limit(gap)
-    if limit == metric.band:
-        return f"beyond the band of {percent(metric.band)}"
-    if limit == at(metric.noise, gap.step):
-        return f"of which {found.ours} differs from itself by {percent(limit)}"
-    return f"where one of {metric.items or 0:,.0f} items is {percent(metric.grain(gap))}"
+    if limit == metric.tolerance:
+        return f"the tolerance is {format_difference(limit)}"
+    if limit == value_at(metric.noise, gap.step):
+        return f"repeats of {parity.baseline} differ by {format_difference(limit)}"
+    return _describe_resolution(metric, gap)
 
 
-def _not_comparable(found: Parity) -> str:
+def _describe_resolution(metric: MetricComparison, gap: Gap) -> str:
+    share = format_difference(metric.resolution(gap))
+    return f"one of {metric.num_items or 0:,.0f} items is {share}"
+
+
+def _describe_blocking(parity: Parity) -> str:
     return (
-        f"Not shown: {found.ours} and {found.theirs} are not comparable, "
-        f"they differ in {named(found.prevented)}."
+        f"Inconclusive: {parity.baseline} and {parity.candidate} are not comparable; "
+        f"they differ in {format_differences(parity.blocking_differences)}."
     )
 
 
-def named(found: Sequence[Difference]) -> str:
-    """Return differences in words, and how many are left out."""
-    told = [f"{each.key} ({plain(each.ours)}, {plain(each.theirs)})" for each in found[:NAMED]]
-    more = len(found) - NAMED
-    return ", ".join(told) + (f" and {more} more" if more > 0 else "")
+def format_differences(differences: Sequence[SettingDifference]) -> str:
+    """Return the first differences with both values, and the number of the others."""
+    shown = [
+        f"{item.key} ({format_setting(item.baseline)}, {format_setting(item.candidate)})"
+        for item in differences[:MAX_NAMED_DIFFERENCES]
+    ]
+    num_more = len(differences) - MAX_NAMED_DIFFERENCES
+    return ", ".join(shown) + (f" and {num_more} more" if num_more > 0 else "")
 
 
-def percent(share: float) -> str:
-    """Return a relative difference in percent, with two digits that count."""
-    return f"{100 * share:.2g}%"
+def format_difference(difference: float) -> str:
+    """Return a relative difference in percent, with two significant digits."""
+    return f"{100 * difference:.2g}%"
 
 
-def plain(value: object) -> str:
-    """Return a setting's value in words."""
+def format_setting(value: object) -> str:
+    """Return the value of a setting; a long hash is shortened."""
     if value is None:
         return "unset"
     text = str(value)
-    return f"{text[:HASH]}…" if _HASH.fullmatch(text) else text
+    return f"{text[:SHOWN_HASH_CHARACTERS]}…" if _HASH.fullmatch(text) else text

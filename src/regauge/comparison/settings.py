@@ -1,4 +1,4 @@
-"""The tables of a run file that `compare` reads; this module imports no torch."""
+"""Settings of `compare`: the [comparison] table of a run file. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from regauge.config import Settings
 from regauge.planning.settings import Price
 from regauge.training.settings import Target
 
-PAIR = 2
-"""The fewest runs of a comparison."""
+MIN_RUNS = 2
+"""Smallest number of runs that can be compared."""
 
 
 class Comparison(Settings):
-    """Which runs are compared, and how much they may differ."""
+    """Runs to compare, and how much they may differ."""
 
-    runs: tuple[str, ...] = Field(min_length=PAIR)
-    """Output folders; each is compared with the first."""
-    band: float = Field(default=0.001, gt=0)
-    """Largest relative difference of a held-out metric that counts as none."""
+    runs: tuple[str, ...] = Field(min_length=MIN_RUNS)
+    """Output folders; the first is the baseline of all others."""
+    tolerance: float = Field(default=0.001, gt=0)
+    """Largest relative difference of a held-out metric that counts as equal."""
     metrics: tuple[str, ...] = ()
-    """Held-out metrics that the verdict is about; by default all that the runs measured."""
-    noise: tuple[str, ...] = ()
-    """Output folders of repetitions of the first run, in another order of its sums."""
+    """Held-out metrics that the verdict uses; by default all that both runs measured."""
+    noise_runs: tuple[str, ...] = ()
+    """Output folders of repeats of the baseline with another summation order (noise floor)."""
     target: Target | None = None
-    """What counts as converged; by default the first held-out metric that all runs came to."""
+    """Target of the cost comparison; by default the best value that all runs reached."""
     prices: tuple[Price, ...] = ()
-    """What a machine of each run costs, in their order, instead of what its run file says."""
-    reference: Literal["fp32", "fp64"] = "fp32"
-    """Type of the CPU's computation that `--localise` measures both runs by."""
-    on_difference: Literal["fail", "say"] = "fail"
-    """Whether a difference ends the command with code 68."""
+    """Machine price of each run, in order, instead of the price in its run file."""
+    reference_precision: Literal["fp32", "fp64"] = "fp32"
+    """Precision of the CPU reference that `--localize` compares both runs with."""
+    on_difference: Literal["fail", "warn"] = "fail"
+    """Whether a difference fails the command (exit code 68) or is only reported."""
 
     @model_validator(mode="after")
-    def _each_has_its_price(self) -> Comparison:
+    def _check_num_prices(self) -> Comparison:
         if self.prices and len(self.prices) != len(self.runs):
-            raise ValueError(f"{len(self.runs)} runs need {len(self.runs)} prices, in their order")
+            count = len(self.runs)
+            raise ValueError(f"{count} runs need {count} prices; give them in the order of runs")
         return self

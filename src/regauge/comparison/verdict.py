@@ -1,8 +1,8 @@
-"""Whether one run came to what another did: held-out metrics side by side, and where they part.
+"""Parity of two runs: held-out metrics within a tolerance, and the first step that differs.
 
-Everything is read from what the runs wrote. Two runs are comparable where they saw the same rows
-in the same order, from the same weights and with the same schedule; how they were computed is what
-is compared.
+Everything is read from the run folders. Two runs are comparable if they trained on the same rows in
+the same order, from the same initial weights, with the same schedule. They may differ in how they
+were computed: device, precision, parallelism, kernels.
 """
 
 from __future__ import annotations
@@ -12,27 +12,32 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from regauge import choices
-from regauge.comparison.gaps import Gap, Metric, aligned, at
-from regauge.config import flat
-from regauge.results.evaluation_table import table
+from regauge.comparison.gaps import Gap, MetricComparison, align, value_at
+from regauge.config import flatten
+from regauge.results.evaluation_table import build_table
 from regauge.tasks import ITEMS
-from regauge.trackers import of_training
+from regauge.trackers import is_train_metric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from regauge.results.run_folder import Run
+    from regauge.accelerators import Accelerator
+    from regauge.results.run_folder import RunFolder
     from regauge.results.series import Series
 
-Verdict = Literal["pass", "fail", "not shown"]
-BAND = 0.001
-"""Largest relative difference of a held-out metric that counts as none."""
-EXACT = 1e-5
-"""Equal programs agree to it for tens of steps; then their rounding has grown."""
-NOISE = 4.0
-"""A step has parted where the loss differs by so many times what a run differs from itself."""
-LOSS, NORM, RATE = "train/loss", "train/gradient_norm", "train/learning_rate"
-SAME = (
+Verdict = Literal["pass", "fail", "inconclusive"]
+DEFAULT_TOLERANCE = 0.001
+"""Largest relative difference of a held-out metric that counts as equal."""
+ROUNDING_TOLERANCE = 1e-5
+"""Relative difference that rounding explains during the first tens of steps."""
+NOISE_FACTOR = 4.0
+"""Multiple of the noise floor above which a training value counts as different."""
+TRAIN_LOSS, GRADIENT_NORM, LEARNING_RATE = (
+    "train/loss",
+    "train/gradient_norm",
+    "train/learning_rate",
+)
+BLOCKING_SETTINGS = (
     "seed",
     "task",
     "model",
@@ -42,216 +47,254 @@ SAME = (
     "stop.epochs",
     "evaluation.rows",
 )
-"""Settings, and tables of them, that comparable runs share."""
-COMPUTED = ("model.attention", "model.path", "model.weights")
-"""Below those tables, what only says how it is computed."""
-FACTS = {"data_identity": "the prepared data", "weights": "the weights of step 0"}
-"""What a run writes of itself, in words."""
-ASIDE = (
+"""Settings and tables that must be equal in comparable runs."""
+COMPUTE_SETTINGS = ("model.attention", "model.path", "model.weights")
+"""Exceptions in those tables: settings that only change how the run is computed."""
+FACT_NAMES = {"data_identity": "the prepared data", "weights": "the weights of step 0"}
+"""Identity facts of a run, and their names in sentences."""
+IGNORED_SETTINGS = (
     "output",
     "stop",
     "execution.price",
     "evaluation.every_steps",
     "execution.supervision",
-    "subjects",
+    "models",
+    "evaluate",
     "data.path",
 )
-"""Settings whose difference says nothing."""
-_OF_A_TASK = re.compile(r"task\.([^.]+)\.(data\.path|batch\.microbatch_rows)")
-"""Of one of several tasks, what is judged as it is of a run: `data.path.words`."""
-PLACE = ("platform", "host", "packages")
-"""What makes two environments one: equal programs give equal bits there."""
+"""Settings whose difference is not reported."""
+_TASK_SETTING = re.compile(r"task\.([^.]+)\.(data\.path|batch\.microbatch_rows)")
+"""Settings of one of several tasks that are named like the run's: `data.path.<task>`."""
+ENVIRONMENT_KEYS = ("platform", "host", "packages")
+"""Keys that identify an environment; equal programs give equal bits in equal environments."""
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A setting, or a fact, in which two runs differ."""
+class SettingDifference:
+    """A setting or an identity fact in which two runs differ."""
 
     key: str
-    ours: Any
-    theirs: Any
+    baseline: Any
+    candidate: Any
 
 
 @dataclass(frozen=True)
-class Parting:
-    """The first value of training that differs by more than noise."""
+class FirstDivergence:
+    """The first training value that differs by more than noise."""
 
-    name: str
-    """Of its series: the loss, or the norm of the gradients."""
+    series_name: str
+    """Training loss or gradient norm."""
     gap: Gap
 
 
 @dataclass(frozen=True)
 class Parity:
-    """What a comparison of a run with the first one found."""
+    """Result of comparing one run with the baseline."""
 
-    ours: str
-    theirs: str
-    prevented: tuple[Difference, ...]
-    """Why they are not comparable; empty where they are."""
-    computed: tuple[Difference, ...]
-    """How their computations differ."""
-    metrics: tuple[Metric, ...]
-    losses: tuple[Gap, ...]
-    """Of the training loss, at every step that both logged."""
-    floor: Series
-    """Largest difference of the first run's training loss from its repetitions, up to each step."""
-    parted: Parting | None
-    """Where their training differs first; None where it does not."""
-    alike: bool
-    """Whether they were computed alike, on one machine, by kernels that repeat to the last bit."""
-    rescheduled: int | None
-    """First step whose learning rate differs; None where none does."""
-    measured: bool
-    """Whether the noise was measured."""
+    baseline: str
+    """Name of the first run."""
+    candidate: str
+    """Name of the run that is compared with it."""
+    blocking_differences: tuple[SettingDifference, ...]
+    """Differences that make the runs not comparable; empty if they are."""
+    compute_differences: tuple[SettingDifference, ...]
+    """Differences in how the runs were computed."""
+    metrics: tuple[MetricComparison, ...]
+    loss_gaps: tuple[Gap, ...]
+    """Training loss at every step that both logged."""
+    noise_floor: Series
+    """Largest difference of the training loss between the baseline and its repeats, by step."""
+    first_divergence: FirstDivergence | None
+    """The first training value that differs; None if none does."""
+    expects_equal_bits: bool
+    """Whether both ran the same program, on one machine, with deterministic kernels."""
+    first_lr_difference: int | None
+    """First step with a different learning rate; None if none differs."""
+    has_noise_floor: bool
+    """Whether repeats of the baseline were given."""
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the second run is as good as the first, as far as these runs show it."""
-        if self.prevented or not self.metrics:
-            return "not shown"
-        if not all(metric.within for metric in self.metrics):
+        """`fail` if a metric exceeds its limit, `inconclusive` if no metric proves anything."""
+        if self.blocking_differences or not self.metrics:
+            return "inconclusive"
+        if not all(metric.is_within_limits for metric in self.metrics):
             return "fail"
-        return "pass" if any(metric.fine for metric in self.metrics) else "not shown"
+        return (
+            "pass"
+            if any(metric.can_resolve_tolerance for metric in self.metrics)
+            else "inconclusive"
+        )
 
 
-def compare(
-    ours: Run,
-    theirs: Run,
-    noise: Sequence[Run] = (),
-    band: float = BAND,
-    judging: Sequence[str] = (),
+def compare_pair(
+    baseline: RunFolder,
+    candidate: RunFolder,
+    noise_runs: Sequence[RunFolder] = (),
+    tolerance: float = DEFAULT_TOLERANCE,
+    metrics: Sequence[str] = (),
 ) -> Parity:
-    """Compare a run with the first one; `noise` are repetitions of the first one.
+    """Compare a run with the baseline.
 
-    `judging` names the metrics that the verdict is about: all that both measured by default.
+    `noise_runs` are repeats of the baseline with another summation order. `metrics` names the
+    held-out metrics that the verdict uses; by default all that both runs measured.
     """
-    differing = differences(ours, theirs)
-    prevented = [found for found in differing if prevents(found.key)]
-    other = measured(theirs)
-    names = [name for name in measured(ours) if name in other]
-    computed = tuple(found for found in differing if not prevents(found.key))
-    losses = aligned(ours.series.get(LOSS, ()), theirs.series.get(LOSS, ()))
-    rates = aligned(ours.series.get(RATE, ()), theirs.series.get(RATE, ()))
-    alike = not computed and _repeats(ours, theirs)
+    differences = find_differences(baseline, candidate)
+    blocking = tuple(item for item in differences if blocks_comparison(item.key))
+    compute = tuple(item for item in differences if not blocks_comparison(item.key))
+    candidate_metrics = heldout_metrics(candidate)
+    names = [name for name in heldout_metrics(baseline) if name in candidate_metrics]
+    losses = align(baseline.series.get(TRAIN_LOSS, ()), candidate.series.get(TRAIN_LOSS, ()))
+    rates = align(baseline.series.get(LEARNING_RATE, ()), candidate.series.get(LEARNING_RATE, ()))
+    expects_equal_bits = not compute and _is_bitwise_reproducible(baseline, candidate)
     return Parity(
-        ours=ours.name,
-        theirs=theirs.name,
-        prevented=tuple(prevented),
-        computed=computed,
+        baseline=baseline.name,
+        candidate=candidate.name,
+        blocking_differences=blocking,
+        compute_differences=compute,
         metrics=tuple(
             metric
-            for name in judging or names
-            if name in names and (metric := _metric(name, ours, theirs, noise, band)).gaps
+            for name in metrics or names
+            if name in names
+            and (metric := _compare_metric(name, (baseline, candidate), noise_runs, tolerance)).gaps
         ),
-        losses=losses,
-        floor=_floor(LOSS, ours, noise),
-        parted=_parting(ours, theirs, noise, alike=alike),
-        alike=alike,
-        rescheduled=next((gap.step for gap in rates if gap.share > EXACT), None),
-        measured=bool(noise),
+        loss_gaps=losses,
+        noise_floor=_noise_floor(TRAIN_LOSS, baseline, noise_runs),
+        first_divergence=_find_first_divergence(
+            (baseline, candidate), noise_runs, expects_equal_bits=expects_equal_bits
+        ),
+        expects_equal_bits=expects_equal_bits,
+        first_lr_difference=next(
+            (gap.step for gap in rates if gap.difference > ROUNDING_TOLERANCE), None
+        ),
+        has_noise_floor=bool(noise_runs),
     )
 
 
-def _metric(name: str, ours: Run, theirs: Run, noise: Sequence[Run], band: float) -> Metric:
-    gaps = aligned(measured(ours)[name], measured(theirs)[name])
-    return Metric(name, gaps, _floor(name, ours, noise), band, _items(ours, name))
+def _compare_metric(
+    name: str,
+    pair: tuple[RunFolder, RunFolder],
+    noise_runs: Sequence[RunFolder],
+    tolerance: float,
+) -> MetricComparison:
+    baseline, candidate = pair
+    gaps = align(heldout_metrics(baseline)[name], heldout_metrics(candidate)[name])
+    noise = _noise_floor(name, baseline, noise_runs)
+    return MetricComparison(name, gaps, noise, tolerance, _count_items(baseline, name))
 
 
-def measured(run: Run) -> dict[str, Series]:
-    """Return the metrics of held-out rows: along a run, or of saved models at once."""
-    found = _heldout(run).items()
-    return {name: series for name, series in found if _last(name) != ITEMS}
+def heldout_metrics(run: RunFolder) -> dict[str, Series]:
+    """Return one series per held-out metric.
+
+    A metric of a training run has one point per evaluation. A metric of an `evaluation.json` has
+    one point, at step 0, and is named after its row: `trained: loss`.
+    """
+    series_by_name = _heldout_series(run).items()
+    return {name: series for name, series in series_by_name if _short_name(name) != ITEMS}
 
 
-def _items(run: Run, name: str) -> float | None:
-    """Return how many items a metric is a mean over, where the run tells."""
-    series = _heldout(run).get(name.removesuffix(_last(name)) + ITEMS)
+def _count_items(run: RunFolder, name: str) -> float | None:
+    """Return the number of items that a metric is a mean over; None if it was not logged."""
+    series = _heldout_series(run).get(name.removesuffix(_short_name(name)) + ITEMS)
     return series[-1][1] if series else None
 
 
-def _last(name: str) -> str:
-    """Return the metric's own name: `loss` of `heldout/loss`, and of `trained: loss`."""
+def _short_name(name: str) -> str:
+    """Return the metric without its prefix: `loss` of `heldout/loss` or `trained: loss`."""
     return re.split(r"/|: ", name)[-1]
 
 
-def _heldout(run: Run) -> dict[str, Series]:
-    found = {name: points for name, points in run.series.items() if not of_training(name)}
+def _heldout_series(run: RunFolder) -> dict[str, Series]:
+    series = {name: points for name, points in run.series.items() if not is_train_metric(name)}
     if run.evaluation:
-        rows = table(run.evaluation)
-        for name, values in zip(rows.names, rows.values, strict=True):
-            for metric, value in zip(rows.metrics, values, strict=True):
+        table = build_table(run.evaluation)
+        for name, values in zip(table.names, table.values, strict=True):
+            for metric, value in zip(table.metrics, values, strict=True):
                 if value is not None:
-                    found[f"{name}: {metric}"] = ((0, value),)
-    return found
+                    series[f"{name}: {metric}"] = ((0, value),)
+    return series
 
 
-def differences(ours: Run, theirs: Run) -> list[Difference]:
-    """Return every setting and fact in which two runs differ, but those that say nothing."""
-    first, second = _told(ours), _told(theirs)
+def find_differences(baseline: RunFolder, candidate: RunFolder) -> list[SettingDifference]:
+    """Return the settings, facts and packages that differ, without the ignored settings."""
+    first, second = _comparable_values(baseline), _comparable_values(candidate)
     keys = [*first, *(key for key in second if key not in first)]
     return [
-        Difference(key, first.get(key), second.get(key))
+        SettingDifference(key, first.get(key), second.get(key))
         for key in keys
-        if first.get(key) != second.get(key) and not _under(key, ASIDE, but=SAME)
+        if first.get(key) != second.get(key)
+        and not _is_in_tables(key, IGNORED_SETTINGS, but=BLOCKING_SETTINGS)
     ]
 
 
-def prevents(key: str) -> bool:
-    """Return whether runs that differ in this are not comparable."""
-    return key in FACTS.values() or (_under(key, SAME) and not _under(key, COMPUTED))
+def blocks_comparison(key: str) -> bool:
+    """Return whether a difference in this key makes two runs not comparable."""
+    is_blocking = _is_in_tables(key, BLOCKING_SETTINGS) and not _is_in_tables(key, COMPUTE_SETTINGS)
+    return key in FACT_NAMES.values() or is_blocking
 
 
-def _parting(ours: Run, theirs: Run, noise: Sequence[Run], *, alike: bool) -> Parting | None:
-    """Return the first value that differs by more than noise: of equal programs, at all."""
-    found = []
-    for name in (LOSS, NORM):
-        floor = _floor(name, ours, noise)
-        for gap in aligned(ours.series.get(name, ()), theirs.series.get(name, ())):
-            if gap.share > (0.0 if alike else max(EXACT, NOISE * at(floor, gap.step))):
-                found.append(Parting(name, gap))
+def _find_first_divergence(
+    pair: tuple[RunFolder, RunFolder], noise_runs: Sequence[RunFolder], *, expects_equal_bits: bool
+) -> FirstDivergence | None:
+    """Return the first training value that differs by more than noise.
+
+    If the runs should be equal to the last bit, any difference counts.
+    """
+    baseline, candidate = pair
+    divergences = []
+    for name in (TRAIN_LOSS, GRADIENT_NORM):
+        floor = _noise_floor(name, baseline, noise_runs)
+        for gap in align(baseline.series.get(name, ()), candidate.series.get(name, ())):
+            noise = max(ROUNDING_TOLERANCE, NOISE_FACTOR * value_at(floor, gap.step))
+            if gap.difference > (0.0 if expects_equal_bits else noise):
+                divergences.append(FirstDivergence(name, gap))
                 break
-    return min(found, key=lambda parting: parting.gap.step, default=None)
+    return min(divergences, key=lambda divergence: divergence.gap.step, default=None)
 
 
-def _repeats(ours: Run, theirs: Run) -> bool:
-    """Return whether two runs had one machine, one software, and kernels that repeat."""
-    kinds = [run.settings.get("accelerator", {}).get("kind") for run in (ours, theirs)]
+def _is_bitwise_reproducible(baseline: RunFolder, candidate: RunFolder) -> bool:
+    """Return whether both runs had the same machine and software, and deterministic kernels."""
+    pair = (baseline, candidate)
+    kinds = [run.settings.get("accelerator", {}).get("kind") for run in pair]
     if kinds[0] != kinds[1] or kinds[0] not in choices.names("accelerators"):
         return False
-    places = [[run.environment.get(name) for name in PLACE] for run in (ours, theirs)]
-    kernels: Any = choices.load("accelerators", kinds[0])
-    return places[0] == places[1] and all(places[0]) and bool(kernels.repeatable)
+    environments = [[run.environment.get(name) for name in ENVIRONMENT_KEYS] for run in pair]
+    accelerator: type[Accelerator] = choices.load("accelerators", kinds[0])
+    is_same_environment = environments[0] == environments[1] and all(environments[0])
+    return is_same_environment and accelerator.is_deterministic
 
 
-def _floor(name: str, ours: Run, noise: Sequence[Run]) -> Series:
-    """Return by step the largest difference so far of a run from its repetitions."""
-    shares: dict[int, float] = {}
-    for run in noise:
-        for gap in aligned(_series(ours, name), _series(run, name)):
-            shares[gap.step] = max(shares.get(gap.step, 0.0), gap.share)
-    largest, found = 0.0, []
-    for step in sorted(shares):
-        largest = max(largest, shares[step])
-        found.append((step, largest))
-    return tuple(found)
+def _noise_floor(name: str, baseline: RunFolder, noise_runs: Sequence[RunFolder]) -> Series:
+    """Return the running maximum of the difference between the baseline and its repeats."""
+    differences: dict[int, float] = {}
+    for run in noise_runs:
+        for gap in align(_find_series(baseline, name), _find_series(run, name)):
+            differences[gap.step] = max(differences.get(gap.step, 0.0), gap.difference)
+    largest = 0.0
+    floor = []
+    for step in sorted(differences):
+        largest = max(largest, differences[step])
+        floor.append((step, largest))
+    return tuple(floor)
 
 
-def _series(run: Run, name: str) -> Series:
-    return run.series.get(name) or measured(run).get(name, ())
+def _find_series(run: RunFolder, name: str) -> Series:
+    return run.series.get(name) or heldout_metrics(run).get(name, ())
 
 
-def _told(run: Run) -> Mapping[str, Any]:
-    facts = {words: run.facts.get(name) for name, words in FACTS.items()}
-    packages = {f"package {name}": found for name, found in _packages(run).items()}
-    settings = {_OF_A_TASK.sub(r"\2.\1", key): value for key, value in flat(run.settings)}
+def _comparable_values(run: RunFolder) -> Mapping[str, Any]:
+    """Return the facts, settings and package versions of a run by key."""
+    facts = {words: run.facts.get(name) for name, words in FACT_NAMES.items()}
+    packages = {f"package {name}": version for name, version in _packages(run).items()}
+    settings = {_TASK_SETTING.sub(r"\2.\1", key): value for key, value in flatten(run.settings)}
     return {**facts, **settings, **packages}
 
 
-def _packages(run: Run) -> dict[str, str]:
+def _packages(run: RunFolder) -> dict[str, str]:
     return dict(run.environment.get("packages") or {})
 
 
-def _under(key: str, tables: tuple[str, ...], but: tuple[str, ...] = ()) -> bool:
-    inside = any(key == table or key.startswith(f"{table}.") for table in tables)
-    return inside and not any(key == table for table in but)
+def _is_in_tables(key: str, tables: tuple[str, ...], but: tuple[str, ...] = ()) -> bool:
+    """Return whether a key is one of the tables or below one; `but` are keys that do not count."""
+    is_inside = any(key == table or key.startswith(f"{table}.") for table in tables)
+    return is_inside and key not in but

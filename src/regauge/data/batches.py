@@ -1,4 +1,4 @@
-"""Arrays of one static shape out of rows of many lengths."""
+"""Arrays of one fixed shape, built from rows of different lengths."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regauge.data.randomness import keyed
+from regauge.data.randomness import hash_keys
 from regauge.data.row_order import PADDING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from regauge.data.dataset import Rows
+    from regauge.data.dataset import DatasetRows
 
 Arrays = dict[str, np.ndarray]
-Found = list[dict[str, Any] | None]
-"""Rows as they are stored; None where there is none."""
+OptionalRows = list[dict[str, Any] | None]
+"""Rows of a dataset; None for a row number that is PADDING."""
 
 
 @dataclass(frozen=True)
-class Draw:
-    """What the randomness of a batch is keyed by."""
+class RandomKey:
+    """Key of the random numbers of a batch."""
 
     seed: int
     epoch: int
@@ -30,55 +30,66 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What one microbatch holds."""
+class MicrobatchPlan:
+    """The texts of one microbatch, and the length that they are padded to."""
 
-    rows: np.ndarray
-    """Row numbers, [batch]; PADDING where there is none."""
-    parts: np.ndarray
-    """Which text of its row each one is, [batch]; 0 where a row has one."""
+    row_numbers: np.ndarray
+    """Row number of each text, [batch]; PADDING for a text that does not exist."""
+    text_numbers: np.ndarray
+    """Index of each text in its row, [batch]; 0 if rows have one text."""
     slots: np.ndarray
-    """The place of each text in the global batch, [batch]."""
+    """Index of each text in the global batch, [batch]."""
     length: int
-    """Tokens that every text is padded to."""
+    """Padded length of every text, in tokens."""
 
-    def emptied(self, length: int) -> Piece:
-        """Return a piece of the same size with no row in it: weight 0."""
-        rows = np.full_like(self.rows, PADDING)
-        return Piece(rows, np.zeros_like(self.parts), np.zeros_like(self.slots), length)
-
-
-def whole_rows(rows: np.ndarray, microbatch_rows: int, length: int) -> list[Piece]:
-    """Cut a global batch [batch_rows] into pieces of whole rows, in order."""
-    slots = np.arange(len(rows))
-    pieces = zip(rows.reshape(-1, microbatch_rows), slots.reshape(-1, microbatch_rows), strict=True)
-    return [Piece(ids, np.zeros_like(ids), places, length) for ids, places in pieces]
+    def build_empty(self, length: int) -> MicrobatchPlan:
+        """Return a plan of the same batch size without any row; all its weights are 0."""
+        rows = np.full_like(self.row_numbers, PADDING)
+        return MicrobatchPlan(
+            rows, np.zeros_like(self.text_numbers), np.zeros_like(self.slots), length
+        )
 
 
-def taken(rows: Rows, numbers: np.ndarray) -> Found:
-    """Return rows by number, and None for PADDING."""
-    found = iter(rows.take(numbers[numbers >= 0]))
-    return [next(found) if number >= 0 else None for number in numbers]
+def plan_whole_rows(
+    row_numbers: np.ndarray,  # [global batch]
+    microbatch_rows: int,
+    length: int,
+) -> list[MicrobatchPlan]:
+    """Split the row numbers of a global batch into microbatches of whole rows, in order."""
+    slots = np.arange(len(row_numbers))
+    microbatches = zip(
+        row_numbers.reshape(-1, microbatch_rows), slots.reshape(-1, microbatch_rows), strict=True
+    )
+    return [
+        MicrobatchPlan(numbers, np.zeros_like(numbers), indices, length)
+        for numbers, indices in microbatches
+    ]
 
 
-def padded(texts: Sequence[np.ndarray | None], length: int, fill: int) -> np.ndarray:
-    """Return texts as [batch, length] int32; a missing text is all fill."""
-    result = np.full((len(texts), length), fill, np.int32)
-    for row, text in zip(result, texts, strict=True):
-        if text is not None:
-            row[: len(text)] = text
-    return result
+def take_rows(rows: DatasetRows, row_numbers: np.ndarray) -> OptionalRows:
+    """Return the rows by number, and None for PADDING."""
+    present_rows = iter(rows.take(row_numbers[row_numbers >= 0]))
+    return [next(present_rows) if number >= 0 else None for number in row_numbers]
 
 
-def positions(segments: np.ndarray) -> np.ndarray:
-    """Return each token's place inside of its segment, [batch, length] int32."""
-    places = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
+def pad_sequences(sequences: Sequence[np.ndarray | None], length: int, fill: int) -> np.ndarray:
+    """Return token sequences as one array, [batch, length] int32; None is a row of only `fill`."""
+    padded = np.full((len(sequences), length), fill, np.int32)
+    for row, sequence in zip(padded, sequences, strict=True):
+        if sequence is not None:
+            row[: len(sequence)] = sequence
+    return padded
+
+
+def build_position_ids(segments: np.ndarray) -> np.ndarray:
+    """Return the position of each token in its segment, [batch, length] int32."""
+    columns = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
     starts = np.zeros(segments.shape, bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    return (places - np.maximum.accumulate(np.where(starts, places, 0), axis=1)).astype(np.int32)
+    return (columns - np.maximum.accumulate(np.where(starts, columns, 0), axis=1)).astype(np.int32)
 
 
-def dropout_keys(piece: Piece, draw: Draw) -> np.ndarray:
-    """Return one int32 key per text, from (seed, step, row, part)."""
-    words = keyed(draw.seed, draw.step, piece.rows, piece.parts)
+def build_dropout_keys(plan: MicrobatchPlan, key: RandomKey) -> np.ndarray:
+    """Return one key per text, [batch] int32: a hash of seed, step, row number and text number."""
+    words = hash_keys(key.seed, key.step, plan.row_numbers, plan.text_numbers)
     return (words & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)

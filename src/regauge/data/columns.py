@@ -1,8 +1,8 @@
-"""Arrow columns of rows: lists of token ids, and the values that stand beside them.
+"""Arrow columns of rows: lists of token ids, and values.
 
 A value is a number (an integer that every record has), a real number or a category. The last two
-may be missing: a real number is then NaN, a category MISSING. A category is kept as a hash of its
-text, so that no list of them has to be known, and one that comes later needs no place in it.
+may be missing: a missing real number is NaN, and a missing category is MISSING. A category is
+stored as a hash of its text. No list of categories is needed, so new ones may occur after training.
 """
 
 from __future__ import annotations
@@ -14,162 +14,177 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from regauge.data.dataset import Field
-from regauge.data.randomness import mix
+from regauge.data.dataset import ColumnInfo
+from regauge.data.randomness import mix_bits
 
-TOKENS = pa.list_(pa.int32())
-MARKS = pa.list_(pa.uint8())
-"""Yes or no for each token."""
-WHOLE = pa.large_string()
-"""A text as it was read."""
-Kind = Literal["number", "real", "category"]
-VALUES: dict[Kind, pa.DataType] = {
+TOKENS_TYPE = pa.list_(pa.int32())
+MARKS_TYPE = pa.list_(pa.uint8())
+"""A 0 or 1 for each token."""
+TEXT_TYPE = pa.large_string()
+"""A text before truncation."""
+ValueKind = Literal["number", "real", "category"]
+VALUE_TYPES: dict[ValueKind, pa.DataType] = {
     "number": pa.int64(),
     "real": pa.float64(),
     "category": pa.int64(),
 }
-"""The type of each kind of value."""
+"""The Arrow type of each kind of value."""
 MISSING = -1
-"""Stands for a category that a record does not have."""
-COUNTED = 2**20
-"""Categories that are told apart at most."""
+"""The cell of a category that a record does not have."""
+MAX_CATEGORIES = 2**20
+"""Maximum number of distinct categories of a column that are counted."""
 
 
-def lists(values: list[np.ndarray], kind: pa.DataType = TOKENS) -> pa.ListArray:
-    """Return arrays as one Arrow column of a type of lists."""
-    flat = np.concatenate(values) if values else np.zeros(0, dtype=np.int32)
-    return pa.ListArray.from_arrays(_offsets(values), pa.array(flat, kind.value_type))
+def build_list_column(
+    arrays: list[np.ndarray], list_type: pa.DataType = TOKENS_TYPE
+) -> pa.ListArray:
+    """Return arrays as one Arrow column with a list type."""
+    flat = np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int32)
+    return pa.ListArray.from_arrays(_build_offsets(arrays), pa.array(flat, list_type.value_type))
 
 
-def even_lists(values: np.ndarray, kind: pa.DataType = TOKENS) -> pa.ListArray:
-    """Return [cells, values of each] as one Arrow column of a type of lists."""
-    count, width = values.shape
-    offsets = pa.array(np.arange(count + 1, dtype=np.int32) * width, pa.int32())
-    return pa.ListArray.from_arrays(offsets, pa.array(values.ravel(), kind.value_type))
+def build_fixed_list_column(
+    values: np.ndarray, list_type: pa.DataType = TOKENS_TYPE
+) -> pa.ListArray:
+    """Return an array, [cells, values per cell], as one Arrow column with a list type."""
+    num_cells, width = values.shape
+    offsets = pa.array(np.arange(num_cells + 1, dtype=np.int32) * width, pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(values.ravel(), list_type.value_type))
 
 
-def column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Return the cells of a column."""
-    return lists(values, kind) if pa.types.is_list(kind) else pa.array(values, kind)
+def build_column(cells: list[Any], arrow_type: pa.DataType) -> pa.Array:
+    """Return cells as an Arrow column of a type."""
+    return (
+        build_list_column(cells, arrow_type)
+        if pa.types.is_list(arrow_type)
+        else pa.array(cells, arrow_type)
+    )
 
 
-def value(found: object, kind: Kind) -> int | float:
-    """Return a record's value as a cell of its column; raises TypeError for one of another kind.
+def encode_value(value: object, kind: ValueKind) -> int | float:
+    """Return a value of a record as a cell of its column; None is a missing value.
 
-    None is a value that is missing.
+    Raises TypeError if the value is not of the kind of the column.
     """
     if kind == "category":
-        return MISSING if found is None else category(found)
+        return MISSING if value is None else hash_category(value)
     if kind == "real":
-        if isinstance(found, int | float | None):
-            return math.nan if found is None else float(found)
-    elif isinstance(found, int):
-        return found
-    raise TypeError(f"{type(found).__name__} is no {kind}")
+        if isinstance(value, int | float | None):
+            return math.nan if value is None else float(value)
+    elif isinstance(value, int):
+        return value
+    raise TypeError(f"{type(value).__name__} is not a {kind}")
 
 
-def category(found: object) -> int:
-    """Return the hash of a text or number, in 0 … 2^63 - 1: the same for `7` and "7"."""
-    digest = hashlib.blake2b(str(found).encode(), digest_size=8).digest()
+def hash_category(value: object) -> int:
+    """Return the hash of a text or number, in 0 … 2^63 - 1; it is the same for `7` and "7"."""
+    digest = hashlib.blake2b(str(value).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
-def buckets(hashes: np.ndarray, count: int) -> np.ndarray:
-    """Return the embedding of each hash, in 1 to `count`; 0 where it is missing, below 0."""
+def find_embedding_rows(hashes: np.ndarray, count: int) -> np.ndarray:
+    """Return the embedding row of each hash, in 1 to `count`; 0 for MISSING."""
     with np.errstate(over="ignore"):
-        words = mix(hashes.astype(np.uint64)) % np.uint64(count)
+        words = mix_bits(hashes.astype(np.uint64)) % np.uint64(count)
     return np.where(hashes < 0, 0, words.astype(np.int64) + 1)
 
 
-class Summary:
-    """What the values of one column are, of one split."""
+class ValueStats:
+    """Statistics of the values of one column in one split."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: ValueKind) -> None:
         self.kind = kind
         self.count = self.missing = 0
-        self.least, self.most = math.inf, -math.inf
-        self.mean = self._squares = 0.0
+        self.minimum, self.maximum = math.inf, -math.inf
+        self.mean = self._sum_of_squares = 0.0
         self.categories: dict[int, int] | None = {} if kind == "category" else None
 
     def add(self, values: np.ndarray) -> None:
-        """Take more values, [count]; moments are merged as by Chan et al., 1979."""
-        absent = np.isnan(values) if self.kind == "real" else values == MISSING
+        """Add values, [count]; the moments are merged with the formula of Chan et al., 1979."""
+        is_missing = np.isnan(values) if self.kind == "real" else values == MISSING
         if self.kind == "number":
-            absent = np.zeros(len(values), bool)
-        self.missing += int(absent.sum())
-        here = values[~absent]
+            is_missing = np.zeros(len(values), bool)
+        self.missing += int(is_missing.sum())
+        present = values[~is_missing]
         if self.kind == "category":
-            self._tell_apart(here)
-        elif len(here):
-            self._merge(here.astype(np.float64))
+            self._count_categories(present)
+        elif len(present):
+            self._merge(present.astype(np.float64))
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of the values that are there."""
-        return math.sqrt(self._squares / self.count)
+        """The standard deviation of the values that are not missing."""
+        return math.sqrt(self._sum_of_squares / self.count)
 
-    def _merge(self, here: np.ndarray) -> None:
-        self.least, self.most = min(self.least, here.min()), max(self.most, here.max())
-        mean, total = float(here.mean()), self.count + len(here)
-        apart = mean - self.mean
-        self._squares += float(np.square(here - mean).sum())
-        self._squares += apart * apart * self.count * len(here) / total
-        self.mean += apart * len(here) / total
+    def _merge(self, values: np.ndarray) -> None:
+        self.minimum = min(self.minimum, values.min())
+        self.maximum = max(self.maximum, values.max())
+        mean, total = float(values.mean()), self.count + len(values)
+        difference = mean - self.mean
+        self._sum_of_squares += float(np.square(values - mean).sum())
+        self._sum_of_squares += difference * difference * self.count * len(values) / total
+        self.mean += difference * len(values) / total
         self.count = total
 
-    def _tell_apart(self, here: np.ndarray) -> None:
-        self.count += len(here)
-        for found, count in zip(*np.unique(here, return_counts=True), strict=True):
+    def _count_categories(self, hashes: np.ndarray) -> None:
+        self.count += len(hashes)
+        for category, count in zip(*np.unique(hashes, return_counts=True), strict=True):
             if self.categories is None:
                 return
-            self.categories[int(found)] = self.categories.get(int(found), 0) + int(count)
-            if len(self.categories) > COUNTED:
+            self.categories[int(category)] = self.categories.get(int(category), 0) + int(count)
+            if len(self.categories) > MAX_CATEGORIES:
                 self.categories = None
 
 
-class Found(NamedTuple):
-    """What the columns of one split hold."""
+class ColumnStats(NamedTuple):
+    """Statistics of the columns of one split."""
 
     lengths: dict[str, np.ndarray]
-    """Histogram of the lengths of each column of tokens."""
-    values: dict[str, Summary]
+    """Length histogram of each column of tokens."""
+    values: dict[str, ValueStats]
+    """Statistics of each column of values."""
 
 
-def described(kind: Kind, found: dict[str, Summary]) -> Field:
-    """Return a column of values for the manifest; summaries are by split, to train on first."""
-    missing = {split: each.missing for split, each in found.items()}
+def describe_column(kind: ValueKind, stats_by_split: dict[str, ValueStats]) -> ColumnInfo:
+    """Return the manifest entry of a column of values from its statistics by split, train first."""
+    missing = {split: stats.missing for split, stats in stats_by_split.items()}
     ranges = {
-        split: (float(each.least), float(each.most))
-        for split, each in found.items()
-        if math.isfinite(each.least) and math.isfinite(each.most)
+        split: (float(stats.minimum), float(stats.maximum))
+        for split, stats in stats_by_split.items()
+        if math.isfinite(stats.minimum) and math.isfinite(stats.maximum)
     }
-    field = Field(limit=1, kind=kind, missing=missing, ranges=ranges)
-    train = next(iter(found.values()), None)
+    column = ColumnInfo(limit=1, kind=kind, missing=missing, ranges=ranges)
+    train = next(iter(stats_by_split.values()), None)
     if train is None or not train.count:
-        return field
+        return column
     if kind == "category":
         known = train.categories
         if known is None:
-            return field
-        late = [
+            return column
+        unseen = [
             count
-            for each in found.values()
-            for category, count in (each.categories or {}).items()
+            for stats in stats_by_split.values()
+            for category, count in (stats.categories or {}).items()
             if category not in known
         ]
-        return field.model_copy(update={"distinct": len(known), "unseen": sum(late)})
-    names = ("least", "most", "mean", "deviation")
-    return field.model_copy(update={name: float(getattr(train, name)) for name in names})
+        return column.model_copy(update={"distinct": len(known), "unseen": sum(unseen)})
+    update = {
+        "least": float(train.minimum),
+        "most": float(train.maximum),
+        "mean": float(train.mean),
+        "deviation": float(train.deviation),
+    }
+    return column.model_copy(update=update)
 
 
-def reach(field: Field) -> dict[str, tuple[float, float]]:
-    """Return the smallest and the largest value by split; older manifests tell of train alone."""
-    if field.ranges or field.least is None or field.most is None:
-        return field.ranges
-    return {"train": (field.least, field.most)}
+def value_ranges(column: ColumnInfo) -> dict[str, tuple[float, float]]:
+    """Return the minimum and maximum by split; manifests of older versions have only "train"."""
+    if column.ranges or column.least is None or column.most is None:
+        return column.ranges
+    return {"train": (column.least, column.most)}
 
 
-def _offsets(values: list[np.ndarray]) -> pa.Array:
-    offsets = np.zeros(len(values) + 1, dtype=np.int32)
-    np.cumsum([len(each) for each in values], out=offsets[1:])
+def _build_offsets(arrays: list[np.ndarray]) -> pa.Array:
+    offsets = np.zeros(len(arrays) + 1, dtype=np.int32)
+    np.cumsum([len(array) for array in arrays], out=offsets[1:])
     return pa.array(offsets)

@@ -1,15 +1,15 @@
-"""A prepared dataset on disk: memory-mapped Arrow shards and one `manifest.json` over them.
+"""A prepared dataset on disk: memory-mapped Arrow shards and one `manifest.json`.
 
-    <path>/manifest.json            what is there: hashes, counts, lengths, settings
+    <path>/manifest.json            hashes, counts, lengths and settings
     <path>/tokenizer/               the tokenizer, loadable by transformers
     <path>/train-00000.arrow …      rows; a column has lists of integers, numbers, or lists of these
     <path>/heldout-00000.arrow …
     <path>/heldout-texts-00000.arrow
-                                    the held-out rows as they were read, uncut, where the
-                                    layout keeps them
+                                    the texts of the held-out rows before truncation, if the
+                                    layout stores them
     <path>/rejected.jsonl           records that could not be used, each with its reason
 
-This module reads it. It knows nothing of tasks, and holds no row in memory.
+This module reads it. It does not depend on tasks, and it holds no rows in memory.
 """
 
 from __future__ import annotations
@@ -32,152 +32,158 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-_OF_LATER = ("less_than_equal", "extra_forbidden")
-"""What pydantic says of a later format, and of a key that is not known yet."""
+_NEWER_FORMAT_ERRORS = ("less_than_equal", "extra_forbidden")
+"""The pydantic error types of a newer format and of an unknown key."""
 
 
-class File(Settings):
+class FileInfo(Settings):
     """One file of a split."""
 
     file: str
-    """Its name in the dataset's folder."""
+    """File name in the folder of the dataset."""
     rows: int
-    """Rows in the file."""
+    """Number of rows in the file."""
     sha256: str
-    """Hash of the file."""
+    """SHA-256 of the file."""
 
 
-class Shard(File):
+class ShardInfo(FileInfo):
     """One file of rows."""
 
     tokens: int
-    """Real tokens in the file; padding does not count."""
+    """Number of tokens in the file, without padding."""
 
 
-class Field(Settings):
-    """One column of a row."""
+class ColumnInfo(Settings):
+    """One column of the rows."""
 
     limit: int
-    """Largest length in tokens; 1 for what is no text."""
+    """Maximum length in tokens; 1 for a value that is not text."""
     kind: Literal["tokens", "segments", "answers", "number", "real", "category"] = "tokens"
-    """Token ids; of each its document, or whether it is of an answer; or a value of a record."""
+    """"tokens" are token ids. "segments" numbers the document of each token. "answers" marks the
+    tokens of answers. The other kinds are values: an integer, a real number or a category."""
     lengths: dict[str, tuple[int, ...]] = {}
-    """Histogram by split: entry i counts the rows with i tokens, up to `limit`."""
+    """Length histogram by split: entry i is the number of rows with i tokens, up to `limit`."""
     members: int = 1
-    """Most of them in one row: more than one where each record of a group has its own."""
+    """Maximum number of cells in one row; more than 1 if each record of a group has its own
+    cell."""
     least: float | None = None
-    """Smallest value to train on; None where there is none, and for text and categories."""
+    """Minimum of the training values; None for text, for categories and without values."""
     most: float | None = None
-    """Largest value to train on."""
+    """Maximum of the training values."""
     mean: float | None = None
-    """Mean of the values to train on."""
+    """Mean of the training values."""
     deviation: float | None = None
-    """Their standard deviation."""
+    """Standard deviation of the training values."""
     ranges: dict[str, tuple[float, float]] = {}
-    """Smallest and largest value, by split; none where a split has no value."""
+    """Minimum and maximum by split; a split without values is missing."""
     missing: dict[str, int] = {}
-    """Rows without a value, by split."""
+    """Number of rows without a value, by split."""
     distinct: int | None = None
-    """Categories to train on; None where they are more than were counted."""
+    """Number of distinct categories in the training rows; None if there are too many to count."""
     unseen: int | None = None
-    """Held-out rows whose category is not among those to train on."""
+    """Number of held-out rows whose category does not occur in the training rows."""
 
 
-class Split(Settings):
-    """The rows of one side of the held-out line."""
+class SplitInfo(Settings):
+    """The training rows or the held-out rows."""
 
     rows: int
-    """Rows in all shards."""
+    """Number of rows in all shards."""
     tokens: int
-    """Real tokens in all shards."""
-    shards: tuple[Shard, ...]
-    """The files, in the order of the rows."""
-    texts: tuple[File, ...] = ()
-    """Files of the same rows as texts, uncut; none where they are not kept."""
+    """Number of tokens in all shards, without padding."""
+    shards: tuple[ShardInfo, ...]
+    """The shards, in the order of the rows."""
+    texts: tuple[FileInfo, ...] = ()
+    """Files with the texts of the same rows before truncation; empty if they are not stored."""
 
     @property
-    def files(self) -> tuple[File, ...]:
+    def files(self) -> tuple[FileInfo, ...]:
         """Every file of the split."""
         return (*self.shards, *self.texts)
 
 
-class TokenizerFacts(Settings):
-    """What a task must know of the tokenizer without loading it."""
+class TokenizerInfo(Settings):
+    """The facts about a tokenizer that a task needs without loading it."""
 
     sha256: str
-    """Hash of `tokenizer.json`."""
+    """SHA-256 of `tokenizer.json`."""
     vocabulary: int
-    """One more than the largest id."""
+    """Vocabulary size: one more than the largest token id."""
     pad: int
-    """Id that fills rows up."""
+    """Id of the padding token."""
     mask: int | None
-    """Id that stands for a hidden token; None where the tokenizer has none."""
+    """Id of the mask token; None if the tokenizer has none."""
     separator: int | None
-    """Id that ends a text; None where the tokenizer has none."""
+    """Id of the token that ends a text; None if the tokenizer has none."""
     special: tuple[int, ...]
-    """Ids that are no text: never masked."""
+    """Ids of all special tokens; these are never masked."""
 
 
-class Manifest(Settings):
-    """Everything about a prepared dataset that a run depends on."""
+class DatasetManifest(Settings):
+    """The description of a prepared dataset: everything that a run depends on."""
 
     format: Annotated[int, pydantic.Field(le=FORMAT)] = FORMAT
-    """Version of this document."""
+    """Version of this document's format."""
     layout: str
-    """What a row is: a name of `data/layouts`."""
-    fields: dict[str, Field]
-    """The columns of a row."""
-    splits: dict[str, Split]
-    """The rows to train on, and the held-out ones."""
-    tokenizer: TokenizerFacts
+    """Name of the row layout, a file of `data/layouts`."""
+    fields: dict[str, ColumnInfo]
+    """The columns of the rows, by name."""
+    splits: dict[str, SplitInfo]
+    """The splits "train" and "heldout"."""
+    tokenizer: TokenizerInfo
+    """The tokenizer of the rows."""
     skipped: dict[str, int] = {}
-    """Records that became no row, counted by reason."""
+    """Number of records that became no row, by reason."""
     truncated: dict[str, int] = {}
-    """Texts that were cut at their limit, counted by field."""
+    """Number of texts that were truncated at their limit, by field."""
     settings: dict[str, Any]
-    """The tables of the run file that decided the rows."""
+    """The tables of the run file that determine the rows."""
 
     @property
     def identity(self) -> str:
-        """The content hash: equal for equal rows and tokenizer, wherever they lie."""
-        parts = [shard.sha256 for split in self.splits.values() for shard in split.shards]
-        return hashlib.sha256("\n".join([self.tokenizer.sha256, *parts]).encode()).hexdigest()
+        """Content hash: equal for equal rows and tokenizer, independent of the location."""
+        hashes = [shard.sha256 for split in self.splits.values() for shard in split.shards]
+        return hashlib.sha256("\n".join([self.tokenizer.sha256, *hashes]).encode()).hexdigest()
 
     @property
     def real_token_share(self) -> float:
-        """Real tokens over the slots of filled rows; 1.0 where rows are not padded on disk."""
-        filled = [field.limit for field in self.fields.values() if field.kind == "segments"]
-        if not filled:
+        """Share of the token slots that are not padding; 1.0 if rows are not padded on disk."""
+        row_lengths = [field.limit for field in self.fields.values() if field.kind == "segments"]
+        if not row_lengths:
             return 1.0
-        slots = sum(split.rows for split in self.splits.values()) * filled[0]
+        slots = sum(split.rows for split in self.splits.values()) * row_lengths[0]
         return sum(split.tokens for split in self.splits.values()) / max(slots, 1)
 
 
-class Rows:
-    """The rows of one split, by number; every look-up reads only the pages it needs."""
+class DatasetRows:
+    """The rows of one split by number; a look-up reads only the pages that it needs."""
 
-    def __init__(self, folder: Path, split: Split) -> None:
-        self._shards = [_columns(folder / shard.file) for shard in split.shards]
+    def __init__(self, folder: Path, split: SplitInfo) -> None:
+        self._shards = [_map_columns(folder / shard.file) for shard in split.shards]
         self._ends = np.cumsum([shard.rows for shard in split.shards]).tolist()
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def take(self, ids: Iterable[int]) -> list[dict[str, Any]]:
-        """Return rows by number, each a dictionary of arrays, lists of arrays and plain numbers."""
-        return [self._row(int(number)) for number in ids]
+    def take(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
+        """Return rows by number.
+
+        A row is a dictionary by column. Its cells are arrays, lists of arrays, or Python numbers.
+        """
+        return [self._row(int(number)) for number in numbers]
 
     def _row(self, number: int) -> dict[str, Any]:
-        place = bisect.bisect_right(self._ends, number)
-        if number < 0 or place == len(self._ends):
+        shard = bisect.bisect_right(self._ends, number)
+        if number < 0 or shard == len(self._ends):
             raise IndexError(f"row {number} of {len(self)}")
-        first = self._ends[place - 1] if place else 0
-        columns = self._shards[place]
+        first = self._ends[shard - 1] if shard else 0
+        columns = self._shards[shard]
         return {name: column.cell(number - first) for name, column in columns.items()}
 
 
 class _Column(NamedTuple):
-    """Views into a mapped file: `values[offsets[i]:offsets[i + 1]]` is a list, else a number."""
+    """Views into a mapped file: cell i is `values[offsets[i]:offsets[i + 1]]`, or `values[i]`."""
 
     values: Any
     offsets: np.ndarray | None
@@ -187,82 +193,82 @@ class _Column(NamedTuple):
             return self.values[index].item()
         start, stop = self.offsets[index], self.offsets[index + 1]
         if isinstance(self.values, _Column):
-            return [self.values.cell(place) for place in range(start, stop)]
+            return [self.values.cell(item) for item in range(start, stop)]
         return self.values[start:stop]
 
 
 class Dataset:
-    """A prepared dataset, opened; raises DataError for what is no dataset or was changed."""
+    """A prepared dataset; raises DataError if the folder holds none or one that was changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = read_manifest(folder)
 
-    def split(self, name: str) -> Rows:
-        """Return the rows of "train" or "heldout"."""
-        return Rows(self.folder, self._facts(name))
+    def rows(self, name: str) -> DatasetRows:
+        """Return the rows of a split, "train" or "heldout"."""
+        return DatasetRows(self.folder, self._split_info(name))
 
-    def heldout(self) -> dict[str, Dataset]:
-        """Return the datasets whose held-out rows are measured apart, by name; its own has none."""
+    def heldout_sets(self) -> dict[str, Dataset]:
+        """Return the datasets whose held-out rows are evaluated separately; "" is this dataset."""
         return {"": self}
 
-    def texts(self, split: str, rows: int | None = None) -> list[dict[str, Any]]:
-        """Return the first rows of a split, or all, as they were read: whole texts by field.
+    def read_texts(self, split: str, max_rows: int | None = None) -> list[dict[str, Any]]:
+        """Return the texts of the first rows of a split, or of all, before truncation, by field.
 
-        A row of several records has lists of them. Empty where they are not kept: the manifest says
-        which.
+        A row that has several records has a list of texts. The result is empty if the dataset does
+        not store the texts; the manifest lists the fields that it stores.
         """
-        found: list[dict[str, Any]] = []
-        for file in self._facts(split).texts:
-            left = None if rows is None else rows - len(found)
-            found += _texts(self.folder / file.file, left)
-        return found
+        texts: list[dict[str, Any]] = []
+        for file in self._split_info(split).texts:
+            num_left = None if max_rows is None else max_rows - len(texts)
+            texts += _read_texts(self.folder / file.file, num_left)
+        return texts
 
-    def _facts(self, split: str) -> Split:
+    def _split_info(self, split: str) -> SplitInfo:
         if split not in self.manifest.splits:
             known = ", ".join(self.manifest.splits)
             raise DataError(f"{self.folder} has no split '{split}'", f"name one of: {known}")
         return self.manifest.splits[split]
 
     def verify(self) -> None:
-        """Hash every file of rows and texts; raises DataError that names the first that differs."""
+        """Hash every file of rows and texts; raises DataError for the first one that differs."""
         for split in self.manifest.splits.values():
             for file in split.files:
                 if sha256(self.folder / file.file) != file.sha256:
                     raise DataError(
-                        f"{self.folder / file.file} is not what its manifest says",
-                        "run 'regauge prepare' into a new folder",
+                        f"{self.folder / file.file} differs from the hash in its manifest",
+                        "run 'regauge prepare' with another data.path",
                     )
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read a dataset's manifest; raises DataError with the way out."""
+def read_manifest(folder: Path) -> DatasetManifest:
+    """Read the manifest of a dataset; raises DataError if it is missing, damaged or newer."""
     path = folder / MANIFEST
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        return DatasetManifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(
-            f"{folder} holds no prepared dataset", "make it with 'regauge prepare'"
+            f"{folder} has no prepared dataset", "create it with 'regauge prepare'"
         ) from None
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    if first["type"] in _OF_LATER:
-        raise DataError(f"{path} is of a later Regauge", "update Regauge to read it")
-    where = ".".join(map(str, first["loc"])) or "all of it"
-    raise DataError(f"{path} is damaged: {where}: {first['msg']}", "run 'regauge prepare' again")
+        problem = error.errors(include_url=False)[0]
+    if problem["type"] in _NEWER_FORMAT_ERRORS:
+        raise DataError(f"{path} was written by a newer Regauge", "update Regauge to read it")
+    key = ".".join(map(str, problem["loc"])) or "the whole document"
+    raise DataError(f"{path} is damaged: {key}: {problem['msg']}", "run 'regauge prepare' again")
 
 
-def _columns(path: Path) -> dict[str, _Column]:
-    table = _mapped(path)
-    return {name: _column(table.column(name)) for name in table.column_names}
+def _map_columns(path: Path) -> dict[str, _Column]:
+    table = _map_table(path)
+    return {name: _map_column(table.column(name)) for name in table.column_names}
 
 
-def _texts(path: Path, rows: int | None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = _mapped(path).slice(0, rows).to_pylist()
-    return found
+def _read_texts(path: Path, max_rows: int | None) -> list[dict[str, Any]]:
+    texts: list[dict[str, Any]] = _map_table(path).slice(0, max_rows).to_pylist()
+    return texts
 
 
-def _mapped(path: Path) -> pa.Table:
+def _map_table(path: Path) -> pa.Table:
     try:
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).read_all()
@@ -270,14 +276,16 @@ def _mapped(path: Path) -> pa.Table:
         raise DataError(f"{path} cannot be read: {error}", "run 'regauge prepare' again") from None
 
 
-def _column(chunked: Any) -> _Column:
-    """Return views into the map; `combine_chunks` would copy even the one chunk of a shard."""
+def _map_column(chunked: Any) -> _Column:
+    """Return views of the mapped memory; `combine_chunks` would copy even a single chunk."""
     array = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
-    return _views(array)
+    return _view_array(array)
 
 
-def _views(array: Any) -> _Column:
+def _view_array(array: Any) -> _Column:
     if not pa.types.is_list(array.type):
         return _Column(array.to_numpy(), None)
     inner, offsets = array.values, array.offsets.to_numpy()
-    return _Column(_views(inner) if pa.types.is_list(inner.type) else inner.to_numpy(), offsets)
+    return _Column(
+        _view_array(inner) if pa.types.is_list(inner.type) else inner.to_numpy(), offsets
+    )

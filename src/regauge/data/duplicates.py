@@ -1,9 +1,11 @@
-"""Near-duplicates: which records say almost the same, so that no such pair straddles a split.
+"""Near-duplicate detection: finds clusters of similar records, so that no cluster is in two splits.
 
-MinHash signatures of word shingles; locality-sensitive bands propose pairs, the signatures verify
-them, and what is linked is one cluster (Broder 1997; Leskovec, Rajaraman and Ullman, chapter 3).
-Everything is arithmetic on 64-bit integers: the same on every machine. The signatures stay in the
-files that hold them; what is in memory is about 200 bytes for each record.
+Records are compared by the MinHash signatures of their word shingles. Locality-sensitive bands
+propose pairs, and the signatures verify them. Linked pairs form clusters (Broder 1997; Leskovec,
+Rajaraman and Ullman, chapter 3).
+
+All arithmetic is on 64-bit integers, so results are the same on every machine. The signatures stay
+in memory-mapped files. About 200 bytes per record are held in memory.
 """
 
 from __future__ import annotations
@@ -21,60 +23,61 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 HASHES = 128
-"""Values in a signature: the standard error of a similarity is at most 0.044."""
+"""Values of a signature; the standard error of a similarity is at most 0.044."""
 BANDS = 32
-"""Bands of 4 values: two records of similarity 0.7 meet in one with probability 0.9998."""
+"""Bands of 4 values; two records of similarity 0.7 agree in one with probability 0.9998."""
 SHINGLE = 3
-"""Words in a shingle."""
+"""Words of a shingle."""
 HASH_BYTES = 16
 SIGNATURE_BYTES = HASHES * 4
 _JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 _WORD = re.compile(r"\w+")
-_SMALL = "".join(
+_LOWERCASE_TABLE = "".join(
     char.lower() if _WORD.match(char) else " " for char in map(chr, range(256))
 ).encode("latin-1")
-"""For each byte of ASCII what stands for it; the others do not occur."""
-_PAIRS_AT_A_TIME = 2**16
-_BANDS_AT_A_TIME = 4
+"""Translation of ASCII bytes to lower case, with a space for other characters than letters, digits
+and `_`."""
+_PAIRS_PER_BATCH = 2**16
+_BANDS_PER_BATCH = 4
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64)
 _RANDOM = np.frombuffer(hashlib.shake_128(b"regauge minhash").digest(HASHES * 16), dtype="<u8")
 _FACTORS, _OFFSETS = _RANDOM[:HASHES] | np.uint64(1), _RANDOM[HASHES:]
 
 
-def whole_text(fields: Mapping[str, str | int | float]) -> str:
-    """Return every text of a record once: one that is part of a longer one adds nothing."""
+def join_texts(fields: Mapping[str, str | int | float]) -> str:
+    """Return all texts of a record as one; a text that is part of a longer one is left out."""
     texts = sorted((value for value in fields.values() if isinstance(value, str)), key=len)
-    whole = ""
+    joined = ""
     for text in reversed(texts):
-        if text not in whole:
-            whole += f"\n\n{text}" if whole else text
-    return whole
+        if text not in joined:
+            joined += f"\n\n{text}" if joined else text
+    return joined
 
 
-def content(fields: Mapping[str, str | int | float]) -> str:
-    """Return fields as JSON in one order, the same for equal fields."""
+def encode_fields(fields: Mapping[str, str | int | float]) -> str:
+    """Return fields as JSON with sorted keys, so that equal fields give equal strings."""
     return _JSON.encode(fields)
 
 
-def content_hash(content: str) -> bytes:
-    """Return the 16 bytes that stand for a content; raises UnicodeEncodeError for no text."""
+def hash_content(content: str) -> bytes:
+    """Return the 16-byte hash of a string; raises UnicodeEncodeError for a lone surrogate."""
     return hashlib.blake2b(content.encode(), digest_size=HASH_BYTES).digest()
 
 
-def signatures(texts: Sequence[str]) -> np.ndarray:  # [texts, HASHES] uint32
+def compute_signatures(texts: Sequence[str]) -> np.ndarray:  # [texts, HASHES] uint32
     """Return the MinHash signature of every text."""
-    every, starts = _shingles(texts)
-    result = np.empty((len(texts), HASHES), dtype=np.uint32)
-    for number, (factor, offset) in enumerate(zip(_FACTORS, _OFFSETS, strict=True)):
-        hashed = (every * factor + offset) >> np.uint64(32)
-        result[:, number] = np.minimum.reduceat(hashed, starts)
-    return result
+    shingles, starts = _hash_shingles(texts)
+    signatures = np.empty((len(texts), HASHES), dtype=np.uint32)
+    for index, (factor, offset) in enumerate(zip(_FACTORS, _OFFSETS, strict=True)):
+        hashed = (shingles * factor + offset) >> np.uint64(32)
+        signatures[:, index] = np.minimum.reduceat(hashed, starts)
+    return signatures
 
 
-class Signatures:
-    """The signatures of all records, in parts that may be mapped files."""
+class SignatureTable:
+    """The signatures of all records, in parts that may be memory-mapped files."""
 
-    def __init__(self, parts: Sequence[np.ndarray]) -> None:  # [records of it, HASHES] uint32
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:  # [records of the part, HASHES]
         self._parts = [part for part in parts if len(part)]
         self._starts = np.cumsum([0] + [len(part) for part in self._parts])
 
@@ -82,134 +85,139 @@ class Signatures:
         return int(self._starts[-1])
 
     def take(self, numbers: np.ndarray) -> np.ndarray:  # [numbers, HASHES] uint32
-        """Return the signatures of some records."""
-        found = np.empty((len(numbers), HASHES), dtype=np.uint32)
-        owners = np.searchsorted(self._starts, numbers, side="right") - 1
-        order = np.argsort(owners, kind="stable")
-        cuts = np.flatnonzero(np.diff(owners[order], prepend=-1, append=-1))
-        for start, stop in pairwise(cuts.tolist()):
-            some = order[start:stop]
-            owner = owners[some[0]]
-            found[some] = self._parts[owner][numbers[some] - self._starts[owner]]
-        return found
+        """Return the signatures of records by number."""
+        signatures = np.empty((len(numbers), HASHES), dtype=np.uint32)
+        parts = np.searchsorted(self._starts, numbers, side="right") - 1
+        by_part = np.argsort(parts, kind="stable")
+        boundaries = np.flatnonzero(np.diff(parts[by_part], prepend=-1, append=-1))
+        for start, stop in pairwise(boundaries.tolist()):
+            selection = by_part[start:stop]
+            part = parts[selection[0]]
+            signatures[selection] = self._parts[part][numbers[selection] - self._starts[part]]
+        return signatures
 
     def band_keys(self, bands: Sequence[int]) -> np.ndarray:  # [bands, records] uint64
-        """Return a number for the values of each record in some bands."""
+        """Return a key of the values of each record in each of the given bands."""
         width = HASHES // BANDS
         keys = np.zeros((len(bands), len(self)), dtype=np.uint64)
         for start, part in zip(self._starts.tolist(), self._parts, strict=False):
             for row, band in enumerate(bands):
-                mine = keys[row, start : start + len(part)]
-                for place in range(width):
-                    mine ^= part[:, band * width + place]
-                    mine *= _MIX[place % len(_MIX)]
-                    mine ^= mine >> np.uint64(31)
+                part_keys = keys[row, start : start + len(part)]
+                for index in range(width):
+                    part_keys ^= part[:, band * width + index]
+                    part_keys *= _MIX[index % len(_MIX)]
+                    part_keys ^= part_keys >> np.uint64(31)
         return keys
 
 
-def clusters(signed: Signatures, similarity: float) -> np.ndarray:  # [records] int64
-    """Return for every record the lowest number of a record in its cluster."""
-    labels = np.arange(len(signed))
-    for first, second in _proposed(signed):
-        apart = labels[first] != labels[second]
-        alike = _verified(signed, first[apart], second[apart], similarity)
-        labels = _linked(labels, *alike)
+def find_clusters(signatures: SignatureTable, similarity: float) -> np.ndarray:  # [records] int64
+    """Return for every record the lowest record number in its cluster."""
+    labels = np.arange(len(signatures))
+    for first, second in _propose_pairs(signatures):
+        is_unlinked = labels[first] != labels[second]
+        linked_pairs = _verify_pairs(
+            signatures, first[is_unlinked], second[is_unlinked], similarity
+        )
+        labels = _link(labels, *linked_pairs)
     return labels
 
 
-def representatives(
+def find_representatives(
     labels: np.ndarray,  # [records] int64
     hashes: np.ndarray,  # [records, HASH_BYTES] uint8
 ) -> np.ndarray:  # [records] int64
     """Return for every record the one with the smallest content hash in its cluster."""
-    order = np.lexsort((*_as_numbers(hashes), labels))
-    return _firsts(order, np.diff(labels[order], prepend=-1) != 0)
+    order = np.lexsort((*_split_hashes(hashes), labels))
+    return _select_firsts(order, np.diff(labels[order], prepend=-1) != 0)
 
 
-def equal(hashes: np.ndarray) -> np.ndarray:  # [records, HASH_BYTES] uint8 -> [records] int64
+def find_equal_records(
+    hashes: np.ndarray,  # [records, HASH_BYTES] uint8
+) -> np.ndarray:  # [records] int64
     """Return for every record the lowest number of a record with the same content."""
-    low, high = _as_numbers(hashes)
+    low, high = _split_hashes(hashes)
     order = np.lexsort((low, high))
-    begins = np.ones(len(order), dtype=bool)
-    begins[1:] = (np.diff(high[order]) != 0) | (np.diff(low[order]) != 0)
-    return _firsts(order, begins)
+    is_start = np.ones(len(order), dtype=bool)
+    is_start[1:] = (np.diff(high[order]) != 0) | (np.diff(low[order]) != 0)
+    return _select_firsts(order, is_start)
 
 
-def _firsts(order: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """Return for every record the first of its group; groups begin at these places of the order."""
-    starts = np.flatnonzero(begins)
-    found = np.empty(len(order), dtype=np.int64)
-    found[order] = np.repeat(order[starts], np.diff(starts, append=len(order)))
-    return found
+def _select_firsts(order: np.ndarray, is_start: np.ndarray) -> np.ndarray:
+    """Return for every record the first one of its group; groups start at `is_start` in `order`."""
+    starts = np.flatnonzero(is_start)
+    firsts = np.empty(len(order), dtype=np.int64)
+    firsts[order] = np.repeat(order[starts], np.diff(starts, append=len(order)))
+    return firsts
 
 
-def _as_numbers(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the later and the earlier half of each hash, which sort as its bytes do."""
+def _split_hashes(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the second and the first half of each hash, as integers that sort like its bytes."""
     halves = hashes.view(">u8").astype(np.uint64)
     return halves[:, 1], halves[:, 0]
 
 
-def keyed_share(content: bytes, seed: int, purpose: str) -> float:
-    """Return a number in [0, 1) that depends on nothing but these three."""
+def draw_uniform(content: bytes, seed: int, purpose: str) -> float:
+    """Return a number in [0, 1) that is a pure function of content, seed and purpose."""
     key = f"{purpose} {seed}".encode()
     digest = hashlib.blake2b(content, digest_size=8, key=key).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
-def _shingles(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hashes of runs of words, text by text, and where each text's begin.
+def _hash_shingles(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hashes of all word shingles, text by text, and the index of each text's first one.
 
-    A text with fewer words than a run has is a single one.
+    A text with fewer words than a shingle is padded to a single one.
     """
-    words = [_words(text) for text in texts]
-    words = [found + [b""] * (SHINGLE - len(found)) for found in words]
-    counts = np.array([len(found) for found in words])
+    words = [_split_words(text) for text in texts]
+    words = [text_words + [b""] * (SHINGLE - len(text_words)) for text_words in words]
+    counts = np.array([len(text_words) for text_words in words])
     hashed = np.fromiter(map(zlib.crc32, chain.from_iterable(words)), np.uint64, counts.sum())
     total = np.zeros(len(hashed) - SHINGLE + 1, dtype=np.uint64)
-    for place, factor in enumerate(_MIX):
-        total = (total ^ hashed[place : place + len(total)]) * factor
+    for index, factor in enumerate(_MIX):
+        total = (total ^ hashed[index : index + len(total)]) * factor
         total ^= total >> np.uint64(29)
-    within = np.ones(len(hashed), dtype=bool)
+    is_inside = np.ones(len(hashed), dtype=bool)
     ends = np.cumsum(counts)
-    for place in range(1, SHINGLE):  # a run that begins here would reach into the next text
-        within[ends - place] = False
-    runs = counts - SHINGLE + 1
-    return total[within[: len(total)]], np.cumsum(runs) - runs
+    for index in range(1, SHINGLE):  # a shingle that starts here would reach into the next text
+        is_inside[ends - index] = False
+    num_shingles = counts - SHINGLE + 1
+    return total[is_inside[: len(total)]], np.cumsum(num_shingles) - num_shingles
 
 
-def _words(text: str) -> list[bytes]:
-    """Return the words of a text in small letters; a pattern takes three times as long."""
+def _split_words(text: str) -> list[bytes]:
+    """Return the words of a text in lower case; a table is three times as fast as a pattern."""
     if text.isascii():
-        return text.encode().translate(_SMALL).split()
+        return text.encode().translate(_LOWERCASE_TABLE).split()
     return [word.encode() for word in _WORD.findall(text.lower())]
 
 
-def _proposed(signed: Signatures) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield pairs that agree in a band: each record with its neighbour and its bucket's first."""
-    for start in range(0, BANDS, _BANDS_AT_A_TIME):
-        bands = [band % BANDS for band in range(start, start + _BANDS_AT_A_TIME + 1)]
-        for key, next_key in pairwise(signed.band_keys(bands)):
+def _propose_pairs(signatures: SignatureTable) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield pairs that agree in a band: each record with its neighbor and its bucket's first."""
+    for start in range(0, BANDS, _BANDS_PER_BATCH):
+        bands = [band % BANDS for band in range(start, start + _BANDS_PER_BATCH + 1)]
+        for key, next_key in pairwise(signatures.band_keys(bands)):
             order = np.lexsort((next_key, key))
-            same = np.concatenate([[False], key[order[1:]] == key[order[:-1]]])
-            heads = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
-            members = np.flatnonzero(same)
+            is_repeated = np.concatenate([[False], key[order[1:]] == key[order[:-1]]])
+            heads = np.maximum.accumulate(np.where(is_repeated, 0, np.arange(len(order))))
+            members = np.flatnonzero(is_repeated)
             yield order[members], order[members - 1]
             yield order[members], order[heads[members]]
 
 
-def _verified(
-    signed: Signatures, first: np.ndarray, second: np.ndarray, similarity: float
+def _verify_pairs(
+    signatures: SignatureTable, first: np.ndarray, second: np.ndarray, similarity: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    chosen = np.zeros(len(first), dtype=bool)
-    for at in range(0, len(first), _PAIRS_AT_A_TIME):
-        some = slice(at, at + _PAIRS_AT_A_TIME)
-        same = signed.take(first[some]) == signed.take(second[some])
-        chosen[some] = same.mean(axis=1) >= similarity
-    return first[chosen], second[chosen]
+    """Return the pairs whose estimated similarity is high enough."""
+    is_similar = np.zeros(len(first), dtype=bool)
+    for start in range(0, len(first), _PAIRS_PER_BATCH):
+        batch = slice(start, start + _PAIRS_PER_BATCH)
+        is_equal = signatures.take(first[batch]) == signatures.take(second[batch])
+        is_similar[batch] = is_equal.mean(axis=1) >= similarity
+    return first[is_similar], second[is_similar]
 
 
-def _linked(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the labels with linked records in one cluster: hook to the lower, then shorten."""
+def _link(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the labels with linked records in one cluster: hook to the lower, shorten paths."""
     while (labels[first] != labels[second]).any():
         lower = np.minimum(labels[first], labels[second])
         np.minimum.at(labels, labels[first], lower)

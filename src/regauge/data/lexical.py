@@ -1,4 +1,4 @@
-"""The words of a text, as lexical search (BM25) compares them."""
+"""Words of a text for lexical search (BM25)."""
 
 from __future__ import annotations
 

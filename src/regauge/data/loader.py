@@ -1,8 +1,8 @@
-"""From a step's number to the batches of one process, built ahead of the device in threads.
+"""Loads the batches of one process: a step number in, arrays out, built in advance by threads.
 
-A global batch is cut into the same pieces on every world; process r of n takes pieces r, r+n, …
-and a process with fewer pieces than the others adds one of weight 0, so that all of them take
-part in every collective.
+A global batch is split into the same microbatches for every world size. Rank r of n processes takes
+microbatches r, r + n, …. A rank with fewer microbatches than the others adds an empty one, so that
+all ranks join every collective.
 """
 
 from __future__ import annotations
@@ -14,137 +14,159 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from regauge.data.batches import Arrays, Draw, Piece
+from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
 from regauge.data.row_order import PADDING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from regauge.data.dataset import Rows
+    from regauge.data.dataset import DatasetRows
 
 
 EVALUATION = -1
-"""The epoch and step that key the randomness of held-out batches: the same in every run."""
+"""Epoch and step in the random key of held-out batches, so that these are equal in every run."""
 
 
 class Collator(Protocol):
-    """What a feed must know of a task."""
+    """The functions of a task that a loader calls."""
 
-    def cut(
-        self, rows: Rows, numbers: np.ndarray, microbatch_rows: int, ladder: tuple[int, ...]
-    ) -> list[Piece]:
-        """Cut a global batch into pieces of one size."""
+    def split_batch(
+        self,
+        rows: DatasetRows,
+        row_numbers: np.ndarray,  # [global batch]
+        microbatch_rows: int,
+        bucket_lengths: tuple[int, ...],
+    ) -> list[MicrobatchPlan]:
+        """Split a global batch into microbatches of equal size."""
         ...
 
-    def batch(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
-        """Build the arrays of a piece."""
+    def build_batch(
+        self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+    ) -> Arrays:
+        """Build the arrays of one microbatch."""
         ...
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Numbers that a task needs to build a batch."""
+class CollatorConfig:
+    """The token ids and limits that a task needs to build a batch."""
 
-    vocabulary: int
-    pad: int
-    mask: int | None
-    special: tuple[int, ...]
-    members: int = 1
-    """Most records of a row."""
+    vocab_size: int
+    """Number of token ids."""
+    pad_id: int
+    """Id of the padding token."""
+    mask_id: int | None
+    """Id of the mask token; None if the tokenizer has none."""
+    special_ids: tuple[int, ...]
+    """Ids of all special tokens."""
+    max_group_size: int = 1
+    """Maximum number of records in a row."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """One process's part of every global batch."""
+class RankShare:
+    """The microbatches of a global batch that belong to one rank."""
 
     rank: int
+    """Index of the process."""
     size: int
+    """Number of processes."""
 
-    def of(self, pieces: list[Piece], ladder: tuple[int, ...]) -> list[Piece]:
-        """Return this process's pieces; every process gets equally many."""
-        own = pieces[self.rank :: self.size]
-        missing = -(-len(pieces) // self.size) - len(own)
-        return own + [pieces[-1].emptied(ladder[0])] * missing
+    def select(
+        self, plans: list[MicrobatchPlan], bucket_lengths: tuple[int, ...]
+    ) -> list[MicrobatchPlan]:
+        """Return the microbatches of this rank; every rank gets the same number."""
+        selected = plans[self.rank :: self.size]
+        num_missing = -(-len(plans) // self.size) - len(selected)
+        return selected + [plans[-1].build_empty(bucket_lengths[0])] * num_missing
 
 
-class Feed:
-    """The batches of a split for one process."""
+class BatchLoader:
+    """Loads the batches of a split for one process."""
 
     def __init__(
         self,
         collator: Collator,
-        rows: Rows,
+        rows: DatasetRows,
         *,
-        facts: Facts,
+        config: CollatorConfig,
         microbatch_rows: int,
-        ladder: tuple[int, ...],
-        share: Share,
+        bucket_lengths: tuple[int, ...],
+        share: RankShare,
         seed: int,
     ) -> None:
         self._collator = collator
         self._rows = rows
-        self._facts = facts
+        self._config = config
         self._microbatch_rows = microbatch_rows
-        self._ladder = ladder
+        self._bucket_lengths = bucket_lengths
         self._share = share
         self._seed = seed
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def batches(self, numbers: np.ndarray, *, epoch: int, step: int) -> list[Arrays]:
-        """Return this process's batches of one global batch of row numbers."""
-        pieces = self._collator.cut(self._rows, numbers, self._microbatch_rows, self._ladder)
-        draw = Draw(self._seed, epoch, step)
+    def load_batches(self, row_numbers: np.ndarray, *, epoch: int, step: int) -> list[Arrays]:
+        """Return the batches of this process for one global batch of row numbers."""
+        plans = self._collator.split_batch(
+            self._rows, row_numbers, self._microbatch_rows, self._bucket_lengths
+        )
+        key = RandomKey(self._seed, epoch, step)
         return [
-            self._collator.batch(self._rows, piece, draw, self._facts)
-            for piece in self._share.of(pieces, self._ladder)
+            self._collator.build_batch(self._rows, plan, key, self._config)
+            for plan in self._share.select(plans, self._bucket_lengths)
         ]
 
-    def row(self, number: int) -> dict[str, np.ndarray]:
-        """Return one row as it lies in the dataset."""
+    def read_row(self, number: int) -> dict[str, np.ndarray]:
+        """Return one row of the dataset, unchanged."""
         return self._rows.take([number])[0]
 
     @property
-    def largest(self) -> tuple[int, int]:
+    def largest_shape(self) -> tuple[int, int]:
         """Rows and tokens of the largest batch."""
-        return self._microbatch_rows, self._ladder[-1]
+        return self._microbatch_rows, self._bucket_lengths[-1]
 
-    def empty(self, slots: int, length: int) -> Arrays:
-        """Return a batch of a declared shape with no row in it: every weight is 0."""
-        nobody = np.full(slots, PADDING)
+    def build_empty_batch(self, slots: int, length: int) -> Arrays:
+        """Return a batch of a given shape without any row; all its weights are 0."""
+        row_numbers = np.full(slots, PADDING)
         zeros = np.zeros(slots, np.int64)
-        piece = Piece(nobody, zeros, zeros, length)
-        return self._collator.batch(self._rows, piece, Draw(self._seed, 0, 0), self._facts)
+        plan = MicrobatchPlan(row_numbers, zeros, zeros, length)
+        return self._collator.build_batch(
+            self._rows, plan, RandomKey(self._seed, 0, 0), self._config
+        )
 
-    def once(self, numbers: np.ndarray) -> tuple[Iterator[Arrays], int]:
-        """Return this process's batches of some rows, each of them once.
+    def load_evaluation_batches(self, row_numbers: np.ndarray) -> tuple[Iterator[Arrays], int]:
+        """Return the batches of this process that cover given rows once, and the padded row count.
 
-        Also the number of rows with those that fill up the last microbatch.
+        The padded count includes the rows that fill the last microbatch.
         """
-        filled = -(-len(numbers) // self._microbatch_rows) * self._microbatch_rows
-        padded = np.full(filled, PADDING, np.int64)
-        padded[: len(numbers)] = numbers
-        pieces = self._collator.cut(self._rows, padded, self._microbatch_rows, self._ladder)
-        draw = Draw(self._seed, EVALUATION, EVALUATION)
-        own = self._share.of(pieces, self._ladder)
-        made = (self._collator.batch(self._rows, piece, draw, self._facts) for piece in own)
-        return made, filled
+        num_padded = -(-len(row_numbers) // self._microbatch_rows) * self._microbatch_rows
+        padded = np.full(num_padded, PADDING, np.int64)
+        padded[: len(row_numbers)] = row_numbers
+        plans = self._collator.split_batch(
+            self._rows, padded, self._microbatch_rows, self._bucket_lengths
+        )
+        key = RandomKey(self._seed, EVALUATION, EVALUATION)
+        local_plans = self._share.select(plans, self._bucket_lengths)
+        batches = (
+            self._collator.build_batch(self._rows, plan, key, self._config) for plan in local_plans
+        )
+        return batches, num_padded
 
 
-def in_turn(
-    load: Callable[[int], list[Arrays]], first: int, last: int, *, workers: int, ahead: int
+def prefetch_batches(
+    load_step: Callable[[int], list[Arrays]], start: int, stop: int, *, workers: int, max_ahead: int
 ) -> Generator[list[Arrays]]:
-    """Yield the batches of steps first … last-1; threads build `ahead` steps early."""
+    """Yield the batches of steps start … stop-1; threads build up to `max_ahead` steps early."""
     if workers == 0:
-        yield from (load(step) for step in range(first, last))
+        yield from (load_step(step) for step in range(start, stop))
         return
     waiting: deque[Future[list[Arrays]]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="loader") as pool:
         try:
-            for step in range(first, last):
-                waiting.append(pool.submit(load, step))
-                if len(waiting) > ahead:
+            for step in range(start, stop):
+                waiting.append(pool.submit(load_step, step))
+                if len(waiting) > max_ahead:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

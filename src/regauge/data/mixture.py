@@ -1,8 +1,8 @@
-"""Several datasets as one, in exact shares of every stretch of steps.
+"""Mixtures: several datasets as one, in exact shares over any number of steps.
 
-The rows of the datasets are numbered one behind the other. A row that is taken again, in the next
-pass over its dataset, has a higher number: what is keyed by the row is drawn anew. The rows of a
-step depend on the step alone, whatever was trained before it and on how many processes.
+The rows of the datasets are numbered one dataset after the other. A row that is used again in the
+next pass over its dataset gets a higher number, so its random numbers differ. The rows of a step
+depend on the step alone: earlier steps and the world size have no influence.
 """
 
 from __future__ import annotations
@@ -16,74 +16,85 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regauge.config import first_difference
-from regauge.data.buckets import added
-from regauge.data.columns import reach
-from regauge.data.dataset import Dataset, Field, Manifest, Rows, Split, read_manifest
+from regauge.config import describe_first_difference
+from regauge.data.buckets import sum_histograms
+from regauge.data.columns import value_ranges
+from regauge.data.dataset import (
+    ColumnInfo,
+    Dataset,
+    DatasetManifest,
+    DatasetRows,
+    SplitInfo,
+    read_manifest,
+)
 from regauge.data.randomness import Permutation
-from regauge.data.row_order import Order
+from regauge.data.row_order import RowOrder
 from regauge.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from regauge.data.settings import Data, Part
+    from regauge.data.settings import DataSettings, MixEntry
 
-_FORM = {"kind", "limit", "members"}
-"""What of a column decides the form of its cells."""
+_CELL_FORMAT = {"kind", "limit", "members"}
+"""The attributes of a column that determine the format of its cells."""
 
 
-def manifest_of(data: Data) -> Manifest:
-    """Return what a run trains on: a dataset's manifest, or one over all that are mixed."""
-    own = read_manifest(Path(data.path))
+def read_data_manifest(data: DataSettings) -> DatasetManifest:
+    """Read the manifest that a run trains on: of one dataset, or merged from all that are mixed."""
+    manifest = read_manifest(Path(data.path))
     if not data.mix:
-        return own
-    others = [read_manifest(Path(part.path)) for part in data.mix]
-    for part, other in zip(data.mix, others, strict=True):
-        _check_alike(data, own, part, other)
-    return _together(data, [own, *others])
+        return manifest
+    mixed_manifests = [read_manifest(Path(entry.path)) for entry in data.mix]
+    for entry, mixed_manifest in zip(data.mix, mixed_manifests, strict=True):
+        _check_compatible(data, manifest, entry, mixed_manifest)
+    return _merge_manifests(data, [manifest, *mixed_manifests])
 
 
-def opened(data: Data) -> Dataset:
-    """Return the rows that a run trains on; raises DataError where datasets do not go together."""
+def open_data(data: DataSettings) -> Dataset:
+    """Open the rows that a run trains on; raises DataError if the datasets are incompatible."""
     return Mixture(data) if data.mix else Dataset(Path(data.path))
 
 
-def order(data: Data, manifest: Manifest, batch_rows: int, seed: int) -> Order:
-    """Return the rows of every global batch of a run."""
-    rows = manifest.splits["train"].rows
+def build_row_order(
+    data: DataSettings, manifest: DatasetManifest, batch_rows: int, seed: int
+) -> RowOrder:
+    """Return the order of the rows of a run."""
+    num_rows = manifest.splits["train"].rows
     if not data.mix:
-        return Order(rows, batch_rows, seed, manifest.identity)
-    parts = [read_manifest(Path(part.path)).splits["train"].rows for part in data.mix]
-    shares = [Fraction(str(part.share)) for part in data.mix]
-    sizes = [rows - sum(parts), *parts]
-    return MixedOrder(sizes, shares, batch_rows=batch_rows, seed=seed, identity=manifest.identity)
+        return RowOrder(num_rows, batch_rows, seed, manifest.identity)
+    mixed_sizes = [read_manifest(Path(entry.path)).splits["train"].rows for entry in data.mix]
+    shares = [Fraction(str(entry.fraction)) for entry in data.mix]
+    sizes = [num_rows - sum(mixed_sizes), *mixed_sizes]
+    return MixedRowOrder(
+        sizes, shares, batch_rows=batch_rows, seed=seed, identity=manifest.identity
+    )
 
 
 class Mixture(Dataset):
-    """Datasets of one layout and one tokenizer; what is held out of each stays apart."""
+    """Datasets with the same layout and tokenizer; their held-out rows are evaluated separately."""
 
-    def __init__(self, data: Data) -> None:
-        own = Dataset(Path(data.path))
-        self.folder = own.folder
-        self.manifest = manifest_of(data)
-        self._parts = {"": own} | {part.name: Dataset(Path(part.path)) for part in data.mix}
+    def __init__(self, data: DataSettings) -> None:
+        main = Dataset(Path(data.path))
+        self.folder = main.folder
+        self.manifest = read_data_manifest(data)
+        self._datasets = {"": main} | {entry.name: Dataset(Path(entry.path)) for entry in data.mix}
 
-    def split(self, name: str) -> Rows:
-        """Return the rows of "train" of all of them, or of "heldout" of the first."""
+    def rows(self, name: str) -> DatasetRows:
+        """Return the training rows of all datasets, or the held-out rows of the first one."""
         if name == "train":
-            return _Behind([part.split(name) for part in self._parts.values()])
-        return self._parts[""].split(name)
+            return _ConcatenatedRows([dataset.rows(name) for dataset in self._datasets.values()])
+        return self._datasets[""].rows(name)
 
-    def heldout(self) -> dict[str, Dataset]:
-        return self._parts
+    def heldout_sets(self) -> dict[str, Dataset]:
+        return self._datasets
 
 
-class MixedOrder(Order):
-    """The rows of every global batch: of each dataset behind the first its share, exactly.
+class MixedRowOrder(RowOrder):
+    """The row order of a mixture: every mixed dataset has its exact share of the rows.
 
-    After s steps of B rows, floor(s B share) rows of a dataset were taken, each as often as any
-    other of it or once more. An epoch is the steps in which the first gives each of its rows.
+    After s steps of B rows, floor(s B share) rows of a dataset have been used. The usage counts of
+    its rows differ by at most one. An epoch is one pass over the first dataset.
     """
 
     def __init__(
@@ -97,121 +108,130 @@ class MixedOrder(Order):
     ) -> None:
         super().__init__(sum(sizes), batch_rows, seed, identity)
         self._sizes, self._shares = tuple(sizes), tuple(shares)
-        own = 1 - sum(shares, Fraction(0))
-        self.steps_per_epoch = math.ceil(sizes[0] / (batch_rows * own))
-        self._permuted = lru_cache(maxsize=4 * len(sizes))(self._pass)
+        first_share = 1 - sum(shares, Fraction(0))
+        self.steps_per_epoch = math.ceil(sizes[0] / (batch_rows * first_share))
+        self._permutation = lru_cache(maxsize=4 * len(sizes))(self._build_dataset_permutation)
 
     def epoch(self, step: int) -> int:
-        """Return 0: how often a row was taken is in its number."""
+        """Return 0: the row number includes the pass over its dataset."""
         del step
         return 0
 
-    def batch(self, step: int, shift: int = 0) -> np.ndarray:
+    def batch(self, step: int, offset: int = 0) -> np.ndarray:
         """Return the row numbers of a global batch, [batch_rows], one dataset after the other."""
-        before, after = self._taken(step), self._taken(step + 1)
-        first = np.cumsum([0, *self._sizes[:-1]])
-        spans = zip(before, after, first, strict=True)
+        used_before, used_after = self._count_used(step), self._count_used(step + 1)
+        first_numbers = np.cumsum([0, *self._sizes[:-1]])
+        spans = zip(used_before, used_after, first_numbers, strict=True)
         return np.concatenate(
             [
-                self._numbers(part, np.arange(start, stop) + shift, offset)
-                for part, (start, stop, offset) in enumerate(spans)
+                self._number_rows(dataset, np.arange(start, stop) + offset, first_number)
+                for dataset, (start, stop, first_number) in enumerate(spans)
             ]
         )
 
-    def _taken(self, step: int) -> list[int]:
-        """Return how many rows of each dataset the steps before one take."""
+    def _count_used(self, step: int) -> list[int]:
+        """Return the number of rows of each dataset that the steps before `step` use."""
         total = step * self.batch_rows
-        others = [int(total * share) for share in self._shares]
-        return [total - sum(others), *others]
+        mixed = [int(total * share) for share in self._shares]
+        return [total - sum(mixed), *mixed]
 
-    def _numbers(self, part: int, places: np.ndarray, offset: np.int64) -> np.ndarray:
-        passes, inside = np.divmod(places, self._sizes[part])
-        found = passes * self.rows + offset
-        for each in np.unique(passes).tolist():
-            here = passes == each
-            found[here] += self._permuted(part, each)(inside[here])
-        return found
+    def _number_rows(
+        self, dataset: int, positions: np.ndarray, first_number: np.int64
+    ) -> np.ndarray:
+        """Return the row numbers at positions of the endless sequence of a dataset's passes."""
+        passes, positions_in_pass = np.divmod(positions, self._sizes[dataset])
+        numbers = passes * self.num_rows + first_number
+        for pass_number in np.unique(passes).tolist():
+            is_in_pass = passes == pass_number
+            permutation = self._permutation(dataset, pass_number)
+            numbers[is_in_pass] += permutation(positions_in_pass[is_in_pass])
+        return numbers
 
-    def _pass(self, part: int, number: int) -> Permutation:
-        return Permutation(self._sizes[part], *self._key, part, number)
+    def _build_dataset_permutation(self, dataset: int, pass_number: int) -> Permutation:
+        return Permutation(self._sizes[dataset], *self._key, dataset, pass_number)
 
 
-class _Behind(Rows):
-    """The rows of several datasets, one behind the other; numbers past the end begin anew."""
+class _ConcatenatedRows(DatasetRows):
+    """The rows of several datasets, one dataset after the other; larger numbers wrap around."""
 
-    def __init__(self, parts: Sequence[Rows]) -> None:
-        self._parts = tuple(parts)
-        self._starts = np.cumsum([0, *(len(part) for part in parts)])
+    def __init__(self, datasets: Sequence[DatasetRows]) -> None:
+        self._datasets = tuple(datasets)
+        self._starts = np.cumsum([0, *(len(rows) for rows in datasets)])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def take(self, ids: Iterable[int]) -> list[dict[str, Any]]:
-        numbers = np.fromiter(ids, np.int64) % len(self)
-        owners = np.searchsorted(self._starts, numbers, side="right") - 1
-        inside = numbers - self._starts[owners]
-        pairs = zip(owners.tolist(), inside.tolist(), strict=True)
-        return [self._parts[owner].take([number])[0] for owner, number in pairs]
+    def take(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
+        wrapped = np.fromiter(numbers, np.int64) % len(self)
+        indices = np.searchsorted(self._starts, wrapped, side="right") - 1
+        local_numbers = wrapped - self._starts[indices]
+        pairs = zip(indices.tolist(), local_numbers.tolist(), strict=True)
+        return [self._datasets[index].take([number])[0] for index, number in pairs]
 
 
-def _check_alike(data: Data, own: Manifest, part: Part, other: Manifest) -> None:
-    for what in ("layout", "tokenizer"):
-        ours, theirs = (each.model_dump()[what] for each in (own, other))
-        if ours != theirs:
+def _check_compatible(
+    data: DataSettings, manifest: DatasetManifest, entry: MixEntry, mixed: DatasetManifest
+) -> None:
+    for key in ("layout", "tokenizer"):
+        values = [document.model_dump()[key] for document in (manifest, mixed)]
+        if values[0] != values[1]:
+            difference = describe_first_difference(key, *values)
             raise DataError(
-                f"{part.path} does not go together with {data.path}:"
-                f" {first_difference(what, ours, theirs)}",
+                f"{entry.path} is incompatible with {data.path}: {difference}",
                 f'prepare it with tokenizer.path = "{data.path}/tokenizer" and the same rows',
             )
-    forms = [
-        {name: field.model_dump(include=_FORM) for name, field in each.fields.items()}
-        for each in (own, other)
+    formats = [
+        {name: column.model_dump(include=_CELL_FORMAT) for name, column in document.fields.items()}
+        for document in (manifest, mixed)
     ]
-    if forms[0] != forms[1]:
-        difference = first_difference("fields", *forms)
+    if formats[0] != formats[1]:
+        difference = describe_first_difference("fields", *formats)
         raise DataError(
-            f"{part.path} does not go together with {data.path}: {difference}",
+            f"{entry.path} is incompatible with {data.path}: {difference}",
             "prepare it with the same rows",
         )
-    if not other.splits["train"].rows:
-        raise DataError(f"{part.path} has no training rows", "leave it out of data.mix")
+    if not mixed.splits["train"].rows:
+        raise DataError(f"{entry.path} has no training rows", "remove it from data.mix")
 
 
-def _together(data: Data, manifests: list[Manifest]) -> Manifest:
-    """Return one manifest: counts and lengths are sums, hashes are one behind the other.
+def _merge_manifests(data: DataSettings, manifests: list[DatasetManifest]) -> DatasetManifest:
+    """Return one manifest with summed counts and histograms, and the hashes of all shards.
 
-    What values are normalised by is the first's.
+    Values are normalized with the statistics of the first dataset.
     """
     first = manifests[0]
-    train = [each.splits["train"] for each in manifests]
-    whole = Split(
+    train = [manifest.splits["train"] for manifest in manifests]
+    merged_train = SplitInfo(
         rows=sum(split.rows for split in train),
         tokens=sum(split.tokens for split in train),
         shards=tuple(shard for split in train for shard in split.shards),
     )
-    fields = {name: _joined([each.fields[name] for each in manifests]) for name in first.fields}
-    shares = {part.path: str(part.share) for part in data.mix}
+    columns = {
+        name: _merge_columns([manifest.fields[name] for manifest in manifests])
+        for name in first.fields
+    }
+    shares = {entry.path: str(entry.fraction) for entry in data.mix}
     return first.model_copy(
         update={
-            "fields": fields,
-            "splits": {**first.splits, "train": whole},
+            "fields": columns,
+            "splits": {**first.splits, "train": merged_train},
             "settings": {**first.settings, "mix": shares},
         }
     )
 
 
-def _joined(fields: list[Field]) -> Field:
-    """Return one column of several datasets."""
-    first = fields[0]
+def _merge_columns(columns: list[ColumnInfo]) -> ColumnInfo:
+    """Return the description of one column of several datasets."""
+    first = columns[0]
     missing: Counter[str] = Counter()
     ranges: dict[str, tuple[float, float]] = {}
-    for field in fields:
-        missing.update(field.missing)
-        for split, (least, most) in reach(field).items():
-            low, high = ranges.get(split, (least, most))
-            ranges[split] = (min(low, least), max(high, most))
+    for column in columns:
+        missing.update(column.missing)
+        for split, (minimum, maximum) in value_ranges(column).items():
+            merged_minimum, merged_maximum = ranges.get(split, (minimum, maximum))
+            ranges[split] = (min(merged_minimum, minimum), max(merged_maximum, maximum))
     lengths = {
-        split: tuple(added([field.lengths.get(split, ()) for field in fields]).tolist())
+        split: tuple(sum_histograms([column.lengths.get(split, ()) for column in columns]).tolist())
         for split in first.lengths
     }
     return first.model_copy(update={"lengths": lengths, "missing": dict(missing), "ranges": ranges})

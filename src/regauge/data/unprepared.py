@@ -10,54 +10,54 @@ from pydantic import Field
 
 from regauge import config
 from regauge.data import dataset
-from regauge.data.layouts import layout_of
-from regauge.data.settings import ALONE, Layouts, RowLayout
+from regauge.data.layouts import build_layout
+from regauge.data.settings import UNNAMED, Layouts, RowLayout
 
-Described = Mapping[str, RowLayout]
-"""The rows of datasets, by the folders of these."""
-NOTHING: Described = MappingProxyType({})
+RowsByFolder = Mapping[str, RowLayout]
+"""Row layouts by the folder of their dataset."""
+NO_ROWS: RowsByFolder = MappingProxyType({})
 
 
-class _Rows(config.Settings):
-    """The rows that `prepare` makes of a run file."""
+class _RowTables(config.Settings):
+    """The table `rows` of a run file."""
 
-    rows: Layouts = Field(default_factory=lambda: {ALONE: RowLayout()})
+    rows: Layouts = Field(default_factory=lambda: {UNNAMED: RowLayout()})
     """The layouts by name."""
 
 
-def describe_datasets(tables: config.Tables) -> Described:
-    """Return the rows of the datasets that `prepare` makes of a run file's tables, if any.
+def describe_datasets(tables: config.Tables) -> RowsByFolder:
+    """Return the layouts of the datasets that `prepare` would create from a run file, if any.
 
-    Raises SettingsError for rows that cannot be made.
+    Raises SettingsError if the rows are invalid.
     """
     data = tables.get("data")
     path = data.get("path") if isinstance(data, dict) else None
     if not isinstance(path, str) or not tables.keys() & {"rows", "source"}:
-        return NOTHING
-    rows = {name: table for name, table in tables.items() if name == "rows"}
-    return by_folder(path, config.build(_Rows, rows).rows)
+        return NO_ROWS
+    row_tables = {name: table for name, table in tables.items() if name == "rows"}
+    return map_by_folder(path, config.build(_RowTables, row_tables).rows)
 
 
-def by_folder(path: str, layouts: Mapping[str, RowLayout]) -> Described:
-    """Return layouts by the folders of their datasets; `path` holds those that have a name."""
+def map_by_folder(path: str, layouts: Mapping[str, RowLayout]) -> RowsByFolder:
+    """Return layouts by the folder of their dataset; a named one has a subfolder of `path`."""
     return {str(Path(path, name)): rows for name, rows in layouts.items()}
 
 
-def find_rows(described: Described, path: str) -> RowLayout | None:
-    """Return the rows of the dataset in a folder, or None when they are not described."""
+def find_rows(described: RowsByFolder, path: str) -> RowLayout | None:
+    """Return the layout of the dataset in a folder, or None if it is not described."""
     return described.get(str(Path(path)))
 
 
 def is_prepared(folder: Path) -> bool:
-    """Return whether a dataset is in a folder."""
+    """Return whether a folder has a prepared dataset."""
     return (folder / dataset.MANIFEST).exists()
 
 
-def expected_fields(rows: RowLayout) -> dict[str, dataset.Field]:
-    """Return the columns that rows will have, with one text of the longest length in each."""
+def expected_fields(rows: RowLayout) -> dict[str, dataset.ColumnInfo]:
+    """Return the columns that rows will have, with one text of the maximum length in each."""
     return {
-        name: field.model_copy(update={"lengths": {"train": (*[0] * field.limit, 1)}})
-        if field.kind == "tokens"
-        else field
-        for name, field in layout_of(rows).fields({}).items()
+        name: column.model_copy(update={"lengths": {"train": (*[0] * column.limit, 1)}})
+        if column.kind == "tokens"
+        else column
+        for name, column in build_layout(rows).describe_columns({}).items()
     }

@@ -1,4 +1,4 @@
-"""The held-out metrics of a compiled program: by the one evaluation path, and its own batches."""
+"""Held-out metrics of a compiled program, computed by the evaluation path of training."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from regauge.accelerators import REFERENCE
-from regauge.artifacts.engine import Answering, loaded
-from regauge.config import choose
+from regauge.accelerators import REFERENCE_KIND
+from regauge.artifacts.engine import EngineModule, load_engine
+from regauge.config import parse_choice
 from regauge.data.dataset import Dataset
-from regauge.data.row_order import sample
+from regauge.data.row_order import sample_rows
 from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS
 from regauge.processes import World
 from regauge.training.heldout import HeldoutSet
-from regauge.training.objectives import build_feed
+from regauge.training.objectives import build_loader
 
 if TYPE_CHECKING:
     from regauge.accelerators import Accelerator
@@ -24,28 +24,34 @@ if TYPE_CHECKING:
     from regauge.tasks import Task
 
 
-def answering(artifact: Artifact) -> Answering:
-    """Return an artifact at work, loaded on a device of its own kind."""
+def load_as_module(artifact: Artifact) -> EngineModule:
+    """Load an artifact on the accelerator that it was compiled for, as the module of a task."""
     program = artifact.manifest.program
-    engine = loaded(artifact, invariant=False)
-    return Answering(engine, program.answers, program.fields)
+    engine = load_engine(artifact, batch_invariant=False)
+    return EngineModule(engine, program.answers, program.fields)
 
 
-def metrics(module: nn.Module, task: Task, dataset: Path, rows: int) -> dict[str, float]:
-    """Return the metrics of a module on so many held-out rows; empty where none are held out."""
-    found = Dataset(dataset)
-    if not len(found.split("heldout")):
+def compute_heldout_metrics(
+    module: nn.Module, task: Task, dataset: Path, rows: int
+) -> dict[str, float]:
+    """Return the metrics of a module on at most `rows` held-out rows of a dataset.
+
+    Returns an empty dict if the dataset has no held-out rows.
+    """
+    opened = Dataset(dataset)
+    if not len(opened.rows("heldout")):
         return {}
-    reference: Accelerator = choose("accelerators", REFERENCE)
-    share = build_feed(
+    reference: Accelerator = parse_choice("accelerators", REFERENCE_KIND)
+    loader = build_loader(
         task,
-        found,
+        opened,
         "heldout",
         world=World(),
         rows=DEFAULT_MICROBATCH_ROWS,
-        ladder=task.ladder(found.manifest),
+        bucket_lengths=task.bucket_lengths(opened.manifest),
         seed=0,
     )
-    numbers = sample(len(share), rows, found.manifest.identity)
-    mark, device = reference.end_microbatch, torch.device("cpu")
-    return HeldoutSet(task, reference, mark, device, share, numbers).metrics(module)
+    row_numbers = sample_rows(len(loader), rows, opened.manifest.identity)
+    end_microbatch, device = reference.end_microbatch, torch.device("cpu")
+    heldout = HeldoutSet(task, reference, end_microbatch, device, loader, row_numbers)
+    return heldout.compute_metrics(module)

@@ -1,4 +1,4 @@
-"""Saved models on held-out rows, beside each other in one table: `evaluation.json`."""
+"""Evaluate saved models and artifacts on held-out rows; write one table, `evaluation.json`."""
 
 from __future__ import annotations
 
@@ -9,198 +9,213 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch.distributed as dist
 
 from regauge import jsonl
-from regauge.accelerators import join, take
-from regauge.artifacts import artifact as artifacts
-from regauge.artifacts.artifact import Artifact
+from regauge.accelerators import claim_device, init_process_group
+from regauge.artifacts.artifact import Artifact, is_artifact, open_artifact, open_unchecked
 from regauge.config import FORMAT, build, dump, read
-from regauge.data import tokenizer
 from regauge.data.dataset import Dataset
-from regauge.data.row_order import sample
+from regauge.data.row_order import sample_rows
+from regauge.data.tokenizer import check_same_tokenizer
 from regauge.errors import DataError, SettingsError
-from regauge.evaluation.artifact_metrics import answering
+from regauge.evaluation.artifact_metrics import load_as_module
 from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS, EVALUATION
 from regauge.files import write_json
-from regauge.models.hub import final
-from regauge.models.init_weights import META, initial_weights, materialize
+from regauge.models.hub import final_model_dir
+from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.settings import Model
-from regauge.models.tensors import dtype_of, move
+from regauge.models.tensors import move_module, precision_dtype
 from regauge.training.defaults import resolve_execution
-from regauge.training.generation import FILE, generate_samples
+from regauge.training.generation import SAMPLES, generate_samples
 from regauge.training.heldout import HeldoutSet, compute_means
-from regauge.training.objectives import build_feed
+from regauge.training.objectives import build_loader
 from regauge.training.run_record import RUN
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from regauge.accelerators import Accelerator
-    from regauge.evaluation.settings import Evaluating
+    from regauge.evaluation.settings import EvaluateSettings
     from regauge.processes import World
     from regauge.tasks import Task
 
 Row = dict[str, Any]
-Subject = Model | Artifact
+EvaluatedModel = Model | Artifact
 
 
-def measure(settings: Evaluating, world: World) -> dict[str, Any]:
-    """Return the table of every model that was asked for; every process calls this."""
+def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
+    """Evaluate the models of the settings and return the table; every process calls this."""
     dataset = Dataset(Path(settings.data.path))
     settings.evaluation.check(settings.task)
-    there = len(dataset.split("heldout"))
-    if there == 0:
-        raise DataError(f"{settings.data.path} has no held-out rows", "raise split.heldout_share")
-    models = {name: _checked(folder, dataset) for name, folder in settings.subjects.models.items()}
-    tasks = {name: _task_of(settings, folder, dataset) for name, folder in models.items()}
+    num_heldout = len(dataset.rows("heldout"))
+    if num_heldout == 0:
+        raise DataError(
+            f"{settings.data.path} has no held-out rows",
+            "prepare it with a larger split.heldout_fraction",
+        )
+    folders = {name: _resolve_folder(path, dataset) for name, path in settings.models.items()}
+    tasks = {name: _resolve_task(settings, folder, dataset) for name, folder in folders.items()}
     accelerator, execution = resolve_execution(settings.accelerator, settings.execution, world)
-    device = take(accelerator, world.device, execution.threads or 1)
-    join(accelerator, world, execution.timeout_seconds)
-    place = partial(_heldout, settings, dataset, world, (accelerator, device))
-    measured = {
-        name: (_subject(models[name], accelerator.attention), place(task))
+    device = claim_device(accelerator, world.device_index, execution.threads or 1)
+    init_process_group(accelerator, world, execution.timeout_seconds)
+    build_heldout = partial(_build_heldout_set, settings, dataset, world, (accelerator, device))
+    models = {
+        name: (_open_model(folders[name], accelerator.attention), build_heldout(task))
         for name, task in tasks.items()
     }
-    rows, answers = _rows(settings, dataset, measured, dtype_of(execution.precision))
-    if world.first and answers:
-        _write_samples(Path(settings.output.folder) / FILE, answers)
+    dtype = precision_dtype(execution.precision)
+    rows, samples = _evaluate_all(settings, dataset, models, dtype)
+    if world.is_main_process and samples:
+        _write_samples(Path(settings.output.folder) / SAMPLES, samples)
     if dist.is_initialized():
         dist.barrier()
-    own = settings.model_copy(update={"accelerator": accelerator, "execution": execution})
-    count = min(there, settings.evaluation.rows or there)
-    return _write(own, rows, world, count, dataset.manifest.identity)
+    resolved = settings.model_copy(update={"accelerator": accelerator, "execution": execution})
+    num_rows = min(num_heldout, settings.evaluation.rows or num_heldout)
+    return _write_table(resolved, rows, world, num_rows, dataset.manifest.identity)
 
 
-def _subject(folder: Path, attention: Literal["sdpa", "chunked"]) -> Subject:
-    """Return the model of a folder as it is made, or what answers in its place: an artifact."""
-    if artifacts.is_one(folder):
-        return artifacts.opened(folder)
+def _open_model(folder: Path, attention: Literal["sdpa", "chunked"]) -> EvaluatedModel:
+    """Return the artifact of a folder, or the settings of the model in it."""
+    if is_artifact(folder):
+        return open_artifact(folder)
     return Model(path=str(folder), attention=attention)
 
 
-def _heldout(
-    settings: Evaluating,
+def _build_heldout_set(
+    settings: EvaluateSettings,
     dataset: Dataset,
     world: World,
-    site: tuple[Accelerator, torch.device],
+    target: tuple[Accelerator, torch.device],
     task: Task,
 ) -> HeldoutSet:
-    """Return the held-out rows as a task reads them; `site` is where they are computed."""
-    accelerator, device = site
-    microbatch = settings.evaluation.microbatch_rows or DEFAULT_MICROBATCH_ROWS
-    ladder = task.ladder(dataset.manifest)
-    share = build_feed(
-        task, dataset, "heldout", world=world, rows=microbatch, ladder=ladder, seed=settings.seed
+    """Return the held-out rows for a task, evaluated on a device of an accelerator."""
+    accelerator, device = target
+    loader = build_loader(
+        task,
+        dataset,
+        "heldout",
+        world=world,
+        rows=settings.evaluation.microbatch_rows or DEFAULT_MICROBATCH_ROWS,
+        bucket_lengths=task.bucket_lengths(dataset.manifest),
+        seed=settings.seed,
     )
-    numbers = sample(len(share), settings.evaluation.rows, dataset.manifest.identity)
-    return HeldoutSet(task, accelerator, accelerator.end_microbatch, device, share, numbers)
+    row_numbers = sample_rows(len(loader), settings.evaluation.rows, dataset.manifest.identity)
+    return HeldoutSet(task, accelerator, accelerator.end_microbatch, device, loader, row_numbers)
 
 
-def _task_of(settings: Evaluating, folder: Path, dataset: Dataset) -> Task:
-    """Return the task that a model is measured by."""
-    given = settings.subjects.tasks == "given"
-    found = settings.task if given else _trained_for(folder)
-    if found.kind != settings.task.kind:
-        problem = f"{folder.parent} is of task '{found.kind}', and not '{settings.task.kind}'"
-        raise SettingsError(problem, "leave it out of subjects.models")
-    found.check(dataset.manifest)
-    found.check_weights(folder)
-    return found
+def _resolve_task(settings: EvaluateSettings, folder: Path, dataset: Dataset) -> Task:
+    """Return the task that a model is evaluated on; raises SettingsError if it is of another."""
+    if settings.evaluate.task_settings == "given":
+        task = settings.task
+    else:
+        task = _read_trained_task(folder)
+    if task.kind != settings.task.kind:
+        problem = f"{folder.parent} was trained on task '{task.kind}', not '{settings.task.kind}'"
+        raise SettingsError(problem, "remove it from models")
+    task.check_dataset(dataset.manifest)
+    task.check_weights(folder)
+    return task
 
 
-def _trained_for(folder: Path) -> Task:
-    """Return the task that a run's final model was trained for."""
-    above = folder.parent
-    run = above if (above / RUN).is_file() else above.parent.parent
+def _read_trained_task(folder: Path) -> Task:
+    """Return the task that the final model of a run was trained on."""
+    parent = folder.parent
+    run = parent if (parent / RUN).is_file() else parent.parent.parent
     if not (run / RUN).is_file():
-        remedy = 'set subjects.tasks = "given"'
-        raise SettingsError(f"{folder} is no run, and has no task of its own", remedy)
-    aims = build(Training, read(run / RUN)).task_configs
-    return next((aim.task for aim in aims if run != above and aim.name == above.name), aims[0].task)
+        problem = f"{folder} is not from a run, so its task is unknown"
+        raise SettingsError(problem, 'set evaluate.task_settings = "given"')
+    configs = build(TrainSettings, read(run / RUN)).task_configs
+    named = (config.task for config in configs if run != parent and config.name == parent.name)
+    return next(named, configs[0].task)
 
 
-def _checked(folder: str, dataset: Dataset) -> Path:
-    """Return where a model lies; raises SettingsError for none, or one of another tokenizer."""
-    if artifacts.is_one(Path(folder)):
-        tokenizer.check_same(dataset.folder, artifacts.located(folder).tokenizer)
-        return Path(folder)
-    found = final(folder)
-    if not (found / "config.json").is_file():
+def _resolve_folder(path: str, dataset: Dataset) -> Path:
+    """Return the folder of a model; raises SettingsError if it has none or another tokenizer."""
+    if is_artifact(Path(path)):
+        check_same_tokenizer(dataset.folder, open_unchecked(path).tokenizer_folder)
+        return Path(path)
+    folder = final_model_dir(path)
+    if not (folder / "config.json").is_file():
         remedy = "name a finished run's output folder, a transformers folder or an artifact"
-        raise SettingsError(f"{folder} holds no trained model", remedy)
-    tokenizer.check_same(dataset.folder, found)
-    return found
+        raise SettingsError(f"{path} has no trained model", remedy)
+    check_same_tokenizer(dataset.folder, folder)
+    return folder
 
 
-def _rows(
-    settings: Evaluating,
+def _evaluate_all(
+    settings: EvaluateSettings,
     dataset: Dataset,
-    measured: dict[str, tuple[Subject, HeldoutSet]],
+    models: dict[str, tuple[EvaluatedModel, HeldoutSet]],
     dtype: torch.dtype,
 ) -> tuple[list[Row], list[Row]]:
-    """Return the rows of the table, and what each model answers to held-out prompts.
-
-    Models have names, and each has the held-out rows as its task reads them.
-    """
+    """Return the rows of the table, and the answers of generative models to held-out prompts."""
     rows: list[Row] = []
-    answers: list[Row] = []
-    wanted = settings.evaluation.samples
+    samples: list[Row] = []
 
-    def placed(heldout: HeldoutSet, model: Subject) -> nn.Module:
+    def load_module(heldout: HeldoutSet, model: EvaluatedModel) -> nn.Module:
         if not isinstance(model, Model):
-            return answering(model)
+            return load_as_module(model)
         with META:
-            module = heldout.task.module(model, dataset.manifest, settings.seed)
-        materialize(module, initial_weights(module, model, settings.seed))
+            module = heldout.task.build_module(model, dataset.manifest, settings.seed)
+        materialize(module, build_initial_weights(module, model, settings.seed))
         module.compute_dtype = dtype
         for weight in module.parameters():
             weight.data = weight.data.to(dtype)
-        move(module, heldout.device)
-        heldout.accelerator.keep_memory()
-        return heldout.accelerator.for_inference(module.eval())
+        move_module(module, heldout.device)
+        heldout.accelerator.retain_freed_memory()
+        return heldout.accelerator.prepare_for_inference(module.eval())
 
-    if settings.subjects.untrained == "yes":
-        models = [(each, by) for each, by in measured.values() if isinstance(each, Model)]
-        if not models:
-            raise SettingsError("an artifact has no random weights", "leave subjects.untrained out")
-        first, heldout = models[0]
-        drawn = first.model_copy(update={"weights": "random"})
-        rows.append({"name": "untrained", **heldout.metrics(placed(heldout, drawn))})
+    if settings.evaluate.untrained:
+        untrained, heldout = _select_random_model(list(models.values()))
+        metrics = heldout.compute_metrics(load_module(heldout, untrained))
+        rows.append({"name": "untrained", **metrics})
     outputs: dict[str, torch.Tensor] = {}
-    for name, (model, heldout) in measured.items():
-        module = placed(heldout, model)
-        metrics, outputs = heldout.outputs(module)
+    for name, (model, heldout) in models.items():
+        module = load_module(heldout, model)
+        metrics, outputs = heldout.evaluate(module)
         rows.append({"name": name, **metrics})
-        found = generate_samples(heldout, module, wanted, dataset.folder)
-        answers += [{"model": name, **each} for each in found]
-    whole = dataset.texts("heldout")
-    if settings.subjects.rivals == "yes" and whole and outputs:
-        texts = [whole[number] for number in heldout.numbers.tolist()]
-        others = heldout.task.rivals(outputs, outputs, texts)
-        rows += [{"name": name, **compute_means(sums)} for name, sums in others.items()]
-    return rows, answers
+        options = settings.evaluation.samples
+        generated = generate_samples(heldout, module, options, dataset.folder)
+        samples += [{"model": name, **sample} for sample in generated]
+    texts = dataset.read_texts("heldout")
+    if settings.evaluate.baselines and texts and outputs:
+        row_texts = [texts[number] for number in heldout.row_numbers.tolist()]
+        baselines = heldout.task.baselines(outputs, outputs, row_texts)
+        rows += [{"name": name, **compute_means(sums)} for name, sums in baselines.items()]
+    return rows, samples
 
 
-def _write_samples(path: Path, answers: list[Row]) -> None:
+def _select_random_model(
+    models: list[tuple[EvaluatedModel, HeldoutSet]],
+) -> tuple[Model, HeldoutSet]:
+    """Return the first model that is not an artifact, with random weights."""
+    for model, heldout in models:
+        if isinstance(model, Model):
+            return model.model_copy(update={"weights": "random"}), heldout
+    problem = "evaluate.untrained needs a model, but all models are artifacts"
+    raise SettingsError(problem, "remove evaluate.untrained")
+
+
+def _write_samples(path: Path, samples: list[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    for each in answers:
-        jsonl.append(path, each)
+    for sample in samples:
+        jsonl.append_line(path, sample)
 
 
-def _write(
-    settings: Evaluating, rows: list[Row], world: World, count: int, identity: str
+def _write_table(
+    settings: EvaluateSettings, rows: list[Row], world: World, num_rows: int, identity: str
 ) -> dict[str, Any]:
     folder = Path(settings.output.folder)
     table = {
         "format": FORMAT,
-        "title": settings.subjects.title,
+        "title": settings.evaluate.title,
         "rows": rows,
-        "notes": [f"{count} held-out rows of {settings.data.path}"],
+        "notes": [f"{num_rows} held-out rows of {settings.data.path}"],
         "settings": dump(settings),
         "facts": {"data_identity": identity},
     }
-    if world.first:
+    if world.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / EVALUATION, table)
     return {"output": str(folder / EVALUATION), "rows": rows}

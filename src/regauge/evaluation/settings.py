@@ -1,4 +1,4 @@
-"""The tables of a run file that `evaluate` reads; nothing here imports torch."""
+"""The tables of a run file that `evaluate` reads; this module imports no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny
 
 from regauge.accelerators import Accelerator
-from regauge.config import Settings, chosen
-from regauge.data.settings import Data
+from regauge.config import Settings, choice_of
+from regauge.data.settings import DataSettings
 from regauge.tasks import Task
 from regauge.training.settings import Evaluation, Execution, Output
 
@@ -16,37 +16,37 @@ EVALUATION = "evaluation.json"
 DEFAULT_MICROBATCH_ROWS = 64
 
 
-class Subjects(Settings):
-    """What is measured, row by row."""
+class EvaluateOptions(Settings):
+    """Additional rows and the heading of the table."""
 
-    models: dict[str, str] = Field(min_length=1)
-    """Name of each row, and the folder of a run or of a transformers model."""
-    tasks: Literal["given", "own"] = "given"
-    """Whether each run is measured by the given task, or by its own settings of that kind."""
-    untrained: Literal["no", "yes"] = "no"
-    """Whether random weights of the first model's dimensions are a row as well."""
-    rivals: Literal["no", "yes"] = "yes"
-    """Whether other ways to answer the held-out rows are rows as well, where the task has any."""
+    task_settings: Literal["given", "run"] = "given"
+    """Evaluates runs with the task of this run file (`given`), or with that of the run (`run`)."""
+    untrained: bool = False
+    """Adds a row for random weights with the dimensions of the first model."""
+    baselines: bool = True
+    """Adds rows for the baselines of the task, such as BM25, if it has any."""
     title: str = "Held-out rows"
     """Heading of the table."""
 
 
-class Evaluating(Settings):
-    """Everything about an evaluation of saved models."""
+class EvaluateSettings(Settings):
+    """All settings of an evaluation of saved models."""
 
     output: Output
-    """Where the table goes."""
+    """The folder of the table."""
     seed: int = Field(default=0, ge=0)
-    """Key of the masks, and of random weights."""
-    data: Data
+    """Random seed of token masks and of untrained weights."""
+    data: DataSettings
     """The prepared dataset."""
-    task: Annotated[SerializeAsAny[Task], chosen("tasks")]
-    """The objective whose metrics are measured."""
-    accelerator: Annotated[SerializeAsAny[Accelerator], chosen("accelerators")] | None = None
-    """The device; by default the fittest of this machine."""
+    task: Annotated[SerializeAsAny[Task], choice_of("tasks")]
+    """The task whose metrics are computed."""
+    accelerator: Annotated[SerializeAsAny[Accelerator], choice_of("accelerators")] | None = None
+    """The accelerator; by default the best one of this machine."""
     execution: Execution = Execution()
-    """How it is computed."""
+    """Processes, precision and compilation."""
     evaluation: Evaluation = Evaluation()
-    """Which held-out rows are used."""
-    subjects: Subjects
-    """What is measured."""
+    """The held-out rows, and samples of generative models."""
+    models: dict[str, str] = Field(min_length=1)
+    """Folders of runs, transformers models or artifacts, by their names in the table."""
+    evaluate: EvaluateOptions = EvaluateOptions()
+    """Additional rows and the heading of the table."""

@@ -1,1 +1,12 @@
-"""Whether a run may start here: devices, collectives, storage and hosts, measured."""
+"""Health checks: whether a run may start on these devices, hosts and storage.
+
+Each check yields a `findings.Finding`. There are three entry points:
+
+- `machine.check_machine`: storage, without torch
+- `preflight.run_preflight`: the processes of a run check themselves before they allocate
+- `examination.examine`: `regauge doctor` checks all devices in processes that it kills if they hang
+
+`device`, `collectives` and `hosts` are the checks that use torch. `probe` is the worker of an
+examination, and `vendors` runs the vendor's own tools. The package may import `accelerators`,
+`checkpoint.remote` and files below them.
+"""

@@ -1,4 +1,4 @@
-"""What processes tell each other: exact, alike on all of them, and how fast."""
+"""Checks of collectives: exact results, the same bits on all processes, latency, bandwidth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from regauge.errors import plain
+from regauge.errors import first_line
 from regauge.health.findings import Bandwidth, Finding
 
 if TYPE_CHECKING:
@@ -24,183 +24,200 @@ if TYPE_CHECKING:
     from regauge.hooks import Inject
     from regauge.processes import World
 
-ELEMENTS = 1 << 10
+NUM_ELEMENTS = 1 << 10
 QUICK_BYTES = (1 << 10, 1 << 16, 1 << 20)
 FULL_BYTES = (*QUICK_BYTES, 1 << 23, 1 << 26)
 REPETITIONS = 5
-SLOWEST_SECONDS = 0.25
-"""A message of some kilobytes takes less between two continents."""
+MAX_LATENCY_SECONDS = 0.25
+"""A message of a few KiB takes less time between two continents."""
 TOLERANCE = 1e-5
-MOMENT = "preflight:collective"
+FAULT_POINT = "preflight:collective"
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-"""The names of torch 2.13, and those before it."""
+"""The names since torch 2.13, or else the older names."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """This process among those that are checked together."""
+class CheckGroup:
+    """This process among the processes that are checked together."""
 
     rank: int
     size: int
     device: torch.device
-    where: str
-    names: tuple[int, ...]
-    """What each of them is called, by its rank here."""
+    location: str
+    """The process and its host."""
+    global_ranks: tuple[int, ...]
+    """Rank of each process in the run."""
 
     @classmethod
-    def of(cls, world: World, device: torch.device) -> Place:
-        """Return the place of this process in its world."""
-        where = f"process {world.rank} on {socket.gethostname()}"
-        return cls(world.rank, world.size, device, where, tuple(range(world.size)))
+    def from_world(cls, world: World, device: torch.device) -> CheckGroup:
+        """Return the group of all processes of a run."""
+        location = f"process {world.rank} on {socket.gethostname()}"
+        return cls(world.rank, world.size, device, location, tuple(range(world.size)))
 
 
-def check_collectives(place: Place, inject: Inject) -> Generator[Finding | str]:
-    """Yield the name of each check before it begins, and then what it has found."""
+def check_collectives(group: CheckGroup, inject: Inject) -> Generator[Finding | str]:
+    """Yield the name of each check before it begins, and then its finding."""
     for name, check in (
-        ("all-gather", _gathered),
-        ("all-reduce", _reduced),
-        ("reduce-scatter", _scattered),
-        ("all-to-all", _exchanged),
-        ("latency", _latency),
+        ("all-gather", _check_all_gather),
+        ("all-reduce", _check_all_reduce),
+        ("reduce-scatter", _check_reduce_scatter),
+        ("all-to-all", _check_all_to_all),
+        ("latency", _check_latency),
     ):
         yield name
         try:
-            problem, value = check(place, inject)
+            problem, value = check(group, inject)
         except RuntimeError as error:
-            problem, value = _told(error), ""
-        yield Finding(name, place.where, value, problem, ok=not problem)
+            problem, value = _shorten_error(error), ""
+        yield Finding(name, group.location, value, problem, ok=not problem)
 
 
-def measure(place: Place, sizes: tuple[int, ...]) -> list[Bandwidth]:
-    """Return how long each collective takes at each size; the slowest process counts."""
-    return [_measured(place, op, size) for op in FACTORS for size in sizes]
+def measure_bandwidths(group: CheckGroup, sizes: tuple[int, ...]) -> list[Bandwidth]:
+    """Return the speed of each collective at each size; the slowest process counts."""
+    return [_measure_bandwidth(group, op, size) for op in BUS_FACTORS for size in sizes]
 
 
-FACTORS: dict[str, Callable[[int], float]] = {
+BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda size: 2 * (size - 1) / size,
     "all_gather": lambda size: (size - 1) / size,
     "reduce_scatter": lambda size: (size - 1) / size,
     "all_to_all": lambda size: (size - 1) / size,
 }
-"""What the links carry of each byte, for a number of processes (nccl-tests, PERFORMANCE.md)."""
+"""Bytes on the links per byte, by number of processes (nccl-tests, PERFORMANCE.md)."""
 
 
-def _told(error: RuntimeError) -> str:
-    """Return what a backend says, without where in its source it says so, and its advice."""
-    line = re.sub(r"^\[[^\]]*\] *", "", plain(error))
+def _shorten_error(error: RuntimeError) -> str:
+    """Return the message of a backend without its source location and its advice."""
+    line = re.sub(r"^\[[^\]]*\] *", "", first_line(error))
     return line.partition(". ")[0]
 
 
-def _own(place: Place, inject: Inject) -> Tensor:
-    """Return numbers that are this process's alone, and exact in any sum."""
-    value = _numbers(place.rank)
-    if "corrupt" in inject(MOMENT):
-        value[ELEMENTS // 2] += 1
-    return value.to(place.device)
+def _build_message(group: CheckGroup, inject: Inject) -> Tensor:
+    """Return integers [NUM_ELEMENTS] that no other process has, and whose sums are exact."""
+    message = _integers(group.rank)
+    if "corrupt" in inject(FAULT_POINT):
+        message[NUM_ELEMENTS // 2] += 1
+    return message.to(group.device)
 
 
-def _numbers(rank: int) -> Tensor:
-    return torch.arange(ELEMENTS, dtype=torch.int32) + 1000 * rank
+def _integers(rank: int) -> Tensor:
+    return torch.arange(NUM_ELEMENTS, dtype=torch.int32) + 1000 * rank
 
 
-def _gathered(place: Place, inject: Inject) -> tuple[str, str]:
-    everyone = [
-        torch.zeros(ELEMENTS, dtype=torch.int32, device=place.device) for _ in range(place.size)
+def _check_all_gather(group: CheckGroup, inject: Inject) -> tuple[str, str]:
+    messages = [
+        torch.zeros(NUM_ELEMENTS, dtype=torch.int32, device=group.device) for _ in range(group.size)
     ]
-    dist.all_gather(everyone, _own(place, inject))
-    for rank, found in enumerate(everyone):
-        if not torch.equal(found.cpu(), _numbers(rank)):
-            return f"what process {place.names[rank]} sent is not what came", ""
+    dist.all_gather(messages, _build_message(group, inject))
+    for rank, message in enumerate(messages):
+        if not torch.equal(message.cpu(), _integers(rank)):
+            return _describe_corruption(group, rank), ""
     return "", "exact"
 
 
-def _reduced(place: Place, inject: Inject) -> tuple[str, str]:
-    total = _own(place, inject)
+def _describe_corruption(group: CheckGroup, rank: int) -> str:
+    return f"data of process {group.global_ranks[rank]} arrived changed"
+
+
+def _check_all_reduce(group: CheckGroup, inject: Inject) -> tuple[str, str]:
+    total = _build_message(group, inject)
     dist.all_reduce(total)
-    if not torch.equal(total.cpu(), _total(place)):
+    if not torch.equal(total.cpu(), _integer_sum(group)):
         return "a sum of integers is wrong", ""
-    parts = [_noise(rank) for rank in range(place.size)]
-    exact = torch.stack(parts).double().sum(0)
-    found = parts[place.rank].to(place.device)
-    dist.all_reduce(found)
-    error = float((found.cpu().double() - exact).abs().max() / exact.abs().max())
+    values = [_random_floats(rank) for rank in range(group.size)]
+    exact = torch.stack(values).double().sum(0)
+    result = values[group.rank].to(group.device)
+    dist.all_reduce(result)
+    error = float((result.cpu().double() - exact).abs().max() / exact.abs().max())
     if not error <= TOLERANCE:
         return f"a sum is off by {error:.1e}", ""
-    digest = found.view(torch.int32).sum(dtype=torch.int64)
-    most, least = digest.clone(), digest.clone()
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    dist.all_reduce(least, dist.ReduceOp.MIN)
-    if int(most) != int(least):
-        return "processes have other bits of the same sum", ""
+    bit_sum = result.view(torch.int32).sum(dtype=torch.int64)
+    maximum, minimum = bit_sum.clone(), bit_sum.clone()
+    dist.all_reduce(maximum, dist.ReduceOp.MAX)
+    dist.all_reduce(minimum, dist.ReduceOp.MIN)
+    if int(maximum) != int(minimum):
+        return "processes have different bits of the same sum", ""
     return "", f"exact, floats off by {error:.0e}"
 
 
-def _noise(rank: int) -> Tensor:
-    return torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(rank))
+def _random_floats(rank: int) -> Tensor:
+    return torch.randn(NUM_ELEMENTS, generator=torch.Generator().manual_seed(rank))
 
 
-def _total(place: Place) -> Tensor:
-    return torch.stack([_numbers(rank) for rank in range(place.size)]).sum(0, dtype=torch.int32)
+def _integer_sum(group: CheckGroup) -> Tensor:
+    values = torch.stack([_integers(rank) for rank in range(group.size)])
+    return values.sum(0, dtype=torch.int32)
 
 
-def _scattered(place: Place, inject: Inject) -> tuple[str, str]:
-    part = ELEMENTS // place.size
-    found = torch.zeros(part, dtype=torch.int32, device=place.device)
-    _reduce_scatter(found, _own(place, inject)[: part * place.size])
-    mine = slice(place.rank * part, (place.rank + 1) * part)
-    return ("", "exact") if torch.equal(found.cpu(), _total(place)[mine]) else ("wrong sums", "")
+def _check_reduce_scatter(group: CheckGroup, inject: Inject) -> tuple[str, str]:
+    count = NUM_ELEMENTS // group.size
+    result = torch.zeros(count, dtype=torch.int32, device=group.device)
+    _reduce_scatter(result, _build_message(group, inject)[: count * group.size])
+    local = slice(group.rank * count, (group.rank + 1) * count)
+    is_exact = torch.equal(result.cpu(), _integer_sum(group)[local])
+    return ("", "exact") if is_exact else ("wrong sums", "")
 
 
-def _exchanged(place: Place, inject: Inject) -> tuple[str, str]:
-    part = ELEMENTS // place.size
-    found = torch.zeros(part * place.size, dtype=torch.int32, device=place.device)
-    dist.all_to_all_single(found, _own(place, inject)[: part * place.size])
-    mine = slice(place.rank * part, (place.rank + 1) * part)
-    for rank, came in enumerate(found.cpu().split(part)):
-        if not torch.equal(came, _numbers(rank)[mine]):
-            return f"what process {place.names[rank]} sent is not what came", ""
+def _check_all_to_all(group: CheckGroup, inject: Inject) -> tuple[str, str]:
+    count = NUM_ELEMENTS // group.size
+    result = torch.zeros(count * group.size, dtype=torch.int32, device=group.device)
+    dist.all_to_all_single(result, _build_message(group, inject)[: count * group.size])
+    local = slice(group.rank * count, (group.rank + 1) * count)
+    for rank, message in enumerate(result.cpu().split(count)):
+        if not torch.equal(message, _integers(rank)[local]):
+            return _describe_corruption(group, rank), ""
     return "", "exact"
 
 
-def _latency(place: Place, inject: Inject) -> tuple[str, str]:
-    took = []
+def _check_latency(group: CheckGroup, inject: Inject) -> tuple[str, str]:
+    durations = []
     for _ in range(REPETITIONS):
-        value = _own(place, inject)
+        value = _build_message(group, inject)
         began = time.perf_counter()
         dist.all_reduce(value)
         value.cpu()
-        took.append(time.perf_counter() - began)
-    seconds = torch.tensor(statistics.median(took)).to(place.device)
-    dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    told = f"{float(seconds) * 1e6:,.0f} us"
-    slow = float(seconds) > SLOWEST_SECONDS
-    return (f"a sum of 4 KiB takes {float(seconds):.2f} s" if slow else ""), told
+        durations.append(time.perf_counter() - began)
+    slowest = torch.tensor(statistics.median(durations)).to(group.device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    seconds = float(slowest)
+    problem = f"a sum of 4 KiB takes {seconds:.2f} s" if seconds > MAX_LATENCY_SECONDS else ""
+    return problem, f"{seconds * 1e6:,.0f} us"
 
 
-def _measured(place: Place, op: str, size: int) -> Bandwidth:
-    count = max(place.size, size // 4 // place.size * place.size)
-    value = torch.ones(count, device=place.device)
-    part = torch.zeros(count // place.size, device=place.device)
-    whole = torch.zeros(count, device=place.device)
+def _measure_bandwidth(group: CheckGroup, op: str, size: int) -> Bandwidth:
+    count = max(group.size, size // 4 // group.size * group.size)
+    ones = torch.ones(count, device=group.device)
+    shard = torch.zeros(count // group.size, device=group.device)
+    whole = torch.zeros(count, device=group.device)
     calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: dist.all_reduce(whole.copy_(value)),
-        "all_gather": lambda: _all_gather(whole, value[: len(part)]),
-        "reduce_scatter": lambda: _reduce_scatter(part, value),
-        "all_to_all": lambda: dist.all_to_all_single(whole, value),
+        "all_reduce": lambda: dist.all_reduce(whole.copy_(ones)),
+        "all_gather": lambda: _all_gather(whole, ones[: len(shard)]),
+        "reduce_scatter": lambda: _reduce_scatter(shard, ones),
+        "all_to_all": lambda: dist.all_to_all_single(whole, ones),
     }
-    took = []
+    durations = []
     for _ in range(REPETITIONS + 1):
         dist.barrier()
         began = time.perf_counter()
         calls[op]()
-        float(whole[0] + part[0])
-        took.append(time.perf_counter() - began)
-    slowest = torch.tensor(statistics.median(took[1:])).to(place.device)
+        float(whole[0] + shard[0])
+        durations.append(time.perf_counter() - began)
+    slowest = torch.tensor(statistics.median(durations[1:])).to(group.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    found, due = (part, place.size) if op == "reduce_scatter" else (whole, 1)
-    wrong = int((found != (place.size if op == "all_reduce" else due)).sum())
-    seconds, held = float(slowest), 4 * count
-    rate = held / seconds / 1e9
-    bus = rate * FACTORS[op](place.size)
-    return Bandwidth(op, held, count, "float", round(seconds * 1e6, 1), rate, bus, wrong)
+    result = shard if op == "reduce_scatter" else whole
+    expected = group.size if op in ("all_reduce", "reduce_scatter") else 1
+    num_wrong = int((result != expected).sum())
+    seconds, num_bytes = float(slowest), 4 * count
+    algorithm_rate = num_bytes / seconds / 1e9
+    bus_rate = algorithm_rate * BUS_FACTORS[op](group.size)
+    return Bandwidth(
+        op,
+        num_bytes,
+        count,
+        "float",
+        round(seconds * 1e6, 1),
+        algorithm_rate,
+        bus_rate,
+        num_wrong,
+    )

@@ -1,4 +1,4 @@
-"""One device against the processor: memory, products in each precision, and speed."""
+"""Checks of one device against the processor: memory, matrix products by precision, and speed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from regauge import timing
 from regauge.health.findings import Finding
-from regauge.models.tensors import dtype_of
+from regauge.models.tensors import precision_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -20,125 +20,136 @@ if TYPE_CHECKING:
     from regauge.hooks import Inject
 
 TOLERANCES = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2, "fp16": 2e-3}
-"""Of the largest value; the operands are rounded first, and a product is summed in fp32."""
+"""Maximum error relative to the largest value; operands are rounded first, sums are in fp32."""
 MEMORY_BYTES = 1 << 25
-LARGE_BYTES = 1 << 28
+BANDWIDTH_BYTES = 1 << 28
 """More than the caches of most devices."""
 PRODUCT_SIZE = 256
-FIRST_SIZE, LARGEST_SIZE = 512, 8192
-LONG_ENOUGH_SECONDS = 2e-3
-"""A product that takes as long is not measured for its launch."""
-SPEED_SECONDS, LEAST_TRIES = 0.15, 5
-LEAST_SHARE = 0.2
-"""Of the data sheet's peak: below it a device is slow. Healthy ones were seen at 0.5 and more."""
-LEAST_SHARE_MEASURED = 0.05
-"""Of a peak that this process has timed: processes that share cores take much from each other."""
-MOMENT, SPEED_MOMENT = "preflight:device", "preflight:speed"
+MIN_SIZE, MAX_SIZE = 512, 8192
+MIN_PRODUCT_SECONDS = 2e-3
+"""A product of this duration is not dominated by its launch."""
+SPEED_SECONDS, MIN_TRIES = 0.15, 5
+MIN_PEAK_SHARE = 0.2
+"""Share of the data sheet's peak below which a device is slow; healthy devices reach 0.5."""
+MIN_MEASURED_SHARE = 0.05
+"""The same share of a measured peak: processes that share cores slow each other down."""
+FAULT_POINT, SPEED_FAULT_POINT = "preflight:device", "preflight:speed"
 
 
 def check_device(
     accelerator: Accelerator,
     device: torch.device,
     precisions: tuple[Precision, ...],
-    where: str,
+    location: str,
     inject: Inject,
 ) -> Generator[Finding | str]:
-    """Yield the name of each check before it begins, and then what it has found."""
+    """Yield the name of each check before it begins, and then its finding."""
     yield "memory"
-    yield _memory(device, where)
+    yield _check_memory(device, location)
     for precision in precisions:
-        accelerator.use(precision)
+        accelerator.set_precision(precision)
         yield f"products in {precision}"
-        yield _products(precision, device, where, inject)
+        yield _check_products(precision, device, location, inject)
         yield f"speed in {precision}"
-        yield _speed(accelerator, precision, device, where, inject)
+        yield _check_speed(accelerator, precision, device, location, inject)
 
 
-def bandwidth(
-    accelerator: Accelerator, device: torch.device, where: str
+def check_bandwidth(
+    accelerator: Accelerator, device: torch.device, location: str
 ) -> Generator[Finding | str]:
-    """Yield `bandwidth`, and how fast the device reads and writes its memory: for people alone."""
+    """Yield `bandwidth`, and the memory bandwidth as a finding that is always good."""
     yield "bandwidth"
-    value = f"{memory_rate(accelerator, device) / 1e9:.1f} GB/s of its memory"
-    yield Finding("bandwidth", where, value)
+    value = f"{measure_memory_bandwidth(accelerator, device) / 1e9:.1f} GB/s of its memory"
+    yield Finding("bandwidth", location, value)
 
 
-def memory_rate(accelerator: Accelerator, device: torch.device) -> float:
-    """Return the bytes a second that the device reads and writes in its memory."""
-    large = torch.ones(LARGE_BYTES // 4).to(device)
-    seconds = timing.best(lambda: _timed(accelerator, large.neg_), SPEED_SECONDS, LEAST_TRIES)
-    return 2 * LARGE_BYTES / seconds
+def measure_memory_bandwidth(accelerator: Accelerator, device: torch.device) -> float:
+    """Return the bytes per second that the device reads and writes in its memory."""
+    large = torch.ones(BANDWIDTH_BYTES // 4).to(device)
+    seconds = timing.measure_min_seconds(
+        lambda: _time_once(accelerator, large.neg_), SPEED_SECONDS, MIN_TRIES
+    )
+    return 2 * BANDWIDTH_BYTES / seconds
 
 
-def _memory(device: torch.device, where: str) -> Finding:
-    """Send random bytes to the device, copy them there and read them back."""
-    draw = torch.Generator().manual_seed(0)
-    sent = torch.randint(0, 256, (MEMORY_BYTES,), dtype=torch.uint8, generator=draw)
-    found = sent.to(device, copy=True).clone().cpu()
-    wrong = int((found != sent).sum())
-    if wrong:
-        return Finding.bad("memory", where, f"{wrong} of {MEMORY_BYTES} bytes came back changed")
-    return Finding("memory", where, f"{MEMORY_BYTES:,} bytes came back")
+def _check_memory(device: torch.device, location: str) -> Finding:
+    """Copy random bytes to the device, within the device, and back."""
+    generator = torch.Generator().manual_seed(0)
+    sent = torch.randint(0, 256, (MEMORY_BYTES,), dtype=torch.uint8, generator=generator)
+    received = sent.to(device, copy=True).clone().cpu()
+    num_wrong = int((received != sent).sum())
+    if num_wrong:
+        problem = f"{num_wrong} of {MEMORY_BYTES} bytes came back changed"
+        return Finding.bad("memory", location, problem)
+    return Finding("memory", location, f"{MEMORY_BYTES:,} bytes came back")
 
 
-def _timed(accelerator: Accelerator, work: Callable[[], Tensor]) -> float:
+def _time_once(accelerator: Accelerator, work: Callable[[], Tensor]) -> float:
     """Return the seconds until the device has done some work."""
     began = time.perf_counter()
-    done = work()  # a lazy device computes what is still held  # noqa: F841
-    if accelerator.lazy:
+    result = work()  # a lazy device computes only results that are still held  # noqa: F841
+    if accelerator.is_lazy:
         accelerator.end_step()
     accelerator.synchronize()
     return time.perf_counter() - began
 
 
-def _products(precision: Precision, device: torch.device, where: str, inject: Inject) -> Finding:
-    name = f"products in {precision}"
-    draw = torch.Generator().manual_seed(1)
-    shape = (PRODUCT_SIZE, PRODUCT_SIZE)
-    left, right = (torch.randn(shape, generator=draw).to(dtype_of(precision)) for _ in range(2))
-    found = (left.to(device) @ right.to(device)).cpu().double()
-    for kind in inject(MOMENT):
-        found[0, 0] = float("nan") if kind == "nan" else found[0, 0] + found.abs().max()
-    if not bool(found.isfinite().all()):
-        return Finding.bad(name, where, "a product of finite numbers is not finite")
-    exact = left.double() @ right.double()
-    error = float((found - exact).abs().max() / exact.abs().max())
-    if error > TOLERANCES[precision]:
-        return Finding.bad(name, where, f"off by {error:.1e}, and {TOLERANCES[precision]:g} is due")
-    return Finding(name, where, f"off by {error:.1e}")
-
-
-def _speed(
-    accelerator: Accelerator, precision: Precision, device: torch.device, where: str, inject: Inject
+def _check_products(
+    precision: Precision, device: torch.device, location: str, inject: Inject
 ) -> Finding:
-    """Multiply larger and larger matrices until one takes long enough, and time that one.
+    name = f"products in {precision}"
+    generator = torch.Generator().manual_seed(1)
+    shape, dtype = (PRODUCT_SIZE, PRODUCT_SIZE), precision_dtype(precision)
+    left, right = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    product = (left.to(device) @ right.to(device)).cpu().double()
+    for kind in inject(FAULT_POINT):
+        product[0, 0] = float("nan") if kind == "nan" else product[0, 0] + product.abs().max()
+    if not bool(product.isfinite().all()):
+        return Finding.bad(name, location, "a product of finite numbers is not finite")
+    exact = left.double() @ right.double()
+    error = float((product - exact).abs().max() / exact.abs().max())
+    if error > TOLERANCES[precision]:
+        problem = f"off by {error:.1e}; the tolerance is {TOLERANCES[precision]:g}"
+        return Finding.bad(name, location, problem)
+    return Finding(name, location, f"off by {error:.1e}")
 
-    A device that seems slow is timed again: other work may have had it.
+
+def _check_speed(
+    accelerator: Accelerator,
+    precision: Precision,
+    device: torch.device,
+    location: str,
+    inject: Inject,
+) -> Finding:
+    """Time a product that is large enough, and compare its speed with the chip's peak.
+
+    The size is doubled until a product takes MIN_PRODUCT_SECONDS. A device that seems slow is timed
+    again, because other work may have occupied it.
     """
     name = f"speed in {precision}"
 
-    def made(size: int) -> Callable[[], float]:
-        square = torch.ones(size, size, dtype=dtype_of(precision)).to(device)
+    def build_timer(size: int) -> Callable[[], float]:
+        square = torch.ones(size, size, dtype=precision_dtype(precision)).to(device)
 
         def multiply() -> Tensor:
-            inject(SPEED_MOMENT)
+            inject(SPEED_FAULT_POINT)
             return square @ square
 
-        return lambda: _timed(accelerator, multiply)
+        return lambda: _time_once(accelerator, multiply)
 
     def measure() -> float:
-        size, seconds = timing.grown(made, FIRST_SIZE, LARGEST_SIZE, LONG_ENOUGH_SECONDS)
-        return 2 * size**3 / timing.best(seconds, SPEED_SECONDS, LEAST_TRIES)
+        size, timer = timing.find_timed_size(build_timer, MIN_SIZE, MAX_SIZE, MIN_PRODUCT_SECONDS)
+        return 2 * size**3 / timing.measure_min_seconds(timer, SPEED_SECONDS, MIN_TRIES)
 
-    chip = accelerator.chip(precision)
+    chip = accelerator.chip_peak(precision)
     peak = chip.flops_per_second.get(precision)
-    least = LEAST_SHARE_MEASURED if chip.measured else LEAST_SHARE
-    rate, count = timing.repeat_below(measure, least * (peak or 0))
+    min_share = MIN_MEASURED_SHARE if chip.is_measured else MIN_PEAK_SHARE
+    rate, num_measurements = timing.repeat_below(measure, min_share * (peak or 0))
     value = f"{rate / 1e9:,.0f} GFLOP/s"
     if peak is None:
-        return Finding(name, where, value, speed=rate)
+        return Finding(name, location, value, speed=rate)
     value += f", {rate / peak:.0%} of the chip's"
-    value += f" (best of {count} measurements)" if count > 1 else ""
-    if rate < least * peak:
-        return Finding.bad(name, where, f"slow: less than {least:.0%}", value)
-    return Finding(name, where, value, speed=rate)
+    value += f" (best of {num_measurements} measurements)" if num_measurements > 1 else ""
+    if rate < min_share * peak:
+        return Finding.bad(name, location, f"slow: less than {min_share:.0%}", value)
+    return Finding(name, location, value, speed=rate)

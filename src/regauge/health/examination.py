@@ -1,4 +1,4 @@
-"""The processes of an examination, started, watched, and killed at their limit; no torch here."""
+"""Checks all devices in worker processes that are killed if they hang; no torch here."""
 
 from __future__ import annotations
 
@@ -23,64 +23,65 @@ if TYPE_CHECKING:
 
 PROBE = "regauge.health.probe"
 START_SECONDS, CHECK_SECONDS, COMPILE_SECONDS = 60.0, 10.0, 120.0
-"""Longest that processes may take to start, and for one check: more where it is compiled first."""
+"""Limits of the start, of one check, and of one check on a lazy device, which compiles it."""
 LATE_SECONDS = 5.0
-"""How long the others may go on once one of them has left with an error."""
-SLOWEST_SHARE = 0.3
-"""Of the others' median: a device below it is slow. What else a machine does may halve a speed."""
+"""Time that the other processes have left after one exited with an error."""
+MIN_SPEED_SHARE = 0.3
+"""Share of the others' median speed below which a device is slow; other work may halve a speed."""
 
 
 @dataclass
 class Examination:
-    """What was found."""
+    """The findings and bandwidths of all devices."""
 
     findings: list[Finding] = field(default_factory=list)
     bandwidths: list[Bandwidth] = field(default_factory=list)
 
     @property
-    def culprits(self) -> set[int]:
-        """The processes whose devices are bad; empty where that cannot be told of all of them."""
+    def bad_ranks(self) -> set[int]:
+        """The processes whose devices are bad; empty if one bad finding names no process."""
         bad = [finding for finding in self.findings if not finding.ok]
-        named = [finding for finding in bad if finding.check == PAIRS] or bad
-        ranks = {finding.rank for finding in named}
+        decisive = [finding for finding in bad if finding.check == PAIRS] or bad
+        ranks = {finding.rank for finding in decisive}
         return set() if None in ranks else {rank for rank in ranks if rank is not None}
 
 
 @dataclass
 class ProbeReport:
-    """What one process has written before it came to its end, or did not."""
+    """The lines of one worker process, whether or not it finished."""
 
     rank: int
     findings: list[Finding] = field(default_factory=list)
     bandwidths: list[Bandwidth] = field(default_factory=list)
-    doing: str = "start"
-    """The check that it began last."""
-    together: bool = False
-    """Whether it had come to what processes do together."""
-    done: bool = False
+    last_check: str = "start"
+    """The check that began last."""
+    is_collective: bool = False
+    """Whether that check needs the other processes."""
+    is_done: bool = False
 
     @classmethod
     def read(cls, rank: int, lines: Iterable[Line]) -> ProbeReport:
-        """Read the lines of a process; that it came to no end is a finding."""
+        """Return the report of a process; a process that did not finish has a bad finding."""
         report = cls(rank)
         for line in lines:
             if line["rank"] != rank:
                 continue
             if "begins" in line:
-                report.doing, report.together = line["begins"], line["together"]
+                report.last_check, report.is_collective = line["begins"], line["is_collective"]
             elif "finding" in line:
                 report.findings.append(replace(Finding(**line["finding"]), rank=rank))
             elif "bandwidth" in line:
                 report.bandwidths.append(Bandwidth(**line["bandwidth"]))
-            report.done = report.done or "done" in line
-        if report.ok and not report.done:
-            problem = "it did not come to its end"
-            report.findings.append(Finding.bad(report.doing, f"process {rank}", problem, rank=rank))
+            report.is_done = report.is_done or "done" in line
+        if report.is_good and not report.is_done:
+            location = f"process {rank}"
+            finding = Finding.bad(report.last_check, location, "it did not finish", rank=rank)
+            report.findings.append(finding)
         return report
 
     @property
-    def ok(self) -> bool:
-        """Whether it has found nothing bad."""
+    def is_good(self) -> bool:
+        """Whether all findings are good."""
         return all(finding.ok for finding in self.findings)
 
 
@@ -93,10 +94,10 @@ def examine(
     record: Path | None = None,
     devices: tuple[int, ...] = (),
 ) -> Examination:
-    """Check the first `size` devices, or those given, and what their processes tell each other.
+    """Check the first `size` devices, or the given ones, and their collectives.
 
-    Where they do not understand each other, every two of them are tried alone, and who is in all
-    pairs that fail is named.
+    If a collective fails, each pair of processes is checked separately. The process that is in all
+    failing pairs is blamed.
     """
     request = {
         "accelerator": dump(accelerator),
@@ -105,43 +106,47 @@ def examine(
         "record": str(record) if record else None,
     }
     with tempfile.TemporaryDirectory(prefix="regauge-doctor-") as folder:
-        run = partial(_run, Path(folder), request, size, devices)
-        limit = COMPILE_SECONDS if accelerator.lazy else CHECK_SECONDS
+        run = partial(_run_probes, Path(folder), request, size, devices)
+        limit = COMPILE_SECONDS if accelerator.is_lazy else CHECK_SECONDS
         lines = run("everything", limit=limit)
         reports = [ProbeReport.read(rank, lines) for rank in range(size)]
-        alone = [one for one in reports if not one.ok and not one.together]
-        if not alone and any(not one.ok for one in reports) and size > 1:
-            reports[0].findings.append(blamed(*_pairs(run("pairs", limit=limit), size)))
-    if alone:  # the others only waited for these
-        reports = [one if one in alone else _without_problems(one) for one in reports]
+        bad = [report for report in reports if not report.is_good]
+        bad_devices = [report for report in bad if not report.is_collective]
+        if bad and not bad_devices and size > 1:
+            pairs = _read_pairs(run("pairs", limit=limit), size)
+            reports[0].findings.append(blame_from_pairs(*pairs))
+    if bad_devices:  # the other processes only waited for these
+        reports = [
+            report if report in bad_devices else _without_problems(report) for report in reports
+        ]
     examination = Examination(
-        [finding for one in reports for finding in one.findings],
-        [row for one in reports for row in one.bandwidths],
+        [finding for report in reports for finding in report.findings],
+        [row for report in reports for row in report.bandwidths],
     )
     _compare_speeds(examination.findings)
     return examination
 
 
-def _run(
+def _run_probes(
     scratch: Path,
     request: dict[str, Any],
     size: int,
     devices: tuple[int, ...],
-    what: str,
+    scope: str,
     *,
     limit: float,
 ) -> list[Line]:
-    """Run the processes, kill those that come to no end, and return what they have written.
+    """Run the worker processes and return their lines; hanging processes are killed.
 
     A check may last for `limit` seconds in which no process writes anything.
     """
     lines: list[Line] = []
     run_worker(
         PROBE,
-        {**request, "what": what},
+        {**request, "scope": scope},
         scratch,
         WorkerLimits(silence=limit, start=START_SECONDS, after_failure=LATE_SECONDS),
-        seats=processes.Seats(size, processes.free_port(), devices=devices),
+        layout=processes.RankLayout(size, processes.find_free_port(), devices=devices),
         on_line=lines.append,
     )
     return lines
@@ -154,49 +159,58 @@ def _without_problems(report: ProbeReport) -> ProbeReport:
 def _compare_speeds(findings: list[Finding]) -> None:
     """Mark devices that are much slower than the others."""
     for name in {finding.check for finding in findings if finding.speed is not None}:
-        places = [number for number, found in enumerate(findings) if found.check == name]
-        speeds = {number: findings[number].speed or 0.0 for number in places}
-        for number, speed in speeds.items():
-            others = [value for other, value in speeds.items() if other != number]
-            if others and speed < SLOWEST_SHARE * (usual := statistics.median(others)):
-                problem = f"slow: the others have {usual / 1e9:,.0f} GFLOP/s"
-                findings[number] = replace(findings[number], problem=problem, ok=False)
+        speeds = {
+            index: finding.speed or 0.0
+            for index, finding in enumerate(findings)
+            if finding.check == name
+        }
+        for index, speed in speeds.items():
+            others = [value for other, value in speeds.items() if other != index]
+            if others and speed < MIN_SPEED_SHARE * (median := statistics.median(others)):
+                problem = f"slow: the others have {median / 1e9:,.0f} GFLOP/s"
+                findings[index] = replace(findings[index], problem=problem, ok=False)
 
 
-Pairs = dict[tuple[int, int], str]
-"""What is wrong with two processes; empty where nothing is."""
+PairProblems = dict[tuple[int, int], str]
+"""Problem of each pair of processes; empty if the pair has none."""
 
 
-def _pairs(lines: list[Line], size: int) -> tuple[Pairs, list[int]]:
-    """Return what is wrong with each pair that was tried, and who came to no end of one."""
-    pairs: Pairs = {}
-    silent = []
+def _read_pairs(lines: list[Line], size: int) -> tuple[PairProblems, list[int]]:
+    """Return the problem of each pair that was checked, and the processes that did not finish."""
+    pairs: PairProblems = {}
+    unfinished = []
     for rank in range(size):
         meetings = [line for line in lines if line["rank"] == rank and "partner" in line]
         for line in meetings:
-            one, other = sorted((rank, line["partner"]))
-            pairs[one, other] = pairs.get((one, other)) or line.get("problem", "")
+            low, high = sorted((rank, line["partner"]))
+            pairs[low, high] = pairs.get((low, high)) or line.get("problem", "")
         if meetings and "problem" not in meetings[-1]:
-            silent.append(rank)
-    return pairs, silent
+            unfinished.append(rank)
+    return pairs, unfinished
 
 
-def blamed(found: Pairs, silent: list[int]) -> Finding:
-    """Return who hangs, or who is in all pairs that fail and in none that does not."""
-    bad = {pair: problem for pair, problem in found.items() if problem}
-    tried = f"{len(found)} pairs tried, {len(bad)} bad"
-    if len(silent) == 1:
-        return Finding.bad(PAIRS, f"process {silent[0]}", "it hangs", tried, rank=silent[0])
+def blame_from_pairs(pairs: PairProblems, unfinished: list[int]) -> Finding:
+    """Return a finding for the process that hangs, or that is in all failing pairs and no other."""
+    bad = {pair: problem for pair, problem in pairs.items() if problem}
+    value = f"{len(pairs)} pairs checked, {len(bad)} bad"
+    if len(unfinished) == 1:
+        rank = unfinished[0]
+        return Finding.bad(PAIRS, f"process {rank}", "it hangs", value, rank=rank)
     if not bad:
-        return Finding.bad(PAIRS, "all processes", "every two of them are well alone", tried)
+        return Finding.bad(PAIRS, "all processes", "each pair is good separately", value)
     counts = Counter(rank for pair in bad for rank in pair)
-    well = {rank for pair in found.keys() - bad.keys() for rank in pair}
-    named = [rank for rank, count in counts.items() if count == len(bad) and rank not in well]
-    if len(named) != 1:
-        named = [rank for rank in named if all(f"process {rank} " in text for text in bad.values())]
+    good_ranks = {rank for pair in pairs.keys() - bad.keys() for rank in pair}
+    suspects = [
+        rank for rank, count in counts.items() if count == len(bad) and rank not in good_ranks
+    ]
+    if len(suspects) != 1:
+        suspects = [
+            rank for rank in suspects if all(f"process {rank} " in text for text in bad.values())
+        ]
     problem = next(iter(bad.values()))
-    if len(named) == 1:
-        where, problem = f"process {named[0]}", f"fails with every other one: {problem}"
-        return Finding.bad(PAIRS, where, problem, tried, rank=named[0])
-    those = ", ".join(str(rank) for rank in sorted(counts))
-    return Finding.bad(PAIRS, f"processes {those}", f"{problem}; which cannot be told", tried)
+    if len(suspects) == 1:
+        rank, problem = suspects[0], f"fails with every other process: {problem}"
+        return Finding.bad(PAIRS, f"process {rank}", problem, value, rank=rank)
+    ranks = ", ".join(str(rank) for rank in sorted(counts))
+    problem = f"{problem}; the bad process is unknown"
+    return Finding.bad(PAIRS, f"processes {ranks}", problem, value)

@@ -1,4 +1,4 @@
-"""What a check of this machine has found."""
+"""The results of health checks."""
 
 from __future__ import annotations
 
@@ -11,44 +11,48 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PAIRS = "pairs"
-"""The check that names who the others do not understand."""
-REMEDY = "leave it out or replace it, and see `regauge doctor`"
+"""Name of the check that blames a process by its collectives with each other process."""
+REMEDY = "replace or exclude it, then run `regauge doctor`"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One check of one place."""
+    """The result of one check at one location."""
 
     check: str
     where: str
     """The process and its host, or the folder."""
     value: str = ""
-    """What was measured."""
+    """The measured value."""
     problem: str = ""
-    """What is wrong; empty where nothing is."""
+    """Empty if the check passed."""
     ok: bool = True
     speed: float | None = None
-    """In operations a second, to be compared with the others'."""
+    """Operations per second, for the comparison with other devices."""
     rank: int | None = None
-    """The process whose device it is of; None where that cannot be told."""
+    """The process whose device was checked; None if it is unknown."""
 
     @classmethod
     def bad(
         cls, check: str, where: str, problem: str, value: str = "", *, rank: int | None = None
     ) -> Finding:
-        """Return a finding that a run should not start with."""
+        """Return the finding of a check that failed."""
         return cls(check, where, value, problem, ok=False, rank=rank)
 
-    def row(self) -> dict[str, str]:
-        """Return it as a line of a table."""
-        verdict = "ok" if self.ok else "BAD"
-        found = {"check": self.check, "where": self.where, "verdict": verdict, "value": self.value}
-        return {**found, "problem": self.problem}
+    def to_row(self) -> dict[str, str]:
+        """Return the finding as a row of a table."""
+        return {
+            "check": self.check,
+            "where": self.where,
+            "verdict": "ok" if self.ok else "BAD",
+            "value": self.value,
+            "problem": self.problem,
+        }
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """A collective at one size, in the columns of nccl-tests and nccom-test."""
+    """The speed of a collective at one size, in the columns of nccl-tests and nccom-test."""
 
     op: str
     size: int
@@ -60,13 +64,13 @@ class Bandwidth:
     algbw_gbs: float
     """Size over time, in GB/s."""
     busbw_gbs: float
-    """What the links carry: nccl-tests, PERFORMANCE.md, "Bandwidth"."""
+    """Load of the links, in GB/s: nccl-tests, PERFORMANCE.md, "Bandwidth"."""
     wrong: int
-    """Elements that are not what they should be."""
+    """Number of wrong elements."""
 
 
-def require(findings: Iterable[Finding]) -> None:
-    """Raise PreflightError with the first finding that is bad, or with who is in all bad pairs."""
+def raise_if_bad(findings: Iterable[Finding]) -> None:
+    """Raise PreflightError for the first bad finding, or for the process that all pairs blame."""
     first: Finding | None = None
     for finding in findings:
         if not finding.ok and (first is None or finding.check == PAIRS):

@@ -1,4 +1,4 @@
-"""What differs between the hosts of a run: clocks and versions."""
+"""Checks of the hosts of a run against each other: clocks and versions."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ import torch.distributed as dist
 
 from regauge.health.findings import Finding
 
-MOST_SKEW_SECONDS = 1.0
+MAX_SKEW_SECONDS = 1.0
 PACKAGES = ("regauge", "torch", "transformers")
 
 
 def check_hosts(size: int) -> list[Finding]:
-    """Return what the processes' hosts say of themselves, the same on every process."""
+    """Return the findings for the hosts of all processes, the same on every process."""
     dist.barrier()
-    own = {
+    local = {
         "host": socket.gethostname(),
         "time": time.time(),
         "versions": {name: version(name) for name in PACKAGES},
     }
-    everyone: list[Any] = [None] * size
-    dist.all_gather_object(everyone, own)
-    return [_clocks(everyone), _versions(everyone)]
+    hosts: list[Any] = [None] * size
+    dist.all_gather_object(hosts, local)
+    return [_check_clocks(hosts), _check_versions(hosts)]
 
 
-def _clocks(everyone: list[dict[str, Any]]) -> Finding:
-    first = min(everyone, key=lambda one: one["time"])
-    last = max(everyone, key=lambda one: one["time"])
-    skew = last["time"] - first["time"]
+def _check_clocks(hosts: list[dict[str, Any]]) -> Finding:
+    earliest = min(hosts, key=lambda host: host["time"])
+    latest = max(hosts, key=lambda host: host["time"])
+    skew = latest["time"] - earliest["time"]
     value = f"{skew:.3f} s apart"
-    if skew > MOST_SKEW_SECONDS:
-        return Finding.bad("clocks", last["host"], f"ahead of {first['host']}", value)
+    if skew > MAX_SKEW_SECONDS:
+        return Finding.bad("clocks", latest["host"], f"ahead of {earliest['host']}", value)
     return Finding("clocks", "all hosts", value)
 
 
-def _versions(everyone: list[dict[str, Any]]) -> Finding:
-    first = everyone[0]
-    for one in everyone:
-        if one["versions"] != first["versions"]:
-            problem = f"{one['versions']}, and {first['host']} has {first['versions']}"
-            return Finding.bad("versions", one["host"], problem)
-    told = ", ".join(f"{name} {number}" for name, number in first["versions"].items())
-    return Finding("versions", "all hosts", told)
+def _check_versions(hosts: list[dict[str, Any]]) -> Finding:
+    first = hosts[0]
+    for host in hosts:
+        if host["versions"] != first["versions"]:
+            problem = f"{host['versions']}, but {first['host']} has {first['versions']}"
+            return Finding.bad("versions", host["host"], problem)
+    value = ", ".join(f"{name} {number}" for name, number in first["versions"].items())
+    return Finding("versions", "all hosts", value)

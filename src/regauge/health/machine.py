@@ -1,4 +1,4 @@
-"""What a run needs of this machine beside its devices; no torch, and less than a second."""
+"""Checks of storage, object store and shared memory; no torch, and less than a second."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ import time
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from regauge.checkpoint.remote import Remote
+from regauge import scratch
+from regauge.checkpoint.remote import RemoteCheckpoints
 from regauge.files import write_atomic
 from regauge.health.findings import Finding
-from regauge.scratch import ROOM_BYTES, SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LEAST_FREE_BYTES = 1 << 26
+MIN_FREE_DISK_BYTES = 1 << 26
 WRITTEN_BYTES = 1 << 22
-SLOWEST_SECONDS = 10.0
+MAX_WRITE_SECONDS = 10.0
 PROBE = ".regauge-doctor"
 
 
 def check_machine(folder: Path, root: str | None = None) -> Iterator[Finding]:
-    """Yield what is found of an output folder's storage, the object store, and shared memory."""
-    yield _storage(folder)
-    yield _space(folder)
+    """Yield the findings for an output folder, an object store and shared memory."""
+    yield _check_storage(folder)
+    yield _check_free_space(folder)
     if root is not None:
-        yield _store(root)
-    if SHARED.is_dir():
-        yield _shared()
+        yield _check_object_store(root)
+    if scratch.SHARED_MEMORY.is_dir():
+        yield _check_shared_memory()
 
 
-def _storage(folder: Path) -> Finding:
-    """Write, flush and rename a file as a checkpoint is, and remove it again."""
-    place = existing(folder)
-    file = place / f"{PROBE}-{uuid4().hex}"  # other nodes may do this at the same time
+def _check_storage(folder: Path) -> Finding:
+    """Write, flush and rename a file as a checkpoint does, and remove it again."""
+    parent = find_existing_parent(folder)
+    file = parent / f"{PROBE}-{uuid4().hex}"  # other nodes may check at the same time
     began = time.monotonic()
     try:
         write_atomic(file, os.urandom(WRITTEN_BYTES))
     except OSError as error:
-        return Finding.bad("storage", str(place), f"cannot be written: {error.strerror}")
+        return Finding.bad("storage", str(parent), f"cannot be written: {error.strerror}")
     finally:
         _remove(file)
     seconds = time.monotonic() - began
     value = f"{WRITTEN_BYTES / seconds / 1e6:,.0f} MB/s"
-    if seconds > SLOWEST_SECONDS:
-        return Finding.bad("storage", str(place), f"4 MiB took {seconds:.0f} s", value)
-    return Finding("storage", str(place), value)
+    if seconds > MAX_WRITE_SECONDS:
+        return Finding.bad("storage", str(parent), f"4 MiB took {seconds:.0f} s", value)
+    return Finding("storage", str(parent), value)
 
 
-def _store(root: str) -> Finding:
+def _check_object_store(root: str) -> Finding:
     """Write a key to an object store, and remove it."""
     began = time.monotonic()
-    problem = Remote(root).check()
+    problem = RemoteCheckpoints(root).find_problem()
     if problem:
         return Finding.bad("object store", root, f"cannot be written: {problem}")
-    return Finding("object store", root, f"a key in {time.monotonic() - began:.2f} s")
+    return Finding("object store", root, f"wrote a key in {time.monotonic() - began:.2f} s")
 
 
 def _remove(path: Path) -> None:
@@ -67,31 +67,31 @@ def _remove(path: Path) -> None:
         return
 
 
-def _space(folder: Path) -> Finding:
-    place, free = str(existing(folder)), free_bytes(folder)
+def _check_free_space(folder: Path) -> Finding:
+    parent, free = str(find_existing_parent(folder)), free_bytes(folder)
     value = f"{free / 1e9:,.1f} GB free"
-    if free < LEAST_FREE_BYTES:
-        return Finding.bad("free space", place, "nothing can be saved", value)
-    return Finding("free space", place, value)
+    if free < MIN_FREE_DISK_BYTES:
+        return Finding.bad("free space", parent, "no space for a checkpoint", value)
+    return Finding("free space", parent, value)
 
 
-def _shared() -> Finding:
-    """Look at shared memory: a run can do without, so that none of it is no reason not to start."""
-    free = shutil.disk_usage(SHARED).free
+def _check_shared_memory() -> Finding:
+    """Return the free shared memory; the finding is always good, because a run works without."""
+    free = shutil.disk_usage(scratch.SHARED_MEMORY).free
     value = f"{free / 1e6:,.0f} MB free"
-    if free < ROOM_BYTES:
-        value += ": signs of life go to the disk"
-    return Finding("shared memory", str(SHARED), value)
+    if free < scratch.MIN_FREE_BYTES:
+        value += "; heartbeats are written to disk"
+    return Finding("shared memory", str(scratch.SHARED_MEMORY), value)
 
 
 def free_bytes(folder: Path) -> int:
-    """Return how much can be written to a folder, whether or not it exists yet."""
-    return shutil.disk_usage(existing(folder)).free
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
+    return shutil.disk_usage(find_existing_parent(folder)).free
 
 
-def existing(folder: Path) -> Path:
-    """Return the nearest folder above that exists."""
-    found = folder.resolve()
-    while not found.is_dir():
-        found = found.parent
-    return found
+def find_existing_parent(folder: Path) -> Path:
+    """Return the folder itself or its nearest parent that exists."""
+    parent = folder.resolve()
+    while not parent.is_dir():
+        parent = parent.parent
+    return parent

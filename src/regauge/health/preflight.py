@@ -1,12 +1,12 @@
-"""The checks of a run's own processes, before it allocates anything."""
+"""The checks of a run's processes before they allocate anything."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regauge.health.collectives import Place, check_collectives
+from regauge.health.collectives import CheckGroup, check_collectives
 from regauge.health.device import check_device
-from regauge.health.findings import Finding, require
+from regauge.health.findings import Finding, raise_if_bad
 from regauge.health.hosts import check_hosts
 
 if TYPE_CHECKING:
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from regauge.processes import World
 
 
-def preflight(
+def run_preflight(
     accelerator: Accelerator,
     device: torch.device,
     precision: Precision,
     world: World,
     inject: Inject,
 ) -> None:
-    """Raise PreflightError where the device, or what the processes tell each other, is wrong.
+    """Check the device, the collectives and the hosts; raises PreflightError for a bad one.
 
-    A lazy device is left to `regauge doctor`: each of these checks would be compiled first.
+    Lazy devices are checked by `regauge doctor` only, because each check would be compiled first.
     """
-    place = Place.of(world, device)
-    if not accelerator.lazy:
-        _require(check_device(accelerator, device, (precision,), place.where, inject))
+    group = CheckGroup.from_world(world, device)
+    if not accelerator.is_lazy:
+        _raise_at_first_bad(check_device(accelerator, device, (precision,), group.location, inject))
     if world.size > 1:
-        _require(check_collectives(place, inject))
-        require(check_hosts(world.size))
+        _raise_at_first_bad(check_collectives(group, inject))
+        raise_if_bad(check_hosts(world.size))
 
 
-def _require(checks: Iterable[Finding | str]) -> None:
-    """Raise PreflightError at the first check that is bad: the next ones are not begun."""
-    for found in checks:
-        if isinstance(found, Finding):
-            require([found])
+def _raise_at_first_bad(checks: Iterable[Finding | str]) -> None:
+    """Raise PreflightError at the first bad finding; the checks after it do not begin."""
+    for check in checks:
+        if isinstance(check, Finding):
+            raise_if_bad([check])

@@ -1,7 +1,7 @@
-"""One process of an examination, started by `worker.run_worker`.
+"""One worker process of an examination, started by `worker.run_worker`.
 
-It writes a line for each check before it begins, for what it has found, and for each pair that it
-was in. These lines stay if it hangs and is killed.
+It writes a line for each check before it begins, for each finding, and for each pair that it was
+in. The lines remain readable if the process hangs and is killed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 
 from regauge import choices, processes
-from regauge.accelerators import join, take
+from regauge.accelerators import claim_device, init_process_group
 from regauge.health import collectives
-from regauge.health.collectives import Place, check_collectives
-from regauge.health.device import bandwidth, check_device
+from regauge.health.collectives import CheckGroup, check_collectives
+from regauge.health.device import check_bandwidth, check_device
 from regauge.health.findings import Finding
 from regauge.health.hosts import check_hosts
 from regauge.hooks import Inject, inject_nothing
@@ -35,126 +35,135 @@ if TYPE_CHECKING:
     from regauge.worker import WorkerJob
 
 PAIR_SECONDS = 5.0
-MEETING_SECONDS = 60
+RENDEZVOUS_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the processes of an examination do."""
+class ProbeRequest:
+    """The job of the worker processes of an examination."""
 
     accelerator: dict[str, Any]
-    what: Literal["everything", "pairs"]
+    scope: Literal["everything", "pairs"]
+    """All checks, or the collectives of each pair of processes."""
     quick: bool
+    """Whether large messages are left out."""
     fault_plan: str | None
     """File of a fault plan."""
     record: str | None
-    """Where a fault is written down before it strikes."""
+    """File to which a fault is appended before it is triggered."""
 
 
 def main() -> None:
-    """Do what the request says."""
+    """Run the requested checks."""
     job = receive_job()
-    request = Request(**job.request)
-    probe = Probe(job, request, processes.world())
-    if request.what == "pairs":
-        probe.meet_each_alone()
+    request = ProbeRequest(**job.request)
+    probe = Probe(job, request, processes.detect_world())
+    if request.scope == "pairs":
+        probe.check_pairs()
     else:
-        probe.check_everything()
+        probe.check_all()
 
 
 class Probe:
-    """One process, and its device."""
+    """Runs the checks of one process and its device."""
 
-    def __init__(self, job: WorkerJob, request: Request, world: World) -> None:
+    def __init__(self, job: WorkerJob, request: ProbeRequest, world: World) -> None:
         self._job = job
         self._request = request
         self._world = world
-        own = dict(request.accelerator)
-        self._accelerator: Accelerator = choices.load("accelerators", own.pop("kind"))(**own)
-        self._inject = _inject(request, world)
-        device = take(self._accelerator, world.device, processes.share_of_cores(world))
-        self._place = Place.of(world, device)
+        options = dict(request.accelerator)
+        kind = options.pop("kind")
+        self._accelerator: Accelerator = choices.load("accelerators", kind)(**options)
+        self._inject = _build_inject(request, world)
+        threads = processes.cores_per_process(world)
+        device = claim_device(self._accelerator, world.device_index, threads)
+        self._group = CheckGroup.from_world(world, device)
 
-    def check_everything(self) -> None:
-        """Check the device, and then what all processes do together; stop at what is bad."""
-        place, accelerator = self._place, self._accelerator
+    def check_all(self) -> None:
+        """Check the device, then the collectives; exits with code 1 after a bad finding."""
+        group, accelerator = self._group, self._accelerator
         precisions = accelerator.precisions()
-        own = check_device(accelerator, place.device, precisions, place.where, self._inject)
-        speed = bandwidth(accelerator, place.device, place.where)
-        well = self._write_checks(chain(own, speed), together=False)
-        if well and place.size > 1:
-            well = self._write_checks(self._together(), together=True)
-            if well:
-                self._measure()
+        device_checks = check_device(
+            accelerator, group.device, precisions, group.location, self._inject
+        )
+        bandwidth = check_bandwidth(accelerator, group.device, group.location)
+        is_good = self._write_checks(chain(device_checks, bandwidth), is_collective=False)
+        if is_good and group.size > 1:
+            is_good = self._write_checks(self._check_group(), is_collective=True)
+            if is_good:
+                self._measure_bandwidths()
             dist.destroy_process_group()
-        if not well:
+        if not is_good:
             sys.exit(1)
         self._job.write_line({"done": True})
 
-    def _write_checks(self, checks: Iterable[Finding | str], *, together: bool) -> bool:
-        """Write each check down as it begins, and what it has found; return whether all is well."""
+    def _write_checks(self, checks: Iterable[Finding | str], *, is_collective: bool) -> bool:
+        """Write each check as it begins, and its finding; return whether all findings are good."""
         for check in checks:
             if isinstance(check, str):
-                self._job.write_line({"begins": check, "together": together})
+                self._job.write_line({"begins": check, "is_collective": is_collective})
                 continue
             self._job.write_line({"finding": asdict(check)})
             if not check.ok:
                 return False
         return True
 
-    def _together(self) -> Generator[Finding | str]:
-        place = self._place
-        yield "meeting"
-        join(self._accelerator, self._world, MEETING_SECONDS)
-        yield Finding("meeting", place.where, f"{place.size} processes over {dist.get_backend()}")
-        yield from check_collectives(place, self._inject)
+    def _check_group(self) -> Generator[Finding | str]:
+        group = self._group
+        yield "rendezvous"
+        init_process_group(self._accelerator, self._world, RENDEZVOUS_SECONDS)
+        value = f"{group.size} processes over {dist.get_backend()}"
+        yield Finding("rendezvous", group.location, value)
+        yield from check_collectives(group, self._inject)
         yield "hosts"
-        found = check_hosts(place.size)
-        yield from found if self._world.first else ()
+        findings = check_hosts(group.size)
+        yield from findings if self._world.is_main_process else ()
 
-    def _measure(self) -> None:
+    def _measure_bandwidths(self) -> None:
         quick = self._request.quick
         sizes = collectives.QUICK_BYTES if quick else collectives.FULL_BYTES
-        for row in collectives.measure(self._place, sizes):
-            if self._world.first:
+        for row in collectives.measure_bandwidths(self._group, sizes):
+            if self._world.is_main_process:
                 self._job.write_line({"bandwidth": asdict(row)})
 
-    def meet_each_alone(self) -> None:
-        """Meet every other process alone, in rounds in which each has one partner at most."""
-        rank, size = self._place.rank, self._place.size
+    def check_pairs(self) -> None:
+        """Check the collectives with each other process, in rounds with at most one partner."""
+        rank, size = self._group.rank, self._group.size
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        wait = dt.timedelta(seconds=MEETING_SECONDS)
+        wait = dt.timedelta(seconds=RENDEZVOUS_SECONDS)
         store = TCPStore(address, port, size, is_master=rank == 0, timeout=wait)
         self._job.write_line({"started": True})
-        for number, partner in enumerate(partners(rank, size)):
+        for number, partner in enumerate(schedule_partners(rank, size)):
             if partner is not None:
                 self._job.write_line({"partner": partner})
-                problem = self._with(partner, store)
+                problem = self._check_pair(partner, store)
                 self._job.write_line({"partner": partner, "problem": problem})
             store.set(f"round-{number}-{rank}", "")
-            store.wait([f"round-{number}-{one}" for one in range(size)], wait)
+            store.wait([f"round-{number}-{other}" for other in range(size)], wait)
 
-    def _with(self, partner: int, store: TCPStore) -> str:
-        """Check the collectives of two processes; return what is wrong, or nothing."""
-        place = self._place
-        pair = tuple(sorted((place.rank, partner)))
-        two = Place(pair.index(place.rank), len(pair), place.device, place.where, pair)
+    def _check_pair(self, partner: int, store: TCPStore) -> str:
+        """Return the problem of the collectives with a partner; empty if there is none."""
+        group = self._group
+        ranks = tuple(sorted((group.rank, partner)))
+        pair = CheckGroup(ranks.index(group.rank), len(ranks), group.device, group.location, ranks)
         dist.init_process_group(
-            self._accelerator.collectives(),
-            store=PrefixStore(f"pair-{pair[0]}-{pair[1]}", store),
-            rank=two.rank,
-            world_size=two.size,
+            self._accelerator.distributed_backend(),
+            store=PrefixStore(f"pair-{ranks[0]}-{ranks[1]}", store),
+            rank=pair.rank,
+            world_size=pair.size,
             timeout=dt.timedelta(seconds=PAIR_SECONDS),
         )
         try:
-            found = check_collectives(two, self._inject)
-            bad = (one.problem for one in found if isinstance(one, Finding) and not one.ok)
-            return next(bad, "")
+            checks = check_collectives(pair, self._inject)
+            problems = (
+                check.problem for check in checks if isinstance(check, Finding) and not check.ok
+            )
+            return next(problems, "")
         finally:
             dist.destroy_process_group()
 
 
-def _inject(request: Request, world: World) -> Inject:
+def _build_inject(request: ProbeRequest, world: World) -> Inject:
     if request.fault_plan is None:
         return inject_nothing
     from regauge.testing.faults import FaultInjector
@@ -163,21 +172,22 @@ def _inject(request: Request, world: World) -> Inject:
     return FaultInjector.read(request.fault_plan, record, world.rank).inject
 
 
-def partners(rank: int, size: int) -> list[int | None]:
-    """Return whom a process meets in each round, so that all pairs meet once (circle method).
+def schedule_partners(rank: int, size: int) -> list[int | None]:
+    """Return the partner of a process in each round, so that each pair meets once.
 
-    None where the number of processes is odd and one of them has nobody to meet.
+    This is the circle method of a round-robin tournament. With an odd number of processes, one
+    process has no partner in each round: None.
     """
-    rounds = size - 1 + size % 2
-    found: list[int | None] = []
-    for number in range(rounds):
-        if rank == rounds:  # sits still, and meets who would meet himself
-            partner = next(one for one in range(rounds) if 2 * one % rounds == number)
+    num_rounds = size - 1 + size % 2
+    partners: list[int | None] = []
+    for number in range(num_rounds):
+        if rank == num_rounds:  # the fixed process meets the one that would meet itself
+            partner = next(other for other in range(num_rounds) if 2 * other % num_rounds == number)
         else:
-            partner = (number - rank) % rounds
-            partner = rounds if partner == rank else partner
-        found.append(partner if partner < size else None)
-    return found
+            partner = (number - rank) % num_rounds
+            partner = num_rounds if partner == rank else partner
+        partners.append(partner if partner < size else None)
+    return partners
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The vendor's own tools, where they are installed: called, and their verdict shown."""
+"""Runs the vendor's own diagnostic tools, if they are installed, and shows their results."""
 
 from __future__ import annotations
 
@@ -13,48 +13,50 @@ if TYPE_CHECKING:
 
     from regauge.accelerators import Accelerator
 
-LIMIT_SECONDS = 120
-HERE = "this machine"
+TIMEOUT_SECONDS = 120
+LOCATION = "this machine"
 
 
 def check_vendors(accelerator: Accelerator, size: int) -> Iterator[Finding]:
-    """Yield what each tool of an accelerator says; one that is not installed is not mentioned."""
-    for command in accelerator.tools(size):
+    """Yield the result of each tool of an accelerator; tools that are not installed are skipped."""
+    for command in accelerator.diagnostic_commands(size):
         if shutil.which(command[0]):
-            yield _asked(command)
-    command = accelerator.occupants()
+            yield _run_tool(command)
+    command = accelerator.process_list_command()
     if command and shutil.which(command[0]):
-        yield _occupied(command)
+        yield _check_occupancy(command)
 
 
-def _asked(command: tuple[str, ...]) -> Finding:
-    """Return a tool's verdict: its exit code, and the last line that it prints."""
+def _run_tool(command: tuple[str, ...]) -> Finding:
+    """Return the result of a tool: its exit code, and the last line of its output."""
     name = command[0]
-    code, said = _output(command)
-    last = said[-1] if said else "it said nothing"
+    code, lines = _run(command)
+    last = lines[-1] if lines else "no output"
     if code:
-        return Finding.bad(name, HERE, f"ended with code {code}: {last}")
-    return Finding(name, HERE, last)
+        return Finding.bad(name, LOCATION, f"exited with code {code}: {last}")
+    return Finding(name, LOCATION, last)
 
 
-def _occupied(command: tuple[str, ...]) -> Finding:
-    """Return which processes are on the devices; where nobody can be asked, that is said."""
-    code, said = _output(command)
+def _check_occupancy(command: tuple[str, ...]) -> Finding:
+    """Return which other processes use the devices; a command that fails is no bad finding."""
+    code, lines = _run(command)
     if code:
-        return Finding("processes", HERE, f"unknown: {said[-1] if said else f'code {code}'}")
-    if said:
-        return Finding.bad("processes", HERE, f"the devices are in use: {'; '.join(said)}")
-    return Finding("processes", HERE, "no other on the devices")
+        reason = lines[-1] if lines else f"code {code}"
+        return Finding("processes", LOCATION, f"unknown: {reason}")
+    if lines:
+        return Finding.bad("processes", LOCATION, f"the devices are in use: {'; '.join(lines)}")
+    return Finding("processes", LOCATION, "no other on the devices")
 
 
-def _output(command: tuple[str, ...]) -> tuple[int, list[str]]:
+def _run(command: tuple[str, ...]) -> tuple[int, list[str]]:
+    """Return the exit code of a command and its output lines that are not empty."""
     try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return 124, [f"no answer in {LIMIT_SECONDS} s"]
+        return 124, [f"no answer in {TIMEOUT_SECONDS} s"]
     except OSError as error:
         return 126, [f"cannot be run: {error.strerror}"]
-    text = answer.stdout + answer.stderr
-    return answer.returncode, [line.strip() for line in text.splitlines() if line.strip()]
+    text = process.stdout + process.stderr
+    return process.returncode, [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Models of transformers, made from a run file's table; in and out as their own folders."""
+"""Builds transformers models from the `[model]` table or from saved folders."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from regauge import choices
-from regauge.errors import SettingsError, plain
+from regauge.errors import SettingsError, first_line
 from regauge.models import lora
-from regauge.models import weights as folders
-from regauge.models.dropout import DropoutKeys, install
-from regauge.models.hub import CONFIG, at
-from regauge.models.init_weights import HOST, META, initial_weights, make_buffers, materialize
+from regauge.models.dropout import DropoutKeys, replace_dropout
+from regauge.models.hub import CONFIG, resolve_model
+from regauge.models.init_weights import (
+    CPU,
+    META,
+    build_initial_weights,
+    materialize,
+    materialize_buffers,
+)
+from regauge.models.weights import WEIGHTS_FILE, refuse_pickles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,226 +33,230 @@ if TYPE_CHECKING:
 
     from regauge.models.settings import Model
 
-Head = Literal["none", "masked", "pairs", "causal", "classes"]
+HeadKind = Literal["none", "masked", "pairs", "causal", "classes"]
 
-AUTO_CLASSES: dict[Head, str] = {
+AUTO_CLASSES: dict[HeadKind, str] = {
     "none": "AutoModel",
     "masked": "AutoModelForMaskedLM",
     "pairs": "AutoModelForPreTraining",
     "causal": "AutoModelForCausalLM",
     "classes": "AutoModelForSequenceClassification",
 }
-SAFELY: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True}
-"""How transformers reads weights here: as fp32, and never from a pickle."""
-FUSED = "sdpa"
-"""Attention of transformers by torch's fused operation."""
-POOLING = "pooler."
-"""Beginning of the names of a pooling layer's weights."""
+LOAD_OPTIONS: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True}
+"""Options for reading weights with transformers: as fp32, never from a pickle."""
+FUSED_ATTENTION = "sdpa"
+"""transformers' name of torch's fused scaled dot product attention."""
+POOLER_PREFIX = "pooler."
+"""Prefix of the weight names of a pooling layer."""
 
 
-def build(
+def build_model(
     settings: Model,
-    head: Head,
-    vocabulary: int,
+    head: HeadKind,
+    vocab_size: int,
     seed: int,
-    pad: int = 0,
+    pad_id: int = 0,
     *,
     outputs: int = 0,
     keys: DropoutKeys | None = None,
 ) -> tuple[PreTrainedModel, DropoutKeys]:
-    """Return a transformers model in fp32 on the CPU, and the keys of its dropout.
+    """Build a transformers model in fp32 on the CPU; return it with its dropout keys.
 
-    `pad` is the tokenizer's number of padding, `outputs` how many a head of classes has, `keys`
-    those of a model beside it. Equal settings, vocabulary and seed give equal weights. Where
-    torch's default device is meta the model has none yet: `first_weights` gives them later. Raises
-    SettingsError where the architecture, its attention, a field of its configuration, its weights
-    or the vocabulary does not fit.
+    `outputs` is the number of classes of a classification head. `keys` are the dropout keys of
+    another model to share. Equal settings, vocabulary size and seed give equal weights. If torch's
+    default device is meta, the model has no weights until `materialize`.
+
+    Raises SettingsError if the architecture, its attention, a field of its configuration, its
+    weights or the vocabulary size does not fit.
     """
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     deferred = torch.get_default_device().type == META.type
-    with HOST:
+    with CPU:
         try:
-            config = _configuration(settings, vocabulary, pad)
+            config = _build_config(settings, vocab_size, pad_id)
             if outputs:
                 config.num_labels = outputs
-            model = _made(settings, head, config)
+            model = _build_on_meta(settings, head, config)
         except (AssertionError, OSError, TypeError, ValueError, StrictDataclassError) as error:
-            reason = plain(error)
+            reason = first_line(error)
             name = settings.architecture or settings.path
             if "attention implementation" in reason:
-                problem = f"'{name}' has no attention of kind '{FUSED}'"
+                problem = f"'{name}' does not support attention '{FUSED_ATTENTION}'"
                 raise SettingsError(problem, 'set model.attention = "eager"') from None
-            raise SettingsError(f"no model of '{name}': {reason}", "correct [model]") from None
-        _fit_vocabulary(model, vocabulary, settings)
+            raise SettingsError(f"cannot build '{name}': {reason}", "correct [model]") from None
+        _check_vocabulary(model, vocab_size, settings)
         keys = keys or DropoutKeys()
-        _adapt(model, settings, keys)
+        _add_dropout_and_adapters(model, settings, keys)
         if not deferred:
-            materialize(model, initial_weights(model, settings, seed))
+            materialize(model, build_initial_weights(model, settings, seed))
     return model, keys
 
 
-def _made(settings: Model, head: Head, config: PretrainedConfig) -> PreTrainedModel:
-    """Return a model on the meta device, with its buffers on the CPU."""
+def _build_on_meta(settings: Model, head: HeadKind, config: PretrainedConfig) -> PreTrainedModel:
+    """Build a model on the meta device, with its buffers on the CPU."""
     import transformers
 
-    written = settings.attention == "eager"
-    config._attn_implementation = "eager" if written else FUSED  # noqa: SLF001 - as from_config's argument does
+    attention = "eager" if settings.attention == "eager" else FUSED_ATTENTION
+    config._attn_implementation = attention  # noqa: SLF001 - as from_config's argument does
     _set_dropout(config, settings.dropout)
-    auto = getattr(transformers, AUTO_CLASSES[head])
-    # Its mapping is the only way to ask an auto class for the class that it would make.
-    kind = auto._model_mapping.get(type(config), None)  # noqa: SLF001
-    extra = _without_pooler(kind) if head == "none" else {}
+    auto_class = getattr(transformers, AUTO_CLASSES[head])
+    # The private mapping is the only way to find the class that an auto class would build.
+    model_class = auto_class._model_mapping.get(type(config), None)  # noqa: SLF001
+    options = _no_pooler_argument(model_class) if head == "none" else {}
     with META:
-        model: PreTrainedModel = auto.from_config(config, dtype=torch.float32, **extra)
+        model: PreTrainedModel = auto_class.from_config(config, dtype=torch.float32, **options)
     model.float()
     if settings.attention == "chunked":
-        from regauge.models.attention import chunk
+        from regauge.models.attention import enable_chunked_attention
 
-        chunk(model)
-    make_buffers(model)
+        enable_chunked_attention(model)
+    materialize_buffers(model)
     return model
 
 
-def load(folder: Path) -> PreTrainedModel:
-    """Return the model of a transformers folder as the class that it was saved from, in fp32.
+def load_model(folder: Path) -> PreTrainedModel:
+    """Load the model of a transformers folder, in the class that was saved and in fp32.
 
-    Raises SettingsError for a folder that holds none, or holds it without some of its weights; a
-    pooling layer alone may be absent, and then is.
+    A missing pooling layer is left out. Raises SettingsError if the folder has no model, or if
+    other weights are missing.
     """
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    folders.refuse_pickles(folder)
+    refuse_pickles(folder)
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         name = (config.architectures or ["AutoModel"])[0]
-        auto = getattr(transformers, name, transformers.AutoModel)
-        read = partial(auto.from_pretrained, folder, **SAFELY, output_loading_info=True)
-        model, found = read()
-        if any(key.startswith(POOLING) for key in found["missing_keys"]):
-            model, found = read(add_pooling_layer=False)
+        model_class = getattr(transformers, name, transformers.AutoModel)
+        load = partial(
+            model_class.from_pretrained, folder, **LOAD_OPTIONS, output_loading_info=True
+        )
+        model, info = load()
+        if any(key.startswith(POOLER_PREFIX) for key in info["missing_keys"]):
+            model, info = load(add_pooling_layer=False)
     except (OSError, ValueError, SafetensorError) as error:
         raise SettingsError(
-            f"no model at '{folder}': {plain(error)}", "name another folder"
+            f"no model at '{folder}': {first_line(error)}", "name another folder"
         ) from None
-    if found["missing_keys"]:
-        first = min(found["missing_keys"])
-        raise SettingsError(f"'{folder}' lacks the weight '{first}'", "name a complete model")
+    if info["missing_keys"]:
+        missing = min(info["missing_keys"])
+        raise SettingsError(f"'{folder}' lacks the weight '{missing}'", "name a complete model")
     loaded: PreTrainedModel = model
     return loaded
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated layers of a model: the module list that holds the most weights.
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the repeated layers of a model, from the module list with the most weights.
 
-    Of two equal encoders, those of both.
+    If a module holds two encoders of the same structure, the layers of both are returned.
     """
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    forms = [
-        (sum(value.numel() for value in part.parameters()), [type(block) for block in part])
-        for part in lists
+    structures = [
+        (sum(value.numel() for value in blocks.parameters()), [type(block) for block in blocks])
+        for blocks in lists
     ]
-    largest = max(forms, key=itemgetter(0), default=None)
-    alike = (part for part, form in zip(lists, forms, strict=True) if form == largest)
-    return [block for part in alike for block in part]
+    largest = max(structures, key=itemgetter(0), default=None)
+    matching = (blocks for blocks, item in zip(lists, structures, strict=True) if item == largest)
+    return [block for blocks in matching for block in blocks]
 
 
-def _configuration(settings: Model, vocabulary: int, pad: int) -> PretrainedConfig:
+def _build_config(settings: Model, vocab_size: int, pad_id: int) -> PretrainedConfig:
     from transformers import AutoConfig
 
     if settings.path is not None:
-        folder = at(settings.path)
+        folder = resolve_model(settings.path)
         try:
             saved: PretrainedConfig = AutoConfig.from_pretrained(folder)
         except (OSError, ValueError) as error:
-            remedy = f"set model.path to a folder with {CONFIG} and {folders.WHOLE}"
-            raise SettingsError(f"no model at '{settings.path}': {plain(error)}", remedy) from None
+            remedy = f"set model.path to a folder with {CONFIG} and {WEIGHTS_FILE}"
+            problem = f"no model at '{settings.path}': {first_line(error)}"
+            raise SettingsError(problem, remedy) from None
         return saved
-    known = _configuration_class(str(settings.architecture))()
-    fields = tuple({*known.to_dict(), *known.attribute_map})
+    default = _config_class(str(settings.architecture))()
+    fields = tuple({*default.to_dict(), *default.attribute_map})
     for name in settings.config:
         if name not in fields:
             remedy = choices.did_you_mean(name, fields)
             raise SettingsError(f"unknown key 'model.config.{name}'", remedy)
-    own = {"vocab_size": vocabulary, **settings.config}
-    if "pad_token_id" not in own and isinstance(getattr(known, "pad_token_id", None), int):
-        own["pad_token_id"] = pad
-    return type(known)(**own)
+    values = {"vocab_size": vocab_size, **settings.config}
+    if "pad_token_id" not in values and isinstance(getattr(default, "pad_token_id", None), int):
+        values["pad_token_id"] = pad_id
+    return type(default)(**values)
 
 
-def _configuration_class(architecture: str) -> type[PretrainedConfig]:
+def _config_class(architecture: str) -> type[PretrainedConfig]:
     from transformers import CONFIG_MAPPING
 
     if architecture not in CONFIG_MAPPING:
         remedy = choices.did_you_mean(architecture, tuple(CONFIG_MAPPING.keys()))
         raise SettingsError(f"transformers has no architecture '{architecture}'", remedy[:200])
-    kind: type[PretrainedConfig] = CONFIG_MAPPING[architecture]
-    return kind
+    config_class: type[PretrainedConfig] = CONFIG_MAPPING[architecture]
+    return config_class
 
 
-def _without_pooler(kind: Any) -> dict[str, Any]:
-    """Return the argument of a class that leaves a pooling layer out, which no task here uses."""
-    wanted = "add_pooling_layer"
-    return {wanted: False} if wanted in inspect.signature(kind.__init__).parameters else {}
+def _no_pooler_argument(model_class: Any) -> dict[str, Any]:
+    """Return the argument that leaves the pooling layer out, if a class has it; no task uses it."""
+    name = "add_pooling_layer"
+    return {name: False} if name in inspect.signature(model_class.__init__).parameters else {}
 
 
 def _set_dropout(config: PretrainedConfig, rate: float) -> None:
-    """Set every hidden dropout of a configuration to the rate, and those of attention to 0."""
+    """Set the dropout rate of hidden states in a configuration; attention dropout becomes 0."""
     for name, value in config.to_dict().items():
         if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float | int):
             setattr(config, name, 0.0 if name.startswith(("att", "classifier")) else rate)
 
 
-def _adapt(model: PreTrainedModel, settings: Model, keys: DropoutKeys) -> None:
-    """Put adapters into a model, and its own dropout in the place of the framework's."""
-    own = settings.dropout_kind == "counter"
-    count = install(model, settings.dropout, keys) if settings.dropout and own else 0
-    if settings.dropout and own and not count:
+def _add_dropout_and_adapters(model: PreTrainedModel, settings: Model, keys: DropoutKeys) -> None:
+    """Add LoRA adapters to a model, and replace torch's dropout by `CounterDropout`."""
+    is_counter = settings.dropout_kind == "counter"
+    count = replace_dropout(model, settings.dropout, keys) if settings.dropout and is_counter else 0
+    if settings.dropout and is_counter and not count:
         raise SettingsError(
             f"architecture '{settings.architecture or settings.path}' has no hidden dropout",
             "set model.dropout = 0",
         )
     if settings.lora is not None:
-        lora.install(model, blocks(model), settings.lora)
-        if own:
-            install(model, settings.lora.dropout, keys, first=count)
+        lora.add_adapters(model, find_blocks(model), settings.lora)
+        if is_counter:
+            replace_dropout(model, settings.lora.dropout, keys, first_layer=count)
 
 
-def template(folder: Path) -> PreTrainedModel:
-    """Return the model of a folder that was saved here, on the meta device."""
+def build_template(folder: Path) -> PreTrainedModel:
+    """Build the model of a folder that Regauge wrote, on the meta device."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
-    kind = getattr(transformers, config.architectures[0])
-    extra = _without_pooler(kind)
+    model_class = getattr(transformers, config.architectures[0])
+    options = {"dtype": torch.float32, **_no_pooler_argument(model_class)}
     with META:
-        model: PreTrainedModel = kind._from_config(config, dtype=torch.float32, **extra)  # noqa: SLF001 - what an auto class calls
+        model: PreTrainedModel = model_class._from_config(config, **options)  # noqa: SLF001 - as auto classes do
     return model
 
 
-def _fit_vocabulary(model: PreTrainedModel, vocabulary: int, settings: Model) -> None:
+def _check_vocabulary(model: PreTrainedModel, vocab_size: int, settings: Model) -> None:
     embeddings: Any = model.get_input_embeddings()
     size = embeddings.weight.shape[0]
-    if vocabulary > size:
+    if vocab_size > size:
         raise SettingsError(
-            f"the tokenizer has {vocabulary} entries, the model's vocabulary {size}",
-            "prepare the data with the model's own tokenizer"
+            f"the tokenizer has {vocab_size} entries, but the model's vocabulary has {size}",
+            "prepare the data with the tokenizer of the model"
             if settings.path
-            else "leave model.config.vocab_size out, or make it larger",
+            else "omit model.config.vocab_size, or increase it",
         )
 
 
-def classifies(model: nn.Module) -> bool:
-    """Return whether a model scores the classes of a text, or one value."""
+def is_classifier(model: nn.Module) -> bool:
+    """Return whether a model is a sequence classification or regression model."""
     return class_name(model).endswith("ForSequenceClassification")
 
 
 def class_name(model: nn.Module) -> str:
-    """Return the name of a model's transformers class, under any wrapper that subclasses it."""
+    """Return the name of a model's transformers class, also if a wrapper subclasses it."""
     return next(
         kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("transformers.")
     )

@@ -1,10 +1,11 @@
-"""Attention as matrix products, over as many rows at a time as have their scores in a cache.
+"""Chunked attention: matrix products over few rows at a time, so that scores stay in the cache.
 
-Of rows where no token sees a later one, only what can be seen is computed, to a block of tokens.
+For devices on which fused attention is slow: on a CPU, torch's takes two to four times as long as
+the plain matrix products (docs/performance.md). In causal attention, scores of later keys are
+skipped in blocks of queries.
 
-For devices whose fused attention is slow: torch's own takes a CPU two to four times as long as the
-products that it consists of (docs/performance.md). Rows that are longer are left to it, since what
-is kept for the backward pass here grows with the square of the length.
+Longer rows use the fused attention, because the scores that are kept for the backward pass grow
+with the square of the length.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CHUNKED = "chunked"
-LONGEST = 512
-"""Tokens of a row."""
-MOST_SCORES = 1 << 21
-"""Scores at a time: 4 MB of bf16."""
-QUERIES = 128
-"""Tokens at a time, of rows where none sees a later one: half of the scores are not computed."""
-NOT_HERE = ("softcap", "position_bias", "cache")
-"""Arguments of transformers' fused attention that mean another computation."""
+MAX_ROW_TOKENS = 512
+"""Longest row in tokens that is computed here."""
+MAX_SCORES = 1 << 21
+"""Attention scores of one chunk: 4 MB in bf16."""
+QUERY_BLOCK = 128
+"""Queries of a block in causal attention; about half of the scores are then skipped."""
+UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "cache")
+"""Arguments of transformers' fused attention that change the computation."""
 
 
-def chunk(model: PreTrainedModel) -> None:
-    """Let a model that has fused attention compute it so, where its architecture can."""
-    if model._supports_attention_backend:  # noqa: SLF001 - nothing public tells it
-        inner = (getattr(model.config, name) for name in model.config.sub_configs)
-        for config in (model.config, *filter(None, inner)):
+def enable_chunked_attention(model: PreTrainedModel) -> None:
+    """Switch a model from fused to chunked attention, if its architecture supports it."""
+    if model._supports_attention_backend:  # noqa: SLF001 - there is no public attribute
+        sub_configs = (getattr(model.config, name) for name in model.config.sub_configs)
+        for config in (model.config, *filter(None, sub_configs)):
             config._attn_implementation = CHUNKED  # noqa: SLF001 - as set_attn_implementation does
 
 
-def chunked(
+def chunked_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -50,52 +51,57 @@ def chunked(
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **others: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return [rows, queries, heads, width] of queries, keys and values [rows, heads, …, width].
+    """Return the attention output, [rows, queries, heads, width].
 
-    The mask is added to the scores, [rows, 1 or heads, queries, keys]; softmax is in fp32.
+    Query, key and value are [rows, heads, tokens, width]. The mask is added to the scores and is
+    [rows, 1 or heads, queries, keys]. The softmax is in fp32. Falls back to fused attention for
+    dropout, unsupported arguments and rows of more than MAX_ROW_TOKENS.
     """
-    longest = max(query.shape[2], key.shape[2])
-    if longest > LONGEST or dropout or any(others.get(name) is not None for name in NOT_HERE):
+    length = max(query.shape[2], key.shape[2])
+    is_unsupported = any(kwargs.get(name) is not None for name in UNSUPPORTED_ARGUMENTS)
+    if length > MAX_ROW_TOKENS or dropout or is_unsupported:
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout, scaling, **others
+            module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
     groups = getattr(module, "num_key_value_groups", 1)
-    parts = query, repeat_kv(key, groups), repeat_kv(value, groups)
-    query, key, value = (part.contiguous() for part in parts)
+    tensors = query, repeat_kv(key, groups), repeat_kv(value, groups)
+    query, key, value = (tensor.contiguous() for tensor in tensors)
     rows, queries, keys = query.shape[0], query.shape[2], key.shape[2]
     bias = query.new_zeros(1, 1, 1, 1) if attention_mask is None else attention_mask
     bias = bias.expand(rows, -1, queries, keys)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    causal = attention_mask is not None and getattr(module, "is_causal", False)
-    found = []
-    for begin, end, seen in _spans(queries, keys, causal=causal):
-        some = query[:, :, begin:end], key[:, :, :seen], value[:, :, :seen]
-        found.append(_attended(*some, bias[:, :, begin:end, :seen], scale=scale))
-    return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+    is_causal = attention_mask is not None and getattr(module, "is_causal", False)
+    outputs = []
+    for start, stop, num_keys in _query_spans(queries, keys, is_causal=is_causal):
+        block = query[:, :, start:stop], key[:, :, :num_keys], value[:, :, :num_keys]
+        outputs.append(_attend_in_chunks(*block, bias[:, :, start:stop, :num_keys], scale=scale))
+    return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
 
 
-def _spans(queries: int, keys: int, *, causal: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield where some queries begin and end, and the keys that they can see: 1 to the last."""
-    size = QUERIES if causal and queries == keys else queries
-    for begin in range(0, queries, size):
-        end = min(begin + size, queries)
-        yield begin, end, end if size < queries else keys
+def _query_spans(queries: int, keys: int, *, is_causal: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield the start and stop of each block of queries, and the number of keys it attends to."""
+    size = QUERY_BLOCK if is_causal and queries == keys else queries
+    for start in range(0, queries, size):
+        stop = min(start + size, queries)
+        yield start, stop, stop if size < queries else keys
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, *, scale: float) -> Tensor:
-    """Attend over as many rows at a time as may have scores."""
-    size = max(1, MOST_SCORES // (query.shape[1] * query.shape[2] * key.shape[2]))
-    chunks = zip(*(part.split(size) for part in (query, key, value, bias)), strict=True)
-    return torch.cat([_of_chunk(*chunk, scale=scale) for chunk in chunks])
+def _attend_in_chunks(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, *, scale: float
+) -> Tensor:
+    """Compute attention over chunks of rows with at most MAX_SCORES scores each."""
+    size = max(1, MAX_SCORES // (query.shape[1] * query.shape[2] * key.shape[2]))
+    chunks = zip(*(tensor.split(size) for tensor in (query, key, value, bias)), strict=True)
+    return torch.cat([_attend(*chunk, scale=scale) for chunk in chunks])
 
 
-def _of_chunk(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, *, scale: float) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, *, scale: float) -> Tensor:
     scores = torch.matmul(query, key.transpose(2, 3)) * scale + bias
-    shares = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
-    return torch.matmul(shares, value)
+    probabilities = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
+    return torch.matmul(probabilities, value)
 
 
-AttentionInterface.register(CHUNKED, chunked)
+AttentionInterface.register(CHUNKED, chunked_attention)
 AttentionMaskInterface.register(CHUNKED, eager_mask)

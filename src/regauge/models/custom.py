@@ -1,55 +1,54 @@
-"""A user's own module in the place of an architecture of transformers."""
+"""Adapts a custom `nn.Module` to the interface of transformers models."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from regauge.errors import DataError
-from regauge.models.attention_masks import Reading
+from regauge.models.attention_masks import AttentionSpec
 from regauge.models.dropout import DropoutKeys
 from regauge.models.losses import Batch
 from regauge.models.modules import TextModule
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-RULES = ("reset_parameters", "_reset_parameters")
-"""How torch's layers, and those of most people, call what draws their weights."""
+INIT_METHODS = ("reset_parameters", "_reset_parameters")
+"""Methods that initialize the weights of a layer, in torch and by convention."""
 
 
-class Own(TextModule):
-    """Any module that takes a batch of its task and returns what the task's loss reads.
+class CustomModule(TextModule):
+    """Wraps a module that maps a batch of its task to the tensors that the task's loss reads.
 
-    Each part that has weights of its own draws them in `reset_parameters`, as torch's layers do:
-    the module is made without memory, and a constructor draws nothing. Its dropout is torch's own,
-    so the same bits need the same device and microbatch. Raises DataError where a part breaks that.
+    Each submodule with weights must initialize them in `reset_parameters`, as torch's layers do:
+    the module is built on the meta device, so constructors cannot initialize weights. Dropout is
+    torch's, so equal bits need the same device and microbatch.
+
+    Raises DataError if a weight has no initializer, or a buffer has no values.
     """
 
     def __init__(self, module: nn.Module) -> None:
         nn.Module.__init__(self)
-        _check(module)
-        self.model = Shell(module)
+        _check_initializable(module)
+        self.model = PretrainedAdapter(module)
         self.dropout_keys = DropoutKeys()
         self.compute_dtype = torch.float32
-        self.reading = Reading()
+        self.attention_spec = AttentionSpec()
 
     @property
-    def longest(self) -> int | None:
-        """None: the module itself says what it cannot read."""
+    def max_tokens(self) -> int | None:
+        """None: the module checks its inputs."""
         return None
 
     def forward(self, batch: Batch) -> Batch:
-        """Return what the module does of a batch."""
-        found: dict[str, Tensor] = self.model(batch)
-        return found
+        """Return the outputs of the module for a batch."""
+        output: Batch = self.model(batch)
+        return output
 
 
-class Shell(PreTrainedModel):
-    """What transformers and files of weights ask of a model, around a module that knows neither."""
+class PretrainedAdapter(PreTrainedModel):
+    """Gives a plain module the interface of transformers models, for weights and configuration."""
 
     config_class = PretrainedConfig
     base_model_prefix = "module"
@@ -59,27 +58,27 @@ class Shell(PreTrainedModel):
         self.module = module
 
     def forward(self, batch: Batch) -> Batch:
-        """Return what the module does of a batch."""
-        found: dict[str, Tensor] = self.module(batch)
-        return found
+        """Return the outputs of the module for a batch."""
+        output: Batch = self.module(batch)
+        return output
 
     def _init_weights(self, module: Any) -> None:
-        for rule in RULES:
-            if hasattr(module, rule):
-                getattr(module, rule)()
+        for method in INIT_METHODS:
+            if hasattr(module, method):
+                getattr(module, method)()
                 return
 
 
-def _check(module: nn.Module) -> None:
-    """Raise DataError for weights that nothing draws, and for buffers that nothing fills."""
-    for name, part in module.named_modules():
-        kind = f"{type(part).__name__}{f' ({name})' if name else ''}"
-        drawn = any(hasattr(part, rule) for rule in RULES)
-        if not drawn and next(part.parameters(recurse=False), None) is not None:
+def _check_initializable(module: nn.Module) -> None:
+    """Raise DataError for weights without an initializer, and for buffers without values."""
+    for name, layer in module.named_modules():
+        label = f"{type(layer).__name__}{f' ({name})' if name else ''}"
+        has_init = any(hasattr(layer, method) for method in INIT_METHODS)
+        if not has_init and next(layer.parameters(recurse=False), None) is not None:
             raise DataError(
-                f"{kind} has weights that nothing draws", "give it reset_parameters(self)"
+                f"{label} has weights but no initializer", "define reset_parameters(self)"
             )
-        if any(not weight.dim() for weight in part.parameters(recurse=False)):
-            raise DataError(f"{kind} has a weight without dimensions", "give it the shape (1,)")
-        if any(buffer.is_meta for buffer in part.buffers(recurse=False)):
-            raise DataError(f"{kind} has a buffer without values", 'make it with device="cpu"')
+        if any(not weight.dim() for weight in layer.parameters(recurse=False)):
+            raise DataError(f"{label} has a weight without dimensions", "give it the shape (1,)")
+        if any(buffer.is_meta for buffer in layer.buffers(recurse=False)):
+            raise DataError(f"{label} has a buffer without values", 'create it with device="cpu"')

@@ -1,8 +1,8 @@
 """Dropout whose mask is a pure function of (seed, step, row, layer, element).
 
-The framework's own generator depends on the device, the order of calls and the shape of the
-microbatch. Here every element hashes its own address instead, in 32-bit integer operations that
-give the same bits on every device and that a compiler fuses into the operation beside them.
+torch's generators depend on the device, the order of calls and the shape of the microbatch. Here
+the mask of an element is a hash of its address. The hash uses 32-bit integer operations, which give
+the same bits on every device; a compiler fuses them into neighbouring operations.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-FIRST = 0x7FEB352D
-SECOND = 0x846CA68B - (1 << 32)
+FIRST_MULTIPLIER = 0x7FEB352D
+SECOND_MULTIPLIER = 0x846CA68B - (1 << 32)
 """Multipliers of `lowbias32` (C. Wellons, hash-prospector), as signed 32-bit integers."""
 SALT_STEP = 0x9E3779B9 - (1 << 32)
 
 
 class DropoutKeys:
-    """The keys of the rows that are being computed; one object is shared by a model's layers."""
+    """The dropout keys of the current rows; all layers of a model share one object."""
 
     def __init__(self) -> None:
-        self.rows: Tensor | None = None  # [batch] int32, or None where nothing is dropped
+        self.rows: Tensor | None = None  # [batch] int32; None for no dropout
 
 
-def scramble(words: Tensor) -> Tensor:
-    """Return int32 words hashed by `lowbias32`; equal words give equal words on any device."""
-    words = (words ^ _shifted(words, 16)) * FIRST
-    words = (words ^ _shifted(words, 15)) * SECOND
-    return words ^ _shifted(words, 16)
+def hash_words(words: Tensor) -> Tensor:
+    """Hash int32 words with `lowbias32`; the result is the same on any device."""
+    words = (words ^ _shift_right(words, 16)) * FIRST_MULTIPLIER
+    words = (words ^ _shift_right(words, 15)) * SECOND_MULTIPLIER
+    return words ^ _shift_right(words, 16)
 
 
 class CounterDropout(nn.Module):
-    """Drops hidden values, [batch, length, width] or [batch, width], by their addresses.
+    """Dropout of hidden values, [batch, length, width] or [batch, width], by their addresses.
 
-    What is left is scaled.
+    Remaining values are scaled by 1 / (1 - rate).
     """
 
     salt: Tensor  # () int32
@@ -50,51 +50,51 @@ class CounterDropout(nn.Module):
         rows = self.keys.rows
         if not self.training or rows is None:
             return hidden
-        words = self._words(rows, hidden.shape)
+        words = self._random_words(rows, hidden.shape)
         threshold = round(self.rate * (1 << 32)) - (1 << 31)
-        left = (words >= threshold).to(hidden.dtype) * (1 / (1 - self.rate))
-        return hidden * left.view(hidden.shape)
+        mask = (words >= threshold).to(hidden.dtype) * (1 / (1 - self.rate))
+        return hidden * mask.view(hidden.shape)
 
-    def _words(self, rows: Tensor, shape: torch.Size) -> Tensor:
+    def _random_words(self, rows: Tensor, shape: torch.Size) -> Tensor:
         """Return one uniform int32 word per element, [batch, length, width].
 
-        Products overflow, which C++ leaves open for signed words: a compiler that knew the range of
-        a factor could use it. So nothing is multiplied but what was mixed with a word from memory.
+        Products overflow, which is undefined for signed words in C++: a compiler that knows the
+        range of a factor may exploit that. So each factor depends on a word from memory.
         """
         length, width = shape[1:-1].numel(), shape[-1]
-        places = torch.arange(length, dtype=torch.int32, device=rows.device)
+        positions = torch.arange(length, dtype=torch.int32, device=rows.device)
         columns = torch.arange(width, dtype=torch.int32, device=rows.device)
-        row_words = scramble(rows ^ self.salt)
-        place_words = scramble(row_words[:, None] + places)
-        words = (place_words[:, :, None] ^ scramble(columns ^ self.salt)) * FIRST
-        return (words ^ _shifted(words, 15)) * SECOND
+        row_words = hash_words(rows ^ self.salt)
+        token_words = hash_words(row_words[:, None] + positions)
+        words = (token_words[:, :, None] ^ hash_words(columns ^ self.salt)) * FIRST_MULTIPLIER
+        return (words ^ _shift_right(words, 15)) * SECOND_MULTIPLIER
 
     def extra_repr(self) -> str:
-        """Return what `print(model)` shows."""
+        """Return the text that `print(model)` shows for the layer."""
         return f"rate={self.rate}"
 
 
-def install(model: nn.Module, rate: float, keys: DropoutKeys, first: int = 0) -> int:
-    """Replace every nn.Dropout with a positive rate; return how many there were.
+def replace_dropout(model: nn.Module, rate: float, keys: DropoutKeys, first_layer: int = 0) -> int:
+    """Replace every nn.Dropout with a positive rate by CounterDropout; return their number.
 
-    They are numbered from `first`: equal numbers would drop the same.
+    They are numbered from `first_layer`, because equal numbers would drop the same elements.
     """
-    found = [
+    layers = [
         (parent, name)
         for parent in model.modules()
         for name, child in parent.named_children()
         if isinstance(child, nn.Dropout) and child.p > 0
     ]
-    for layer, (parent, name) in enumerate(found, start=first):
+    for layer, (parent, name) in enumerate(layers, start=first_layer):
         setattr(parent, name, CounterDropout(rate, layer, keys))
-    return len(found)
+    return len(layers)
 
 
-def _shifted(words: Tensor, bits: int) -> Tensor:
-    """Return int32 words shifted right with zeros moving in.
+def _shift_right(words: Tensor, bits: int) -> Tensor:
+    """Return int32 words after a logical right shift, which fills in zeros.
 
-    The named operation with a tensor beside it: `>>` is a division that rounds towards zero in
-    torch_xla 2.9, and a plain number makes it compute 64-bit words there.
+    Uses the named operation with a tensor operand: in torch_xla 2.9, `>>` is a division that rounds
+    towards zero, and a Python number operand makes it compute 64-bit words.
     """
     shifted = torch.bitwise_right_shift(words, words.new_full((), bits))
     return shifted & ((1 << (32 - bits)) - 1)

@@ -1,7 +1,7 @@
-"""A second encoder, of documents, beside that of queries: a folder of its own inside the first's.
+"""Folders of dual encoders: the document encoder is stored in a subfolder of the query encoder.
 
-model/              the encoder of queries, as transformers loads it, and the head
-model/documents/    the encoder of documents, as transformers loads it
+model/              query encoder in transformers format, and the head
+model/documents/    document encoder in transformers format
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regauge.models.hub import CONFIG
-from regauge.models.weights import Files, describe
+from regauge.models.weights import WeightFileWriter, write_config_and_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,61 +18,69 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PretrainedConfig, PreTrainedModel
 
-FOLDER = "documents"
-"""Also what the second encoder is called in the module that holds both."""
-FIRST = "model"
-"""What the first encoder is called there."""
-OF_DOCUMENTS = f"{FOLDER}."
+DOCUMENT_ENCODER = "documents"
+"""Name of the document encoder, both of its subfolder and in the module."""
+QUERY_ENCODER = "model"
+"""Name of the query encoder in the module."""
+DOCUMENT_PREFIX = f"{DOCUMENT_ENCODER}."
 
 
-def of_documents(name: str) -> bool:
-    """Return whether a weight of a module is one of its second encoder."""
-    return name.startswith(OF_DOCUMENTS)
+def is_document_weight(name: str) -> bool:
+    """Return whether a weight name of a module belongs to its document encoder."""
+    return name.startswith(DOCUMENT_PREFIX)
 
 
-def there(folder: Path) -> bool:
-    """Return whether a folder holds a second encoder."""
-    return (folder / FOLDER / CONFIG).is_file()
+def has_document_encoder(folder: Path) -> bool:
+    """Return whether a model folder has a document encoder."""
+    return (folder / DOCUMENT_ENCODER / CONFIG).is_file()
 
 
-def folder_of(folder: Path, root: str) -> Path:
-    """Return where an encoder of a module lies: both begin alike where a folder has only one."""
-    return folder / FOLDER if is_one(root) and there(folder) else folder
+def encoder_folder(folder: Path, root: str) -> Path:
+    """Return the folder with the weights of an encoder, `root` being its name in the module.
+
+    If a folder has only one encoder, both encoders of a module start with its weights.
+    """
+    if is_document_encoder(root) and has_document_encoder(folder):
+        return folder / DOCUMENT_ENCODER
+    return folder
 
 
-def is_one(root: str) -> bool:
-    """Return whether a model is called the second encoder in a module."""
-    return root.rpartition(".")[2] == FOLDER
+def is_document_encoder(root: str) -> bool:
+    """Return whether a model with this name in the module is the document encoder."""
+    return root.rpartition(".")[2] == DOCUMENT_ENCODER
 
 
-class Beside:
-    """Takes the weights of a second encoder out of those of a module, and writes its folder."""
+class DualEncoderWriter:
+    """Writes the document encoder of a module to its subfolder, if there is one."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / FOLDER
-        self._files: Files | None = None
+        self._folder = folder / DOCUMENT_ENCODER
+        self._files: WeightFileWriter | None = None
 
-    def rest(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights that are not of the second encoder."""
+    def split_off(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Write the weights of the document encoder, and yield all others."""
         for name, value in weights:
-            if not of_documents(name):
+            if not is_document_weight(name):
                 yield name, value
                 continue
             if self._files is None:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self._files = Files(self._folder)
-            self._files.add(name.removeprefix(OF_DOCUMENTS), value)
+                self._files = WeightFileWriter(self._folder)
+            self._files.add(name.removeprefix(DOCUMENT_PREFIX), value)
 
     def finish(self, config: PretrainedConfig, tokenizer: Path) -> None:
-        """Write what is left, if there is a second encoder at all."""
+        """Finish the weight files and add the configuration and the tokenizer."""
         if self._files is not None:
             self._files.finish()
-            describe(self._folder, config, tokenizer)
+            write_config_and_tokenizer(self._folder, config, tokenizer)
 
 
-def encoders(module: nn.Module, folder: Path) -> Iterator[tuple[Path, str, PreTrainedModel]]:
-    """Yield the place of each encoder of a module, how its weights are named, and the encoder."""
-    for name, place in ((FIRST, folder), (FOLDER, folder / FOLDER)):
+def iterate_encoders(
+    module: nn.Module, folder: Path
+) -> Iterator[tuple[Path, str, PreTrainedModel]]:
+    """Yield the target folder, the weight name prefix and the model of each encoder of a module."""
+    targets = {QUERY_ENCODER: folder, DOCUMENT_ENCODER: folder / DOCUMENT_ENCODER}
+    for name, target in targets.items():
         model = getattr(module, name, None)
         if model is not None:
-            yield place, f"{name}.", model
+            yield target, f"{name}.", model

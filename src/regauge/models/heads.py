@@ -1,4 +1,4 @@
-"""What a task puts on an encoder: kept beside the encoder's own folder, and found there again."""
+"""Task heads: their weights are stored in a separate file of the encoder's folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from regauge import safetensors_io
 from regauge.errors import SettingsError
-from regauge.models.weights import Stored, listed
+from regauge.models.weights import StoredWeight, list_file_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,69 +16,70 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-HEAD = "head.safetensors"
-OF_HEAD = "head."
-"""Beginning of the names of a head's weights in a module."""
+HEAD_FILE = "head.safetensors"
+HEAD_PREFIX = "head."
+"""Prefix of the weight names of a head in its module."""
 
 
-def freeze(model: nn.Module, layers: list[nn.Module], trained: int) -> None:
-    """Train nothing of a model but so many of its last layers."""
+def freeze_except_last(model: nn.Module, layers: list[nn.Module], trained: int) -> None:
+    """Freeze all weights of a model except its last `trained` layers.
+
+    Raises SettingsError if the model has fewer layers.
+    """
     model.requires_grad_(requires_grad=False)
     if trained > len(layers):
         raise SettingsError(
-            f"the encoder has {len(layers)} blocks, and task.encoder = {trained} of them",
-            'name fewer, or "whole"',
+            f"the encoder has {len(layers)} blocks, but task.trainable_layers = {trained}",
+            'set it lower, or to "all"',
         )
     for layer in layers[len(layers) - trained :]:
         layer.requires_grad_(requires_grad=True)
 
 
-def of_head(name: str) -> bool:
-    """Return whether a weight of a module is one of its head."""
-    return name.startswith(OF_HEAD)
+def is_head_weight(name: str) -> bool:
+    """Return whether a weight name of a module belongs to its head."""
+    return name.startswith(HEAD_PREFIX)
 
 
 def write_head(folder: Path, weights: dict[str, Tensor]) -> None:
-    """Write what a module has beside its model, if it has anything."""
+    """Write the weights of a head, if there are any."""
     if weights:
-        safetensors_io.write(folder / HEAD, weights)
+        safetensors_io.write_tensors(folder / HEAD_FILE, weights)
 
 
-def places(module: nn.Module, folder: Path) -> dict[str, Stored]:
-    """Return where the weights of a module's head lie in a folder; nothing where it has none.
+def find_head_weights(module: nn.Module, folder: Path) -> dict[str, StoredWeight]:
+    """Return the stored weights of a module's head by name; empty if the folder has no head.
 
-    Raises SettingsError for the head of another task.
+    Raises SettingsError if the stored head has other shapes.
     """
-    weights = dict(module.named_parameters())
-    own = _of_head(weights.items())
-    if not own or not (folder / HEAD).exists():
+    parameters = _select_head(module.named_parameters())
+    if not parameters or not (folder / HEAD_FILE).exists():
         return {}
-    found = listed(folder / HEAD)
-    buffers = _of_head(module.named_buffers())
-    wanted = {name: tuple(value.shape) for name, value in {**own, **buffers}.items()}
-    for name in sorted({*wanted, *found}):
-        ours = wanted.get(name, "not there")
-        theirs = found[name].shape if name in found else "not there"
-        if ours != theirs:
+    stored = list_file_weights(folder / HEAD_FILE)
+    tensors = {**parameters, **_select_head(module.named_buffers())}
+    for name in sorted({*tensors, *stored}):
+        shape = tuple(tensors[name].shape) if name in tensors else "absent"
+        stored_shape = stored[name].shape if name in stored else "absent"
+        if shape != stored_shape:
             raise SettingsError(
-                f"the head in {folder} is of other features: {name} is {theirs} there, {ours} here",
-                f"give the task the features that it was trained with, or delete {HEAD} there",
+                f"the head in {folder} has other features: {name} is {stored_shape}, not {shape}",
+                f"set the features that it was trained with, or delete its {HEAD_FILE}",
             )
-    return {name: found[name] for name in own}
+    return {name: stored[name] for name in parameters}
 
 
-def read_buffers(module: nn.Module, folder: Path) -> None:
-    """Fill the buffers of a module's head from a folder, where it has a head.
+def read_head_buffers(module: nn.Module, folder: Path) -> None:
+    """Copy the stored buffers of a module's head, if the folder has a head.
 
-    They are read on the CPU, also where weights are being made on the meta device.
+    Reads on the CPU even if torch's default device is meta.
     """
-    if (folder / HEAD).exists():
-        found = listed(folder / HEAD)
+    if (folder / HEAD_FILE).exists():
+        stored = list_file_weights(folder / HEAD_FILE)
         with torch.device("cpu"):
-            for name, value in _of_head(module.named_buffers()).items():
-                if name in found and found[name].shape == tuple(value.shape):
-                    value.copy_(found[name][:])
+            for name, value in _select_head(module.named_buffers()).items():
+                if name in stored and stored[name].shape == tuple(value.shape):
+                    value.copy_(stored[name][:])
 
 
-def _of_head(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: value for name, value in named if of_head(name)}
+def _select_head(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: value for name, value in tensors if is_head_weight(name)}

@@ -1,4 +1,4 @@
-"""Where a model's folder is: what a run left, a folder, or what a hub keeps under a name."""
+"""Finds the folder of a model by a run folder, a model folder or a Hugging Face Hub name."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
-from regauge.errors import SettingsError, plain
+from regauge.errors import SettingsError, first_line
 
 CONFIG = "config.json"
-WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-"""What is fetched of a name on the hub."""
-WAYS_IN = "run: hf auth login (or set HF_TOKEN), or name a local folder"
+MODEL_FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+"""Files of a model that are downloaded from the hub."""
+LOGIN_REMEDY = "run: hf auth login (or set HF_TOKEN), or name a local folder"
 _LOCAL_ONLY = ContextVar("local_only", default=False)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-def final(path: str) -> Path:
-    """Return where a run's final model lies, or the path itself where it is no run's."""
+def final_model_dir(path: str) -> Path:
+    """Return the final model of a run folder, or the path itself if it is no run folder."""
     model = Path(path) / "model"
     return model if (model / CONFIG).is_file() else Path(path)
 
 
 @contextmanager
 def local_only() -> Iterator[None]:
-    """Fetch nothing inside of the block: a name on the hub is its local copy, if there is one."""
+    """Disable downloads in this context; hub names resolve to local copies only."""
     token = _LOCAL_ONLY.set(True)
     try:
         yield
@@ -36,15 +36,15 @@ def local_only() -> Iterator[None]:
         _LOCAL_ONLY.reset(token)
 
 
-def at(path: str, *, fetch: bool = True) -> Path:
-    """Return the folder of a path's weights: a run's final model, a folder, a hub name's copy.
+def resolve_model(path: str, *, fetch: bool = True) -> Path:
+    """Return the model folder of a path: a run's final model, the folder, or a hub download.
 
-    What a hub has is fetched once, unless `fetch` is false or inside of `local_only`. Raises
-    SettingsError where there is nothing, or nothing for whoever asks.
+    A hub model is downloaded once per process, but not if `fetch` is false or in `local_only`.
+    Raises SettingsError if there is no model, or if access to it is denied.
     """
-    folder = final(path)
+    folder = final_model_dir(path)
     if not folder.exists() and _HUB_NAME.fullmatch(path):
-        folder = _fetched(path, fetch=fetch and not _LOCAL_ONLY.get())
+        folder = _download(path, fetch=fetch and not _LOCAL_ONLY.get())
     if not (folder / CONFIG).is_file():
         raise SettingsError(
             f"no model at '{path}': {'it has no' if folder.exists() else 'there is no'} {CONFIG}",
@@ -54,25 +54,25 @@ def at(path: str, *, fetch: bool = True) -> Path:
 
 
 @cache
-def _fetched(name: str, *, fetch: bool) -> Path:
-    """Return the local copy of what the hub has under a name, of one revision for all."""
+def _download(name: str, *, fetch: bool) -> Path:
+    """Return the local copy of a hub model; cached, so that a process uses one revision."""
     from huggingface_hub import errors, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        found = snapshot_download(name, allow_patterns=list(WANTED), local_files_only=not fetch)
-    except errors.GatedRepoError:
-        terms = f"'{name}' is given only to those who accept its terms on the hub"
-        raise SettingsError(terms, f"accept them, then {WAYS_IN}") from None
-    except errors.RepositoryNotFoundError:
-        absent = f"the hub has no model '{name}', or none that it shows without a token"
-        raise SettingsError(absent, f"correct it; for a private one {WAYS_IN}") from None
-    except (errors.HfHubHTTPError, OSError, ValueError) as error:
-        answer = (
-            f"and no answer from the hub: {plain(error)}" if fetch else "nor a copy of the hub's"
+        folder = snapshot_download(
+            name, allow_patterns=list(MODEL_FILE_PATTERNS), local_files_only=not fetch
         )
-        silent = f"no folder '{name}' is here, {answer}"
-        raise SettingsError(silent, "name a folder of weights") from None
-    return Path(found)
+    except errors.GatedRepoError:
+        problem = f"hub model '{name}' is gated"
+        raise SettingsError(problem, f"accept its terms on the hub, then {LOGIN_REMEDY}") from None
+    except errors.RepositoryNotFoundError:
+        problem = f"the hub has no public model '{name}'"
+        raise SettingsError(problem, f"correct it; if it is private, {LOGIN_REMEDY}") from None
+    except (errors.HfHubHTTPError, OSError, ValueError) as error:
+        reason = f"the hub failed: {first_line(error)}" if fetch else "no copy from the hub"
+        problem = f"there is no folder '{name}', and {reason}"
+        raise SettingsError(problem, "name a folder with weights") from None
+    return Path(folder)

@@ -1,7 +1,8 @@
-"""A model as compilers take it: a function of a few plain tensors, with its weights outside.
+"""Programs: the modules that backends compile, functions of a few plain tensors.
 
-What a module that is trained reads in a batch is made inside of the graph out of two tensors, so
-that little crosses to a device, and a mask cannot be a wrong one.
+A program computes the batch of a trained module, such as masks and positions, inside the graph
+from tokens and lengths. So few bytes are transferred to a device, and callers cannot pass a wrong
+mask.
 """
 
 from __future__ import annotations
@@ -19,22 +20,20 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from regauge.models.io_spec import Input
+    from regauge.models.io_spec import TensorSpec
     from regauge.models.modules import TextModule
     from regauge.models.ranker import Ranker
 
 
-FEWEST_ROWS = 2
-"""Rows that a graph for any number of them is traced with: of one, torch makes a constant."""
-TYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
-
-
-NOTHING = -1
-"""Stands where an answer has ended."""
+MIN_TRACE_ROWS = 2
+"""Rows of the example inputs of a dynamic graph; torch turns a dimension of 1 into a constant."""
+DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
+NO_TOKEN = -1
+"""Fills generated rows after the end of the text."""
 
 
 class TextProgram(nn.Module):
-    """What a trained module answers to texts, of which each has a row of its own."""
+    """Embeddings or class scores of texts, one text per row."""
 
     def __init__(self, module: TextModule, output: Literal["vectors", "scores"]) -> None:
         super().__init__()
@@ -44,24 +43,24 @@ class TextProgram(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor, starts: Tensor | None = None) -> Tensor:
         """Return [rows, width] fp32.
 
-        `tokens` are [rows, length] int32, `lengths` [rows] int32, and `starts` [rows] int32 where
-        the second half of each text begins, if it has one.
+        `tokens` is [rows, length] int32 and `lengths` is [rows] int32. For pairs, `starts`, [rows]
+        int32, is the index of the second text's first token.
         """
-        places = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)[None]
-        real = places < lengths[:, None]
+        positions = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)[None]
+        real = positions < lengths[:, None]
         batch = {
             "tokens": tokens,
             "segments": real.to(torch.int32),
-            "positions": places.expand(tokens.shape[0], -1),
+            "positions": positions.expand(tokens.shape[0], -1),
         }
         if starts is not None:
-            batch["types"] = (real & (places >= starts[:, None])).to(torch.int32)
+            batch["types"] = (real & (positions >= starts[:, None])).to(torch.int32)
         output: Tensor = self.module(batch)[self._output]
         return output
 
 
 class RankProgram(nn.Module):
-    """What a trained ranker answers to a query with one candidate."""
+    """Scores of queries with one candidate each."""
 
     def __init__(self, module: Ranker) -> None:
         super().__init__()
@@ -72,32 +71,32 @@ class RankProgram(nn.Module):
     ) -> Tensor:
         """Return [rows, 1] fp32.
 
-        `tokens` are [rows, texts, length] int32 and `lengths` [rows, texts] int32, of the query's
-        texts and then of the candidate's; `numbers` [rows, numbers] fp32 and `categories` [rows,
-        categories] int64, each with one at least.
+        `tokens` is [rows, texts, length] int32 and `lengths` is [rows, texts] int32: texts of the
+        query, then of the candidate. `numbers` is [rows, features] fp32 and `categories` is [rows,
+        features] int64; both have at least one column, which is ignored if there is no feature.
         """
-        form = self.module.form
+        shape = self.module.shape
         flat = tokens.flatten(0, 1)
-        places = torch.arange(flat.shape[1], dtype=torch.int32, device=flat.device)[None]
+        positions = torch.arange(flat.shape[1], dtype=torch.int32, device=flat.device)[None]
         batch = {
             "tokens": flat,
-            "segments": (places < lengths.flatten()[:, None]).to(torch.int32),
-            "positions": places.expand(flat.shape[0], -1),
-            "keys": flat[:, 0],  # of dropout, which there is none of
-            "numbers": numbers[:, None, : form.numbers],
-            "categories": categories[:, None, : form.categories],
+            "segments": (positions < lengths.flatten()[:, None]).to(torch.int32),
+            "positions": positions.expand(flat.shape[0], -1),
+            "keys": flat[:, 0],  # dropout keys, which are not used
+            "numbers": numbers[:, None, : shape.numeric_features],
+            "categories": categories[:, None, : shape.categorical_features],
         }
         scores: Tensor = self.module(batch)["scores"]
         return scores
 
 
-class OwnProgram(nn.Module):
-    """A module of one's own, whose first output is taken, flat.
+class CustomProgram(nn.Module):
+    """The first output of a custom module, flattened to one vector per row.
 
-    Its inputs are named one by one, since compilers do not take any number of them.
+    The inputs are separate arguments, because compilers do not support variadic ones.
     """
 
-    MOST = 4
+    MAX_INPUTS = 4
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -110,83 +109,88 @@ class OwnProgram(nn.Module):
         third: Tensor | None = None,
         fourth: Tensor | None = None,
     ) -> Tensor:
-        """Return [rows, numbers] fp32 of tensors that each begin with rows."""
+        """Return [rows, width] fp32; each input is [rows, …]."""
         dtype = next((value.dtype for value in self.module.parameters()), torch.float32)
-        given = [each for each in (first, second, third, fourth) if each is not None]
-        typed = [each.to(dtype) if each.is_floating_point() else each for each in given]
-        return first_of(self.module(*typed)).flatten(1).float()
+        inputs = [value for value in (first, second, third, fourth) if value is not None]
+        inputs = [value.to(dtype) if value.is_floating_point() else value for value in inputs]
+        return first_tensor(self.module(*inputs)).flatten(1).float()
 
 
-def first_of(output: Any) -> Tensor:
-    """Return a tensor, or the first of several, be it one that has a name.
+def first_tensor(output: Any) -> Tensor:
+    """Return the first tensor of a module's output: a tensor, a sequence or a mapping.
 
-    What transformers returns has others behind it.
+    Outputs of transformers are mappings.
     """
-    several = tuple(output.values()) if isinstance(output, dict) else output
-    found: Tensor = output if isinstance(output, Tensor) else several[0]
-    return found
+    outputs = tuple(output.values()) if isinstance(output, dict) else output
+    tensor: Tensor = output if isinstance(output, Tensor) else outputs[0]
+    return tensor
 
 
-def examples(inputs: Sequence[Input], rows: int, length: int) -> tuple[Tensor, ...]:
-    """Return inputs of one shape: every number is one, so that each is a word and a length."""
+def example_inputs(inputs: Sequence[TensorSpec], rows: int, length: int) -> tuple[Tensor, ...]:
+    """Return example inputs filled with 1, which is valid as a token id and as a length."""
     sizes: dict[Any, Any] = {ROWS: rows, LENGTH: length}
     return tuple(
-        torch.ones([sizes.get(size, size) for size in each.shape], dtype=TYPES[each.dtype])
-        for each in inputs
+        torch.ones([sizes.get(size, size) for size in spec.shape], dtype=DTYPES[spec.dtype])
+        for spec in inputs
     )
 
 
-def cast(program: nn.Module, dtype: torch.dtype) -> None:
-    """Let a program compute in a type: its weights, and the masks of what reads texts."""
+def cast_program(program: nn.Module, dtype: torch.dtype) -> None:
+    """Convert the weights of a program to a dtype, and compute attention masks in it."""
     program.to(dtype)
-    every: Any = program.modules()
-    for module in every:
+    modules: Any = program.modules()
+    for module in modules:
         if hasattr(module, "compute_dtype"):
             module.compute_dtype = dtype
 
 
-def tensors(program: nn.Module) -> dict[str, Tensor]:
-    """Return the weights and buffers of a program by name; what is tied has its first name."""
+def named_tensors(program: nn.Module) -> dict[str, Tensor]:
+    """Return the weights and buffers of a program by name; tied weights have their first name."""
     weights: dict[str, Tensor] = dict(program.named_parameters())
     return {**weights, **dict(program.named_buffers())}
 
 
-class WriteProgram(nn.Module):
-    """Greedy answers by transformers' `generate`, which keeps keys and values of earlier tokens."""
+class GenerationProgram(nn.Module):
+    """Greedy generation by transformers' `generate`, with a key-value cache."""
 
-    def __init__(self, model: PreTrainedModel, most: int, pad: int, ends: tuple[int, ...]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, max_new_tokens: int, pad_id: int, end_ids: tuple[int, ...]
+    ) -> None:
         super().__init__()
         self.model = model
-        self._ends = ends
-        self._how = GenerationConfig(
-            max_new_tokens=most,
+        self._end_ids = end_ids
+        self._generation_config = GenerationConfig(
+            max_new_tokens=max_new_tokens,
             do_sample=False,
-            pad_token_id=pad,
-            eos_token_id=list(ends) or None,
+            pad_token_id=pad_id,
+            eos_token_id=list(end_ids) or None,
             use_cache=True,
         )
-        self._most = most
-        self._pad = pad
+        self._max_new_tokens = max_new_tokens
+        self._pad_id = pad_id
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Return the tokens that follow, [rows, most] int64, and NOTHING behind an end.
+        """Return the generated tokens, [rows, max_new_tokens] int64, NO_TOKEN after the end.
 
-        `tokens` are [rows, length] int32 and `lengths` [rows] int32; a prompt is moved to the end
-        of its row, so that what follows it stands at one place in all rows.
+        `tokens` is [rows, length] int32 and `lengths` is [rows] int32. Prompts are padded on the
+        left, so that generation starts at the same position in all rows.
         """
         length = tokens.shape[1]
-        places = torch.arange(length, device=tokens.device)[None] - (length - lengths)[:, None]
-        real = (places >= 0) | (lengths == 0)[:, None]
-        moved = tokens.long().gather(1, places.clamp(min=0).long())
-        moved = torch.where(real, moved, torch.full_like(moved, self._pad))
-        inner: Any = self.model
-        whole = inner.generate(moved, attention_mask=real.long(), generation_config=self._how)
-        found = torch.full((len(tokens), self._most), NOTHING, device=tokens.device)
-        found[:, : whole.shape[1] - length] = whole[:, length:]
-        return self._cut(found)
+        indices = torch.arange(length, device=tokens.device)[None] - (length - lengths)[:, None]
+        real = (indices >= 0) | (lengths == 0)[:, None]
+        prompts = tokens.long().gather(1, indices.clamp(min=0).long())
+        prompts = torch.where(real, prompts, torch.full_like(prompts, self._pad_id))
+        model: Any = self.model
+        rows = model.generate(
+            prompts, attention_mask=real.long(), generation_config=self._generation_config
+        )
+        shape = (len(tokens), self._max_new_tokens)
+        generated = torch.full(shape, NO_TOKEN, device=tokens.device)
+        generated[:, : rows.shape[1] - length] = rows[:, length:]
+        return self._mask_after_end(generated)
 
-    def _cut(self, found: Tensor) -> Tensor:
-        """Return tokens up to the first that ends an answer, without it."""
-        ends = torch.tensor(self._ends, device=found.device, dtype=found.dtype)
-        ended = torch.isin(found, ends).cumsum(1) > 0
-        return found.masked_fill(ended, NOTHING)
+    def _mask_after_end(self, tokens: Tensor) -> Tensor:
+        """Replace the first end token of each row, and all tokens after it, by NO_TOKEN."""
+        end_ids = torch.tensor(self._end_ids, device=tokens.device, dtype=tokens.dtype)
+        has_ended = torch.isin(tokens, end_ids).cumsum(1) > 0
+        return tokens.masked_fill(has_ended, NO_TOKEN)

@@ -1,9 +1,9 @@
-"""The weights of step 0, one at a time: drawn by a seed, or read from a folder.
+"""The weights of step 0, one at a time: drawn from a seed, or read from a folder.
 
-A model is first made on torch's meta device, where it has shapes and no memory. What a weight is
-drawn as depends on the seed, on the name of its module and on its shape, and on nothing else: not
-on the other weights, the processes or the strategy. So each process draws or reads what it keeps,
-and holds no more than one whole weight beside it.
+A model is first built on torch's meta device, which allocates no memory. A drawn weight depends
+only on the seed, the name of its module and its shape: not on other weights, the processes or the
+strategy. So each process draws or reads the parts that it keeps, and needs memory for only one
+whole weight more.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from regauge.data.randomness import keyed
+from regauge.data.randomness import hash_keys
 from regauge.errors import SettingsError
 from regauge.models import dual_encoder, heads, multitask
-from regauge.models import weights as folders
-from regauge.models.hub import at
-from regauge.models.tensors import bits, put, ties
+from regauge.models.hub import resolve_model
+from regauge.models.tensors import bit_sum, find_tied_weights, set_tensor
+from regauge.models.weights import base_weight_name, list_weights, match_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,205 +32,223 @@ if TYPE_CHECKING:
     from regauge.models.settings import Model
 
 META = torch.device("meta")
-HOST = torch.device("cpu")
-NAME_BYTES = 7
-"""Of the hash of a module's name that enter its key, so that it is a positive 64-bit integer."""
+CPU = torch.device("cpu")
+HASH_BYTES = 7
+"""Bytes of the hash of a module name that are used, so that it fits a positive int64."""
 
 
-class Values(Protocol):
-    """One whole weight: in memory, or in a file."""
+class WeightSource(Protocol):
+    """One whole weight, in memory or in a file."""
 
     def __getitem__(self, rows: slice) -> Tensor:
-        """Return some rows of it."""
+        """Return a slice of the weight's rows."""
         ...
 
 
 class InitialWeights:
-    """The weights of step 0 of a module, by name; they can be gone through again.
+    """The weights of step 0 of a module, by name; may be iterated repeatedly.
 
-    The module lies on the meta device, and is the template: nobody else may use it. `places` says
-    where those lie that are not drawn.
+    `module` is a template on the meta device, which must not be used elsewhere. `sources` are the
+    weights that are read instead of drawn, by name.
     """
 
-    def __init__(self, module: nn.Module, seed: int, places: Mapping[str, Values]) -> None:
+    def __init__(self, module: nn.Module, seed: int, sources: Mapping[str, WeightSource]) -> None:
         self._modules: dict[str, Any] = dict(module.named_modules())
         self._seed = seed
-        self._places = places
-        self.remarks: tuple[str, ...] = ()
-        """What a user should know of where they come from."""
-        self.sums: dict[str, int] = {}
-        """What the bits of each add up to, once all processes together have taken them."""
+        self._sources = sources
+        self.warnings: tuple[str, ...] = ()
+        """Messages for the user about missing and unused weights."""
+        self.bit_sums: dict[str, int] = {}
+        """Sum of the bits of each weight, over all processes; set when the weights are used."""
 
-    def part(self, name: str) -> Any:
-        """Return a module by its name; its weights lie on the meta device."""
+    def module(self, name: str) -> Any:
+        """Return a submodule of the template by its name."""
         return self._modules[name]
 
-    def __iter__(self) -> Iterator[tuple[str, Values]]:
-        seen: set[int] = set()
-        for name, part in self._modules.items():
-            own = {
-                key: value
-                for key, value in part.named_parameters(recurse=False)
-                if id(value) not in seen
+    def __iter__(self) -> Iterator[tuple[str, WeightSource]]:
+        visited: set[int] = set()
+        for module_name, module in self._modules.items():
+            weights = {
+                name: value
+                for name, value in module.named_parameters(recurse=False)
+                if id(value) not in visited
             }
-            seen |= {id(value) for value in own.values()}
-            full = {key: f"{name}.{key}".removeprefix(".") for key in own}
-            drawn = {key: value for key, value in own.items() if full[key] not in self._places}
-            values: Mapping[str, Values] = self._drawn(name, part, drawn) if drawn else {}
-            for key, whole in full.items():
-                yield whole, values[key] if key in drawn else self._places[whole]
+            visited |= {id(value) for value in weights.values()}
+            full_names = {name: f"{module_name}.{name}".removeprefix(".") for name in weights}
+            drawn = {
+                name: value
+                for name, value in weights.items()
+                if full_names[name] not in self._sources
+            }
+            values: Mapping[str, WeightSource] = {}
+            if drawn:
+                values = self._draw(module_name, module, drawn)
+            for name, full_name in full_names.items():
+                yield full_name, values[name] if name in drawn else self._sources[full_name]
 
     @torch.no_grad()
-    def _drawn(
-        self, name: str, part: nn.Module, wanted: Mapping[str, nn.Parameter]
+    def _draw(
+        self, module_name: str, module: nn.Module, weights: Mapping[str, nn.Parameter]
     ) -> dict[str, Tensor]:
-        """Return weights of one module as transformers' rules, or its own, would draw them.
+        """Draw weights of one module by the rules of transformers or of the module.
 
-        All else is on the meta device, where a rule changes nothing. The process's own generator
-        goes on afterwards as if nothing had been drawn.
+        All other weights stay on the meta device, where a rule has no effect. The state of torch's
+        default generator is restored.
         """
         generator = torch.default_generator
         state = generator.get_state()
         try:
-            for key, value in wanted.items():
-                setattr(part, key, nn.Parameter(torch.empty_like(value, device=HOST)))
-            generator.manual_seed(self._key(name))
-            with HOST:
-                self._follow_rules(name)
-            return {key: getattr(part, key).data for key in wanted}
+            for name, value in weights.items():
+                setattr(module, name, nn.Parameter(torch.empty_like(value, device=CPU)))
+            generator.manual_seed(self._module_seed(module_name))
+            with CPU:
+                self._apply_init_rules(module_name)
+            return {name: getattr(module, name).data for name in weights}
         finally:
-            for key, value in wanted.items():
-                setattr(part, key, value)
+            for name, value in weights.items():
+                setattr(module, name, value)
             generator.set_state(state)
 
-    def _key(self, name: str) -> int:
-        root = next((each for each, _ in _roots(self._modules) if _inside(name, each)), "")
-        inner = folders.plain_name(f"{name}.").removeprefix(f"{root}.").removesuffix(".")
-        word = hashlib.sha256(inner.encode()).digest()[:NAME_BYTES]
-        return int(keyed(self._seed, int.from_bytes(word))) >> 1
+    def _module_seed(self, name: str) -> int:
+        """Return the seed of a module, from its name inside its transformers model."""
+        roots = (root for root, _ in _find_roots(self._modules) if _is_inside(name, root))
+        root = next(roots, "")
+        inner_name = base_weight_name(f"{name}.").removeprefix(f"{root}.").removesuffix(".")
+        digest = hashlib.sha256(inner_name.encode()).digest()[:HASH_BYTES]
+        return int(hash_keys(self._seed, int.from_bytes(digest))) >> 1
 
-    def _follow_rules(self, name: str) -> None:
-        """Apply the rules for a module, and then for those that hold it, to what is in memory."""
-        found = list(_rules(name, self._modules))
-        if not any(rules for _, rules in found):
+    def _apply_init_rules(self, name: str) -> None:
+        """Apply the rules of a module, then of its enclosing modules, to the weights in memory."""
+        enclosing = list(_enclosing_modules(name, self._modules))
+        if not any(model for _, model in enclosing):
             self._modules[name].reset_parameters()
-        for module, rules in found:
-            if rules is not None:
-                rules._init_weights(module)  # noqa: SLF001 - transformers' rules
-            if hasattr(module, "reset_lora_parameters"):  # peft's rule for both of an adapter's
+        for module, model in enclosing:
+            if model is not None:
+                model._init_weights(module)  # noqa: SLF001 - transformers' rules
+            if hasattr(module, "reset_lora_parameters"):  # peft's rule for both weights
                 for adapter in module.lora_A:
-                    module.reset_lora_parameters(adapter, True)  # noqa: FBT003 - it has no names
+                    module.reset_lora_parameters(adapter, True)  # noqa: FBT003 - peft's signature
 
 
-def initial_weights(module: nn.Module, settings: Model, seed: int) -> InitialWeights:
-    """Return the first weights of a module that lies on the meta device.
+def build_initial_weights(module: nn.Module, settings: Model, seed: int) -> InitialWeights:
+    """Return the initial weights of a module on the meta device.
 
-    Raises SettingsError where those that the settings name are of another model.
+    Raises SettingsError if the weights at `settings.path` belong to another model.
     """
     template = copy.deepcopy(module)
     if settings.path is None or settings.weights == "random":
         return InitialWeights(template, seed, {})
-    folder = at(settings.path)
-    own: dict[str, Values] = {}
-    absent: list[str] = []
-    unused: list[set[str]] = []
-    roots = list(_roots(dict(template.named_modules())))
+    folder = resolve_model(settings.path)
+    sources: dict[str, WeightSource] = {}
+    missing: list[str] = []
+    unexpected: list[set[str]] = []
+    roots = list(_find_roots(dict(template.named_modules())))
     for root, model in roots:
-        found = folders.stored(dual_encoder.folder_of(folder, root))
-        places, lacking, strange = folders.matched(model, found, settings.path)
-        names = {folders.plain_name(name): name for name, _ in model.named_parameters()}
+        stored = list_weights(dual_encoder.encoder_folder(folder, root))
+        match = match_weights(model, stored, settings.path)
+        names = {base_weight_name(name): name for name, _ in model.named_parameters()}
         prefix = f"{root}." if root else ""
-        own |= {f"{prefix}{names[name]}": each for name, each in places.items()}
-        absent += lacking
-        unused.append(set(strange))
-    for name, part in multitask.modules_by_task(template).items():
-        head = heads.places(part, folder)
-        own |= {f"{multitask.prefix(name)}{key}": each for key, each in head.items()}
-    if absent and settings.lora is not None:
+        sources |= {f"{prefix}{names[name]}": weight for name, weight in match.sources.items()}
+        missing += match.missing
+        unexpected.append(set(match.unexpected))
+    for task, task_module in multitask.modules_by_task(template).items():
+        head = heads.find_head_weights(task_module, folder)
+        prefix = multitask.weight_prefix(task)
+        sources |= {f"{prefix}{name}": weight for name, weight in head.items()}
+    if missing and settings.lora is not None:
         raise SettingsError(
-            f"'{settings.path}' has no '{absent[0]}', and adapters would leave it as it is drawn",
+            f"'{settings.path}' has no '{missing[0]}', and adapters would not train it",
             "name a model with that head, or train without model.lora",
         )
-    weights = InitialWeights(template, seed, own)
-    weights.remarks = tuple(_remarks(settings.path, absent, sorted(set.intersection(*unused))))
-    if dual_encoder.there(folder) and not any(dual_encoder.is_one(root) for root, _ in roots):
-        weights.remarks += (f"'{settings.path}' has an encoder of documents that is left out",)
+    weights = InitialWeights(template, seed, sources)
+    unused = sorted(set.intersection(*unexpected))
+    weights.warnings = tuple(_format_warnings(settings.path, missing, unused))
+    uses_documents = any(dual_encoder.is_document_encoder(root) for root, _ in roots)
+    if dual_encoder.has_document_encoder(folder) and not uses_documents:
+        weights.warnings += (f"'{settings.path}' has a document encoder that is not used",)
     return weights
 
 
 def materialize(module: nn.Module, weights: InitialWeights) -> None:
-    """Give a module that lies on the meta device its first weights, whole, on the CPU."""
-    found = {name: values[:] for name, values in weights}
-    groups = {first: others for first, *others in ties(module)}
-    for name, value in found.items():
+    """Replace the weights of a module on the meta device by its initial weights on the CPU."""
+    values = {name: source[:] for name, source in weights}
+    tied_names = {name: others for name, *others in find_tied_weights(module)}
+    for name, value in values.items():
         old = module.get_parameter(name)
-        whole = nn.Parameter(value.to(old.dtype), requires_grad=old.requires_grad)
-        for each in (name, *groups.get(name, ())):
-            put(module, each, whole)
-        weights.sums[name] = int(bits(whole))
+        parameter = nn.Parameter(value.to(old.dtype), requires_grad=old.requires_grad)
+        for tied_name in (name, *tied_names.get(name, ())):
+            set_tensor(module, tied_name, parameter)
+        weights.bit_sums[name] = int(bit_sum(parameter))
 
 
-def make_buffers(model: PreTrainedModel) -> None:
-    """Give a model that lies on the meta device its buffers, on the CPU, by transformers' rules.
+def materialize_buffers(model: PreTrainedModel) -> None:
+    """Compute the buffers of a model on the meta device, on the CPU and by transformers' rules.
 
-    Raises SettingsError for an architecture that has no rule for one of them.
+    Raises SettingsError if the architecture has no rule for one of them.
     """
-    made: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
     for name, old in model.named_buffers(remove_duplicate=False):
         if old.is_meta:
-            made[name] = torch.full_like(old, _unset(old.dtype), device=HOST)
-            put(model, name, made[name])
+            buffers[name] = torch.full_like(old, _unset_value(old.dtype), device=CPU)
+            set_tensor(model, name, buffers[name])
     modules = dict(model.named_modules())
-    with torch.no_grad(), HOST:
+    with torch.no_grad(), CPU:
         for name in reversed(modules):
-            module, rules = next(_rules(name, modules))
-            rules._init_weights(module)  # noqa: SLF001 - transformers' rules
-    for name, value in made.items():
-        unset = value.isnan() if value.is_floating_point() else value == _unset(value.dtype)
+            module, nearest_model = next(_enclosing_modules(name, modules))
+            nearest_model._init_weights(module)  # noqa: SLF001 - transformers' rules
+    for name, value in buffers.items():
+        unset = value.isnan() if value.is_floating_point() else value == _unset_value(value.dtype)
         if value.numel() and value.dtype != torch.bool and bool(unset.all()):
             kind = model.config.model_type
-            raise SettingsError(f"'{kind}' has no rule for its '{name}'", "choose another model")
+            problem = f"architecture '{kind}' does not initialize its buffer '{name}'"
+            raise SettingsError(problem, "choose another model")
 
 
-def _unset(dtype: torch.dtype) -> float | int | bool:
-    """Return what no rule sets a whole buffer to."""
+def _unset_value(dtype: torch.dtype) -> float | int | bool:
+    """Return a value that no initialization rule sets a whole buffer to."""
     if dtype.is_floating_point:
         return float("nan")
     return True if dtype == torch.bool else torch.iinfo(dtype).min
 
 
-def _rules(name: str, modules: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield a module and those that hold it, innermost first, each with the model of its rules."""
-    steps = name.split(".") if name else []
-    around = ["", *accumulate(steps, lambda outer, inner: f"{outer}.{inner}")]
-    models = [modules[each] if _has_rules(modules[each]) else None for each in around]
+def _enclosing_modules(name: str, modules: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield a module and its enclosing modules, innermost first.
+
+    Each comes with the nearest transformers model around it, or None.
+    """
+    components = name.split(".") if name else []
+    paths = ["", *accumulate(components, lambda outer, inner: f"{outer}.{inner}")]
+    models = [modules[path] if _has_rules(modules[path]) else None for path in paths]
     nearest: list[Any] = list(
         accumulate(models, lambda outer, inner: outer if inner is None else inner)
     )
-    for each, rules in zip(reversed(around), reversed(nearest), strict=True):
-        yield modules[each], rules
+    for path, model in zip(reversed(paths), reversed(nearest), strict=True):
+        yield modules[path], model
 
 
-def _roots(modules: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the models of transformers in a module that are not part of another one."""
-    outer: list[str] = []
-    for name, part in modules.items():
-        if _has_rules(part) and not any(_inside(name, each) for each in outer):
-            outer.append(name)
-            yield name, part
+def _find_roots(modules: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the transformers models in a module that are not inside another one, with names."""
+    roots: list[str] = []
+    for name, module in modules.items():
+        if _has_rules(module) and not any(_is_inside(name, root) for root in roots):
+            roots.append(name)
+            yield name, module
 
 
-def _inside(name: str, root: str) -> bool:
+def _is_inside(name: str, root: str) -> bool:
     """Return whether a module is the root itself, or part of it."""
     return not root or name == root or name.startswith(f"{root}.")
 
 
-def _has_rules(part: nn.Module) -> bool:
-    return hasattr(part, "_init_weights")
+def _has_rules(module: nn.Module) -> bool:
+    return hasattr(module, "_init_weights")
 
 
-def _remarks(path: str, absent: list[str], strange: list[str]) -> Iterator[str]:
-    if absent:
-        yield f"'{path}' has no head for this task: {len(absent)} weights are drawn, {absent[0]} …"
-    if strange:
-        yield f"'{path}' has {len(strange)} weights that are left out: {strange[0]} …"
+def _format_warnings(path: str, missing: list[str], unused: list[str]) -> Iterator[str]:
+    if missing:
+        yield (
+            f"'{path}' has no head for this task: {len(missing)} weights are initialized"
+            f" randomly, {missing[0]} …"
+        )
+    if unused:
+        yield f"'{path}' has {len(unused)} weights that are not used: {unused[0]} …"

@@ -1,4 +1,4 @@
-"""What a program takes and gives, described; nothing here imports torch."""
+"""Specifications of the inputs and outputs of programs. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -9,83 +9,83 @@ from regauge.models.settings import Interactions
 
 ROWS: Final = "rows"
 LENGTH: Final = "length"
-"""The sizes of a tensor that are not fixed."""
-Answers = Literal["vectors", "classes", "values", "scores", "text", "tensor"]
-"""What comes out: a vector of a text; scores of its classes; a value; the score of a candidate;
-the text that a model goes on with; a tensor of an own module."""
+"""Names of the dynamic dimensions of a tensor."""
+OutputKind = Literal["vectors", "classes", "values", "scores", "text", "tensor"]
+"""Output for a record: embedding of a text, class scores, predicted value, score of a candidate,
+generated text, or tensor of a custom module."""
 
 
-class Input(Settings):
-    """One tensor that a program takes."""
+class TensorSpec(Settings):
+    """An input tensor of a program."""
 
     name: str
-    """Name of the argument."""
+    """Name of the argument of `forward`."""
     shape: tuple[int | Literal["rows", "length"], ...]
-    """Sizes; those that change from call to call have names."""
+    """Dimensions; dynamic ones have names."""
     dtype: Literal["int32", "int64", "float32"] = "float32"
-    """What it consists of."""
+    """Element type."""
 
 
-class Ranking(Settings):
-    """How the parts of a record make a score."""
+class RankingSpec(Settings):
+    """How a ranking model reads a record."""
 
     queries: int
-    """How many of the texts, the first ones, are the query's."""
+    """Number of query texts; they precede the candidate's texts."""
     calibrated: bool
-    """Whether scores are logits of a probability, and not an order alone."""
-    encoders: Literal["shared", "apart"]
-    """Whether one encoder reads all texts, or one those of queries and one the others."""
+    """Whether scores are logits of probabilities, and not only an order."""
+    encoders: Literal["shared", "separate"]
+    """One encoder for all texts, or separate ones for queries and candidates."""
     interactions: Interactions
-    """What is made of the features."""
+    """Network that computes the score from the features."""
 
 
-class Fields(Settings):
-    """What a program reads of a record."""
+class InputSpec(Settings):
+    """The fields of a record that a program reads."""
 
     texts: tuple[str, ...] = ()
-    """Fields with the texts; with none given, a record is one text, whatever its name."""
+    """Text fields; if empty, a record has one text in any field."""
     limits: tuple[int, ...] = ()
-    """Most tokens of each, with the special ones around it."""
+    """Maximum tokens of each text, special tokens included."""
     joined: bool = False
-    """Whether two texts are read as one, the second behind the first."""
+    """Whether two texts are concatenated to a pair."""
     numbers: tuple[str, ...] = ()
-    """Fields with real numbers, which may be missing."""
+    """Numeric features; values may be missing."""
     categories: tuple[str, ...] = ()
-    """Fields whose values name a kind, and may be missing."""
-    ranking: Ranking | None = None
-    """What is made of them, where candidates are ranked."""
+    """Categorical features; values may be missing."""
+    ranking: RankingSpec | None = None
+    """Set for ranking models."""
 
     @property
-    def apart(self) -> int:
-        """How many texts of a record are read apart from each other."""
+    def num_separate_texts(self) -> int:
+        """Number of texts of a record that are encoded separately."""
         return 1 if self.joined else max(1, len(self.texts))
 
-    def longest(self, positions: int | None) -> int | None:
-        """Return the most tokens of a row: what its texts may have, and the model has places for.
+    def max_row_tokens(self, positions: int | None) -> int | None:
+        """Return the maximum length of a row in tokens, by the limits of texts and model.
 
-        None where nothing says it; `positions` is None for a model that has any number.
+        `positions` is the limit of the model, or None. Returns None if there is no limit at all.
         """
         if not self.limits:
             return positions
-        asked = sum(self.limits) if self.joined else max(self.limits)
-        return asked if positions is None else min(asked, positions)
+        limit = sum(self.limits) if self.joined else max(self.limits)
+        return limit if positions is None else min(limit, positions)
 
 
-def of_texts(fields: Fields) -> tuple[Input, ...]:
-    """Return what a program takes that reads such records.
+def program_inputs(spec: InputSpec) -> tuple[TensorSpec, ...]:
+    """Return the input tensors of a program for records of a specification.
 
-    Tokens and how many of them are real; of texts that are joined, where the second begins; of
-    candidates their numbers, NaN where one is missing, and the buckets of their categories.
+    `tokens` and `lengths` are the texts, padded; `starts` is the start of the second text of a
+    pair. Candidates have `numbers` (NaN if missing) and `categories` (rows of the embedding table).
     """
-    several = (fields.apart,) if fields.apart > 1 else ()
+    texts = (spec.num_separate_texts,) if spec.num_separate_texts > 1 else ()
     inputs = [
-        Input(name="tokens", shape=(ROWS, *several, LENGTH), dtype="int32"),
-        Input(name="lengths", shape=(ROWS, *several), dtype="int32"),
+        TensorSpec(name="tokens", shape=(ROWS, *texts, LENGTH), dtype="int32"),
+        TensorSpec(name="lengths", shape=(ROWS, *texts), dtype="int32"),
     ]
-    if fields.joined:
-        inputs.append(Input(name="starts", shape=(ROWS,), dtype="int32"))
-    if fields.ranking is not None:  # no compiler likes a tensor without a number in it
-        numbers, categories = max(1, len(fields.numbers)), max(1, len(fields.categories))
-        inputs.append(Input(name="numbers", shape=(ROWS, numbers)))
-        inputs.append(Input(name="categories", shape=(ROWS, categories), dtype="int64"))
+    if spec.joined:
+        inputs.append(TensorSpec(name="starts", shape=(ROWS,), dtype="int32"))
+    if spec.ranking is not None:  # compilers do not support empty tensors
+        numbers, categories = max(1, len(spec.numbers)), max(1, len(spec.categories))
+        inputs.append(TensorSpec(name="numbers", shape=(ROWS, numbers)))
+        inputs.append(TensorSpec(name="categories", shape=(ROWS, categories), dtype="int64"))
     return tuple(inputs)

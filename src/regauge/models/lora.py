@@ -1,7 +1,7 @@
-"""Low-rank adapters beside linear layers (Hu et al., 2022), by peft; all else stays as it is.
+"""LoRA adapters of linear layers (Hu et al., 2022), with peft.
 
-An adapter adds alpha / rank x B A to a layer's weight. A is drawn, B begins at zero, so that the
-model begins as it is without adapters. What is trained, saved and spread are A and B alone.
+An adapter adds alpha / rank x B A to a layer's weight. A is initialized randomly and B with zeros,
+so that the initial model is unchanged. Only A and B are trained, saved and synchronized.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 from regauge import safetensors_io
 from regauge.choices import did_you_mean
 from regauge.errors import SettingsError
-from regauge.models.weights import adapting, plain_name
+from regauge.models.weights import base_weight_name, is_adapter_weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,44 +25,46 @@ if TYPE_CHECKING:
     from regauge.models.init_weights import InitialWeights
     from regauge.models.settings import Lora
 
-ADAPTER = "default"
-"""What peft calls an adapter that is alone."""
-FOLDER, WEIGHTS = "adapter", "adapter_model.safetensors"
+ADAPTER_NAME = "default"
+"""peft's name of a single adapter."""
+ADAPTER_FOLDER, ADAPTER_WEIGHTS = "adapter", "adapter_model.safetensors"
 
 
-def install(model: PreTrainedModel, blocks: Sequence[nn.Module], settings: Lora) -> None:
-    """Put adapters on the meta device beside a model's linear layers, and leave them to be trained.
+def add_adapters(model: PreTrainedModel, blocks: Sequence[nn.Module], settings: Lora) -> None:
+    """Add adapters on the meta device to a model's linear layers, and freeze all other weights.
 
-    Raises SettingsError for a layer that the model does not have, and where peft is not installed.
+    Raises SettingsError if a target layer does not exist, or if peft is not installed.
     """
     try:
         from peft import inject_adapter_in_model
     except ImportError:
-        needed = "model.lora needs peft, which is not installed here"
-        raise SettingsError(needed, "pip install 'regauge[lora]'") from None
-    found = _configuration(model, blocks, settings)
-    inject_adapter_in_model(found, model, low_cpu_mem_usage=True)
+        problem = "model.lora needs peft, which is not installed"
+        raise SettingsError(problem, "pip install 'regauge[lora]'") from None
+    config = _build_lora_config(model, blocks, settings)
+    inject_adapter_in_model(config, model, low_cpu_mem_usage=True)
 
 
-def merged(first: InitialWeights, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of a model without adapters, each whole and with its adapter's product.
+def merge_adapters(
+    initial: InitialWeights, trained: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of the model without adapters, with the adapters merged into them.
 
-    `trained` has the adapters' weights by their names, and those of a head, on the CPU in fp32.
+    `trained` are the trained weights of adapters and head by name, in fp32 on the CPU.
     """
-    for name, values in first:
-        if adapting(name):
+    for name, source in initial:
+        if is_adapter_weight(name):
             continue
-        holder, behind, _ = name.partition(".base_layer.weight")
-        weight = trained[name] if name in trained else values[:].float()
-        if behind:
-            layer: Any = first.part(holder)
-            down, up = (trained[f"{holder}.lora_{side}.{ADAPTER}.weight"] for side in "AB")
-            product = up @ down * layer.scaling[ADAPTER]
+        layer_name, has_adapter, _ = name.partition(".base_layer.weight")
+        weight = trained[name] if name in trained else source[:].float()
+        if has_adapter:
+            layer: Any = initial.module(layer_name)
+            down, up = (trained[f"{layer_name}.lora_{side}.{ADAPTER_NAME}.weight"] for side in "AB")
+            product = up @ down * layer.scaling[ADAPTER_NAME]
             weight = weight + (product.T if layer.fan_in_fan_out else product)
-        yield plain_name(name), weight
+        yield base_weight_name(name), weight
 
 
-def save(
+def save_adapters(
     folder: Path,
     model: PreTrainedModel,
     settings: Lora,
@@ -71,50 +73,50 @@ def save(
     blocks: Sequence[nn.Module],
     base: str | None,
 ) -> None:
-    """Write a folder that peft loads beside the model that the adapters were trained on, `base`."""
+    """Write an adapter folder in peft's format; `base` is the model that it was trained on."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = _configuration(model, blocks, settings)
-    found.base_model_name_or_path = base
-    found.inference_mode = True
-    found.save_pretrained(folder)
-    names = {name: name.replace(f".{ADAPTER}.", ".") for name in trained}
-    own = {f"base_model.model.{names[name]}": value for name, value in trained.items()}
-    safetensors_io.write(folder / WEIGHTS, own)
+    config = _build_lora_config(model, blocks, settings)
+    config.base_model_name_or_path = base
+    config.inference_mode = True
+    config.save_pretrained(folder)
+    names = {name: name.replace(f".{ADAPTER_NAME}.", ".") for name in trained}
+    weights = {f"base_model.model.{names[name]}": value for name, value in trained.items()}
+    safetensors_io.write_tensors(folder / ADAPTER_WEIGHTS, weights)
 
 
-def _configuration(model: PreTrainedModel, blocks: Sequence[nn.Module], settings: Lora) -> Any:
+def _build_lora_config(model: PreTrainedModel, blocks: Sequence[nn.Module], settings: Lora) -> Any:
     from peft import LoraConfig
 
-    inside = sorted({plain_name(name) for block in blocks for name in _linear(block)})
-    everywhere = [plain_name(name) for name in _linear(model)]
+    block_layers = {base_weight_name(name) for block in blocks for name in _linear_layers(block)}
+    all_layers = [base_weight_name(name) for name in _linear_layers(model)]
     for target in settings.targets:
-        if not any(f".{name}".endswith(f".{target}") for name in everywhere):
-            known = sorted({name.rpartition(".")[2] for name in everywhere})
+        if not any(f".{name}".endswith(f".{target}") for name in all_layers):
+            options = sorted({name.rpartition(".")[2] for name in all_layers})
             raise SettingsError(
-                f"model.lora.targets: no linear layer of the {model.config.model_type} is named"
-                f" '{target}'",
-                did_you_mean(target, known),
+                f"model.lora.targets: {model.config.model_type} has no linear layer '{target}'",
+                did_you_mean(target, options),
             )
-    alpha: Any = settings.alpha  # peft says int, and divides
+    alpha: Any = settings.alpha  # annotated as int in peft, which only divides it
     return LoraConfig(
         r=settings.rank,
         lora_alpha=alpha,
         lora_dropout=settings.dropout,
-        target_modules=list(settings.targets or inside),
-        fan_in_fan_out=any(_transposed(part) for part in model.modules()),
+        target_modules=list(settings.targets or sorted(block_layers)),
+        fan_in_fan_out=any(_is_transposed(layer) for layer in model.modules()),
         bias="none",
     )
 
 
-def _linear(module: nn.Module) -> Iterator[str]:
-    """Yield the paths of a module's linear layers."""
-    for name, part in module.named_modules():
-        if (isinstance(part, nn.Linear) or _transposed(part)) and not adapting(f".{name}."):
+def _linear_layers(module: nn.Module) -> Iterator[str]:
+    """Yield the names of a module's linear layers, except adapter layers."""
+    for name, layer in module.named_modules():
+        is_linear = isinstance(layer, nn.Linear) or _is_transposed(layer)
+        if is_linear and not is_adapter_weight(f".{name}."):
             yield name.removesuffix(".base_layer")
 
 
-def _transposed(part: nn.Module) -> bool:
-    """Return whether a layer is the linear one of GPT-2, whose weight is [in, out]."""
+def _is_transposed(layer: nn.Module) -> bool:
+    """Return whether a layer is GPT-2's Conv1D, a linear layer whose weight is [in, out]."""
     from transformers.pytorch_utils import Conv1D
 
-    return isinstance(part, Conv1D)
+    return isinstance(layer, Conv1D)

@@ -1,9 +1,9 @@
-"""The losses of tokens: logits exist for a chunk at a time, and gradients are taken with them.
+"""Token losses in chunks, with gradients that are computed together with the logits.
 
-The gradient of a weighted sum of losses by the logits is (softmax - one at the label) x weight, so
-it is known as soon as the logits are. Those of the head's weights and of the hidden states follow
-at once, before the next chunk; the backward pass only multiplies them. Nothing is computed twice,
-and nothing as large as the vocabulary is kept.
+The gradient of the weighted loss with respect to the logits is (softmax - one-hot label) x weight,
+which needs only the logits. The gradients of the head's weights and of the hidden states follow in
+the same chunk, and the backward pass only scales them. So nothing is computed twice, and no tensor
+of [tokens, vocabulary] is kept.
 """
 
 from __future__ import annotations
@@ -19,102 +19,115 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Batch = dict[str, Tensor]
-Head = nn.Module
 CHUNK_TOKENS = 1024
+"""Tokens whose logits are in memory at a time."""
 
 
 class LogitGradients(nn.Module):
-    """Turns logits into their gradients; a module, so that it can be compiled as blocks are."""
+    """Computes token losses and their logit gradients; a module, so that it can be compiled."""
 
-    def forward(self, logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of each token [tokens] and the gradient of their weighted sum by logits.
+    def forward(
+        self,
+        logits: Tensor,  # [tokens, vocabulary]
+        labels: Tensor,  # [tokens]
+        weights: Tensor,  # [tokens]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses, [tokens] fp32, and the gradient of their weighted sum by logits."""
+        log_probabilities = torch.log_softmax(logits.float(), -1)
+        indices = labels[:, None]
+        nll = -log_probabilities.gather(1, indices)[:, 0]
+        gradient = log_probabilities.exp_().mul_(weights[:, None]).to(logits.dtype)
+        gradient.scatter_(1, indices, (torch.expm1(-nll) * weights).to(logits.dtype)[:, None])
+        return nll, gradient
 
-        Logits are [tokens, vocabulary], labels and weights [tokens]; losses are in fp32.
-        """
-        told = torch.log_softmax(logits.float(), -1)
-        places = labels[:, None]
-        nll = -told.gather(1, places)[:, 0]
-        slope = told.exp_().mul_(weights[:, None]).to(logits.dtype)
-        slope.scatter_(1, places, (torch.expm1(-nll) * weights).to(logits.dtype)[:, None])
-        return nll, slope
 
+def training_loss(
+    head: nn.Module,
+    logit_gradients: LogitGradients,
+    hidden: Tensor,  # [..., width]
+    batch: Batch,
+) -> Batch:
+    """Return `loss`, the sum of token losses weighted by `weights`, with its gradients.
 
-def weighted(head: Head, slopes: LogitGradients, hidden: Tensor, batch: Batch) -> Batch:
-    """Return `loss`, the sum of the losses at `labels` times `weights`, for training.
-
-    Hidden states are [..., width]; labels and weights have the shape before that.
+    `labels` and `weights` of the batch have the shape of the hidden states without the width.
     """
     labels, weights = batch["labels"].flatten().long(), batch["weights"].flatten()
     trained = [value for value in head.parameters() if value.requires_grad]
-    aim = _Aim(head, slopes, labels, weights)
-    loss: Tensor = _Weighted.apply(aim, hidden.flatten(0, -2), *trained)  # type: ignore[no-untyped-call]
+    inputs = _LossInputs(head, logit_gradients, labels, weights)
+    loss: Tensor = _WeightedLoss.apply(inputs, hidden.flatten(0, -2), *trained)  # type: ignore[no-untyped-call]
     return {"loss": loss}
 
 
-def judged(head: Head, hidden: Tensor, labels: Tensor) -> Batch:
-    """Return what `token_losses` does, in the shape of the labels; nothing is for training."""
-    parts = [
-        token_losses(head(states), wanted)
-        for states, wanted in _chunks(hidden.flatten(0, -2), labels.flatten())
+def token_metrics(head: nn.Module, hidden: Tensor, labels: Tensor) -> Batch:
+    """Return `token_losses` in the shape of the labels, computed in chunks for evaluation."""
+    outputs = [
+        token_losses(head(chunk), chunk_labels)
+        for chunk, chunk_labels in _chunks(hidden.flatten(0, -2), labels.flatten())
     ]
     return {
-        name: torch.cat([part[name] for part in parts]).view(labels.shape).clone()
-        for name in parts[0]
+        name: torch.cat([output[name] for output in outputs]).view(labels.shape).clone()
+        for name in outputs[0]
     }
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Batch:
-    """Return `nll`, the negative log likelihood of each label, `predicted`, and `correct`.
+    """Return `nll` (negative log likelihood of the label), `predicted` and `correct`.
 
-    Logits end in vocabulary. The results are no views: FSDP2 hangs its hooks on a module's outputs.
+    Logits are [..., vocabulary], all else has the shape of the labels. The results are no views,
+    because FSDP2 registers hooks on the outputs of a module.
     """
     scores = logits.float()
     nll = cross_entropy(scores.flatten(0, -2), labels.flatten().long(), reduction="none")
     predicted = scores.detach().argmax(-1)
-    hits = (predicted == labels).to(torch.float32)
-    return {"nll": nll.view(labels.shape).clone(), "correct": hits, "predicted": predicted}
+    correct = (predicted == labels).to(torch.float32)
+    return {"nll": nll.view(labels.shape).clone(), "correct": correct, "predicted": predicted}
 
 
-class _Aim(NamedTuple):
-    """What hidden states [tokens, width] are for."""
+class _LossInputs(NamedTuple):
+    """Inputs of the loss in addition to the hidden states."""
 
-    head: Head
-    slopes: LogitGradients
+    head: nn.Module
+    logit_gradients: LogitGradients
     labels: Tensor
+    """[tokens]"""
     weights: Tensor
-    """Both [tokens]."""
+    """[tokens]"""
 
 
-class _Weighted(torch.autograd.Function):
-    """The weighted sum, with the gradients of its inputs by its side."""
+class _WeightedLoss(torch.autograd.Function):
+    """The weighted sum of token losses; its forward pass also computes the gradients."""
 
     @staticmethod
-    def forward(context: Any, aim: _Aim, hidden: Tensor, *trained: Tensor) -> Tensor:
+    def forward(context: Any, inputs: _LossInputs, hidden: Tensor, *trained: Tensor) -> Tensor:
         total = hidden.new_zeros((), dtype=torch.float32)
-        states: list[Tensor] = []
+        hidden_gradients: list[Tensor] = []
         sums: list[Tensor] = []
-        for chunk, wanted, shares in _chunks(hidden, aim.labels, aim.weights):
+        for chunk, labels, weights in _chunks(hidden, inputs.labels, inputs.weights):
             with torch.enable_grad():
                 leaf = chunk.detach().requires_grad_()
-                logits = aim.head(leaf)
-            nll, slope = aim.slopes(logits.detach(), wanted, shares)
-            total += (nll * shares).sum()
-            state, *own = torch.autograd.grad(logits, (leaf, *trained), slope)
-            del logits, slope
-            states.append(state)
-            sums = [have.add_(more) for have, more in zip(sums, own, strict=True)] if sums else own
-        context.save_for_backward(torch.cat(states))
-        context.sums = sums  # they are as large as the weights, whatever the rows
+                logits = inputs.head(leaf)
+            nll, logit_gradient = inputs.logit_gradients(logits.detach(), labels, weights)
+            total += (nll * weights).sum()
+            hidden_gradient, *gradients = torch.autograd.grad(
+                logits, (leaf, *trained), logit_gradient
+            )
+            del logits, logit_gradient
+            hidden_gradients.append(hidden_gradient)
+            if sums:
+                gradients = [old.add_(new) for old, new in zip(sums, gradients, strict=True)]
+            sums = gradients
+        context.save_for_backward(torch.cat(hidden_gradients))
+        context.sums = sums  # as large as the head's weights, whatever the number of tokens
         return total
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, *scale: Tensor) -> tuple[Tensor | None, ...]:
-        (states,) = context.saved_tensors
-        (by,) = scale
-        return None, states * by, *(each * by for each in context.sums)
+    def backward(context: Any, *output_gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (hidden_gradients,) = context.saved_tensors
+        (scale,) = output_gradients
+        return None, hidden_gradients * scale, *(gradient * scale for gradient in context.sums)
 
 
-def _chunks(*values: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the same tokens of each, so many at a time."""
-    return zip(*(value.split(CHUNK_TOKENS) for value in values), strict=True)
+def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Return an iterator over chunks of CHUNK_TOKENS tokens of several tensors."""
+    return zip(*(tensor.split(CHUNK_TOKENS) for tensor in tensors), strict=True)

@@ -1,7 +1,7 @@
-"""The modules that are trained: a transformers model with what a task needs of it.
+"""The modules that are trained: a transformers model with the outputs that a task needs.
 
-Each takes one batch (a dictionary of tensors with static shapes) and returns one. Everything that
-touches weights happens inside of `forward`, so that a strategy can shard them.
+Each maps a batch (a dictionary of tensors of static shapes) to a dictionary of tensors. Weights are
+used only inside `forward`, so that a strategy can shard them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from regauge.errors import SettingsError
 from regauge.models import sentence_transformers
-from regauge.models.attention_masks import longest, reading
-from regauge.models.losses import Batch, LogitGradients, judged, token_losses, weighted
-from regauge.models.pooling import Pool
+from regauge.models.attention_masks import detect_attention_spec, max_text_tokens
+from regauge.models.losses import Batch, LogitGradients, token_losses, token_metrics, training_loss
+from regauge.models.pooling import TextPooling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class TextModule(nn.Module):
     """A transformers model that reads batches of token rows.
 
-    A batch holds `tokens`, `segments` and `positions`, all [batch, length] int, and `keys`,
-    [batch] int32. Segment 0 is padding; tokens see their own segment alone.
+    A batch holds `tokens`, `segments` and `positions`, all [batch, length] int, and the dropout
+    `keys`, [batch] int32. Segment 0 is padding; tokens attend only to their segment.
     """
 
     def __init__(self, model: PreTrainedModel, keys: DropoutKeys) -> None:
@@ -35,97 +35,107 @@ class TextModule(nn.Module):
         self.model = model
         self.dropout_keys = keys
         self.compute_dtype = torch.float32
-        self.reading = reading(model)
-        self.slopes = LogitGradients()
-        self._typed = getattr(model.config, "type_vocab_size", 0) > 1
+        self.attention_spec = detect_attention_spec(model)
+        self.logit_gradients = LogitGradients()
+        self._has_token_types = getattr(model.config, "type_vocab_size", 0) > 1
 
     @property
-    def longest(self) -> int | None:
-        """The most tokens that a text can have, or None where nothing limits them."""
-        return longest(self.model, self.reading)
+    def max_tokens(self) -> int | None:
+        """The maximum number of tokens of a text; None if there is no limit."""
+        return max_text_tokens(self.model, self.attention_spec)
 
-    def hidden(self, batch: Batch, *, packed: bool, model: PreTrainedModel | None = None) -> Tensor:
-        """Return the last hidden states, [batch, length, width], also of another model like it."""
-        inner: Any = (model or self.model).base_model
-        states: Tensor = inner(**self.inputs(batch, packed=packed)).last_hidden_state
+    def hidden_states(
+        self, batch: Batch, *, packed: bool, model: PreTrainedModel | None = None
+    ) -> Tensor:
+        """Return the last hidden states, [batch, length, width].
+
+        `model` replaces the module's model by another one of the same architecture.
+        """
+        base_model: Any = (model or self.model).base_model
+        states: Tensor = base_model(**self.model_inputs(batch, packed=packed)).last_hidden_state
         return states
 
-    def losses(self, head: nn.Module, hidden: Tensor, batch: Batch) -> Batch:
-        """Return what `weighted` does for training, and what `judged` does else."""
+    def token_outputs(self, head: nn.Module, hidden: Tensor, batch: Batch) -> Batch:
+        """Return `training_loss` if gradients are needed, else `token_metrics`."""
         if self.training and torch.is_grad_enabled():
-            return weighted(head, self.slopes, hidden, batch)
-        return judged(head, hidden, batch["labels"])
+            return training_loss(head, self.logit_gradients, hidden, batch)
+        return token_metrics(head, hidden, batch["labels"])
 
-    def inputs(self, batch: Batch, *, packed: bool) -> dict[str, Any]:
-        """Return a batch as the arguments of transformers' `forward`, and key its dropout.
+    def model_inputs(self, batch: Batch, *, packed: bool) -> dict[str, Any]:
+        """Return a batch as arguments of transformers' `forward`, and set the dropout keys.
 
-        Types of tokens are left out where the architecture knows none, or one alone.
+        Token types are left out if the architecture has none, or only one.
         """
         self.dropout_keys.rows = batch["keys"] if self.training else None
-        habits, places = self.reading, batch["positions"]
-        return {
+        spec, positions = self.attention_spec, batch["positions"]
+        masks = spec.build_masks(batch["segments"], self.compute_dtype, packed=packed)
+        inputs: dict[str, Any] = {
             "input_ids": batch["tokens"],
-            "attention_mask": habits.masks(batch["segments"], self.compute_dtype, packed=packed),
-            "position_ids": places + habits.first_position if habits.first_position else places,
-            **({"use_cache": False} if habits.causal else {}),
-            **({"token_type_ids": batch["types"]} if self._typed and "types" in batch else {}),
+            "attention_mask": masks,
+            "position_ids": positions + spec.first_position if spec.first_position else positions,
         }
+        if spec.is_causal:
+            inputs["use_cache"] = False
+        if self._has_token_types and "types" in batch:
+            inputs["token_type_ids"] = batch["types"]
+        return inputs
 
 
 class MaskedLanguageModel(TextModule):
-    """Predicts masked tokens; the head sees the masked positions alone."""
+    """Predicts masked tokens; the head is applied only at masked positions."""
 
     def __init__(self, model: PreTrainedModel, keys: DropoutKeys) -> None:
         super().__init__(model, keys)
         _masked_head(model)
 
     def forward(self, batch: Batch) -> Batch:
-        """Return what `losses` does at the positions `masked`, [batch, masked]."""
-        hidden = _at(self.hidden(batch, packed=True), batch["masked"])
-        return self.losses(_masked_head(self.model), hidden, batch)
+        """Return the `token_outputs` at the positions `masked`, [batch, K]."""
+        hidden = _gather_positions(self.hidden_states(batch, packed=True), batch["masked"])
+        return self.token_outputs(_masked_head(self.model), hidden, batch)
 
 
-class PairedLanguageModel(TextModule):
-    """Predicts masked tokens, and whether the second half of a row follows the first."""
+class NextSentenceModel(TextModule):
+    """Predicts masked tokens, and if the second half of a row follows the first."""
 
     def __init__(self, model: PreTrainedModel, keys: DropoutKeys) -> None:
         super().__init__(model, keys)
         if not hasattr(getattr(model, "cls", None), "seq_relationship"):
             raise SettingsError(
-                f"architecture '{model.config.model_type}' has no head for the next sentence",
-                "use bert, or leave task.next_sentence out",
+                f"architecture '{model.config.model_type}' has no next-sentence head",
+                "use bert, or set task.next_sentence = false",
             )
 
     def forward(self, batch: Batch) -> Batch:
-        """Return what `losses` does, and of the pairs `pair_nll` and `pair_correct`."""
-        inner: Any = self.model.base_model
-        states = inner(**self.inputs(batch, packed=True))
+        """Return the `token_outputs`, [batch, K], and `pair_nll` and `pair_correct`, [batch]."""
+        base_model: Any = self.model.base_model
+        states = base_model(**self.model_inputs(batch, packed=True))
         heads: Any = self.model.cls
-        hidden = _at(states.last_hidden_state, batch["masked"])
-        pairs = token_losses(heads.seq_relationship(states.pooler_output), batch["apart"])
-        tokens = self.losses(heads.predictions, hidden, batch)
+        hidden = _gather_positions(states.last_hidden_state, batch["masked"])
+        logits = heads.seq_relationship(states.pooler_output)
+        pairs = token_losses(logits, batch["next_sentence_label"])
+        tokens = self.token_outputs(heads.predictions, hidden, batch)
         return {**tokens, "pair_nll": pairs["nll"], "pair_correct": pairs["correct"]}
 
 
 class CausalLanguageModel(TextModule):
-    """Predicts each next token of a packed row."""
+    """Predicts the next token at each position of a packed row."""
 
     def __init__(self, model: PreTrainedModel, keys: DropoutKeys) -> None:
         super().__init__(model, keys)
-        if not self.reading.causal:
+        if not self.attention_spec.is_causal:
             raise SettingsError(
-                f"architecture '{model.config.model_type}' sees the tokens that it should predict",
+                f"architecture '{model.config.model_type}' is not causal",
                 "choose a causal one, such as llama or gpt2",
             )
 
     def forward(self, batch: Batch) -> Batch:
-        """Return what `losses` does, [batch, length]."""
+        """Return the `token_outputs`, [batch, length]."""
         head: Any = self.model.get_output_embeddings()
-        return self.losses(head, self.hidden(batch, packed=True), batch)
+        return self.token_outputs(head, self.hidden_states(batch, packed=True), batch)
 
 
 class Encoder(TextModule):
-    """Turns a text into one vector: by default the mean of its last hidden states, of length 1."""
+    """Encodes a text as one vector; by default the normalized mean of its last hidden states."""
 
     def __init__(
         self,
@@ -135,53 +145,55 @@ class Encoder(TextModule):
     ) -> None:
         super().__init__(model, keys)
         self.pooling = pooling
-        self.pool = Pool(pooling)
+        self.pool = TextPooling(pooling)
 
     def forward(self, batch: Batch) -> Batch:
         """Return `vectors`, [batch, width] fp32."""
-        hidden = self.hidden(batch, packed=False)
+        hidden = self.hidden_states(batch, packed=False)
         return {"vectors": self.pool(hidden, batch["segments"])}
 
 
 class Classifier(TextModule):
-    """Scores the classes of a text, or one value, by the architecture's own head.
+    """Scores the classes of a text, or one value, with the architecture's classification head.
 
-    That of a causal architecture sees the last token alone.
+    In causal architectures the head is applied only at the last token.
     """
 
     def __init__(self, model: PreTrainedModel, keys: DropoutKeys) -> None:
         super().__init__(model, keys)
-        if self.reading.causal and not hasattr(model, "score"):
+        if self.attention_spec.is_causal and not hasattr(model, "score"):
             kind = model.config.model_type
-            raise SettingsError(f"the head of '{kind}' is not known here", "choose another")
+            problem = f"the classification head of '{kind}' is not supported"
+            raise SettingsError(problem, "choose another architecture")
 
     def forward(self, batch: Batch) -> Batch:
         """Return `scores`, [batch, classes] fp32."""
-        if self.reading.causal:
+        if self.attention_spec.is_causal:
             head: Any = self.model.score
-            logits = head(_at(self.hidden(batch, packed=False), self._last(batch)))[:, 0]
+            hidden = self.hidden_states(batch, packed=False)
+            logits = head(_gather_positions(hidden, self._last_token_positions(batch)))[:, 0]
         else:
-            logits = self.model(**self.inputs(batch, packed=False)).logits
+            logits = self.model(**self.model_inputs(batch, packed=False)).logits
         return {"scores": logits.float().clone()}
 
-    def _last(self, batch: Batch) -> Tensor:
-        """Return the place of each text's last token, [batch, 1]; one for padding is none.
+    def _last_token_positions(self, batch: Batch) -> Tensor:
+        """Return the position of each text's last token that is not the padding token, [batch, 1].
 
-        transformers looks for it, whatever padding consists of, and so finds it here.
+        transformers also searches by the padding id.
         """
-        real, pad = batch["segments"] > 0, self.model.config.pad_token_id
-        if pad is not None:
-            real &= batch["tokens"] != pad
+        real, pad_id = batch["segments"] > 0, self.model.config.pad_token_id
+        if pad_id is not None:
+            real &= batch["tokens"] != pad_id
         return (real * batch["positions"]).amax(1, keepdim=True).long()
 
 
-def _at(hidden: Tensor, places: Tensor) -> Tensor:
-    """Return the hidden states at some places of each row, [batch, places, width]."""
-    return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
+def _gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:
+    """Return the hidden states at some positions of each row, [batch, positions, width]."""
+    return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
 
 
 def _masked_head(model: PreTrainedModel) -> Any:
-    """Return the part of a masked language model that turns hidden states into logits."""
+    """Return the head of a masked language model, which maps hidden states to logits."""
     for name in ("cls", "lm_head"):
         if hasattr(model, name):
             return getattr(model, name)
@@ -189,6 +201,6 @@ def _masked_head(model: PreTrainedModel) -> Any:
     if isinstance(head, nn.Module) and isinstance(decoder, nn.Module):
         return nn.Sequential(head, decoder)
     raise SettingsError(
-        f"task 'mlm' does not know the head of {type(model).__name__}",
+        f"task 'mlm' does not support the head of {type(model).__name__}",
         "use bert, roberta or modernbert",
     )

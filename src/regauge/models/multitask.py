@@ -1,4 +1,4 @@
-"""One encoder with the heads of several tasks, which take turns on it."""
+"""One encoder with the heads of several tasks; each step trains one of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from regauge.errors import SettingsError
 from regauge.models.dropout import CounterDropout
-from regauge.models.tensors import put
+from regauge.models.tensors import set_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,100 +22,100 @@ if TYPE_CHECKING:
 
 
 class MultiTaskModel(nn.Module):
-    """The modules of several tasks whose models share the layers of one body.
+    """The modules of several tasks, whose models share the layers of one encoder.
 
-    Weights are named `tasks.<task>.…`; what is shared belongs to the first task that has it.
+    Weights are named `tasks.<task>.…`; a shared layer has the name of the first task with it.
     """
 
-    def __init__(self, parts: Mapping[str, TextModule]) -> None:
+    def __init__(self, modules: Mapping[str, TextModule]) -> None:
         super().__init__()
-        _share(parts)
-        self.tasks = nn.ModuleDict(parts)
-        self.turn = next(iter(parts))
-        """The task that is computed."""
+        _share_layers(modules)
+        self.tasks = nn.ModuleDict(modules)
+        self.active_task = next(iter(modules))
+        """The task that `forward` computes."""
 
     @property
-    def first(self) -> TextModule:
+    def first_module(self) -> TextModule:
         """The module of the first task."""
         return next(iter(modules_by_task(self).values()))
 
     @property
     def model(self) -> PreTrainedModel:
-        """The first task's model."""
-        return self.first.model
+        """The model of the first task."""
+        return self.first_module.model
 
     @property
     def dropout_keys(self) -> DropoutKeys:
-        """The keys that all parts share."""
-        return self.first.dropout_keys
+        """The dropout keys that all tasks share."""
+        return self.first_module.dropout_keys
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The type of the computation."""
-        return self.first.compute_dtype
+        """The dtype of the computation."""
+        return self.first_module.compute_dtype
 
     @compute_dtype.setter
     def compute_dtype(self, dtype: torch.dtype) -> None:
-        for part in modules_by_task(self).values():
-            part.compute_dtype = dtype
+        for module in modules_by_task(self).values():
+            module.compute_dtype = dtype
 
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the module of the task returns whose turn it is."""
-        output: dict[str, Tensor] = self.tasks[self.turn](batch)
+        """Return the outputs of the active task's module."""
+        output: dict[str, Tensor] = self.tasks[self.active_task](batch)
         return output
 
 
-def combine(found: Mapping[str, TextModule]) -> TextModule | MultiTaskModel:
-    """Return one module for all tasks: the only one, or one of several."""
-    return MultiTaskModel(found) if len(found) > 1 else next(iter(found.values()))
+def combine_modules(modules: Mapping[str, TextModule]) -> TextModule | MultiTaskModel:
+    """Return one module for all tasks; a single module is returned unchanged."""
+    return MultiTaskModel(modules) if len(modules) > 1 else next(iter(modules.values()))
 
 
 def modules_by_task(module: nn.Module) -> dict[str, TextModule]:
-    """Return the module of each task by its name; a run's only task has none."""
+    """Return the module of each task by its name; a single task has the name `""`."""
     tasks: Any = module.tasks if isinstance(module, MultiTaskModel) else {"": module}
     return dict(tasks.items())
 
 
-def prefix(name: str) -> str:
-    """Return what stands before the names of a task's weights."""
+def weight_prefix(name: str) -> str:
+    """Return the prefix of the weight names of a task."""
     return f"tasks.{name}." if name else ""
 
 
 def set_active_task(module: nn.Module, name: str) -> None:
-    """Let a module compute for a task from now on."""
+    """Select the task that a module computes from now on; no effect on a single task."""
     if isinstance(module, MultiTaskModel):
-        module.turn = name
+        module.active_task = name
 
 
-def _share(found: Mapping[str, TextModule]) -> None:
-    """Give every part the layers of the first that has them, and one set of dropout keys.
+def _share_layers(modules: Mapping[str, TextModule]) -> None:
+    """Replace equal layers by the first task's layers, and share one set of dropout keys.
 
-    Raises SettingsError where one part trains what another keeps as it is.
+    Raises SettingsError if one task trains a layer that another task freezes.
     """
     owners: dict[str, str] = {}
     layers: dict[str, nn.Module] = {}
-    keys = next(iter(found.values())).dropout_keys
-    for name, part in found.items():
-        body = part.model.base_model
-        instead: dict[int, nn.Parameter] = {}
-        for key, layer in list(body.named_children()):
-            owner = owners.setdefault(key, name)
-            if _trained(layers.setdefault(key, layer)) != _trained(layer):
+    keys = next(iter(modules.values())).dropout_keys
+    for task, module in modules.items():
+        encoder = module.model.base_model
+        replacements: dict[int, nn.Parameter] = {}
+        for name, layer in list(encoder.named_children()):
+            owner = owners.setdefault(name, task)
+            if _requires_grad(layers.setdefault(name, layer)) != _requires_grad(layer):
                 raise SettingsError(
-                    f"tasks '{owner}' and '{name}' train other parts of the encoder they share",
-                    "let both train the same",
+                    f"tasks '{owner}' and '{task}' train different layers of the shared encoder",
+                    "set the same trainable_layers in both",
                 )
-            pairs = zip(layer.parameters(), layers[key].parameters(), strict=True)
-            instead |= {id(old): new for old, new in pairs}
-            setattr(body, key, layers[key])
-        for key, value in part.named_parameters(remove_duplicate=False):
-            if id(value) in instead:  # a head that is tied to what is shared
-                put(part, key, instead[id(value)])
-        part.dropout_keys = keys
-        for each in part.modules():
-            if isinstance(each, CounterDropout):
-                each.keys = keys
+            pairs = zip(layer.parameters(), layers[name].parameters(), strict=True)
+            replacements |= {id(old): new for old, new in pairs}
+            setattr(encoder, name, layers[name])
+        for name, value in module.named_parameters(remove_duplicate=False):
+            if id(value) in replacements:  # a head that is tied to a shared layer
+                set_tensor(module, name, replacements[id(value)])
+        module.dropout_keys = keys
+        for layer in module.modules():
+            if isinstance(layer, CounterDropout):
+                layer.keys = keys
 
 
-def _trained(layer: nn.Module) -> list[bool]:
+def _requires_grad(layer: nn.Module) -> list[bool]:
     return [value.requires_grad for value in layer.parameters()]

@@ -1,4 +1,4 @@
-"""One vector of a text's last hidden states, as `sentences.py` describes it."""
+"""Pooling of last hidden states to one vector, as `sentence_transformers.Pooling` describes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from regauge.models import sentence_transformers
 
-HIDDEN_MOST = torch.finfo(torch.float32).max
+MAX_HIDDEN = torch.finfo(torch.float32).max
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "relu": relu,
@@ -22,8 +22,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Pool(nn.Module):
-    """Hidden states in, vectors out."""
+class TextPooling(nn.Module):
+    """Pools hidden states, then applies dense layers and normalization."""
 
     def __init__(self, settings: sentence_transformers.Pooling) -> None:
         super().__init__()
@@ -35,18 +35,21 @@ class Pool(nn.Module):
         )
 
     def forward(self, hidden: Tensor, segments: Tensor) -> Tensor:
-        """Return vectors, [batch, width] fp32; `segments`, [batch, length], are 0 for padding."""
+        """Return vectors, [batch, width] fp32.
+
+        Hidden states are [batch, length, width]; `segments`, [batch, length], is 0 for padding.
+        """
         real = (segments > 0).to(torch.float32)[..., None]
         states = hidden.float()
         vectors = torch.cat([mode(states, real) for mode in self._modes], -1)
         for layer, activation in zip(self.dense, self._activations, strict=True):
-            inner: nn.Linear = layer  # type: ignore[assignment]
-            vectors = activation(layer(vectors.to(inner.weight.dtype)).float())
+            linear: nn.Linear = layer  # type: ignore[assignment]
+            vectors = activation(layer(vectors.to(linear.weight.dtype)).float())
         return normalize(vectors, dim=-1) if self._normalized else vectors
 
 
 def mean_pool(hidden: Tensor, segments: Tensor) -> Tensor:
-    """Return the mean over real tokens, [batch, width] fp32."""
+    """Return the mean of hidden states over real tokens, [batch, width] fp32."""
     return _mean(hidden.float(), (segments > 0).to(torch.float32)[..., None])
 
 
@@ -54,37 +57,40 @@ def _mean(states: Tensor, real: Tensor) -> Tensor:
     return (states * real).sum(1) / real.sum(1).clamp(min=1.0)
 
 
-def _first(states: Tensor, real: Tensor) -> Tensor:
+def _first_token(states: Tensor, real: Tensor) -> Tensor:
     del real
     return states[:, 0]
 
 
-def _most(states: Tensor, real: Tensor) -> Tensor:
-    return states.masked_fill(real == 0, -HIDDEN_MOST).amax(1)
+def _max(states: Tensor, real: Tensor) -> Tensor:
+    return states.masked_fill(real == 0, -MAX_HIDDEN).amax(1)
 
 
-def _mean_of_root(states: Tensor, real: Tensor) -> Tensor:
+def _mean_sqrt_length(states: Tensor, real: Tensor) -> Tensor:
     return (states * real).sum(1) / real.sum(1).clamp(min=1.0).sqrt()
 
 
-def _weighted(states: Tensor, real: Tensor) -> Tensor:
-    """Return the mean in which the n-th token counts n times (Muennighoff, 2022, "SGPT")."""
+def _position_weighted_mean(states: Tensor, real: Tensor) -> Tensor:
+    """Return the mean with weight n for the n-th token (SGPT, Muennighoff, 2022)."""
     weights = torch.arange(1, states.shape[1] + 1, device=states.device, dtype=states.dtype)
     weights = weights[None, :, None] * real
     return (states * weights).sum(1) / weights.sum(1).clamp(min=1.0)
 
 
-def _last(states: Tensor, real: Tensor) -> Tensor:
-    place = (real.sum(1, keepdim=True).to(torch.int64) - 1).clamp(min=0)
-    return states.gather(1, place.expand(-1, 1, states.shape[2]))[:, 0]
+def _last_token(states: Tensor, real: Tensor) -> Tensor:
+    index = (real.sum(1, keepdim=True).to(torch.int64) - 1).clamp(min=0)
+    return states.gather(1, index.expand(-1, 1, states.shape[2]))[:, 0]
 
 
-MODES: dict[sentence_transformers.Mode, Callable[[Tensor, Tensor], Tensor]] = {
+MODES: dict[sentence_transformers.PoolingMode, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": _mean,
-    "cls": _first,
-    "max": _most,
-    "mean_sqrt_len_tokens": _mean_of_root,
-    "weightedmean": _weighted,
-    "lasttoken": _last,
+    "cls": _first_token,
+    "max": _max,
+    "mean_sqrt_len_tokens": _mean_sqrt_length,
+    "weightedmean": _position_weighted_mean,
+    "lasttoken": _last_token,
 }
-"""Each takes hidden states, [batch, length, width] fp32, and which tokens are real, [.., 1]."""
+"""Pooling functions of hidden states, [batch, length, width] fp32.
+
+The second argument is 1 for real tokens and 0 for padding, [batch, length, 1].
+"""

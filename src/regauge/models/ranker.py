@@ -1,8 +1,8 @@
-"""A ranker: texts through an encoder, then explicit and implicit interactions of all features.
+"""The ranking model: text encoder, then explicit and implicit feature interactions.
 
-Explicit ones are the crosses of DCN-v2 (Wang et al., 2021, "DCN V2: Improved Deep & Cross
-Network"), of full rank (equation 1) or as a mixture of experts of low rank (equations 3 to 5);
-implicit ones a deep network, beside the crosses or behind them.
+Explicit interactions are the cross layers of DCN-v2 (Wang et al., 2021, "DCN V2: Improved Deep &
+Cross Network"), of full rank (equation 1) or as a mixture of low-rank experts (equations 3 to 5).
+Implicit interactions are a deep network, parallel to the cross layers or stacked on them.
 """
 
 from __future__ import annotations
@@ -26,42 +26,43 @@ if TYPE_CHECKING:
     from regauge.models.dropout import DropoutKeys
     from regauge.models.settings import Interactions
 
-READ = ("tokens", "segments", "positions", "keys")
-"""What an encoder reads of a batch."""
-SPREAD = 0.05
-"""Standard deviation of the embeddings of categories before training."""
+ENCODER_INPUTS = ("tokens", "segments", "positions", "keys")
+"""The arrays of a batch that the encoder reads."""
+CATEGORY_STD = 0.05
+"""Standard deviation of the initial category embeddings."""
 
 
-class Form(NamedTuple):
-    """What a row holds: texts of the query, and of each of its candidates texts and values."""
+class RankerShape(NamedTuple):
+    """Numbers of texts, candidates and features of a row."""
 
-    queries: int
-    documents: int
+    query_texts: int
+    document_texts: int
+    """Texts of each candidate."""
     candidates: int
-    numbers: int
-    categories: int
+    numeric_features: int
+    categorical_features: int
     calibrated: bool
-    """Whether scores are logits of a probability, and not an order alone."""
+    """Whether scores are logits of probabilities, and not only an order."""
 
     @property
     def texts(self) -> int:
-        """Texts of a row: those of the query, then those of each candidate."""
-        return self.queries + self.candidates * self.documents
+        """Texts of a row: of the query, then of each candidate."""
+        return self.query_texts + self.candidates * self.document_texts
 
 
 class Ranker(TextModule):
     """Scores the candidates of each row.
 
-    Beside the texts, [rows x texts, length], a batch holds `numbers`, [rows, candidates, numbers]
-    fp32 with NaN where one is missing, and `categories`, [rows, candidates, categories] int64,
-    buckets from 1 and 0 where one is missing.
+    In addition to the texts, [rows x texts, length], a batch holds two feature tables. `numbers` is
+    [rows, candidates, features] fp32, with NaN for missing values. `categories` is [rows,
+    candidates, features] int64: embedding rows from 1, and 0 for missing values.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         keys: DropoutKeys,
-        form: Form,
+        shape: RankerShape,
         settings: Interactions,
         scale: Sequence[tuple[float, float]],
         *,
@@ -69,51 +70,59 @@ class Ranker(TextModule):
     ) -> None:
         super().__init__(model, keys)
         self.documents = documents
-        """What reads the texts of candidates, where that is not what reads the query's."""
-        self.form = form
-        self.reads = form.texts > 0
-        width = model.config.hidden_size if self.reads else 0
-        self.head = Head(form, width, settings, scale)
+        """The encoder of candidates; None if `model` encodes all texts."""
+        self.shape = shape
+        self.has_texts = shape.texts > 0
+        width = model.config.hidden_size if self.has_texts else 0
+        self.head = RankingHead(shape, width, settings, scale)
 
     def forward(self, batch: Batch) -> Batch:
         """Return `scores`, [rows, candidates] fp32."""
         rows = batch["numbers"].shape[0]
-        texts = [self._texts(batch, rows)] if self.reads else []
+        texts = [self._text_features(batch, rows)] if self.has_texts else []
         return {"scores": self.head(texts, batch["numbers"], batch["categories"]).float().clone()}
 
-    def _texts(self, batch: Batch, rows: int) -> Tensor:
-        """Return what is known of each candidate by its texts, [rows, candidates, features]."""
-        form = self.form
+    def _text_features(self, batch: Batch, rows: int) -> Tensor:
+        """Return the normalized vectors of each candidate's texts and their cosine similarities.
+
+        The result is [rows, candidates, features].
+        """
+        queries, documents = self._encode_rows(batch, rows)
+        documents = documents.view(rows, self.shape.candidates, self.shape.document_texts, -1)
+        queries = queries[:, None].expand(-1, self.shape.candidates, -1, -1)
+        similarities = cosine_similarity(queries[:, :, :, None], documents[:, :, None], dim=-1)
+        vectors = torch.cat([queries, documents], 2)
+        normalized = layer_norm(vectors, vectors.shape[-1:])
+        return torch.cat([normalized.flatten(2), similarities.flatten(2)], 2)
+
+    def _encode_rows(self, batch: Batch, rows: int) -> tuple[Tensor, Tensor]:
+        """Return the vectors of query texts and of candidate texts, [rows, texts, width]."""
+        count = self.shape.query_texts
         if self.documents is None:
-            vectors = self._vectors(batch, self.model).view(rows, form.texts, -1)
-            asked, offered = vectors[:, : form.queries], vectors[:, form.queries :]
-        else:
-            both = {name: batch[name].unflatten(0, (rows, -1)) for name in READ}
-            queries = {name: each[:, : form.queries].flatten(0, 1) for name, each in both.items()}
-            shown = {name: each[:, form.queries :].flatten(0, 1) for name, each in both.items()}
-            asked = self._vectors(queries, self.model).unflatten(0, (rows, -1))
-            offered = self._vectors(shown, self.documents).unflatten(0, (rows, -1))
-        offered = offered.view(rows, form.candidates, form.documents, -1)
-        asked = asked[:, None].expand(-1, form.candidates, -1, -1)
-        alike = cosine_similarity(asked[:, :, :, None], offered[:, :, None], dim=-1)
-        everything = torch.cat([asked, offered], 2)
-        normal = layer_norm(everything, everything.shape[-1:])
-        return torch.cat([normal.flatten(2), alike.flatten(2)], 2)
+            vectors = self._encode(batch, self.model).view(rows, self.shape.texts, -1)
+            return vectors[:, :count], vectors[:, count:]
+        arrays = {name: batch[name].unflatten(0, (rows, -1)) for name in ENCODER_INPUTS}
+        queries = {name: array[:, :count].flatten(0, 1) for name, array in arrays.items()}
+        documents = {name: array[:, count:].flatten(0, 1) for name, array in arrays.items()}
+        return (
+            self._encode(queries, self.model).unflatten(0, (rows, -1)),
+            self._encode(documents, self.documents).unflatten(0, (rows, -1)),
+        )
 
-    def _vectors(self, batch: Batch, model: PreTrainedModel) -> Tensor:
-        """Return what an encoder makes of texts, [texts, width] fp32."""
-        return mean_pool(self.hidden(batch, packed=False, model=model), batch["segments"])
+    def _encode(self, batch: Batch, model: PreTrainedModel) -> Tensor:
+        """Return the mean-pooled vectors of texts, [texts, width] fp32."""
+        return mean_pool(self.hidden_states(batch, packed=False, model=model), batch["segments"])
 
 
-class Head(nn.Module):
-    """From the features of candidates to their scores."""
+class RankingHead(nn.Module):
+    """Computes the scores of candidates from their features."""
 
     mean: Tensor
     deviation: Tensor
 
     def __init__(
         self,
-        form: Form,
+        shape: RankerShape,
         width: int,
         settings: Interactions,
         scale: Sequence[tuple[float, float]],
@@ -122,73 +131,80 @@ class Head(nn.Module):
         moments = torch.tensor(scale, dtype=torch.float32, device="cpu").view(-1, 2)
         self.register_buffer("mean", moments[:, 0].clone())
         self.register_buffer("deviation", moments[:, 1].clone())
-        self.buckets = settings.buckets + 1
-        self.categories = Categories(self.buckets * max(form.categories, 1), settings.width)
-        if not form.categories:
+        self.rows_per_feature = settings.buckets + 1
+        table_rows = self.rows_per_feature * max(shape.categorical_features, 1)
+        self.categories = CategoryEmbedding(table_rows, settings.width)
+        if not shape.categorical_features:
             self.categories.requires_grad_(requires_grad=False)
-        texts = form.queries + form.documents
-        features = texts * width + (form.queries * form.documents if width else 0)
-        features += 2 * form.numbers + form.categories * settings.width
-        self.stacked = settings.structure == "stacked"
+        vectors = shape.query_texts + shape.document_texts
+        similarities = shape.query_texts * shape.document_texts if width else 0
+        features = vectors * width + similarities
+        features += 2 * shape.numeric_features + shape.categorical_features * settings.width
+        self.is_stacked = settings.structure == "stacked"
         self.crosses = nn.ModuleDict(
-            {str(layer): _cross(features, settings) for layer in range(settings.crosses)}
+            {
+                str(layer): _build_cross_layer(features, settings)
+                for layer in range(settings.cross_layers)
+            }
         )
-        self.deep = _deep(features, settings.hidden)
-        last = settings.hidden[-1] if settings.hidden else features
-        beside = features if settings.crosses and not self.stacked and settings.hidden else 0
-        # Losses over lists and pairs see no constant: its gradient would be rounding alone.
-        self.score = nn.Linear(last + beside, 1, bias=form.calibrated)
+        self.deep = _build_deep_network(features, settings.hidden)
+        deep_width = settings.hidden[-1] if settings.hidden else features
+        is_parallel = settings.cross_layers and not self.is_stacked and settings.hidden
+        cross_width = features if is_parallel else 0
+        # Listwise and pairwise losses do not depend on a constant, so its gradient would be noise.
+        self.score = nn.Linear(deep_width + cross_width, 1, bias=shape.calibrated)
 
     def forward(self, texts: list[Tensor], numbers: Tensor, categories: Tensor) -> Tensor:
-        """Return [rows, candidates]; each of the arguments is [rows, candidates, …]."""
-        parts = [*texts, *self._numbers(numbers)]
+        """Return scores, [rows, candidates]; each argument is [rows, candidates, features]."""
+        parts = [*texts, *self._normalize(numbers)]
         if categories.shape[2]:
-            first = torch.arange(categories.shape[2], device=categories.device) * self.buckets
-            parts.append(self.categories(categories + first).flatten(2))
+            index = torch.arange(categories.shape[2], device=categories.device)
+            rows = categories + index * self.rows_per_feature
+            parts.append(self.categories(rows).flatten(2))
         dtype = self.score.weight.dtype
         features = torch.cat([part.to(dtype) for part in parts], 2)
         crossed = features
         for cross in self.crosses.values():
             crossed = cross(features, crossed)
-        if self.stacked or not len(self.crosses):
-            found = self.deep(crossed)
+        if self.is_stacked or not len(self.crosses):
+            combined = self.deep(crossed)
         elif len(self.deep):
-            found = torch.cat([crossed, self.deep(features)], 2)
+            combined = torch.cat([crossed, self.deep(features)], 2)
         else:
-            found = crossed
-        scores: Tensor = self.score(found)[..., 0]
+            combined = crossed
+        scores: Tensor = self.score(combined)[..., 0]
         return scores
 
-    def _numbers(self, numbers: Tensor) -> list[Tensor]:
-        """Return normalised numbers, 0 where one is missing, and which ones are."""
+    def _normalize(self, numbers: Tensor) -> list[Tensor]:
+        """Return standardized numbers, 0 for missing ones, and a table of which are missing."""
         missing = numbers.isnan()
-        known = torch.where(missing, self.mean, numbers)
-        return [(known - self.mean) / self.deviation, missing.to(numbers.dtype)]
+        values = torch.where(missing, self.mean, numbers)
+        return [(values - self.mean) / self.deviation, missing.to(numbers.dtype)]
 
 
-class Categories(nn.Embedding):
-    """Embeddings that begin small, so that features begin alike."""
+class CategoryEmbedding(nn.Embedding):
+    """Embedding table with small initial values, so that all features start similar."""
 
     def reset_parameters(self) -> None:
-        """Draw the weights before training."""
-        nn.init.normal_(self.weight, std=SPREAD)
+        """Initialize the weights."""
+        nn.init.normal_(self.weight, std=CATEGORY_STD)
 
 
-class Cross(nn.Module):
-    """x0 * (W x + b) + x."""
+class CrossLayer(nn.Module):
+    """Full-rank cross layer: x0 * (W x + b) + x."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Linear(width, width)
 
-    def forward(self, first: Tensor, here: Tensor) -> Tensor:
-        """Return [..., width]; `first` is what the first layer was given."""
-        crossed: Tensor = first * self.weight(here) + here
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        """Return the crossed features, [..., width]; `x0` is the input of the first layer."""
+        crossed: Tensor = x0 * self.weight(x) + x
         return crossed
 
 
-class LowRankCross(nn.Module):
-    """The sum over experts of gate(x) * x0 * (U tanh(C tanh(V x)) + b), and x."""
+class LowRankCrossLayer(nn.Module):
+    """Low-rank cross layer: x + sum over experts of gate(x) * x0 * (U tanh(C tanh(V x)) + b)."""
 
     def __init__(self, width: int, rank: int, experts: int) -> None:
         super().__init__()
@@ -200,32 +216,32 @@ class LowRankCross(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights before training."""
+        """Initialize the weights."""
         nn.init.zeros_(self.bias)
         for weight in (self.down, self.inner, self.up):
             for expert in weight.data:
                 nn.init.xavier_normal_(expert)
 
-    def forward(self, first: Tensor, here: Tensor) -> Tensor:
-        """Return [..., width]; `first` is what the first layer was given."""
-        low = torch.einsum("...w,ewr->...er", here, self.down).tanh()
-        low = torch.einsum("...er,ers->...es", low, self.inner).tanh()
-        each = torch.einsum("...er,erw->...ew", low, self.up) + self.bias
-        gates = self.gate(here).softmax(-1)
-        crossed: Tensor = first * (gates[..., None] * each).sum(-2) + here
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        """Return the crossed features, [..., width]; `x0` is the input of the first layer."""
+        low_rank = torch.einsum("...w,ewr->...er", x, self.down).tanh()
+        low_rank = torch.einsum("...er,ers->...es", low_rank, self.inner).tanh()
+        experts = torch.einsum("...er,erw->...ew", low_rank, self.up) + self.bias
+        gates = self.gate(x).softmax(-1)
+        crossed: Tensor = x0 * (gates[..., None] * experts).sum(-2) + x
         return crossed
 
 
-def _cross(width: int, settings: Interactions) -> nn.Module:
+def _build_cross_layer(width: int, settings: Interactions) -> nn.Module:
     if settings.rank is None:
-        return Cross(width)
-    return LowRankCross(width, settings.rank, settings.experts)
+        return CrossLayer(width)
+    return LowRankCrossLayer(width, settings.rank, settings.experts)
 
 
-def _deep(features: int, hidden: Sequence[int]) -> nn.Sequential:
-    """Return linear layers with a ReLU behind each; none for no width."""
+def _build_deep_network(features: int, hidden: Sequence[int]) -> nn.Sequential:
+    """Build a linear layer and a ReLU for each hidden width; empty without hidden widths."""
     layers = nn.Sequential()
-    for before, after in pairwise([features, *hidden]):
-        layers.append(nn.Linear(before, after))
+    for inputs, outputs in pairwise([features, *hidden]):
+        layers.append(nn.Linear(inputs, outputs))
         layers.append(nn.ReLU())
     return layers

@@ -1,6 +1,7 @@
-"""How a text becomes tokens and its tokens a vector, as sentence-transformers' folders describe it.
+"""Reads and writes the configuration files of sentence-transformers folders.
 
-Nothing here imports torch: what is described is computed in `pooling.py`.
+They describe the tokenization of texts and the pooling of hidden states. `pooling.py` computes the
+pooling; nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from regauge.choices import did_you_mean
 from regauge.config import Settings
 from regauge.errors import SettingsError
 from regauge.models import tokenizer_convention
-from regauge.models.hub import CONFIG, WANTED
-from regauge.models.tokenizer_convention import FEWEST, Manner, read_json, write_json
+from regauge.models.hub import CONFIG, MODEL_FILE_PATTERNS
+from regauge.models.tokenizer_convention import MIN_TOKENS, Convention, read_json, write_json
 
-MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
-LIMITS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_mpnet_config.json")
-"""Files that say how long a text may be; which one depends on how old the folder is."""
-Mode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-FLAGS: dict[str, Mode] = {
+MODULES_FILE, PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
+LIMIT_FILES = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_mpnet_config.json",
+)
+"""Files with the maximum text length; the name depends on the age of the folder."""
+PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+MODE_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -30,151 +35,154 @@ FLAGS: dict[str, Mode] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Older folders have a flag for each; vectors of several stand behind each other in this order."""
+"""Flags of older folders; vectors of several modes are concatenated in this order."""
 ACTIVATIONS = {"Tanh": "tanh", "Identity": "identity", "ReLU": "relu", "GELU": "gelu"}
 Activation = Literal["tanh", "identity", "relu", "gelu"]
 
 
-class Dense(Settings):
-    """A linear layer behind the pooling."""
+class DenseLayer(Settings):
+    """A linear layer after the pooling."""
 
     inputs: int
-    """Width of what comes in."""
+    """Width of the input."""
     outputs: int
-    """Width of what comes out."""
+    """Width of the output."""
     bias: bool = True
-    """Whether something is added."""
+    """Whether the layer has a bias."""
     activation: Activation = "tanh"
-    """What is applied to it."""
+    """Activation function."""
     folder: str
-    """Where its weights lie in a folder of sentence-transformers."""
+    """Subfolder of its weights."""
 
 
 class Pooling(Settings):
-    """How the last hidden states of a text become one vector."""
+    """Pooling of the last hidden states of a text to one vector."""
 
-    modes: tuple[Mode, ...] = Field(default=("mean",), min_length=1)
-    """What is taken of them; several stand behind each other."""
-    dense: tuple[Dense, ...] = ()
-    """Layers behind that."""
+    modes: tuple[PoolingMode, ...] = Field(default=("mean",), min_length=1)
+    """Pooling modes; vectors of several modes are concatenated."""
+    dense: tuple[DenseLayer, ...] = ()
+    """Dense layers after the pooling."""
     normalized: bool = True
-    """Whether vectors have length 1."""
+    """Whether vectors are normalized to length 1."""
 
 
-class Reads(Settings):
-    """How a text becomes tokens."""
+class Tokenization(Settings):
+    """How texts are converted to tokens."""
 
-    tokens: int = Field(ge=FEWEST)
-    """Most tokens of a text, with the special ones around it; what is beyond is cut off."""
+    tokens: int = Field(ge=MIN_TOKENS)
+    """Maximum tokens of a text, special tokens included; longer texts are truncated."""
     prompts: dict[str, str] = {}
-    """Texts that are put before a text, by name."""
+    """Prompts that can be prepended to a text, by name."""
     prompt: str | None = None
-    """Name of the one that is used unless another is named."""
+    """Name of the default prompt."""
     lowercase: bool = False
-    """Whether a text is written small before the tokenizer sees it."""
+    """Whether a text is lowercased before tokenization."""
     ends: Literal["closed", "open", "chat"] = "closed"
-    """Whether a text ends in special tokens, goes on, or stands in a chat template."""
-    manner: Manner = "regauge"
-    """Whose: here "[SEP]" in a text is letters, and a text ends in a token that says so."""
+    """`closed`: special tokens end the text; `open`: it can be continued; `chat`: chat template."""
+    manner: Convention = "regauge"
+    """`regauge`: "[SEP]" in a text is plain text; `transformers`: its tokenizer decides."""
 
-    def before(self, name: str | None = None) -> str:
-        """Return what is put before each text: the named prompt, or the one that is used anyway.
+    def prompt_text(self, name: str | None = None) -> str:
+        """Return the named prompt, or the default one; empty if there is none.
 
-        Raises SettingsError for a name that is not known.
+        Raises SettingsError for an unknown name.
         """
-        wanted = name or self.prompt
-        if wanted is None:
+        name = name or self.prompt
+        if name is None:
             return ""
-        if wanted not in self.prompts:
-            known = tuple(self.prompts)
-            remedy = did_you_mean(wanted, known) if known else "the artifact has none"
-            raise SettingsError(f"no prompt is called '{wanted}'", remedy)
-        return self.prompts[wanted]
+        if name not in self.prompts:
+            options = tuple(self.prompts)
+            remedy = did_you_mean(name, options) if options else "the artifact has none"
+            raise SettingsError(f"no prompt is called '{name}'", remedy)
+        return self.prompts[name]
 
 
-class Sentences(Settings):
-    """A text encoder's folder, described."""
+class SentenceEncoder(Settings):
+    """Description of a sentence-transformers folder."""
 
-    reads: Reads
+    tokenization: Tokenization
     pooling: Pooling = Pooling()
 
 
-def described(folder: Path) -> bool:
-    """Return whether a folder is one of sentence-transformers."""
-    return (folder / MODULES).is_file()
+def is_sentence_transformer(folder: Path) -> bool:
+    """Return whether a folder has the format of sentence-transformers."""
+    return (folder / MODULES_FILE).is_file()
 
 
-def told(folder: Path) -> Sentences | None:
-    """Return what a folder says, or None for one that is none of sentence-transformers.
+def read_if_present(folder: Path) -> SentenceEncoder | None:
+    """Return the description of a folder, or None if it is not in sentence-transformers format.
 
-    Raises SettingsError for what is not known here.
+    Raises SettingsError if a module of the folder is not supported.
     """
-    return read(folder) if described(folder) else None
+    return read_sentence_encoder(folder) if is_sentence_transformer(folder) else None
 
 
-def read(folder: Path) -> Sentences:
-    """Return what a folder of sentence-transformers says; SettingsError for what is not known here.
+def read_sentence_encoder(folder: Path) -> SentenceEncoder:
+    """Return the description of a sentence-transformers folder.
 
-    Known are a transformer, a pooling, linear layers and a normalisation, in this order.
+    Supported modules are Transformer, Pooling, Dense and Normalize, in this order. Raises
+    SettingsError for all others.
     """
-    modules = _modules(folder)
+    modules = _read_modules(folder)
     kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     expected = ["Transformer", "Pooling", *["Dense"] * kinds.count("Dense")]
     normalized = kinds[-1:] == ["Normalize"]
     if kinds != expected + ["Normalize"] * normalized or modules[0]["path"] not in {"", "."}:
-        problem = f"{folder} is made of {', '.join(kinds)}"
-        raise SettingsError(problem, "name one of Transformer, Pooling, Dense …, Normalize")
+        problem = f"unsupported modules in {folder}: {', '.join(kinds)}"
+        raise SettingsError(problem, "choose a model of Transformer, Pooling, Dense …, Normalize")
     dense = tuple(
-        _dense(folder / module["path"], module["path"])
+        _read_dense(folder / module["path"], module["path"])
         for module in modules
         if module["type"].endswith(".Dense")
     )
-    modes = _modes(folder / modules[1]["path"] / CONFIG)
-    return Sentences(
-        reads=reads(folder), pooling=Pooling(modes=modes, dense=dense, normalized=normalized)
+    modes = _read_modes(folder / modules[1]["path"] / CONFIG)
+    return SentenceEncoder(
+        tokenization=read_tokenization(folder),
+        pooling=Pooling(modes=modes, dense=dense, normalized=normalized),
     )
 
 
-def reads(folder: Path) -> Reads:
-    """Return how texts become tokens in a folder of sentence-transformers, of any kind."""
-    found = [read_json(folder / name) for name in LIMITS if (folder / name).is_file()]
-    limit = found[0] if found else {}
-    told = read_json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
-    prompts = told.get("prompts") or {}
-    default = told.get("default_prompt_name")
-    return Reads(
-        tokens=limit.get("max_seq_length") or tokenizer_convention.most_tokens(folder),
+def read_tokenization(folder: Path) -> Tokenization:
+    """Return the tokenization of a sentence-transformers folder with any modules."""
+    documents = [read_json(folder / name) for name in LIMIT_FILES if (folder / name).is_file()]
+    limits = documents[0] if documents else {}
+    has_prompts = (folder / PROMPTS_FILE).is_file()
+    prompt_config = read_json(folder / PROMPTS_FILE) if has_prompts else {}
+    prompts = prompt_config.get("prompts") or {}
+    default = prompt_config.get("default_prompt_name")
+    return Tokenization(
+        tokens=limits.get("max_seq_length") or tokenizer_convention.max_tokens(folder),
         prompts=prompts,
         prompt=default if default in prompts else None,
-        lowercase=bool(limit.get("do_lower_case")),
-        manner=tokenizer_convention.of(folder),
+        lowercase=bool(limits.get("do_lower_case")),
+        manner=tokenizer_convention.read_convention(folder),
     )
 
 
-def copy(folder: Path, target: Path) -> None:
-    """Add what a folder of sentence-transformers says of its vectors to a transformers folder.
+def copy_description(folder: Path, target: Path) -> None:
+    """Copy the files of sentence-transformers, without the model, to a transformers folder.
 
-    Raises SettingsError for what is not known here.
+    Raises SettingsError if a module is not supported.
     """
-    read(folder)
-    for name in (MODULES, PROMPTS, *LIMITS):
+    read_sentence_encoder(folder)
+    for name in (MODULES_FILE, PROMPTS_FILE, *LIMIT_FILES):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
-    for module in _modules(folder)[1:]:
+    for module in _read_modules(folder)[1:]:
         (target / module["path"]).mkdir(exist_ok=True)
-        for pattern in WANTED:
+        for pattern in MODEL_FILE_PATTERNS:
             for file in (folder / module["path"]).glob(pattern):
                 shutil.copyfile(file, target / module["path"] / file.name)
 
 
-def write(folder: Path, sentences: Sentences, width: int) -> None:
-    """Add what sentence-transformers reads to a transformers folder; `width` is the model's.
+def write_description(folder: Path, encoder: SentenceEncoder, width: int) -> None:
+    """Add the files of sentence-transformers to a transformers folder; `width` is the model's.
 
-    Weights of layers behind the pooling are not known here: their folders are made and described.
+    Folders of dense layers get a configuration; the caller writes their weights.
     """
     parts = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    parts += [(dense.folder, "Dense") for dense in sentences.pooling.dense]
-    if sentences.pooling.normalized:
+    parts += [(dense.folder, "Dense") for dense in encoder.pooling.dense]
+    if encoder.pooling.normalized:
         parts.append((f"{len(parts)}_Normalize", "Normalize"))
     modules = [
         {
@@ -187,75 +195,77 @@ def write(folder: Path, sentences: Sentences, width: int) -> None:
     ]
     for path, _ in parts[1:]:
         (folder / path).mkdir(exist_ok=True)
-    for dense in sentences.pooling.dense:
-        write_json(folder / dense.folder / CONFIG, _layer(dense))
-    reads = sentences.reads
-    modes = sentences.pooling.modes
-    write_json(folder / MODULES, modules)
-    pooling: dict[str, Any] = {flag: mode in modes for flag, mode in FLAGS.items()}
-    if _flagged(pooling) != modes:
-        pooling = {"pooling_mode": list(modes)}  # flags have an order of their own
+    for dense in encoder.pooling.dense:
+        write_json(folder / dense.folder / CONFIG, _dense_config(dense))
+    tokenization, modes = encoder.tokenization, encoder.pooling.modes
+    write_json(folder / MODULES_FILE, modules)
+    pooling: dict[str, Any] = {flag: mode in modes for flag, mode in MODE_FLAGS.items()}
+    if _modes_from_flags(pooling) != modes:
+        pooling = {"pooling_mode": list(modes)}  # flags have a fixed order
     write_json(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **pooling})
-    write_json(
-        folder / LIMITS[0], {"max_seq_length": reads.tokens, "do_lower_case": reads.lowercase}
-    )
-    told = {"prompts": reads.prompts, "default_prompt_name": reads.prompt} if reads.prompts else {}
-    write_json(folder / PROMPTS, {"similarity_fn_name": "cosine", **told})
-    if reads.manner != tokenizer_convention.USUAL:
-        tokenizer_convention.mark(folder)
+    limits = {"max_seq_length": tokenization.tokens, "do_lower_case": tokenization.lowercase}
+    write_json(folder / LIMIT_FILES[0], limits)
+    prompt_config: dict[str, Any] = {"similarity_fn_name": "cosine"}
+    if tokenization.prompts:
+        prompt_config["prompts"] = tokenization.prompts
+        prompt_config["default_prompt_name"] = tokenization.prompt
+    write_json(folder / PROMPTS_FILE, prompt_config)
+    if tokenization.manner != tokenizer_convention.DEFAULT_CONVENTION:
+        tokenizer_convention.write_convention(folder)
 
 
-def _modules(folder: Path) -> Any:
-    """Return what a folder is made of, in folders of its own."""
-    found = read_json(folder / MODULES)
-    for module in found:
+def _read_modules(folder: Path) -> Any:
+    """Return the modules of a folder; raises SettingsError for a path outside of it."""
+    modules = read_json(folder / MODULES_FILE)
+    for module in modules:
         if Path(module["path"]).is_absolute() or ".." in Path(module["path"]).parts:
-            problem = f"{folder / MODULES} names '{module['path']}', outside of its folder"
+            problem = f"{folder / MODULES_FILE} names '{module['path']}', outside of its folder"
             raise SettingsError(problem, "do not use it")
-    return found
+    return modules
 
 
-def _modes(path: Path) -> tuple[Mode, ...]:
+def _read_modes(path: Path) -> tuple[PoolingMode, ...]:
     table = read_json(path)
     if table.get("include_prompt", True) is not True:
-        problem = f"{path} leaves the prompt out of the pooling"
+        problem = f"{path} excludes the prompt from the pooling"
         raise SettingsError(problem, "name a model that pools all tokens")
-    named = table.get("pooling_mode")
-    if named is None:
-        return _flagged(table) or ("mean",)
-    modes = (named,) if isinstance(named, str) else tuple(named)
+    value = table.get("pooling_mode")
+    if value is None:
+        return _modes_from_flags(table) or ("mean",)
+    modes = (value,) if isinstance(value, str) else tuple(value)
     for mode in modes:
-        if mode not in FLAGS.values():
-            known = tuple(FLAGS.values())
-            raise SettingsError(f"{path} has a pooling '{mode}'", did_you_mean(mode, known))
+        if mode not in MODE_FLAGS.values():
+            remedy = did_you_mean(mode, tuple(MODE_FLAGS.values()))
+            raise SettingsError(f"{path} has an unknown pooling '{mode}'", remedy)
     return modes
 
 
-def _flagged(table: dict[str, Any]) -> tuple[Mode, ...]:
-    return tuple(mode for flag, mode in FLAGS.items() if table.get(flag))
+def _modes_from_flags(table: dict[str, Any]) -> tuple[PoolingMode, ...]:
+    return tuple(mode for flag, mode in MODE_FLAGS.items() if table.get(flag))
 
 
-def _dense(folder: Path, path: str) -> Dense:
+def _read_dense(folder: Path, path: str) -> DenseLayer:
     table = read_json(folder / CONFIG)
     activation = str(table.get("activation_function", "Tanh")).rpartition(".")[2]
-    odd = activation not in ACTIVATIONS or table.get("use_residual")
-    if odd or table.get("module_input_name", "sentence_embedding") != "sentence_embedding":
-        problem = f"{folder} is a layer of a kind that is not known here"
-        raise SettingsError(problem, f"name one with {', '.join(ACTIVATIONS)} and no residual")
-    known = ACTIVATIONS[activation]
-    return Dense.model_validate(
+    is_unsupported = activation not in ACTIVATIONS or table.get("use_residual")
+    input_name = table.get("module_input_name", "sentence_embedding")
+    if is_unsupported or input_name != "sentence_embedding":
+        problem = f"{folder} is an unsupported dense layer"
+        options = ", ".join(ACTIVATIONS)
+        raise SettingsError(problem, f"choose a model with {options} and no residual")
+    return DenseLayer.model_validate(
         {
             "inputs": table["in_features"],
             "outputs": table["out_features"],
             "bias": table.get("bias", True),
-            "activation": known,
+            "activation": ACTIVATIONS[activation],
             "folder": path,
         }
     )
 
 
-def _layer(dense: Dense) -> dict[str, Any]:
-    (activation,) = (theirs for theirs, ours in ACTIVATIONS.items() if ours == dense.activation)
+def _dense_config(dense: DenseLayer) -> dict[str, Any]:
+    (activation,) = (name for name, value in ACTIVATIONS.items() if value == dense.activation)
     return {
         "in_features": dense.inputs,
         "out_features": dense.outputs,

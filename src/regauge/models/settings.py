@@ -1,4 +1,4 @@
-"""The table of a run file that describes the model; nothing here imports torch."""
+"""Settings of the model: the `[model]` table of a run file. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -9,94 +9,94 @@ from pydantic import Field, model_validator
 from regauge.config import Settings
 
 
-class Origin(Settings):
-    """The earlier run, or the model, that a run goes on from."""
+class InitFrom(Settings):
+    """An earlier run, or a model, whose weights a run starts from (warm start)."""
 
     path: str
     """Output folder of a run, or a transformers folder."""
     step: Literal["final", "latest", "best"] | int = "final"
-    """Which moment of the run: its final model, or a checkpoint that was kept."""
-    optimizer: Literal["fresh", "kept"] = "fresh"
-    """Whether the optimizer begins anew, or goes on with that run's moments."""
+    """Step of the run: its final model, or one of its checkpoints."""
+    optimizer: Literal["reset", "keep"] = "reset"
+    """`reset`: new optimizer state; `keep`: the optimizer state of that run."""
     schedule: Literal["restart", "continue"] = "restart"
-    """Whether the learning rate begins anew, or is that of one run of both lengths."""
+    """`restart`: new learning rate schedule; `continue`: one schedule over both runs."""
 
 
 class Lora(Settings):
-    """Low-rank adapters beside linear layers, by peft; they are all that is trained."""
+    """LoRA adapters of linear layers, with peft; all other weights are frozen."""
 
     rank: int = Field(default=16, ge=1)
-    """Rank of the product that is added to a layer's weight."""
+    """Rank of the update that is added to a layer's weight."""
     alpha: float = Field(default=32.0, gt=0)
-    """The product is scaled by alpha / rank."""
+    """The update is scaled by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the values into an adapter that are dropped in training."""
+    """Dropout rate of the inputs of an adapter."""
     targets: tuple[str, ...] = ()
-    """Names, or ends of paths, of linear layers, such as `q_proj`; by default all of the blocks."""
+    """Linear layers by name or end of path, such as `q_proj`; by default all in the blocks."""
 
 
 class Model(Settings):
-    """An architecture of transformers, from scratch by its dimensions or from saved weights."""
+    """A transformers model, built from its dimensions or from saved weights."""
 
     architecture: str | None = None
-    """Model type of transformers, such as `bert` or `llama`: random weights."""
+    """Model type of transformers, such as `bert` or `llama`; weights are initialized randomly."""
     config: dict[str, Any] = {}
-    """Fields of the architecture's transformers configuration, such as `hidden_size`."""
+    """Fields of the transformers configuration of the architecture, such as `hidden_size`."""
     path: str | None = None
-    """Weights to start from: a run's output folder, a transformers folder, or a hub name."""
-    init_from: Origin | None = None
-    """The earlier run to go on from, usually with other data; it is the path as well."""
-    weights: Literal["saved", "random"] = "saved"
-    """Whether a path gives its weights, or only its dimensions."""
+    """Initial weights: output folder of a run, transformers folder, or Hugging Face Hub name."""
+    init_from: InitFrom | None = None
+    """Earlier run to start from, usually with other data; it also sets `path`."""
+    weights: Literal["pretrained", "random"] = "pretrained"
+    """`pretrained`: weights of `path`; `random`: only its dimensions, with random weights."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of hidden values that are dropped in training."""
+    """Dropout rate of hidden states in training."""
     dropout_kind: Literal["counter", "native"] = "counter"
-    """`counter`: the same bits on every device and world; `native`: the framework's own."""
+    """`counter`: equal bits on every device and world size; `native`: dropout of torch."""
     attention: Literal["auto", "sdpa", "chunked", "eager"] = "auto"
-    """Fused, as products of some rows at a time, or as its architecture writes it; or as suits."""
-
+    """`sdpa`: fused; `chunked`: matrix products over few rows at a time; `eager`: as in
+    transformers; `auto`: chosen for the device."""
     lora: Lora | None = None
-    """Train low-rank adapters instead of the weights."""
+    """Train LoRA adapters instead of the weights."""
 
     @model_validator(mode="before")
     @classmethod
-    def _path_of_origin(cls, table: Any) -> Any:
+    def _copy_path_from_init_from(cls, table: Any) -> Any:
         origin = table.get("init_from") if isinstance(table, dict) else None
         if isinstance(origin, dict) and "path" in origin:
             return {"path": origin["path"], **table}
         return table
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Model:
+    def _check_one_source(self) -> Model:
         if (self.architecture is None) == (self.path is None):
-            raise ValueError("a model has one origin: set either architecture or path")
+            raise ValueError("a model needs exactly one of architecture and path; set one")
         if self.path is not None and self.config:
-            raise ValueError("model.config describes a model from scratch; drop it or model.path")
+            raise ValueError("model.config has no effect with model.path; remove one of them")
         return self
 
 
 class Interactions(Settings):
-    """What a ranker makes of the features of a candidate."""
+    """The network of a ranking model that computes scores from features (DCN-v2)."""
 
-    crosses: int = Field(default=2, ge=0)
-    """Layers of explicit crosses (DCN-v2); 0 leaves them out."""
+    cross_layers: int = Field(default=2, ge=0)
+    """Number of cross layers (explicit feature interactions); 0 for none."""
     rank: int | None = Field(default=None, ge=1)
-    """Rank of their weights; by default full."""
+    """Rank of the weights of cross layers; by default full rank."""
     experts: int = Field(default=1, ge=1)
-    """How many weights of low rank are mixed."""
+    """Number of low-rank experts in a cross layer."""
     structure: Literal["parallel", "stacked"] = "parallel"
-    """Whether the deep network stands beside the crosses, or behind them."""
+    """`parallel`: deep network next to the cross layers; `stacked`: on top of them."""
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = (128, 64)
-    """Widths of the deep network; none leaves it out."""
+    """Widths of the hidden layers of the deep network; empty for none."""
     buckets: int = Field(default=10_000, ge=1)
-    """Embeddings of each categorical feature, which its values share by their hash."""
+    """Hash buckets of each categorical feature; each bucket has one embedding."""
     width: int = Field(default=16, ge=1)
-    """Width of such an embedding."""
+    """Width of the embeddings of categorical features."""
 
     @model_validator(mode="after")
-    def _something_is_left(self) -> Interactions:
-        if not self.crosses and not self.hidden:
-            raise ValueError("nothing is left of the interactions: set crosses or hidden")
+    def _check_not_empty(self) -> Interactions:
+        if not self.cross_layers and not self.hidden:
+            raise ValueError("the network has no layers; set cross_layers or hidden")
         if self.experts > 1 and self.rank is None:
-            raise ValueError("experts are mixed where their rank is low: set rank")
+            raise ValueError("experts need low-rank cross layers; set rank")
         return self

@@ -1,7 +1,7 @@
-"""Moving a module to a device in a type, and the proof that nothing came apart on the way.
+"""Tensor utilities: moving modules to a device, tied weights, and bit sums.
 
-`Module.to` may give a module new parameters where a device cannot share storage with the CPU. Then
-weights that were one object become two that drift apart, and hooks stay behind.
+`Module.to` may create new parameters if a device cannot share storage with the CPU. Tied weights
+then become two weights that diverge, and hooks are lost. `move_module` restores and verifies both.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer dtype by element size in bytes."""
 
 
-class _Form(NamedTuple):
-    """What must be the same before and after."""
+class _TensorState(NamedTuple):
+    """Properties of a tensor that a move must not change."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -28,67 +29,67 @@ class _Form(NamedTuple):
     hooks: int
 
 
-def dtype_of(precision: str) -> torch.dtype:
-    """Return the type in which a precision computes; TF32 is fp32 that is rounded in products."""
+def precision_dtype(precision: str) -> torch.dtype:
+    """Return the compute dtype of a precision; TF32 is fp32, rounded in matrix products."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
 
 
-def local(value: Tensor) -> Tensor:
-    """Return this process's part of a tensor."""
+def local_shard(value: Tensor) -> Tensor:
+    """Return the local shard of a DTensor; other tensors are returned unchanged."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def move(module: nn.Module, device: torch.device) -> None:
-    """Move a module in place: tied weights stay tied, and types, shapes and hooks as they were.
+def move_module(module: nn.Module, device: torch.device) -> None:
+    """Move a module to a device in place; tied weights stay tied, hooks and dtypes are kept.
 
-    Raises PreflightError with the name of what came apart.
+    Raises PreflightError with the name of a tensor that changed.
     """
-    groups = ties(module)
-    before = {name: _form(value) for name, value in _tensors(module).items()}
+    groups = find_tied_weights(module)
+    before = {name: _tensor_state(value) for name, value in _named_tensors(module).items()}
     module.to(device)
-    for first, *others in groups:
-        parameter = module.get_parameter(first)
-        for name in others:
-            put(module, name, parameter)
-    after = {name: _form(value) for name, value in _tensors(module).items()}
+    for name, *tied_names in groups:
+        parameter = module.get_parameter(name)
+        for tied_name in tied_names:
+            set_tensor(module, tied_name, parameter)
+    after = {name: _tensor_state(value) for name, value in _named_tensors(module).items()}
     changed = [name for name in before if before[name] != after.get(name)]
-    elsewhere = [
-        name for name, value in _tensors(module).items() if value.device.type != device.type
+    not_moved = [
+        name for name, value in _named_tensors(module).items() if value.device.type != device.type
     ]
-    if ties(module) != groups or changed or elsewhere or len(before) != len(after):
-        broken = next(iter([*changed, *elsewhere]), "a tied weight")
+    if find_tied_weights(module) != groups or changed or not_moved or len(before) != len(after):
+        broken = next(iter([*changed, *not_moved]), "a tied weight")
         raise PreflightError(
-            f"'{broken}' did not survive the move to {device}",
-            "this is a fault of that device's torch: use another accelerator and report it",
+            f"'{broken}' was changed by the move to {device}",
+            "this is a bug of torch on that device; use another accelerator and report it",
         )
 
 
-def ties(module: nn.Module) -> list[list[str]]:
-    """Return the names of every weight that has more than one."""
+def find_tied_weights(module: nn.Module) -> list[list[str]]:
+    """Return the names of each weight that has several."""
     names: dict[int, list[str]] = {}
     for name, value in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(value), []).append(name)
     return [group for group in names.values() if len(group) > 1]
 
 
-def put(module: nn.Module, name: str, value: Tensor) -> None:
-    """Put a weight or a buffer in the place of the one with that name."""
-    parent, _, last = name.rpartition(".")
-    setattr(module.get_submodule(parent), last, value)
+def set_tensor(module: nn.Module, name: str, value: Tensor) -> None:
+    """Replace the weight or buffer with this name."""
+    parent, _, attribute = name.rpartition(".")
+    setattr(module.get_submodule(parent), attribute, value)
 
 
-def bits(value: Tensor) -> Tensor:
-    """Return the sum of the bits of a tensor, read as integers."""
+def bit_sum(value: Tensor) -> Tensor:
+    """Return the int64 sum of the elements of a tensor, with their bits read as integers."""
     words = value.detach().contiguous().view(INTEGERS[value.element_size()])
     return words.sum(dtype=torch.int64)
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
+def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     return {**weights, **dict(module.named_buffers(remove_duplicate=False))}
 
 
-def _form(value: Tensor) -> _Form:
+def _tensor_state(value: Tensor) -> _TensorState:
     hooks = (value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None))  # noqa: SLF001
-    count = sum(len(found) for found in hooks if found)
-    return _Form(tuple(value.shape), value.dtype, value.requires_grad, count)
+    count = sum(len(registered) for registered in hooks if registered)
+    return _TensorState(tuple(value.shape), value.dtype, value.requires_grad, count)

@@ -1,4 +1,8 @@
-"""What a transformers folder says of texts: how many tokens one may have, and in whose manner."""
+"""Tokenizer convention and maximum text length of transformers folders.
+
+In the convention `regauge`, special tokens in a text, such as "[SEP]", are plain text, and a text
+ends in an end token. In the convention `transformers`, its tokenizer decides.
+"""
 
 from __future__ import annotations
 
@@ -11,46 +15,46 @@ from regauge.models.hub import CONFIG
 if TYPE_CHECKING:
     from pathlib import Path
 
-Manner = Literal["regauge", "transformers"]
-MARK = "texts_read_as"
-"""Where a folder's configuration says that a run here left it."""
-USUAL: Manner = "transformers"
-"""What it is where nothing says it."""
-FEWEST = 3
-"""Tokens that any program of texts has room for: one of a text, and those around it."""
-_LONGEST = 10**9
-"""Tokens beyond which a tokenizer's limit says that there is none."""
+Convention = Literal["regauge", "transformers"]
+CONFIG_KEY = "texts_read_as"
+"""Key of the convention in a model's `config.json`."""
+DEFAULT_CONVENTION: Convention = "transformers"
+"""Convention of a folder without the key."""
+MIN_TOKENS = 3
+"""Minimum text length: one token of text and the special tokens around it."""
+_NO_LIMIT = 10**9
+"""Limits from this value on mean that a tokenizer has no limit."""
 
 
-def mark(folder: Path) -> None:
-    """Note in a transformers folder that a run here left it."""
-    write_json(folder / CONFIG, {**read_json(folder / CONFIG), MARK: "regauge"})
+def write_convention(folder: Path) -> None:
+    """Record the convention `regauge` in the configuration of a transformers folder."""
+    write_json(folder / CONFIG, {**read_json(folder / CONFIG), CONFIG_KEY: "regauge"})
 
 
-def of(folder: Path) -> Manner:
-    """Return in whose manner the model of a transformers folder reads texts."""
-    found: Manner = read_json(folder / CONFIG).get(MARK, USUAL)
-    return found
+def read_convention(folder: Path) -> Convention:
+    """Return the tokenizer convention of a transformers folder."""
+    convention: Convention = read_json(folder / CONFIG).get(CONFIG_KEY, DEFAULT_CONVENTION)
+    return convention
 
 
-def most_tokens(folder: Path, places: int | None = None) -> int:
-    """Return how many tokens a transformers folder's model and tokenizer both can have.
+def max_tokens(folder: Path, model_limit: int | None = None) -> int:
+    """Return the maximum text length in tokens of a transformers folder's model and tokenizer.
 
-    `places` is how many the model has, where that is known. Raises SettingsError where nothing
-    says it.
+    `model_limit` is the limit of the model, if it is known. Raises SettingsError if there is no
+    limit.
     """
     positions = read_json(folder / CONFIG).get("max_position_embeddings")
     path = folder / "tokenizer_config.json"
-    told = read_json(path).get("model_max_length") if path.is_file() else None
-    limits = [places, positions, told]
-    known = [int(limit) for limit in limits if limit is not None and limit < _LONGEST]
-    if not known:
-        raise SettingsError(f"{folder} does not say how long a text may be", "set text.tokens")
-    return min(known)
+    tokenizer_limit = read_json(path).get("model_max_length") if path.is_file() else None
+    candidates = (model_limit, positions, tokenizer_limit)
+    limits = [int(limit) for limit in candidates if limit is not None and limit < _NO_LIMIT]
+    if not limits:
+        raise SettingsError(f"{folder} has no maximum text length", "set text.max_seq_length")
+    return min(limits)
 
 
 def read_json(path: Path) -> Any:
-    """Return a folder's document; raises SettingsError for one that cannot be read."""
+    """Read a JSON file of a model folder; raises SettingsError if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -58,5 +62,5 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, document: object) -> None:
-    """Write a folder's document."""
+    """Write a JSON file of a model folder."""
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

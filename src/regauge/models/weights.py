@@ -1,6 +1,6 @@
-"""Weights in folders: which weight of a model each is, reading them by rows, writing them.
+"""Weight files of transformers folders: matching to a model, reading by rows, writing.
 
-Only safetensors are read; a process that keeps a part of a weight reads that part alone.
+Only safetensors files are read. A process that keeps part of a weight reads only that part.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from regauge import safetensors_io
-from regauge.data.tokenizer import files as tokenizer_files
+from regauge.data.tokenizer import list_tokenizer_files as tokenizer_files
 from regauge.errors import SettingsError
 from regauge.models.hub import CONFIG
 
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-LARGEST_FILE = 5_000_000_000
-"""Bytes of weights in one file; a folder with more has several and an index, as transformers'."""
-_LEGACY = ((".gamma", ".weight"), (".beta", ".bias"))
-"""How the first BERTs name the two parts of a layer norm, and how they are named today."""
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+MAX_FILE_BYTES = 5_000_000_000
+"""Maximum size of a weight file; larger models get several files and an index."""
+_LEGACY_SUFFIXES = ((".gamma", ".weight"), (".beta", ".bias"))
+"""Suffixes of layer norm weights in the first BERT checkpoints, and their present names."""
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One weight in a file."""
+class StoredWeight:
+    """A weight in a file; only the slices that are read use memory."""
 
     file: Path
     name: str
     shape: tuple[int, ...]
 
     def __getitem__(self, rows: slice) -> Tensor:
-        """Return some rows of the weight."""
-        with torch.device("cpu"), safe_open(self.file, framework="pt") as opened:
-            found: Tensor = opened.get_slice(self.name)[rows]
-        return found
+        """Read a slice of the weight's rows."""
+        with torch.device("cpu"), safe_open(self.file, framework="pt") as tensors:
+            value: Tensor = tensors.get_slice(self.name)[rows]
+        return value
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Return the files of a folder's weights: safetensors, or pickles where there are none.
+def find_weight_files(folder: Path) -> list[Path]:
+    """Return the weight files of a folder: safetensors, or pickles if there are none.
 
-    Raises SettingsError where an index names a file that is not there.
+    Raises SettingsError if a file of the index is missing.
     """
-    if (folder / WHOLE).is_file():
-        return [folder / WHOLE]
-    if (folder / INDEX).is_file():
-        table = json.loads((folder / INDEX).read_text())["weight_map"]
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
+    if (folder / INDEX_FILE).is_file():
+        table = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
         files = [folder / name for name in sorted(set(table.values()))]
         for file in files:
             if not file.is_file():
@@ -63,190 +63,198 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
-def pickled(folder: Path) -> bool:
-    """Return whether a folder has its weights in pickles alone."""
-    return any(file.suffix == ".bin" for file in weight_files(folder))
+def has_pickled_weights(folder: Path) -> bool:
+    """Return whether a folder has its weights only as pickles."""
+    return any(file.suffix == ".bin" for file in find_weight_files(folder))
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Raise SettingsError for a folder whose weights are pickles."""
-    if pickled(folder):
+    """Raise SettingsError if the weights of a folder are pickles."""
+    if has_pickled_weights(folder):
         raise SettingsError(
             f"the weights in '{folder}' are a pickle",
-            f"run: regauge import {folder} --to OTHER, and name that folder",
+            f"run: regauge import {folder} --to OTHER, and use that folder",
         )
 
 
-def stored(folder: Path) -> dict[str, Stored]:
-    """Return every weight of a folder by its name there; only headers are read."""
+def list_weights(folder: Path) -> dict[str, StoredWeight]:
+    """Return the weights of a folder by their stored names; reads only the file headers."""
     refuse_pickles(folder)
-    return {name: place for file in weight_files(folder) for name, place in listed(file).items()}
+    files = find_weight_files(folder)
+    return {name: weight for file in files for name, weight in list_file_weights(file).items()}
 
 
-def listed(file: Path) -> dict[str, Stored]:
-    """Return every weight of a file by its name there; only the header is read."""
+def list_file_weights(file: Path) -> dict[str, StoredWeight]:
+    """Return the weights of a file by their stored names; reads only the header."""
     try:
-        with safe_open(file, framework="pt") as opened:
-            names = list(opened.keys())
-            shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+        with safe_open(file, framework="pt") as tensors:
+            names = list(tensors.keys())
+            shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, OSError) as error:
         raise SettingsError(f"{file} cannot be read: {error}", "copy it again") from None
-    return {name: Stored(file, name, shape) for name, shape in shapes.items()}
+    return {name: StoredWeight(file, name, shape) for name, shape in shapes.items()}
 
 
-def whole_file(file: Path) -> dict[str, Tensor]:
-    """Return every weight of a file, in memory."""
-    return {name: place[:] for name, place in listed(file).items()}
+def read_weight_file(file: Path) -> dict[str, Tensor]:
+    """Read all weights of a file into memory."""
+    return {name: weight[:] for name, weight in list_file_weights(file).items()}
 
 
-def whole(folder: Path) -> dict[str, Tensor]:
-    """Return every weight of a folder, in memory."""
-    return {name: place[:] for name, place in stored(folder).items()}
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read all weights of a folder into memory."""
+    return {name: weight[:] for name, weight in list_weights(folder).items()}
 
 
-class Matched(NamedTuple):
-    """Which weights of a model a folder has."""
+class WeightMatch(NamedTuple):
+    """The weights of a folder, matched to the weights of a model."""
 
-    places: dict[str, Stored]
-    """By the model's names."""
-    absent: list[str]
-    """The model's others: parts of a head."""
-    strange: list[str]
-    """What the folder has beside them."""
+    sources: dict[str, StoredWeight]
+    """Stored weights by their names in the model."""
+    missing: list[str]
+    """Names of the model's weights that are not stored; all are of a head."""
+    unexpected: list[str]
+    """Names of stored weights that the model does not have."""
 
 
-def matched(model: PreTrainedModel, found: Mapping[str, Stored], where: str) -> Matched:
-    """Return where each weight of a model lies in a folder.
+def match_weights(
+    model: PreTrainedModel, stored: Mapping[str, StoredWeight], path: str
+) -> WeightMatch:
+    """Match the stored weights of a folder to the weights of a model.
 
-    Names may differ by what precedes the body's, and as the first BERTs' did. Raises SettingsError
-    where a part of the body is absent, or has another shape: the folder is of another model.
+    Stored names may lack the prefix of the base model, or use the layer norm names of the first
+    BERT checkpoints. Raises SettingsError if a weight of the base model is missing or has another
+    shape; `path` is the folder's name in messages.
     """
-    first: dict[int, str] = {}
-    own: dict[str, str] = {}
+    names_by_id: dict[int, str] = {}  # a tied weight has the first of its names
+    names: dict[str, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, value in model.named_parameters(remove_duplicate=False):
-        plain = first.setdefault(id(value), plain_name(name))
-        own[plain_name(name)] = plain
-        shapes[plain] = tuple(value.shape)
-    places: dict[str, Stored] = {}
-    strange = []
-    for name, place in found.items():
-        known = next(
-            (own[each] for each in _names(name, model.base_model_prefix) if each in own), ""
-        )
-        if not known:
-            strange.append(name)
-        elif name == known or known not in places:
-            places[known] = place
-    for name, place in places.items():
-        if place.shape != shapes[name]:
+    for full_name, value in model.named_parameters(remove_duplicate=False):
+        name = names_by_id.setdefault(id(value), base_weight_name(full_name))
+        names[base_weight_name(full_name)] = name
+        shapes[name] = tuple(value.shape)
+    sources: dict[str, StoredWeight] = {}
+    unexpected = []
+    for stored_name, weight in stored.items():
+        candidates = _candidate_names(stored_name, model.base_model_prefix)
+        match = next((names[name] for name in candidates if name in names), "")
+        if not match:
+            unexpected.append(stored_name)
+        elif stored_name == match or match not in sources:
+            sources[match] = weight
+    for name, weight in sources.items():
+        if weight.shape != shapes[name]:
             raise SettingsError(
-                f"'{where}': '{name}' is {place.shape} there, {shapes[name]} by its {CONFIG}",
+                f"'{path}': '{name}' is {weight.shape}, but {CONFIG} implies {shapes[name]}",
                 f"name a folder whose {CONFIG} and weights are of one model",
             )
-    absent = [name for name in shapes if name not in places and not adapting(name)]
-    body = {first[id(value)] for value in model.base_model.parameters()}
-    if lost := [name for name in absent if name in body]:
-        raise _of_another_model(model, where, lost, len(body))
-    return Matched(places, absent, strange)
+    missing = [name for name in shapes if name not in sources and not is_adapter_weight(name)]
+    base_names = {names_by_id[id(value)] for value in model.base_model.parameters()}
+    if missing_base := [name for name in missing if name in base_names]:
+        raise _wrong_model_error(model, path, missing_base, len(base_names))
+    return WeightMatch(sources, missing, unexpected)
 
 
-def plain_name(name: str) -> str:
-    """Return a weight's name without what an adapter beside it adds."""
+def base_weight_name(name: str) -> str:
+    """Return the name that a weight has in the model without LoRA adapters."""
     return name.replace(".base_layer.", ".")
 
 
-def adapting(name: str) -> bool:
-    """Return whether a weight is an adapter's."""
+def is_adapter_weight(name: str) -> bool:
+    """Return whether a weight name belongs to a LoRA adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
-def _names(name: str, prefix: str) -> Iterator[str]:
-    """Yield what a stored weight may be called in a model whose body is behind a prefix."""
-    for old, new in (("", ""), *_LEGACY):
+def _candidate_names(name: str, prefix: str) -> Iterator[str]:
+    """Yield the names that a stored weight may have in a model with a base model prefix."""
+    for old, new in (("", ""), *_LEGACY_SUFFIXES):
         if name.endswith(old):
-            today = name.removesuffix(old) + new
-            yield from (today, f"{prefix}.{today}", today.removeprefix(f"{prefix}."))
+            candidate = name.removesuffix(old) + new
+            yield from (candidate, f"{prefix}.{candidate}", candidate.removeprefix(f"{prefix}."))
 
 
-def _of_another_model(
-    model: PreTrainedModel, where: str, lost: list[str], count: int
+def _wrong_model_error(
+    model: PreTrainedModel, path: str, missing: list[str], count: int
 ) -> SettingsError:
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     kind = model.config.model_type
-    problem = f"'{where}' lacks {len(lost)} of {count} weights of a {kind}, such as '{lost[0]}'"
+    problem = (
+        f"'{path}' lacks {len(missing)} of {count} weights of a {kind}, such as '{missing[0]}'"
+    )
     if get_checkpoint_conversion_mapping(kind) is not None:
-        remedy = f"where they have other names there, run: regauge import {where} --to OTHER"
+        remedy = f"if they have other names, run: regauge import {path} --to OTHER"
         return SettingsError(problem, remedy)
     return SettingsError(problem, f"name a folder whose {CONFIG} and weights are of one model")
 
 
-def save(
+def save_model_folder(
     folder: Path,
     config: PretrainedConfig,
     weights: Iterable[tuple[str, Tensor]],
     tokenizer: Path,
 ) -> None:
-    """Write a folder that transformers loads: configuration, weights, tokenizer."""
+    """Write a transformers folder: configuration, weights and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder, weights)
-    describe(folder, config, tokenizer)
+    write_weights(folder, weights)
+    write_config_and_tokenizer(folder, config, tokenizer)
 
 
-def describe(folder: Path, config: PretrainedConfig, tokenizer: Path) -> None:
-    """Write what a folder of weights has beside them: configuration and tokenizer."""
+def write_config_and_tokenizer(folder: Path, config: PretrainedConfig, tokenizer: Path) -> None:
+    """Write the configuration and copy the tokenizer files to a folder of weights."""
     config.save_pretrained(folder)
-    described = (*tokenizer.glob("*.json"), *tokenizer.glob("*.jinja"))
-    for file in sorted({*described, *tokenizer_files(tokenizer)}):
-        if file.name not in (CONFIG, INDEX):
+    documents = (*tokenizer.glob("*.json"), *tokenizer.glob("*.jinja"))
+    for file in sorted({*documents, *tokenizer_files(tokenizer)}):
+        if file.name not in (CONFIG, INDEX_FILE):
             (folder / file.name).write_bytes(file.read_bytes())
 
 
-def write(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Write weights as they come; at most one file's are in memory at a time."""
-    files = Files(folder)
+def write_weights(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Write weights in order; at most one file of weights is in memory at a time."""
+    files = WeightFileWriter(folder)
     for name, value in weights:
         files.add(name, value)
     files.finish()
 
 
-class Files:
-    """Weights that are written as they come, some to each file."""
+class WeightFileWriter:
+    """Writes weights in order to files of at most MAX_FILE_BYTES."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._open: dict[str, Tensor] = {}
-        self._written: list[list[str]] = []
-        self._held = self._bytes = 0
+        self._pending: dict[str, Tensor] = {}
+        self._names_by_file: list[list[str]] = []
+        self._pending_bytes = self._total_bytes = 0
 
     def add(self, name: str, value: Tensor) -> None:
-        """Take a weight, and write those before it where both would be too much for a file."""
-        if self._open and self._held + value.nbytes > LARGEST_FILE:
-            self._write()
-        self._open[name] = value.contiguous()
-        self._held += value.nbytes
-        self._bytes += value.nbytes
+        """Add a weight; first write the pending ones if the file would become too large."""
+        if self._pending and self._pending_bytes + value.nbytes > MAX_FILE_BYTES:
+            self._write_file()
+        self._pending[name] = value.contiguous()
+        self._pending_bytes += value.nbytes
+        self._total_bytes += value.nbytes
 
     def finish(self) -> None:
-        """Write the rest; give the files their names, and an index where there are several."""
-        self._write()
-        count = len(self._written)
+        """Write the pending weights and name the files; several files get an index."""
+        self._write_file()
+        count = len(self._names_by_file)
         if count == 1:
-            self._part(1).replace(self._folder / WHOLE)
+            self._temporary_path(1).replace(self._folder / WEIGHTS_FILE)
             return
         table: dict[str, str] = {}
-        for number, names in enumerate(self._written, start=1):
+        for number, names in enumerate(self._names_by_file, start=1):
             file = f"model-{number:05d}-of-{count:05d}.safetensors"
-            self._part(number).replace(self._folder / file)
+            self._temporary_path(number).replace(self._folder / file)
             table |= dict.fromkeys(names, file)
-        document = {"metadata": {"total_size": self._bytes}, "weight_map": table}
-        (self._folder / INDEX).write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+        document = {"metadata": {"total_size": self._total_bytes}, "weight_map": table}
+        (self._folder / INDEX_FILE).write_text(
+            json.dumps(document, indent=2, sort_keys=True) + "\n"
+        )
 
-    def _part(self, number: int) -> Path:
+    def _temporary_path(self, number: int) -> Path:
         return self._folder / f".model-{number:05d}.part"
 
-    def _write(self) -> None:
-        self._written.append(list(self._open))
-        safetensors_io.write(self._part(len(self._written)), self._open)
-        self._open, self._held = {}, 0
+    def _write_file(self) -> None:
+        self._names_by_file.append(list(self._pending))
+        path = self._temporary_path(len(self._names_by_file))
+        safetensors_io.write_tensors(path, self._pending)
+        self._pending, self._pending_bytes = {}, 0

@@ -1,7 +1,7 @@
-"""Chips, machine types and their dated prices, each row with its source.
+"""Catalog of chips, machine types and their dated prices, each row with its source.
 
-`chips.csv` and `instances.csv` lie beside this file. What a row does not say is unknown, and is
-never guessed from another.
+The data is in `chips.csv` and `instances.csv` in this folder. An empty cell means unknown; it is
+never guessed from another row.
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ if TYPE_CHECKING:
     from regauge.planning.settings import Price
 
 REGION = "us-east-1"
-"""Of all prices in the catalog."""
+"""Region of all prices in the catalog."""
 STALE_DAYS = 90
-"""A price older than that is said to be old: p5.48xlarge went from 98.32 to 55.04 in a year."""
+"""Age from which a price is reported as old: p5.48xlarge fell from 98.32 to 55.04 in a year."""
 
 
 @dataclass(frozen=True)
-class Chip:
-    """One accelerator, or one processor."""
+class CatalogChip:
+    """One accelerator or CPU model of the catalog."""
 
     name: str
     vendor: str
     tdp_watts: float | None
-    """Thermal design power: no more than that is drawn for long."""
+    """Thermal design power: the largest sustained power."""
     source: str
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A machine type that can be rented."""
+    """A machine type of a cloud."""
 
     name: str
     chip: str
     chips: int | None
-    """None for a machine of processors."""
+    """Number of accelerators; None for a CPU machine."""
     usd_per_hour: float | None
-    """On demand; None where no source says it."""
+    """On-demand price; None if unknown."""
     as_of: dt.date | None
+    """Date of the price."""
     source: str
 
 
 @dataclass(frozen=True)
-class Rate:
-    """What one machine costs, and who says so."""
+class MachinePrice:
+    """Price of one machine, with its source and date."""
 
     usd_per_hour: float
     source: str
@@ -63,77 +64,82 @@ class Rate:
 
     @property
     def usd_per_second(self) -> float:
-        """The same, for a second."""
+        """Price per second."""
         return self.usd_per_hour / SECONDS_PER_HOUR
 
     @property
-    def told(self) -> str:
-        """The price with who says it and when."""
-        day = f", {self.as_of}" if self.as_of else ""
-        return f"{self.usd_per_hour:g} USD an hour ({self.source}{day})"
+    def description(self) -> str:
+        """Price, source and date in words."""
+        date = f", {self.as_of}" if self.as_of else ""
+        return f"{self.usd_per_hour:g} USD per hour ({self.source}{date})"
 
-    def remark(self, today: dt.date) -> str | None:
-        """Return what is to be said of an old price; None for a fresh one."""
+    def staleness_warning(self, today: dt.date) -> str | None:
+        """Return a warning about an old price; None if it is recent."""
         days = (today - self.as_of).days if self.as_of else 0
         if days <= STALE_DAYS:
             return None
-        price = f"{self.usd_per_hour:g} USD an hour"
+        price = f"the price of {self.usd_per_hour:g} USD per hour"
         return f"{price} is {days} days old; set execution.price.usd_per_hour"
 
 
 @cache
-def chips() -> Mapping[str, Chip]:
-    """Return all chips by name."""
+def load_chips() -> Mapping[str, CatalogChip]:
+    """Return all chips of the catalog by name."""
     return {
-        row["name"]: Chip(row["name"], row["vendor"], _number(row["tdp_watts"]), row["source"])
-        for row in _rows("chips.csv")
+        row["name"]: CatalogChip(
+            row["name"], row["vendor"], _parse_number(row["tdp_watts"]), row["source"]
+        )
+        for row in _read_rows("chips.csv")
     }
 
 
 @cache
-def instances() -> Mapping[str, Instance]:
-    """Return all machine types by name."""
+def load_instances() -> Mapping[str, Instance]:
+    """Return all machine types of the catalog by name."""
     return {
         row["name"]: Instance(
             name=row["name"],
             chip=row["chip"],
             chips=int(row["chips"]) if row["chips"] else None,
-            usd_per_hour=_number(row["usd_per_hour"]),
+            usd_per_hour=_parse_number(row["usd_per_hour"]),
             as_of=dt.date.fromisoformat(row["as_of"]) if row["as_of"] else None,
             source=row["source"],
         )
-        for row in _rows("instances.csv")
+        for row in _read_rows("instances.csv")
     }
 
 
-def instance(name: str) -> Instance:
-    """Return a machine type; raises SettingsError with the nearest name for an unknown one."""
-    if name not in instances():
-        near = did_you_mean(name, list(instances()))
-        remedy = near if near.startswith("did") else "set usd_per_hour instead"
+def find_instance(name: str) -> Instance:
+    """Return a machine type; raises SettingsError with the closest name if it is unknown."""
+    if name not in load_instances():
+        suggestion = did_you_mean(name, list(load_instances()))
+        remedy = suggestion if suggestion.startswith("did") else "set usd_per_hour instead"
         raise SettingsError(f"price.instance = '{name}' is not in the catalog", remedy)
-    return instances()[name]
+    return load_instances()[name]
 
 
-def chip_of(price: Price) -> Chip | None:
-    """Return the chip of a price's machine type; None where that or the chip is unknown."""
-    return chips().get(instance(price.instance).chip) if price.instance is not None else None
+def find_chip(price: Price) -> CatalogChip | None:
+    """Return the chip of a price's machine type; None if either is unknown."""
+    return (
+        load_chips().get(find_instance(price.instance).chip) if price.instance is not None else None
+    )
 
 
-def rate(price: Price) -> Rate | None:
-    """Return what one machine costs; None where that is unknown."""
-    kind = instance(price.instance) if price.instance is not None else None
+def find_price(price: Price) -> MachinePrice | None:
+    """Return the price of one machine; None if unknown."""
+    machine = find_instance(price.instance) if price.instance is not None else None
     if price.usd_per_hour is not None:
-        return Rate(price.usd_per_hour, f"the run file, {price.market}", price.as_of)
-    if kind is None or kind.usd_per_hour is None:
+        return MachinePrice(price.usd_per_hour, f"run file, {price.market}", price.as_of)
+    if machine is None or machine.usd_per_hour is None:
         return None
-    return Rate(kind.usd_per_hour, f"the catalog, on demand in {REGION}", kind.as_of)
+    source = f"catalog, on-demand in {REGION}"
+    return MachinePrice(machine.usd_per_hour, source, machine.as_of)
 
 
-def _rows(name: str) -> list[dict[str, str]]:
+def _read_rows(name: str) -> list[dict[str, str]]:
     with (Path(__file__).parent / name).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     return float(text) if text else None

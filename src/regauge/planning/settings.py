@@ -1,4 +1,4 @@
-"""The table of a run file that says what its machines cost; nothing here imports torch."""
+"""Settings of machine prices: the [execution.price] table. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from regauge.config import Settings
 
 
 class Price(Settings):
-    """What one of the run's machines costs; without it dollars are unknown."""
+    """Price of one machine; without it, costs in dollars are unknown."""
 
     instance: str | None = None
-    """Machine type of the catalog, such as `trn1.32xlarge`: its on-demand price, with its date."""
+    """Machine type of the catalog, such as `trn1.32xlarge`; sets its dated on-demand price."""
     usd_per_hour: float | None = Field(default=None, ge=0)
-    """Price of one machine for an hour, instead of the catalog's."""
+    """Price of one machine per hour; replaces the price of the catalog."""
     market: Literal["on-demand", "reserved", "spot", "own"] = "on-demand"
-    """How it was bought; the catalog knows on-demand prices alone."""
+    """Market of the price; the catalog has only on-demand prices."""
     as_of: dt.date | None = Field(default=None, strict=False)
-    """Day of your own price."""
+    """Date of `usd_per_hour`."""
 
     @model_validator(mode="after")
-    def _known(self) -> Price:
+    def _check_own_price(self) -> Price:
         if self.market != "on-demand" and self.usd_per_hour is None:
-            raise ValueError(f"a price of market '{self.market}' is yours: set its usd_per_hour")
+            raise ValueError(f"market '{self.market}' is not in the catalog; set its usd_per_hour")
         if self.as_of is not None and self.usd_per_hour is None:
-            raise ValueError("as_of is the day of usd_per_hour: set both")
+            raise ValueError("as_of is the date of usd_per_hour; set both")
         return self

@@ -1,94 +1,120 @@
-"""Which fields of records are answered, and which stand beside the answers, as the first show."""
+"""Infer the fields of records from the first ones; select those to compute and those to keep."""
 
 from __future__ import annotations
 
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+
+from regauge.artifacts.postprocess import build_columns
 from regauge.choices import did_you_mean
 from regauge.data.sources import Record, Rejected
 from regauge.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from regauge.artifacts.manifest import ProgramEntry
     from regauge.data.sources import Piece, Source, Value
-    from regauge.prediction.settings import Predicting
+    from regauge.prediction.settings import PredictOutput, PredictSettings
 
-FIRST = 1000
-"""Records that are looked at."""
-USUAL = "text"
-"""The field that is answered where several hold texts and none is named."""
-Kinds = dict[str, str]
-"""Fields by what they hold: "text", "integer" or "real"."""
+MAX_INSPECTED_RECORDS = 1000
+DEFAULT_TEXT_FIELD = "text"
+"""The text field if several fields hold texts and the settings name none."""
+FieldKinds = dict[str, str]
+"""The kind of each field: "text", "integer" or "real"."""
 
 
-def look(source: Source, pieces: tuple[Piece, ...]) -> Kinds:
-    """Return the fields of the first records, in the order in which they are met.
+def infer_fields(source: Source, pieces: tuple[Piece, ...]) -> FieldKinds:
+    """Return the fields of the first records, in the order of their first appearance.
 
-    Those that the first piece names itself come first. One with whole and other numbers holds real
-    ones; of texts and numbers the first counts. Raises DataError where there is no record.
+    Fields in the schema of the first piece come first. A field with integers and floats is "real";
+    a field with texts and numbers has the kind of its first value. Raises DataError if there is no
+    record.
     """
-    kinds: Kinds = source.kinds(pieces[0]) if pieces else {}
-    bad: Rejected | None = None
-    records = 0
-    for found in chain.from_iterable(map(source.read, pieces)):
-        if isinstance(found, Rejected):
-            bad = bad or found
-        elif isinstance(found, Record):
-            records += 1
-            for name, value in found.fields.items():
-                both = {kinds.setdefault(name, kind_of(value)), kind_of(value)}
+    kinds: FieldKinds = source.field_kinds(pieces[0]) if pieces else {}
+    first_rejected: Rejected | None = None
+    num_records = 0
+    for item in chain.from_iterable(map(source.read, pieces)):
+        if isinstance(item, Rejected):
+            first_rejected = first_rejected or item
+        elif isinstance(item, Record):
+            num_records += 1
+            for name, value in item.fields.items():
+                both = {kinds.setdefault(name, infer_kind(value)), infer_kind(value)}
                 if both == {"integer", "real"}:
                     kinds[name] = "real"
-            if records == FIRST:
+            if num_records == MAX_INSPECTED_RECORDS:
                 break
-    if records:
+    if num_records:
         return kinds
-    if bad is not None:
-        detail = f" ({bad.detail})" if bad.detail else ""
-        problem = f"{bad.file}, {bad.place}: {bad.reason}{detail}, and no record before or behind"
+    if first_rejected is not None:
+        detail = f" ({first_rejected.detail})" if first_rejected.detail else ""
+        location = f"{first_rejected.file}, {first_rejected.location}"
+        problem = f"no valid record: {location}: {first_rejected.reason}{detail}"
         raise DataError(problem, "correct the file, or name another")
-    raise DataError("the source has no record", "name files that hold some")
+    raise DataError("the source has no record", "name files with records in source.files")
 
 
-def kind_of(value: Value) -> str:
-    """Return what a field holds, as a value of it shows."""
+def infer_kind(value: Value) -> str:
+    """Return the kind of a value: "text", "integer" or "real"."""
     if isinstance(value, str):
         return "text"
     return "integer" if isinstance(value, int) else "real"
 
 
-def answered(settings: Predicting, of_artifact: tuple[str, ...], kinds: Kinds) -> tuple[str, ...]:
-    """Return the fields with a record's texts: those asked for, the artifact's, or the only one.
+def select_text_fields(
+    settings: PredictSettings, artifact_fields: tuple[str, ...], kinds: FieldKinds
+) -> tuple[str, ...]:
+    """Return the text fields of the settings, else of the artifact, else the only text field.
 
-    Raises SettingsError where it is not clear which, or one holds no texts.
+    Raises SettingsError if the choice is ambiguous, or if a field holds no texts.
     """
-    asked, wanted = settings.predict.texts, max(1, len(of_artifact))
-    if asked and len(asked) != wanted:
-        problem = f"the artifact reads {wanted} texts of a record"
-        raise SettingsError(problem, f"name as many in predict.texts, not {len(asked)}")
-    known = tuple(name for name, kind in kinds.items() if kind == "text")
-    names = asked or of_artifact or ((USUAL,) if USUAL in known else known)
+    requested, num_texts = settings.predict.text_fields, max(1, len(artifact_fields))
+    if requested and len(requested) != num_texts:
+        problem = f"the artifact reads {num_texts} texts per record"
+        remedy = f"name as many in predict.text_fields, not {len(requested)}"
+        raise SettingsError(problem, remedy)
+    text_fields = tuple(name for name, kind in kinds.items() if kind == "text")
+    default = (DEFAULT_TEXT_FIELD,) if DEFAULT_TEXT_FIELD in text_fields else text_fields
+    names = requested or artifact_fields or default
     if not names:
         raise SettingsError("the first records have no text", "name another source")
-    if len(names) > wanted:
-        problem = f"records hold several texts: {', '.join(names)}"
-        raise SettingsError(problem, f'name one: predict.texts=["{names[-1]}"]')
+    if len(names) > num_texts:
+        problem = f"records have several text fields: {', '.join(names)}"
+        raise SettingsError(problem, f'name one: predict.text_fields=["{names[-1]}"]')
     for name in names:
-        if name not in known:
-            remedy = did_you_mean(name, known) if known else "its records hold no text"
-            if known and not asked:
-                remedy = f"name others in predict.texts, {remedy}"
+        if name not in text_fields:
+            remedy = did_you_mean(name, text_fields) if text_fields else "name another source"
+            if text_fields and not requested:
+                remedy = f"set predict.text_fields, {remedy}"
             raise SettingsError(f"the first records have no text '{name}'", remedy)
     return names
 
 
-def beside(settings: Predicting, texts: tuple[str, ...], kinds: Kinds) -> Kinds:
-    """Return the fields that stand beside an answer; SettingsError for one that is not there."""
-    wanted = settings.output.keep
-    if wanted == "others":
-        return {name: kind for name, kind in kinds.items() if name not in texts}
-    for name in wanted:
+def select_kept_fields(
+    settings: PredictSettings, text_fields: tuple[str, ...], kinds: FieldKinds
+) -> FieldKinds:
+    """Return the fields to copy into the output; raises SettingsError for an unknown field."""
+    requested = settings.output.keep_fields
+    if requested == "all":
+        return {name: kind for name, kind in kinds.items() if name not in text_fields}
+    for name in requested:
         if name not in kinds:
             problem = f"the first records have no text or number '{name}'"
             raise SettingsError(problem, did_you_mean(name, tuple(kinds)))
-    return {name: kinds[name] for name in wanted}
+    return {name: kinds[name] for name in requested}
+
+
+def check_columns(program: ProgramEntry, output: PredictOutput, kept: Sequence[str]) -> None:
+    """Raise SettingsError if outputs do not fit the format, or a kept field has a column's name."""
+    columns = build_columns(program, output.dtype, np.zeros((1, program.width), np.float32))
+    if output.format == "npy" and isinstance(next(iter(columns.values())), pa.Array):
+        problem = f"output.format = npy holds numbers, but the outputs are {program.answers}"
+        raise SettingsError(problem, "set output.format = parquet")
+    for name in kept:
+        if name in columns:
+            problem = f"field '{name}' has the name of an output column"
+            raise SettingsError(problem, "set output.keep_fields without it")

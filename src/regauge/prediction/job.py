@@ -1,16 +1,15 @@
-"""A folder of answers while they are made: what it is of, and which shards are finished.
+"""The output folder of a job: the facts that decide its content, and its finished shards.
 
-    job.json                      everything that decides the answers: another job is refused
-    shards/000012-00003.parquet   the answers to part 3 of piece 12, in the order of the records
-    quarantine/000012-00003.jsonl records of it that could not be answered, each with its reason
-    jobs/0-of-1/ledger.jsonl      a line for each shard: rows, hash, tokens, seconds; it is finished
-                                  once its line is there
-    jobs/0-of-1/attempts.jsonl    what was paid for
-    result.json                   the sums over all, once nothing is left
+    job.json                      the facts that decide the output; a job with others is refused
+    shards/000012-00003.parquet   the output of part 3 of piece 12, in the order of the records
+    quarantine/000012-00003.jsonl the rejected records of that shard, each with its reason
+    jobs/0-of-1/ledger.jsonl      a line for each finished shard: rows, hash, tokens, seconds
+    jobs/0-of-1/attempts.jsonl    the cost of each command
+    result.json                   the totals, after the last shard is finished
 
-A file is written aside, flushed and renamed, and then its line is written: a job that is killed
-loses what it was at, and nothing else. Several jobs write one folder, each its own share of the
-pieces and its own ledger.
+A shard is finished when its line is in the ledger. Its files are written to a temporary folder,
+flushed and renamed before that: a killed job loses only the shards in progress. Several jobs may
+share an output folder; each has its own pieces and its own ledger.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from regauge.artifacts.manifest import MANIFEST
 from regauge.config import FORMAT
 from regauge.errors import DataError, SettingsError
 from regauge.files import sha256, write_json
-from regauge.prediction.shard_queue import Shard
-from regauge.supervision.cost_meter import ATTEMPTS, Reading, last_seen, paid, reading
+from regauge.prediction.shard_queue import ShardId
+from regauge.supervision.cost_meter import ATTEMPTS, Cost, parse_cost, read_last_seen, read_paid
 from regauge.units import MILLION
 
 if TYPE_CHECKING:
@@ -37,97 +36,104 @@ if TYPE_CHECKING:
 
     from regauge.artifacts.artifact import Artifact
     from regauge.data.sources import Piece
-    from regauge.prediction.settings import Predicting
+    from regauge.prediction.settings import PredictSettings
 
 JOB, LEDGER, RESULT = "job.json", "ledger.jsonl", "result.json"
 SHARDS, QUARANTINE, JOBS = "shards", "quarantine", "jobs"
-OTHER = "name another output.folder, or delete that one"
+OTHER_FOLDER_REMEDY = "name another output.folder, or delete that one"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which of several equal jobs this is."""
+class JobSlot:
+    """The position of a job among equal jobs that share an output folder."""
 
     index: int = 0
     count: int = 1
 
-    def has(self, piece: int) -> bool:
-        """Return whether a piece is of this job's share."""
+    def owns(self, piece: int) -> bool:
+        """Return whether this job processes a piece."""
         return piece % self.count == self.index
 
 
 @dataclass(frozen=True)
-class Job:
-    """A job with the pieces of its source."""
+class PredictJob:
+    """A job: its settings, the pieces of its source, and its slot."""
 
-    settings: Predicting
+    settings: PredictSettings
     pieces: tuple[Piece, ...]
-    place: Place
+    slot: JobSlot
 
     @property
     def folder(self) -> Path:
-        """Where all answers go."""
+        """The output folder, which all jobs share."""
         return Path(self.settings.output.folder)
 
     @property
-    def own(self) -> Path:
-        """What this job alone writes."""
-        return self.folder / JOBS / f"{self.place.index}-of-{self.place.count}"
+    def job_folder(self) -> Path:
+        """The subfolder that only this job writes."""
+        return self.folder / JOBS / f"{self.slot.index}-of-{self.slot.count}"
 
     @property
-    def share(self) -> tuple[int, ...]:
-        """The numbers of this job's pieces."""
-        return tuple(filter(self.place.has, range(len(self.pieces))))
+    def piece_numbers(self) -> tuple[int, ...]:
+        """The numbers of the pieces that this job processes."""
+        return tuple(filter(self.slot.owns, range(len(self.pieces))))
 
-    def check(self, facts: dict[str, Any]) -> None:
-        """Raise DataError for a folder with other answers than `facts` say, or anything else."""
+    def check_folder(self, facts: dict[str, Any]) -> None:
+        """Raise DataError if the folder has the output of a job with other facts, or other files.
+
+        Writes nothing.
+        """
         document = json.loads(json.dumps(facts))
-        if (known := _stored(self.folder)) is not None:
-            self._compare(document, {name: known.get(name) for name in document})
+        if (stored := _read_job_file(self.folder)) is not None:
+            self._compare(document, {name: stored.get(name) for name in document})
 
-    def begin(self, facts: dict[str, Any]) -> None:
-        """Take the folder for answers of which `facts` say everything that decides them.
+    def claim_folder(self, facts: dict[str, Any]) -> None:
+        """Create the output folder for a job with these facts.
 
-        Raises DataError where it has others, or anything else.
+        Raises DataError if it has the output of a job with other facts, or other files.
         """
         document = json.loads(json.dumps({"format": FORMAT, **facts}))
-        if (known := _stored(self.folder)) is None:
+        if (stored := _read_job_file(self.folder)) is None:
             for name in (SHARDS, QUARANTINE):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
-            self._put(document)
-            known = _stored(self.folder)
-        self._compare(document, known)
+            self._write_job_file(document)
+            stored = _read_job_file(self.folder)
+        self._compare(document, stored)
 
-    def _compare(self, document: dict[str, Any], known: dict[str, Any] | None) -> None:
-        if known != document:
-            difference = config.first_difference("", document, known)
-            raise DataError(f"{self.folder} has other answers: {difference}", OTHER)
+    def _compare(self, document: dict[str, Any], stored: dict[str, Any] | None) -> None:
+        if stored != document:
+            difference = config.describe_first_difference("", document, stored)
+            problem = f"{self.folder} has the output of another job: {difference}"
+            raise DataError(problem, OTHER_FOLDER_REMEDY)
 
-    def _put(self, document: dict[str, Any]) -> None:
-        """Write what the folder is of, unless another job has done so meanwhile."""
-        aside = self.own / JOB
-        self.own.mkdir(parents=True, exist_ok=True)
-        write_json(aside, document)
+    def _write_job_file(self, document: dict[str, Any]) -> None:
+        """Write `job.json`, unless an equal job has just written it."""
+        temporary = self.job_folder / JOB
+        self.job_folder.mkdir(parents=True, exist_ok=True)
+        write_json(temporary, document)
         with suppress(FileExistsError):
-            os.link(aside, self.folder / JOB)
-        aside.unlink()
+            os.link(temporary, self.folder / JOB)
+        temporary.unlink()
 
-    def finished(self) -> dict[Shard, dict[str, Any]]:
-        """Return the lines of all finished shards; what a line tells of and is gone is not."""
-        found: dict[Shard, dict[str, Any]] = {}
+    def read_finished_shards(self) -> dict[ShardId, dict[str, Any]]:
+        """Return the ledger lines of all finished shards of all jobs.
+
+        A shard with a missing or truncated file is not finished.
+        """
+        lines: dict[ShardId, dict[str, Any]] = {}
         for path in sorted((self.folder / JOBS).glob(f"*/{LEDGER}")):
-            for line in jsonl.whole(path):
-                if self._is_there(line):
-                    found[Shard(line["piece"], line["part"])] = line
-        return found
+            for line in jsonl.read_lines(path):
+                if self._has_files(line):
+                    lines[ShardId(line["piece"], line["part"])] = line
+        return lines
 
-    def commit(self, line: Mapping[str, Any]) -> None:
-        """Write the line of a shard whose files lie in their place."""
-        with jsonl.opened(self.own / LEDGER) as file:
-            jsonl.write(file, line)
+    def commit_shard(self, line: Mapping[str, Any]) -> None:
+        """Append the line of a shard to the ledger; its files must be in the output folder."""
+        with jsonl.open_for_append(self.job_folder / LEDGER) as file:
+            jsonl.write_line(file, line)
             os.fsync(file.fileno())
 
-    def _is_there(self, line: dict[str, Any]) -> bool:
+    def _has_files(self, line: dict[str, Any]) -> bool:
         sizes = line.get("bytes", {})
         paths = {name: self.folder / SHARDS / name for name in sizes}
         return bool(sizes) and all(
@@ -135,134 +141,133 @@ class Job:
         )
 
 
-def facts_of(
-    settings: Predicting, artifact: Artifact, pieces: tuple[Piece, ...], kept: dict[str, str]
+def collect_facts(
+    settings: PredictSettings, artifact: Artifact, pieces: tuple[Piece, ...], kept: dict[str, str]
 ) -> dict[str, Any]:
-    """Return everything that decides the bytes of the answers.
+    """Return all facts that decide the bytes of the output.
 
-    Of the machine, where a text's answer shall be the same bits: what it computes with.
+    With `predict.batch_invariant` these include the chip and the versions of the backend.
     """
     backend, accelerator = artifact.manifest.compiled.backend, artifact.accelerator
     machine = {
-        "name": accelerator.model(),
+        "name": accelerator.model_name(),
         "features": sorted(accelerator.features()),
         "versions": backend.versions(),
     }
-    facts = portable_facts(settings, artifact, pieces, kept)
-    return {**facts, "machine": machine if settings.predict.invariant else {}}
+    facts = collect_portable_facts(settings, artifact, pieces, kept)
+    return {**facts, "machine": machine if settings.predict.batch_invariant else {}}
 
 
-def portable_facts(
-    settings: Predicting, artifact: Artifact, pieces: tuple[Piece, ...], kept: dict[str, str]
+def collect_portable_facts(
+    settings: PredictSettings, artifact: Artifact, pieces: tuple[Piece, ...], kept: dict[str, str]
 ) -> dict[str, Any]:
-    """Return what decides the bytes of the answers on any machine; no device is needed."""
+    """Return the facts that decide the output on any machine; needs no accelerator."""
     predict, output = config.dump(settings.predict), config.dump(settings.output)
-    asked = {name: predict[name] for name in ("invariant", "rows")}
+    options = {name: predict[name] for name in ("batch_invariant", "shard_records")}
     return {
         "artifact": sha256(artifact.folder / MANIFEST),
         "source": config.dump(settings.source),
         "pieces": {piece.name: [piece.bytes, piece.stamp] for piece in pieces},
-        "texts": list(settings.predict.texts),
-        "prompt": settings.predict.prompt,
+        "texts": list(settings.predict.text_fields),
+        "prompt": settings.predict.prompt_name,
         "output": {name: output[name] for name in ("format", "dtype")},
         "kept": kept,
-        **asked,
+        **options,
     }
 
 
-def place_of(settings: Predicting, environment: Mapping[str, str]) -> Place:
-    """Return which job this is, as the settings or the launcher of an array say.
+def resolve_slot(settings: PredictSettings, environment: Mapping[str, str]) -> JobSlot:
+    """Return the slot of this job, from the settings or from the variables of a launcher.
 
-    The names are those of sbatch's manual ("JOB ARRAY SUPPORT") and of Kubernetes' indexed Jobs.
-    Raises SettingsError for an index that is none of so many.
+    The variables are documented in sbatch's manual ("JOB ARRAY SUPPORT") and for Kubernetes'
+    indexed Jobs. Raises SettingsError if the index is not below the count.
     """
-    index, count = settings.predict.index, settings.predict.count
-    first = int(environment.get("SLURM_ARRAY_TASK_MIN", "0"))
-    told = environment.get("SLURM_ARRAY_TASK_ID")
-    if told is not None:
+    index, count = settings.predict.job_index, settings.predict.job_count
+    min_task = int(environment.get("SLURM_ARRAY_TASK_MIN", "0"))
+    task = environment.get("SLURM_ARRAY_TASK_ID")
+    if task is not None:
         step = int(environment.get("SLURM_ARRAY_TASK_STEP", "1"))
-        index = (int(told) - first) // step if index == "auto" else index
+        index = (int(task) - min_task) // step if index == "auto" else index
         count = int(environment.get("SLURM_ARRAY_TASK_COUNT", "1")) if count == "auto" else count
     elif count != "auto" and index == "auto":
         index = int(environment.get("JOB_COMPLETION_INDEX", "0"))
-    place = Place(0 if index == "auto" else index, 1 if count == "auto" else count)
-    if place.index >= place.count:
-        problem = f"predict.index = {place.index} is none of {place.count} jobs, 0 to the last"
-        raise SettingsError(problem, "set predict.count to how many there are")
-    return place
+    slot = JobSlot(0 if index == "auto" else index, 1 if count == "auto" else count)
+    if slot.index >= slot.count:
+        problem = f"predict.job_index = {slot.index} is not below the number of jobs, {slot.count}"
+        raise SettingsError(problem, "set predict.job_count to the number of jobs")
+    return slot
 
 
-def write_result(job: Job) -> dict[str, Any] | None:
-    """Write the sums over all shards and jobs once nothing is left; return them."""
-    every = job.finished()
-    ends = {shard.piece: shard.part + 1 for shard, line in every.items() if line["last"]}
-    if len(ends) < len(job.pieces) or sum(ends.values()) > len(every):
+def write_result(job: PredictJob) -> dict[str, Any] | None:
+    """Write the totals of all jobs to `result.json` and return them; None if shards are left."""
+    lines = job.read_finished_shards()
+    num_parts = {shard.piece: shard.part + 1 for shard, line in lines.items() if line["last"]}
+    if len(num_parts) < len(job.pieces) or sum(num_parts.values()) > len(lines):
         return None
-    counted = sums(every)
-    result = {"format": FORMAT, **counted, **_paid(job.folder, counted["rows"])}
+    totals = sum_shards(lines)
+    result = {"format": FORMAT, **totals, **_sum_costs(job.folder, totals["rows"])}
     write_json(job.folder / RESULT, result)
     return result
 
 
-def _paid(folder: Path, rows: int) -> dict[str, Any]:
-    """Return what all jobs have cost; dollars are unknown where those of one are."""
-    jobs = [path.parent for path in (folder / JOBS).glob(f"*/{ATTEMPTS}")]
-    every = [_of_job(job) for job in jobs]
-    known = [each.usd for each in every if each.usd is not None]
-    usd = sum(known) if len(known) == len(every) else None
+def _sum_costs(folder: Path, rows: int) -> dict[str, Any]:
+    """Return the cost of all jobs; dollars are None if one job has an unknown cost."""
+    job_folders = [path.parent for path in (folder / JOBS).glob(f"*/{ATTEMPTS}")]
+    costs = [_read_cost(job_folder) for job_folder in job_folders]
+    dollars = [cost.usd for cost in costs if cost.usd is not None]
+    usd = sum(dollars) if len(dollars) == len(costs) else None
     return {
-        "machine_seconds": round(sum(each.machine_seconds for each in every), 3),
+        "machine_seconds": round(sum(cost.machine_seconds for cost in costs), 3),
         "usd": usd,
         "usd_per_million": None if usd is None or not rows else usd / rows * MILLION,
     }
 
 
-def _of_job(own: Path) -> Reading:
-    """Return what a job has paid; of one that was killed, up to when it was last seen."""
-    last = jsonl.last(own / ATTEMPTS) or {}
+def _read_cost(job_folder: Path) -> Cost:
+    """Return the cost of a job; a killed command is paid until it was last seen."""
+    last = jsonl.read_last_line(job_folder / ATTEMPTS) or {}
     if "began" in last and "ended" not in last:
-        return paid(own, time.time(), last_seen(own))[0]
-    return reading(last)
+        return read_paid(job_folder, time.time(), read_last_seen(job_folder))[0]
+    return parse_cost(last)
 
 
-def sums(found: Mapping[Shard, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sums over shards: records, tokens, seconds of each part of the work."""
-    counted = ("rows", "quarantined", "skipped", "truncated", "tokens", "slots")
-    total: dict[str, Any] = {name: sum(line[name] for line in found.values()) for name in counted}
-    total["shards"] = len(found)
-    total["useful_token_share"] = total["tokens"] / total["slots"] if total["slots"] else None
-    total["rows_per_second"] = {
-        part: _rate(total["rows"], sum(line["seconds"][part] for line in found.values()))
-        for part in ("read", "compute", "write")
+def sum_shards(lines: Mapping[ShardId, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the totals of shards: records, tokens, and rows per second of each phase."""
+    counts = ("rows", "quarantined", "skipped", "truncated", "tokens", "slots")
+    totals: dict[str, Any] = {name: sum(line[name] for line in lines.values()) for name in counts}
+    totals["shards"] = len(lines)
+    totals["useful_token_share"] = totals["tokens"] / totals["slots"] if totals["slots"] else None
+    totals["rows_per_second"] = {
+        phase: _divide(totals["rows"], sum(line["seconds"][phase] for line in lines.values()))
+        for phase in ("read", "compute", "write")
     }
-    return total
+    return totals
 
 
-def _rate(rows: int, seconds: float) -> float | None:
+def _divide(rows: int, seconds: float) -> float | None:
     return rows / seconds if seconds > 0 else None
 
 
-def paths(folder: Path, lines_of: Mapping[Shard, Mapping[str, Any]]) -> Iterator[Path]:
-    """Yield the files of answers in the order of the records."""
-    for shard in sorted(lines_of):
-        for name in lines_of[shard]["bytes"]:
+def list_output_paths(folder: Path, lines: Mapping[ShardId, Mapping[str, Any]]) -> Iterator[Path]:
+    """Yield the files of finished shards in the order of the records."""
+    for shard in sorted(lines):
+        for name in lines[shard]["bytes"]:
             yield folder / SHARDS / name
 
 
-def _stored(folder: Path) -> dict[str, Any] | None:
-    """Return what a folder has answers of; None for an empty one, DataError for another."""
+def _read_job_file(folder: Path) -> dict[str, Any] | None:
+    """Return `job.json`; None for a new folder; raises DataError if it has other files."""
     path = folder / JOB
     if path.is_file():
         try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise DataError(f"{path} cannot be read: {error}", OTHER) from None
-        return found
-    foreign = (
-        [each for each in folder.iterdir() if each.name not in {SHARDS, QUARANTINE, JOBS}]
-        if (folder.is_dir())
-        else []
+            raise DataError(f"{path} cannot be read: {error}", OTHER_FOLDER_REMEDY) from None
+        return document
+    subfolders = {SHARDS, QUARANTINE, JOBS}
+    is_foreign = folder.is_file() or (
+        folder.is_dir() and any(entry.name not in subfolders for entry in folder.iterdir())
     )
-    if folder.is_file() or foreign:
-        raise DataError(f"{folder} holds something else", OTHER)
+    if is_foreign:
+        raise DataError(f"{folder} is not an output folder of predict", OTHER_FOLDER_REMEDY)
     return None

@@ -1,4 +1,4 @@
-"""A job from its first look at the source to its sums: what it is of, who works, what it costs."""
+"""Run a prediction job: plan it, compute the remaining shards, write the totals and the cost."""
 
 from __future__ import annotations
 
@@ -10,174 +10,202 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge import config, jsonl
-from regauge.artifacts import artifact as artifacts
-from regauge.artifacts.postprocess import check
+from regauge.artifacts.artifact import open_artifact
 from regauge.errors import LimitReachedError, PreemptedError, SettingsError
 from regauge.log import logger
-from regauge.planning.catalog import rate
-from regauge.prediction import fields
+from regauge.planning.catalog import find_price
+from regauge.prediction.fields import (
+    check_columns,
+    infer_fields,
+    select_kept_fields,
+    select_text_fields,
+)
 from regauge.prediction.job import (
     QUARANTINE,
-    Job,
-    facts_of,
-    place_of,
-    portable_facts,
-    sums,
+    PredictJob,
+    collect_facts,
+    collect_portable_facts,
+    resolve_slot,
+    sum_shards,
     write_result,
 )
-from regauge.prediction.progress import Pace
-from regauge.prediction.shard_queue import Tickets
-from regauge.prediction.worker import ASIDE, Order
-from regauge.supervision.cost_meter import ATTEMPTS, Meter, last_seen, paid, say_seen
-from regauge.supervision.folder_lock import Owner
-from regauge.supervision.signals import Caught
+from regauge.prediction.progress import ProgressBar
+from regauge.prediction.shard_queue import ShardQueue
+from regauge.prediction.worker import SCRATCH, WorkerSpec
+from regauge.supervision.cost_meter import (
+    ATTEMPTS,
+    CostMeter,
+    read_last_seen,
+    read_paid,
+    write_last_seen,
+)
+from regauge.supervision.folder_lock import FolderLock
+from regauge.supervision.signals import SignalHandler
 
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
-    from regauge.planning.catalog import Rate
-    from regauge.prediction.settings import Predicting
+    from regauge.planning.catalog import MachinePrice
+    from regauge.prediction.settings import PredictSettings
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A job that can begin."""
+class PredictPlan:
+    """A job that is ready to start."""
 
     artifact: Artifact
-    job: Job
-    order: Order
+    job: PredictJob
+    worker_spec: WorkerSpec
+
+    @property
+    def text_fields(self) -> dict[str, list[str]]:
+        """The resolved text fields, as they are stored in `job.json`."""
+        return {"texts": list(self.worker_spec.text_fields)}
 
 
-def planned(settings: Predicting) -> Planned:
-    """Return the job of settings: what is there to be answered, and which fields it has.
+def plan_predict(settings: PredictSettings) -> PredictPlan:
+    """Return the plan of a job: its pieces, and the fields to read and to keep.
 
-    Raises SettingsError for a field that no record has, or for an artifact that reads no texts,
-    and what the source and the artifact raise.
+    Raises SettingsError if a field does not exist or the artifact reads no texts, and the errors of
+    the source and of `open_artifact`.
     """
-    artifact = artifacts.opened(settings.artifact)
+    artifact = open_artifact(settings.artifact)
     program = artifact.manifest.program
     if program.reads is None:
-        raise SettingsError(
-            f"{settings.artifact} reads no texts", "load it in Python: regauge.load"
-        )
-    program.reads.before(settings.predict.prompt)
-    pieces = settings.source.pieces()
-    kinds = fields.look(settings.source, pieces)
-    texts = fields.answered(settings, program.fields.texts, kinds)
-    kept = fields.beside(settings, texts, kinds)
-    check(program, settings.output, list(kept))
-    job = Job(settings, pieces, place_of(settings, os.environ))
+        problem = f"{settings.artifact} reads no texts"
+        raise SettingsError(problem, "call it in Python with regauge.load")
+    program.reads.prompt_text(settings.predict.prompt_name)
+    pieces = settings.source.list_pieces()
+    kinds = infer_fields(settings.source, pieces)
+    text_fields = select_text_fields(settings, program.fields.texts, kinds)
+    kept_fields = select_kept_fields(settings, text_fields, kinds)
+    check_columns(program, settings.output, list(kept_fields))
+    job = PredictJob(settings, pieces, resolve_slot(settings, os.environ))
     _check_limit(settings)
-    order = Order(config.dump(settings), pieces, texts, kept, job.place)
-    return Planned(artifact, job, order)
+    spec = WorkerSpec(config.dump(settings), pieces, text_fields, kept_fields, job.slot)
+    return PredictPlan(artifact, job, spec)
 
 
-def check_answers(work: Planned) -> None:
-    """Raise DataError for an output folder with other answers, or with anything else."""
-    facts = portable_facts(work.job.settings, work.artifact, work.job.pieces, work.order.kept)
-    work.job.check({**facts, "texts": list(work.order.texts)})
+def check_output_folder(plan: PredictPlan) -> None:
+    """Raise DataError if the output folder has the output of another job, or other files."""
+    job, kept_fields = plan.job, plan.worker_spec.kept_fields
+    facts = collect_portable_facts(job.settings, plan.artifact, job.pieces, kept_fields)
+    job.check_folder({**facts, **plan.text_fields})
 
 
-def predict(settings: Predicting) -> dict[str, Any]:
-    """Answer all records of this job's share that are not answered yet; return the sums.
+def predict(settings: PredictSettings) -> dict[str, Any]:
+    """Compute the shards of this job that are not finished yet; return the totals.
 
-    Raises LimitReachedError at the dollars that may be spent, PreemptedError where it is told to
-    stop, and what the parts of the work raise.
+    Raises LimitReachedError at `predict.max_usd`, PreemptedError after SIGTERM or SIGINT, and the
+    errors of workers.
     """
-    taken = time.time()
-    found = planned(settings)
-    job = found.job
-    facts = facts_of(settings, found.artifact, job.pieces, found.order.kept)
-    job.begin({**facts, "texts": list(found.order.texts)})
+    started_at = time.time()
+    plan = plan_predict(settings)
+    job = plan.job
+    facts = collect_facts(settings, plan.artifact, job.pieces, plan.worker_spec.kept_fields)
+    job.claim_folder({**facts, **plan.text_fields})
     with ExitStack() as stack:
-        stack.enter_context(Owner(job.own))
-        _clear(job)
-        done = job.finished()
-        tickets = Tickets(job.share, {shard: line["last"] for shard, line in done.items()})
-        meter = _metered(job, taken)
-        pace = Pace(job, done, meter)
-        stop = stack.enter_context(_Stop())
-        if job.place.count > 1:
-            logger.info("job %d of %d: %d pieces", job.place.index, job.place.count, len(job.share))
-        if job.place.count > len(job.pieces):
-            few = "%d jobs share %d pieces, and some have nothing to do: see source.piece_mib"
-            logger.warning(few, job.place.count, len(job.pieces))
-        if tickets.left:
-            _work(found, tickets, pace, stop)
-        told = pace.paid()
-        ended = {"began": taken, **meter.line, "ended": time.time(), **told}
-        jsonl.append(job.own / ATTEMPTS, ended)
-        answer = {"output": settings.output.folder, **sums(job.finished()), **pace.cost()}
+        stack.enter_context(FolderLock(job.job_folder))
+        _clear_scratch(job)
+        finished = job.read_finished_shards()
+        shard_queue = ShardQueue(
+            job.piece_numbers, {shard: line["last"] for shard, line in finished.items()}
+        )
+        meter = _start_meter(job, started_at)
+        progress = ProgressBar(job, finished, meter)
+        stop = stack.enter_context(_StopRequest())
+        _log_slot(job)
+        if shard_queue.num_unfinished:
+            _compute_shards(plan, shard_queue, progress, stop)
+        cost = progress.cost_record()
+        attempt = {"began": started_at, **meter.start_fields, "ended": time.time(), **cost}
+        jsonl.append_line(job.job_folder / ATTEMPTS, attempt)
+        summary = {
+            "output": settings.output.folder,
+            **sum_shards(job.read_finished_shards()),
+            **progress.cost_summary(),
+        }
         write_result(job)
-    if answer["quarantined"]:
-        remark = "%d records have no answer: they are in %s, each with its reason"
-        logger.warning(remark, answer["quarantined"], job.folder / QUARANTINE)
-    return answer
+    if summary["quarantined"]:
+        folder = job.folder / QUARANTINE
+        logger.warning("%d records were rejected; reasons: %s", summary["quarantined"], folder)
+    return summary
 
 
-def _work(found: Planned, tickets: Tickets, pace: Pace, stop: _Stop) -> None:
-    """Have shards computed and write their lines, until none is left or something says stop."""
-    job = found.job
+def _log_slot(job: PredictJob) -> None:
+    slot, num_pieces = job.slot, len(job.pieces)
+    if slot.count > 1:
+        logger.info("Job %d of %d: %d pieces.", slot.index, slot.count, len(job.piece_numbers))
+    if slot.count > num_pieces:
+        message = "%d jobs share %d pieces, so some jobs have none; lower source.chunk_mib"
+        logger.warning(message, slot.count, num_pieces)
+
+
+def _compute_shards(
+    plan: PredictPlan, shard_queue: ShardQueue, progress: ProgressBar, stop: _StopRequest
+) -> None:
+    """Run the executor and commit its shards, until none is left, a signal or the limit."""
+    job, spec = plan.job, plan.worker_spec
     limit = job.settings.predict.max_usd
     executor = job.settings.execution.executor
-    with pace:
-        for event in executor.run(found.order, tickets):
-            if event["event"] == "ready" and not pace.begun:
-                kept = ", ".join(found.order.kept) or "nothing"
-                texts = " and ".join(found.order.texts)
-                logger.info("answers to '%s', and beside them: %s", texts, kept)
+    with progress:
+        for event in executor.run(spec, shard_queue):
+            if event["event"] == "ready" and not progress.has_ready_worker:
+                texts = ", ".join(spec.text_fields)
+                kept = ", ".join(spec.kept_fields) or "none"
+                logger.info("Text fields: %s; kept fields: %s", texts, kept)
             if event["event"] == "shard":
-                job.commit({name: value for name, value in event.items() if name != "event"})
-            pace.hear(event)
-            say_seen(job.own)
-            if stop.told:
-                raise PreemptedError("told to stop", "run it again: it goes on where it is")
-            if limit is not None and (pace.usd or 0) >= limit:
-                problem = f"{pace.usd:.4f} USD are spent of at most {limit:g}"
-                raise LimitReachedError(problem, "raise predict.max_usd: it goes on where it is")
+                job.commit_shard({name: value for name, value in event.items() if name != "event"})
+            progress.handle_event(event)
+            write_last_seen(job.job_folder)
+            if stop.is_requested:
+                raise PreemptedError("stopped by a signal", "run the command again to resume")
+            if limit is not None and (progress.usd or 0) >= limit:
+                problem = f"{progress.usd:.4f} USD are spent, predict.max_usd is {limit:g}"
+                raise LimitReachedError(problem, "raise predict.max_usd to resume")
 
 
-class _Stop(Caught):
-    """Notes that somebody told this process to stop."""
+class _StopRequest(SignalHandler):
+    """Records that SIGTERM or SIGINT asked this process to stop."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = False
+        self.is_requested = False
 
-    def caught(self, number: int) -> None:
-        """Note a signal."""
+    def handle(self, number: int) -> None:
+        """Record a signal."""
         del number
-        self.told = True
+        self.is_requested = True
 
 
-def _metered(job: Job, taken: float) -> Meter:
-    """Return what counts on from what earlier commands have paid; it says that this one begins."""
-    known = _rate(job.settings)
-    before, since = paid(job.own, taken, last_seen(job.own))
-    now = time.time()
-    meter = Meter(
-        before,
-        time.monotonic() - max(0.0, now - since),
+def _start_meter(job: PredictJob, started_at: float) -> CostMeter:
+    """Return a meter that continues after earlier commands; record the start of this one."""
+    price = _find_price(job.settings)
+    paid, paid_until = read_paid(job.job_folder, started_at, read_last_seen(job.job_folder))
+    elapsed = max(0.0, time.time() - paid_until)
+    meter = CostMeter(
+        paid,
+        time.monotonic() - elapsed,
         machines=1,
         devices=1,
-        usd_per_hour=None if known is None else known.usd_per_hour,
+        usd_per_hour=None if price is None else price.usd_per_hour,
     )
-    jsonl.append(job.own / ATTEMPTS, {"began": since, **meter.line})
+    jsonl.append_line(job.job_folder / ATTEMPTS, {"began": paid_until, **meter.start_fields})
     return meter
 
 
-def _rate(settings: Predicting) -> Rate | None:
+def _find_price(settings: PredictSettings) -> MachinePrice | None:
     price = settings.execution.price
-    return rate(price) if price is not None else None
+    return find_price(price) if price is not None else None
 
 
-def _check_limit(settings: Predicting) -> None:
-    """Raise SettingsError for a limit of dollars where nobody knows what a second costs."""
-    if settings.predict.max_usd is not None and _rate(settings) is None:
-        problem = "predict.max_usd is a limit, and the price of this machine is unknown"
+def _check_limit(settings: PredictSettings) -> None:
+    """Raise SettingsError for a cost limit if the price of the machine is unknown."""
+    if settings.predict.max_usd is not None and _find_price(settings) is None:
+        problem = "predict.max_usd needs the price of this machine, which is unknown"
         raise SettingsError(problem, "set execution.price.usd_per_hour or execution.price.instance")
 
 
-def _clear(job: Job) -> None:
-    """Remove what a killed command left half written."""
-    shutil.rmtree(job.own / ASIDE, ignore_errors=True)
-    (job.own / ASIDE).mkdir()
+def _clear_scratch(job: PredictJob) -> None:
+    """Remove the unfinished files of a killed command."""
+    shutil.rmtree(job.job_folder / SCRATCH, ignore_errors=True)
+    (job.job_folder / SCRATCH).mkdir()

@@ -1,4 +1,4 @@
-"""How far a job is: a live bar on a terminal, and a line now and then elsewhere."""
+"""Report the progress of a job: a live bar on a terminal, otherwise a log line at intervals."""
 
 from __future__ import annotations
 
@@ -12,117 +12,123 @@ from regauge import log
 from regauge.units import MILLION
 
 if TYPE_CHECKING:
-    from regauge.prediction.job import Job
-    from regauge.prediction.shard_queue import Shard
-    from regauge.supervision.cost_meter import Meter
+    from regauge.prediction.job import PredictJob
+    from regauge.prediction.shard_queue import ShardId
+    from regauge.supervision.cost_meter import CostMeter
 
 
-class Pace:
-    """Counts what is heard of the workers."""
+class ProgressBar:
+    """Counts the events of workers and shows rows, throughput and cost."""
 
-    def __init__(self, job: Job, done: dict[Shard, dict[str, Any]], meter: Meter) -> None:
+    def __init__(
+        self, job: PredictJob, finished: dict[ShardId, dict[str, Any]], meter: CostMeter
+    ) -> None:
         self._job = job
         self._counts: Counter[str] = Counter()
-        for shard, line in done.items():
-            if job.place.has(shard.piece):
-                self._count(line)
-        self._before = self._counts["rows"], self._counts["bytes"]
+        for shard, line in finished.items():
+            if job.slot.owns(shard.piece):
+                self._count_shard(line)
+        self._rows_before, self._bytes_before = self._counts["rows"], self._counts["bytes"]
         self._meter = meter
-        self._signed = 0
-        """Records that are said to be answered, less those of the shards that were committed."""
-        self._began = self._said = time.monotonic()
-        self._ready = 0
+        self._uncommitted_rows = 0
+        """Rows that workers reported as computed, minus the rows of committed shards."""
+        self._started = self._logged = time.monotonic()
+        self._num_ready_workers = 0
         self._bar: progress.Progress | None = None
         self._task = progress.TaskID(0)
 
     def __enter__(self) -> Self:
-        if log.interactive():
+        if log.is_interactive():
             self._bar = progress.Progress(
                 progress.TextColumn("{task.description}"),
                 progress.BarColumn(),
-                progress.TextColumn("{task.fields[told]}"),
+                progress.TextColumn("{task.fields[status]}"),
                 progress.TimeRemainingColumn(),
                 console=log.stderr,
                 transient=True,
             )
             self._bar.start()
-            self._task = self._bar.add_task("predict", total=self._total, told="starting")
+            self._task = self._bar.add_task("predict", total=self._total_bytes, status="starting")
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
-        if self.begun:
-            log.logger.info("%s", self._line(self._counts["rows"]))
+        if self.has_ready_worker:
+            log.logger.info("%s", self._format_counts(self._counts["rows"]))
 
     @property
-    def begun(self) -> bool:
-        """Whether a worker was ready."""
-        return self._ready > 0
+    def has_ready_worker(self) -> bool:
+        """Whether a worker has loaded the artifact."""
+        return self._num_ready_workers > 0
 
     @property
     def usd(self) -> float | None:
-        """Dollars that this job has cost so far; None where the price is unknown."""
+        """Cost of this job so far in dollars; None if the price is unknown."""
         return self._meter.read().usd
 
-    def hear(self, event: dict[str, Any]) -> None:
-        """Take what a worker said, and say how far all are when it is time."""
+    def handle_event(self, event: dict[str, Any]) -> None:
+        """Count an event of an executor; update the bar, or log a line when one is due."""
         if event["event"] == "shard":
-            self._count(event)
-            self._signed -= event["rows"]
-        elif event["event"] == "sign":
-            self._signed += event["rows"]
+            self._count_shard(event)
+            self._uncommitted_rows -= event["rows"]
+        elif event["event"] == "progress":
+            self._uncommitted_rows += event["rows"]
         elif event["event"] == "ready":
-            self._ready += 1
-            log.logger.info("worker %d is ready after %.1f s", event["worker"], event["seconds"])
+            self._num_ready_workers += 1
+            log.logger.info("Worker %d ready after %.1f s.", event["worker"], event["seconds"])
         now = time.monotonic()
         if self._bar:
             self._bar.update(
-                self._task, completed=self._counts["bytes"], told=self._line(self._rows)
+                self._task,
+                completed=self._counts["bytes"],
+                status=self._format_counts(self._num_rows),
             )
-        elif now - self._said >= log.SECONDS_BETWEEN_LINES:
-            self._said = now
-            log.logger.info("%s, %s left", self._line(self._rows), self._left(now))
+        elif now - self._logged >= log.PROGRESS_INTERVAL_SECONDS:
+            self._logged = now
+            counts, eta = self._format_counts(self._num_rows), self._format_eta(now)
+            log.logger.info("%s, ETA %s", counts, eta)
 
-    def paid(self) -> dict[str, Any]:
-        """Return what was paid so far, as it is written down."""
+    def cost_record(self) -> dict[str, Any]:
+        """Return the cost so far, as `attempts.jsonl` stores it."""
         return self._meter.read().document
 
-    def cost(self) -> dict[str, Any]:
-        """Return the seconds and dollars so far, and those of a million records."""
-        found, rows = self._meter.read(), self._counts["rows"]
-        each = None if found.usd is None or not rows else found.usd / rows * MILLION
+    def cost_summary(self) -> dict[str, Any]:
+        """Return machine-seconds, dollars, and dollars per million records."""
+        cost, rows = self._meter.read(), self._counts["rows"]
+        usd_per_million = None if cost.usd is None or not rows else cost.usd / rows * MILLION
         return {
-            "machine_seconds": round(found.machine_seconds, 3),
-            "usd": found.usd,
-            "usd_per_million": each,
+            "machine_seconds": round(cost.machine_seconds, 3),
+            "usd": cost.usd,
+            "usd_per_million": usd_per_million,
         }
 
     @property
-    def _total(self) -> int:
-        return sum(self._job.pieces[number].bytes for number in self._job.share)
+    def _total_bytes(self) -> int:
+        return sum(self._job.pieces[number].bytes for number in self._job.piece_numbers)
 
-    def _count(self, line: dict[str, Any]) -> None:
+    def _count_shard(self, line: dict[str, Any]) -> None:
         for name in ("rows", "tokens", "slots"):
             self._counts[name] += line[name]
         if line["last"]:
             self._counts["bytes"] += self._job.pieces[line["piece"]].bytes
 
-    def _left(self, now: float) -> str:
-        """Return how long the rest takes by the bytes of the pieces that were finished so far."""
-        fresh = self._counts["bytes"] - self._before[1]
-        if not fresh:
-            return "an unknown time"
-        return f"{(now - self._began) * (self._total - self._counts['bytes']) / fresh:.0f} s"
+    def _format_eta(self, now: float) -> str:
+        """Return the remaining time, extrapolated from the bytes of finished pieces."""
+        bytes_done = self._counts["bytes"] - self._bytes_before
+        if not bytes_done:
+            return "unknown"
+        bytes_left = self._total_bytes - self._counts["bytes"]
+        return f"{(now - self._started) * bytes_left / bytes_done:.0f} s"
 
     @property
-    def _rows(self) -> int:
-        return self._counts["rows"] + max(0, self._signed)
+    def _num_rows(self) -> int:
+        return self._counts["rows"] + max(0, self._uncommitted_rows)
 
-    def _line(self, rows: int) -> str:
+    def _format_counts(self, rows: int) -> str:
         counts, usd = self._counts, self.usd
-        rate = (rows - self._before[0]) / max(time.monotonic() - self._began, 1e-9)
-        told = f"{rows:,} rows, {rate:,.0f} rows/s"
+        rate = (rows - self._rows_before) / max(time.monotonic() - self._started, 1e-9)
+        line = f"{rows:,} rows, {rate:,.0f} rows/s"
         if counts["slots"]:
-            told += f", {counts['tokens'] / counts['slots']:.0%} useful tokens"
-        return told if usd is None else f"{told}, {usd:.4f} USD"
+            line += f", {counts['tokens'] / counts['slots']:.0%} useful tokens"
+        return line if usd is None else f"{line}, {usd:.4f} USD"

@@ -1,4 +1,4 @@
-"""The tables of a run file that `predict` reads; nothing here imports torch."""
+"""The tables of a run file that `predict` reads; this module imports no torch."""
 
 from __future__ import annotations
 
@@ -6,73 +6,86 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from regauge.artifacts.output_settings import Written
-from regauge.config import Settings, chosen
+from regauge.artifacts.manifest import Dtype
+from regauge.config import Settings, choice_of
 from regauge.data.sources import Source
 from regauge.planning.settings import Price
 from regauge.prediction.executors import Executor
 
 
-class Predict(Settings):
-    """What is asked of each record."""
+class PredictOutput(Settings):
+    """The files that `predict` writes."""
 
-    texts: tuple[str, ...] = ()
-    """Fields with its texts; by default those of the artifact, `text`, or the only one."""
-    prompt: str | None = None
-    """Name of the artifact's prompt that stands before each text."""
-    invariant: bool = True
-    """Whether a text's answer has the same bits whatever is computed beside it."""
-    rows: int = Field(default=32768, ge=1)
-    """Most records of a shard, the unit that is computed, committed and tried again."""
-    index: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+    folder: str
+    """Output folder; several jobs on several machines may share it."""
+    format: Literal["parquet", "npy"] = "parquet"
+    """`parquet` writes tables; `npy` writes arrays of vectors, and tables of the other fields."""
+    dtype: Dtype = "float16"
+    """Type of a vector: `int8` adds a scale per vector; `binary` packs eight signs per byte."""
+    keep_fields: Literal["all"] | tuple[str, ...] = "all"
+    """Fields of a record to copy into the output; by default all but its texts."""
+
+
+class PredictOptions(Settings):
+    """How records are read and grouped into shards."""
+
+    text_fields: tuple[str, ...] = ()
+    """Text fields; by default the fields of the artifact, else `text`, else the only text field."""
+    prompt_name: str | None = None
+    """Name of a prompt of the artifact to prepend to each text; by default its default prompt."""
+    batch_invariant: bool = True
+    """Whether an output must have the same bits in every batch; needs an artifact with a proof."""
+    shard_records: int = Field(default=32768, ge=1)
+    """Most records of a shard, the unit that is computed, committed and retried."""
+    job_index: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto", union_mode="left_to_right"
     )
-    """Which of several equal jobs this is; `auto` asks an array of Slurm or an indexed Job."""
-    count: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+    """Index of this job among equal jobs; `auto` reads it from Slurm arrays or Kubernetes Jobs."""
+    job_count: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", union_mode="left_to_right"
     )
-    """How many jobs share the folder; a Kubernetes Job does not tell it."""
+    """Number of jobs that share the output folder; `auto` reads it from Slurm, else it is 1."""
     max_usd: float | None = Field(default=None, gt=0)
-    """Dollars after which no shard is begun; a later command with more goes on."""
+    """Cost limit in dollars; the job stops there, and a command with a higher limit resumes it."""
 
 
-class Working(Settings):
-    """Who computes it; none of it changes what is computed."""
+class PredictExecution(Settings):
+    """The processes that compute the shards; none of these settings changes the output."""
 
     price: Price | None = None
-    """What an hour of a machine costs."""
-    executor: Annotated[SerializeAsAny[Executor], chosen("prediction/executors")] = Field(
+    """Price of the machine."""
+    executor: Annotated[SerializeAsAny[Executor], choice_of("prediction/executors")] = Field(
         default="local", validate_default=True
     )
-    """Processes of this machine, or of a cluster."""
+    """Runs workers in this process (inline), in local processes, or on a Ray cluster."""
     workers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", union_mode="left_to_right"
     )
-    """Processes, each with a device or with the artifact's threads; by default all there is."""
-    attempts: int = Field(default=3, ge=1)
-    """How often a shard may end the process that computes it."""
-    hang_seconds: float = Field(default=600, gt=0)
-    """How long a process may say nothing before it is taken for lost."""
+    """Number of worker processes; `auto` starts one per device, or uses all CPU cores."""
+    max_attempts: int = Field(default=3, ge=1)
+    """How many workers a shard may crash before the job fails."""
+    hang_timeout_seconds: float = Field(default=600, gt=0)
+    """How long a worker may report no progress before it is replaced."""
 
 
-class Predicting(Settings):
-    """Everything about answers to files."""
+class PredictSettings(Settings):
+    """All settings of a prediction job."""
 
     artifact: str
-    """Folder that `regauge export` wrote."""
-    source: Annotated[SerializeAsAny[Source], chosen("data/sources")]
-    """Records to be answered."""
-    output: Written
-    """Where the answers go, and what they consist of."""
-    predict: Predict = Predict()
-    """What is asked of each record."""
-    execution: Working = Working()
-    """Who computes it."""
+    """Folder of an artifact, written by `regauge export`."""
+    source: Annotated[SerializeAsAny[Source], choice_of("data/sources")]
+    """The records to process."""
+    output: PredictOutput
+    """The files to write."""
+    predict: PredictOptions = PredictOptions()
+    """How records are read and grouped into shards."""
+    execution: PredictExecution = PredictExecution()
+    """The processes that compute the shards."""
 
     @field_validator("source")
     @classmethod
-    def _answers_all(cls, source: Source) -> Source:
-        """Refuse to leave copies out where that was asked for, and else leave none out."""
+    def _keep_duplicates(cls, source: Source) -> Source:
+        """Keep duplicate records; reject a source that was set to drop them."""
         if source.duplicates == "drop" and "duplicates" in source.model_fields_set:
-            raise ValueError("every record has an answer: leave source.duplicates out")
+            raise ValueError("predict processes every record: remove source.duplicates")
         return source.model_copy(update={"duplicates": "keep"})

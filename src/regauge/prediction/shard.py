@@ -1,6 +1,7 @@
-"""One shard: its records read and encoded, answered, and written; each step beside the others'.
+"""The three steps of a shard: read and encode its records, compute their outputs, write the files.
 
-What a step needs is handed over, so that three threads, or one after the other, can do them.
+Each step takes all that it needs as arguments. So three threads can work on three shards at once,
+or one thread can do the steps one after the other.
 """
 
 from __future__ import annotations
@@ -14,225 +15,247 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from regauge.artifacts import postprocess
-from regauge.data.sources import Record, Rejected, Skipped, legible
-from regauge.files import flush, replacing, sha256
+from regauge.artifacts.postprocess import (
+    MAX_INTEGERS,
+    build_columns,
+    build_table,
+    write_parquet,
+)
+from regauge.data.sources import Record, Rejected, Skipped, reject_undecodable
+from regauge.files import fsync_paths, replace_atomically, sha256
 from regauge.prediction.job import QUARANTINE, SHARDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from regauge.artifacts.engine import Engine
-    from regauge.artifacts.manifest import Program
-    from regauge.artifacts.output_settings import Written
+    from regauge.artifacts.manifest import ProgramEntry
     from regauge.artifacts.postprocess import Decode
-    from regauge.artifacts.preprocess import Reader
-    from regauge.artifacts.rows import Rows
-    from regauge.data.sources import Found, Piece, Source, Value
-    from regauge.prediction.shard_queue import Shard
+    from regauge.artifacts.preprocess import Preprocessor
+    from regauge.artifacts.rows import TextRecords
+    from regauge.data.sources import Piece, Source, SourceItem, Value
+    from regauge.prediction.settings import PredictOutput
+    from regauge.prediction.shard_queue import ShardId
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked of every record."""
+class RecordSpec:
+    """The fields of a record to read and to keep, and the size of a shard."""
 
-    texts: tuple[str, ...]
-    """Fields with its texts."""
-    prompt: str | None
-    """Name of what is put before each of them, if not the artifact's own."""
-    rows: int
-    """Records of a shard."""
-    kept: dict[str, str]
-    """Fields that stand beside an answer: "text", "integer" or "real"."""
-    output: Written
-    numbers: tuple[str, ...] = ()
-    """Fields with numbers that are read, too."""
-    categories: tuple[str, ...] = ()
-    """Fields that name a kind, and are read, too."""
+    text_fields: tuple[str, ...]
+    prompt_name: str | None
+    """Name of the prompt to prepend to each text; None for the artifact's default prompt."""
+    shard_records: int
+    """Most records of a shard."""
+    kept_fields: dict[str, str]
+    """Fields to copy into the output, with their kinds: "text", "integer" or "real"."""
+    output: PredictOutput
+    numeric_fields: tuple[str, ...] = ()
+    """Numeric features of ranking candidates."""
+    categorical_fields: tuple[str, ...] = ()
+    """Categorical features of ranking candidates."""
 
 
 @dataclass
-class Taken:
-    """Records of a shard, encoded."""
+class EncodedShard:
+    """The tokenized records of a shard, with the counts of its ledger line."""
 
-    shard: Shard
-    last: bool
-    """Whether the piece ends with them."""
-    rows: Rows
-    kept: dict[str, list[Value | None]]
+    shard_id: ShardId
+    is_last: bool
+    """Whether it is the last shard of its piece."""
+    records: TextRecords
+    kept_values: dict[str, list[Value | None]]
     quarantined: list[Rejected]
-    skipped: int
-    truncated: int
+    num_skipped: int
+    num_truncated: int
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of each step."""
-    slots: int = 0
+    """Duration of each step."""
+    computed_tokens: int = 0
+    """Tokens that were computed, padding included."""
 
 
-class Shelf:
-    """The pieces of a source, read in parts."""
+class PieceReader:
+    """Reads the pieces of a source in parts of `shard_records` records."""
 
-    def __init__(self, source: Source, pieces: tuple[Piece, ...], asked: Asked) -> None:
+    def __init__(self, source: Source, pieces: tuple[Piece, ...], record_spec: RecordSpec) -> None:
         self._source = source
         self._pieces = pieces
-        self._asked = asked
-        self._open: tuple[int, int, Iterator[Found]] | None = None
-        """A piece that is read, the part that comes next, and what is left of it."""
-        self._ahead: Found | None = None
+        self._part_records = record_spec.shard_records
+        self._open: tuple[int, int, Iterator[SourceItem]] | None = None
+        """The open piece, its next part, and an iterator over its remaining items."""
+        self._next_item: SourceItem | None = None
+        """The next item of the open piece, read ahead to detect its end; None at the end."""
 
-    def take(self, shard: Shard) -> tuple[list[Found], bool] | None:
-        """Return what a part of a piece holds, and whether it is the last; None behind the end.
+    def read_part(self, shard: ShardId) -> tuple[list[SourceItem], bool] | None:
+        """Return the items of a part and whether it is the last; None if the piece ends before.
 
-        A piece that is open is read on where it is; parts before a later one are passed over.
+        An open piece is read on from its current position; parts before `shard` are skipped.
         """
-        found = self._open
-        if found is None or found[0] != shard.piece or found[1] > shard.part:
-            records = map(legible, self._source.read(self._pieces[shard.piece]))
-            found = (shard.piece, 0, records)
-            self._ahead = next(found[2], None)
-        piece, part, left = found
-        while part < shard.part and self._ahead is not None:
-            self._next(left)
+        current = self._open
+        if current is None or current[0] != shard.piece or current[1] > shard.part:
+            items = map(reject_undecodable, self._source.read(self._pieces[shard.piece]))
+            current = (shard.piece, 0, items)
+            self._next_item = next(items, None)
+        piece, part, remaining = current
+        while part < shard.part and self._next_item is not None:
+            self._take_part(remaining)
             part += 1
-        begun = part == shard.part and (self._ahead is not None or part == 0)
-        several = self._next(left) if begun else []
-        self._open = piece, part + begun, left
-        return (several, self._ahead is None) if begun else None
+        exists = part == shard.part and (self._next_item is not None or part == 0)
+        taken = self._take_part(remaining) if exists else []
+        self._open = piece, part + exists, remaining
+        return (taken, self._next_item is None) if exists else None
 
-    def _next(self, left: Iterator[Found]) -> list[Found]:
-        """Return the next records, and look at the one behind them."""
-        several: list[Found] = []
-        while self._ahead is not None and len(several) < self._asked.rows:
-            several.append(self._ahead)
-            self._ahead = next(left, None)
-        return several
+    def _take_part(self, remaining: Iterator[SourceItem]) -> list[SourceItem]:
+        """Return the items of the next part, and read one item ahead."""
+        items: list[SourceItem] = []
+        while self._next_item is not None and len(items) < self._part_records:
+            items.append(self._next_item)
+            self._next_item = next(remaining, None)
+        return items
 
 
-def read(shelf: Shelf, reader: Reader, asked: Asked, shard: Shard) -> Taken | None:
-    """Read and encode the records of a shard; None where the piece ends before it."""
-    began = time.perf_counter()
-    found = shelf.take(shard)
-    if found is None:
+def read_shard(
+    piece_reader: PieceReader, preprocessor: Preprocessor, record_spec: RecordSpec, shard: ShardId
+) -> EncodedShard | None:
+    """Read and encode the records of a shard; returns None if its piece ends before it."""
+    start = time.perf_counter()
+    part = piece_reader.read_part(shard)
+    if part is None:
         return None
-    several, last = found
-    columns: list[list[str]] = [[] for _ in asked.texts]
-    named = dict.fromkeys((*asked.kept, *asked.numbers, *asked.categories))
-    values: dict[str, list[Value | None]] = {name: [] for name in named}
-    bad: list[Rejected] = []
-    for each in several:
-        if isinstance(each, Rejected):
-            bad.append(each)
-        elif isinstance(each, Record):
-            if (problem := _problem(each, asked)) is not None:
-                bad.append(problem)
+    items, is_last = part
+    columns: list[list[str]] = [[] for _ in record_spec.text_fields]
+    names = dict.fromkeys(
+        (
+            *record_spec.kept_fields,
+            *record_spec.numeric_fields,
+            *record_spec.categorical_fields,
+        )
+    )
+    values: dict[str, list[Value | None]] = {name: [] for name in names}
+    quarantined: list[Rejected] = []
+    for item in items:
+        if isinstance(item, Rejected):
+            quarantined.append(item)
+        elif isinstance(item, Record):
+            if (rejected := _check_record(item, record_spec)) is not None:
+                quarantined.append(rejected)
                 continue
-            for column, name in zip(columns, asked.texts, strict=True):
-                column.append(str(each.fields[name]))
-            for name, found_values in values.items():
-                found_values.append(each.fields.get(name))
-    ids, truncated = reader.read(columns, asked.prompt, values)
-    kept = {name: values[name] for name in asked.kept}
-    skipped = sum(isinstance(each, Skipped) for each in several)
-    taken = Taken(shard, last, ids, kept, bad, skipped, truncated)
-    taken.seconds["read"] = time.perf_counter() - began
-    return taken
+            for column, name in zip(columns, record_spec.text_fields, strict=True):
+                column.append(str(item.fields[name]))
+            for name, column_values in values.items():
+                column_values.append(item.fields.get(name))
+    encoded = preprocessor.encode_records(columns, record_spec.prompt_name, values)
+    kept = {name: values[name] for name in record_spec.kept_fields}
+    num_skipped = sum(isinstance(item, Skipped) for item in items)
+    encoded_shard = EncodedShard(
+        shard, is_last, encoded.records, kept, quarantined, num_skipped, encoded.num_truncated
+    )
+    encoded_shard.seconds["read"] = time.perf_counter() - start
+    return encoded_shard
 
 
-def compute(engine: Engine, taken: Taken) -> np.ndarray:
-    """Return the answers to the records of a shard, [records, width] fp32."""
-    began, before = time.perf_counter(), engine.slots
-    found = engine.answers(taken.rows)
-    taken.slots = engine.slots - before
-    taken.seconds["compute"] = time.perf_counter() - began
-    return found
+def compute_shard(engine: Engine, shard: EncodedShard) -> np.ndarray:
+    """Return the outputs of the records of a shard, [records, width] fp32."""
+    start, tokens_before = time.perf_counter(), engine.computed_tokens
+    outputs = engine.compute(shard.records)
+    shard.computed_tokens = engine.computed_tokens - tokens_before
+    shard.seconds["compute"] = time.perf_counter() - start
+    return outputs
 
 
 @dataclass(frozen=True)
-class Writer:
-    """Where answers go."""
+class ShardWriter:
+    """Writes the files of shards."""
 
     folder: Path
-    aside: Path
-    """A folder beside it that one job alone writes."""
-    program: Program
-    asked: Asked
+    """The output folder."""
+    scratch_folder: Path
+    """The folder of this job's unfinished files, on the same file system."""
+    program: ProgramEntry
+    record_spec: RecordSpec
     decode: Decode
-    """Makes texts of the tokens of a program that writes."""
+    """Converts generated tokens to texts."""
 
-    def write(self, taken: Taken, found: np.ndarray) -> dict[str, Any]:
-        """Write the files of a shard, each at once; return the line that says that they are there.
+    def write(self, shard: EncodedShard, outputs: np.ndarray) -> dict[str, Any]:
+        """Write the files of a shard, each atomically; return its ledger line.
 
-        `found` are the answers, [records, width] fp32.
+        `outputs` are [records, width] fp32.
         """
-        began = time.perf_counter()
-        written = self._answers(taken, found)
-        self._quarantine(taken)
-        flush([self.folder / SHARDS])
-        hashes = {path.name: sha256(path) for path in written}
-        taken.seconds["write"] = time.perf_counter() - began
+        start = time.perf_counter()
+        paths = self._write_outputs(shard, outputs)
+        self._write_quarantine(shard)
+        fsync_paths([self.folder / SHARDS])
+        hashes = {path.name: sha256(path) for path in paths}
+        shard.seconds["write"] = time.perf_counter() - start
         return {
-            "piece": taken.shard.piece,
-            "part": taken.shard.part,
-            "last": taken.last,
-            "rows": len(taken.rows),
-            "quarantined": len(taken.quarantined),
-            "skipped": taken.skipped,
-            "truncated": taken.truncated,
-            "tokens": taken.rows.tokens,
-            "slots": taken.slots,
-            "bytes": {path.name: path.stat().st_size for path in written},
+            "piece": shard.shard_id.piece,
+            "part": shard.shard_id.part,
+            "last": shard.is_last,
+            "rows": len(shard.records),
+            "quarantined": len(shard.quarantined),
+            "skipped": shard.num_skipped,
+            "truncated": shard.num_truncated,
+            "tokens": shard.records.num_tokens,
+            "slots": shard.computed_tokens,
+            "bytes": {path.name: path.stat().st_size for path in paths},
             "sha256": hashes,
-            "seconds": {part: round(took, 6) for part, took in taken.seconds.items()},
+            "seconds": {step: round(seconds, 6) for step, seconds in shard.seconds.items()},
         }
 
-    def _answers(self, taken: Taken, found: np.ndarray) -> list[Path]:
-        output, name, written = self.asked.output, taken.shard.name, []
-        columns = postprocess.columns(self.program, output.dtype, found, self.decode)
+    def _write_outputs(self, shard: EncodedShard, outputs: np.ndarray) -> list[Path]:
+        output, name, paths = self.record_spec.output, shard.shard_id.name, []
+        columns = build_columns(self.program, output.dtype, outputs, self.decode)
         if output.format == "npy":
             array = np.asarray(columns.pop(next(iter(columns))))
-            written.append(self._put(SHARDS, f"{name}.npy", lambda file: np.save(file, array)))
-        if columns or taken.kept:
-            table = postprocess.table(columns, taken.kept, self.asked.kept)
-            write = partial(postprocess.put, table)
-            written.append(self._put(SHARDS, f"{name}.parquet", write))
-        return written
+            paths.append(self._write_file(SHARDS, f"{name}.npy", lambda file: np.save(file, array)))
+        if columns or shard.kept_values:
+            table = build_table(columns, shard.kept_values, self.record_spec.kept_fields)
+            write = partial(write_parquet, table)
+            paths.append(self._write_file(SHARDS, f"{name}.parquet", write))
+        return paths
 
-    def _quarantine(self, taken: Taken) -> None:
-        """Write the records that could not be answered; remove what was written of them before."""
-        name = f"{taken.shard.name}.jsonl"
-        if not taken.quarantined:
+    def _write_quarantine(self, shard: EncodedShard) -> None:
+        """Write the rejected records of a shard; remove the file of an earlier attempt if none."""
+        name = f"{shard.shard_id.name}.jsonl"
+        if not shard.quarantined:
             (self.folder / QUARANTINE / name).unlink(missing_ok=True)
             return
-        documents = (json.dumps(each._asdict(), ensure_ascii=False) for each in taken.quarantined)
+        documents = (
+            json.dumps(rejected.to_document(), ensure_ascii=False) for rejected in shard.quarantined
+        )
         text = "".join(f"{document}\n" for document in documents)
-        self._put(QUARANTINE, name, lambda file: file.write(text.encode()))
+        self._write_file(QUARANTINE, name, lambda file: file.write(text.encode()))
 
-    def _put(self, room: str, name: str, write: Callable[[IO[bytes]], object]) -> Path:
-        """Write a file as a whole; what is not finished lies in the folder of this job."""
-        path = self.folder / room / name
-        with replacing(path, self.aside) as temporary, temporary.open("wb") as file:
+    def _write_file(self, subfolder: str, name: str, write: Callable[[IO[bytes]], object]) -> Path:
+        """Write a file in the scratch folder and rename it into the output folder."""
+        path = self.folder / subfolder / name
+        with (
+            replace_atomically(path, self.scratch_folder) as temporary,
+            temporary.open("wb") as file,
+        ):
             write(file)
         return path
 
 
-def _problem(record: Record, asked: Asked) -> Rejected | None:
-    """Return why a record cannot be answered, or None."""
-    for name in asked.texts:
+def _check_record(record: Record, record_spec: RecordSpec) -> Rejected | None:
+    """Return the reason to reject a record, or None if it is valid."""
+    for name in record_spec.text_fields:
         if not isinstance(record.fields.get(name), str):
-            return Rejected(record.file, record.place, f"no text in '{name}'")
-    for name in asked.numbers:
-        if not _fits(record.fields.get(name, 0), "real"):
-            return Rejected(record.file, record.place, f"'{name}' is no number")
-    for name, kind in asked.kept.items():
+            return Rejected(record.file, record.location, f"no text in '{name}'")
+    for name in record_spec.numeric_fields:
+        if not _fits_kind(record.fields.get(name, 0), "real"):
+            return Rejected(record.file, record.location, f"'{name}' is no number")
+    for name, kind in record_spec.kept_fields.items():
         value = record.fields.get(name)
-        if value is not None and not _fits(value, kind):
+        if value is not None and not _fits_kind(value, kind):
             detail = f"{type(value).__name__} {value!r}"[:80]
-            return Rejected(record.file, record.place, f"'{name}' is no {kind}", detail)
+            return Rejected(record.file, record.location, f"'{name}' is no {kind}", detail)
     return None
 
 
-def _fits(value: Value, kind: str) -> bool:
+def _fits_kind(value: Value, kind: str) -> bool:
     if kind == "text":
         return isinstance(value, str)
     if isinstance(value, float):
         return kind == "real"
-    return isinstance(value, int) and abs(value) < postprocess.MOST[kind]
+    return isinstance(value, int) and abs(value) < MAX_INTEGERS[kind]

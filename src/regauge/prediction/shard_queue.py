@@ -1,9 +1,9 @@
-"""Which shard is computed next, and by whom: no files, no processes.
+"""The queue of the shards of a job: which shard a worker computes next. It does no I/O.
 
-A piece of a source is cut into parts of so many records while it is read, so that nobody knows how
-many there are until somebody comes to its end. A worker is given the parts of a piece in their
-order, and has it open. Where no piece is left, parts of those that others read are given out, too;
-a part that turns out to lie behind the end is no shard.
+A piece of a source is cut into parts while it is read. So the number of its parts is unknown until
+a worker reaches its end. A worker claims the parts of a piece in their order, because it has the
+piece open. If no unclaimed piece is left, workers share the parts of open pieces. A claimed part
+may turn out to be past the end of its piece; it is then not a shard.
 """
 
 from __future__ import annotations
@@ -16,130 +16,134 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-class Shard(NamedTuple):
-    """A part of a piece."""
+class ShardId(NamedTuple):
+    """A part of a piece, by their numbers."""
 
     piece: int
     part: int
 
     @property
     def name(self) -> str:
-        """What its files are called: they sort in the order of the records."""
+        """The stem of its file names; names sort in the order of the records."""
         return f"{self.piece:06d}-{self.part:05d}"
 
 
 @dataclass
-class _Piece:
-    """What is known of a piece."""
+class _PieceState:
+    """The parts of a piece that are finished or claimed."""
 
-    done: set[int] = field(default_factory=set)
-    next: int = 0
-    """The first part that nobody has had yet."""
-    end: int | None = None
-    """How many parts it has, once somebody came to its end."""
-
-    @property
-    def finished(self) -> bool:
-        return self.end is not None and len(self.done) >= self.end
+    finished_parts: set[int] = field(default_factory=set)
+    next_part: int = 0
+    """The first part that no worker has claimed."""
+    num_parts: int | None = None
+    """Number of parts; None until a worker reaches the end."""
 
     @property
-    def open(self) -> bool:
-        """Whether there may be a part that nobody has had."""
-        return self.end is None or self.next < self.end
+    def is_finished(self) -> bool:
+        return self.num_parts is not None and len(self.finished_parts) >= self.num_parts
 
-    def pass_done(self) -> None:
-        while self.next in self.done:
-            self.next += 1
+    @property
+    def may_have_unclaimed_parts(self) -> bool:
+        return self.num_parts is None or self.next_part < self.num_parts
+
+    def skip_finished(self) -> None:
+        while self.next_part in self.finished_parts:
+            self.next_part += 1
 
 
-class Tickets:
-    """The shards of some pieces."""
+class ShardQueue:
+    """The shards of some pieces that are not finished yet."""
 
-    def __init__(self, pieces: Iterable[int], done: Mapping[Shard, bool]) -> None:
-        """Begin where `done` has the finished shards, and of each whether its piece ends there."""
-        self._pieces = {piece: _Piece() for piece in pieces}
-        for shard, last in done.items():
+    def __init__(self, pieces: Iterable[int], finished: Mapping[ShardId, bool]) -> None:
+        """Start from the finished shards; a value is whether the shard is the last of its piece."""
+        self._pieces = {piece: _PieceState() for piece in pieces}
+        for shard, is_last in finished.items():
             if shard.piece in self._pieces:
                 piece = self._pieces[shard.piece]
-                piece.done.add(shard.part)
-                piece.end = shard.part + 1 if last else piece.end
-        self._left = {number for number, piece in self._pieces.items() if not piece.finished}
-        for number in self._left:
-            self._pieces[number].pass_done()
-        self._fresh = deque(sorted(self._left))
-        self._begun: dict[int, None] = {}
-        self._reads: dict[int, int] = {}
-        self._given: dict[Shard, int] = {}
-        self._back: deque[Shard] = deque()
+                piece.finished_parts.add(shard.part)
+                piece.num_parts = shard.part + 1 if is_last else piece.num_parts
+        self._unfinished = {
+            number for number, piece in self._pieces.items() if not piece.is_finished
+        }
+        for number in self._unfinished:
+            self._pieces[number].skip_finished()
+        self._unopened = deque(sorted(self._unfinished))
+        self._open: dict[int, None] = {}
+        """Pieces that a worker reads, in the order of their start."""
+        self._piece_of_worker: dict[int, int] = {}
+        self._claimed: dict[ShardId, int] = {}
+        """Claimed shards with their workers."""
+        self._requeued: deque[ShardId] = deque()
 
     @property
-    def left(self) -> int:
-        """How many pieces are not finished."""
-        return len(self._left)
+    def num_unfinished(self) -> int:
+        """Number of unfinished pieces."""
+        return len(self._unfinished)
 
     @property
-    def unfinished(self) -> tuple[int, ...]:
-        """The pieces of which something is left, in their order."""
-        return tuple(sorted(self._left))
+    def unfinished_pieces(self) -> tuple[int, ...]:
+        """The numbers of unfinished pieces, in ascending order."""
+        return tuple(sorted(self._unfinished))
 
-    def done(self, piece: int) -> frozenset[int]:
-        """Return the parts of a piece that are finished."""
-        return frozenset(self._pieces[piece].done)
+    def finished_parts(self, piece: int) -> frozenset[int]:
+        """Return the finished parts of a piece."""
+        return frozenset(self._pieces[piece].finished_parts)
 
-    def take(self, worker: int) -> Shard | None:
-        """Return a shard that nobody has and let a worker have it, or None where there is none."""
-        shard = self._back.popleft() if self._back else self._new(worker)
+    def claim(self, worker: int) -> ShardId | None:
+        """Return the next shard for a worker, or None if there is none."""
+        shard = self._requeued.popleft() if self._requeued else self._claim_next_part(worker)
         if shard is not None:
-            self._given[shard] = worker
+            self._claimed[shard] = worker
         return shard
 
-    def finish(self, shard: Shard, *, last: bool) -> None:
-        """Say that a shard is committed, and whether its piece ends with it."""
-        self._given.pop(shard, None)
-        self._pieces[shard.piece].done.add(shard.part)
-        if last:
-            self._pieces[shard.piece].end = shard.part + 1
-        self._close(shard.piece)
+    def finish(self, shard: ShardId, *, is_last: bool) -> None:
+        """Mark a shard as committed; `is_last` if it is the last of its piece."""
+        self._claimed.pop(shard, None)
+        self._pieces[shard.piece].finished_parts.add(shard.part)
+        if is_last:
+            self._pieces[shard.piece].num_parts = shard.part + 1
+        self._update_piece(shard.piece)
 
-    def beyond(self, shard: Shard) -> None:
-        """Say that a piece ends before a shard, or with the one before it."""
-        self._given.pop(shard, None)
+    def mark_past_end(self, shard: ShardId) -> None:
+        """Mark a part as past the end of its piece."""
+        self._claimed.pop(shard, None)
         piece = self._pieces[shard.piece]
-        piece.end = shard.part if piece.end is None else min(piece.end, shard.part)
-        self._close(shard.piece)
+        known = piece.num_parts
+        piece.num_parts = shard.part if known is None else min(known, shard.part)
+        self._update_piece(shard.piece)
 
-    def give_back(self, worker: int) -> list[Shard]:
-        """Take from a worker what it has; return it, in the order in which it was given."""
-        shards = [shard for shard, who in self._given.items() if who == worker]
+    def requeue(self, worker: int) -> list[ShardId]:
+        """Return the claims of a lost worker to the queue; return them in the order of claiming."""
+        shards = [shard for shard, claimer in self._claimed.items() if claimer == worker]
         for shard in shards:
-            del self._given[shard]
-        self._back.extend(shards)
-        self._reads.pop(worker, None)
+            del self._claimed[shard]
+        self._requeued.extend(shards)
+        self._piece_of_worker.pop(worker, None)
         return shards
 
-    def _new(self, worker: int) -> Shard | None:
-        """Return the next part of the piece that a worker reads, of a new one, or of another's."""
-        own = self._reads.get(worker)
-        if own is None or own not in self._begun:
-            if self._fresh:
-                own = self._fresh.popleft()
-                self._begun[own] = None
+    def _claim_next_part(self, worker: int) -> ShardId | None:
+        """Return the next part of the worker's piece, of an unopened piece, or of any open one."""
+        number = self._piece_of_worker.get(worker)
+        if number is None or number not in self._open:
+            if self._unopened:
+                number = self._unopened.popleft()
+                self._open[number] = None
             else:
-                own = next(iter(self._begun), None)
-            if own is None:
+                number = next(iter(self._open), None)
+            if number is None:
                 return None
-            self._reads[worker] = own
-        piece = self._pieces[own]
-        shard = Shard(own, piece.next)
-        piece.next += 1
-        piece.pass_done()
-        self._close(own)
+            self._piece_of_worker[worker] = number
+        piece = self._pieces[number]
+        shard = ShardId(number, piece.next_part)
+        piece.next_part += 1
+        piece.skip_finished()
+        self._update_piece(number)
         return shard
 
-    def _close(self, number: int) -> None:
-        """Forget a piece of which there is nothing more to give out, or nothing more to do."""
+    def _update_piece(self, number: int) -> None:
+        """Close a piece whose parts are all claimed; remove a piece that is finished."""
         piece = self._pieces[number]
-        if not piece.open:
-            self._begun.pop(number, None)
-        if piece.finished:
-            self._left.discard(number)
+        if not piece.may_have_unclaimed_parts:
+            self._open.pop(number, None)
+        if piece.is_finished:
+            self._unfinished.discard(number)

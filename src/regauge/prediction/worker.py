@@ -1,4 +1,7 @@
-"""What computes the shards of a job is told this, wherever it is; and what it is then."""
+"""A worker: a loaded artifact that reads, computes and writes shards.
+
+`WorkerSpec` describes a job so that it can be sent to another process or machine.
+"""
 
 from __future__ import annotations
 
@@ -7,108 +10,112 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge import choices, config
-from regauge.artifacts import artifact as artifacts
+from regauge.artifacts.artifact import open_artifact
 from regauge.errors import SettingsError
-from regauge.prediction.job import Job, Place
-from regauge.prediction.settings import Predicting
+from regauge.prediction.job import JobSlot, PredictJob
+from regauge.prediction.settings import PredictSettings
 
 if TYPE_CHECKING:
-    from regauge.artifacts.engine import Engine
-    from regauge.artifacts.preprocess import Reader
-    from regauge.data.sources import Piece
-    from regauge.prediction.shard import Shelf, Taken, Writer
-    from regauge.prediction.shard_queue import Shard
+    import numpy as np
 
-ASIDE = "aside"
+    from regauge.artifacts.engine import Engine
+    from regauge.artifacts.preprocess import Preprocessor
+    from regauge.data.sources import Piece
+    from regauge.prediction.shard import EncodedShard, PieceReader, ShardWriter
+    from regauge.prediction.shard_queue import ShardId
+
+SCRATCH = "aside"
+"""Subfolder of a job's folder for unfinished files."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """A job, as it is told to another process."""
+class WorkerSpec:
+    """A job as it is sent to a worker process; it can be pickled."""
 
     settings: dict[str, Any]
-    """The tables of the run file, whole."""
+    """All tables of the run file."""
     pieces: tuple[Piece, ...]
-    texts: tuple[str, ...]
-    """Fields with the texts of a record."""
-    kept: dict[str, str]
-    """Fields that stand beside an answer, with their kinds."""
-    place: Place
+    text_fields: tuple[str, ...]
+    kept_fields: dict[str, str]
+    """Fields to copy into the output, with their kinds."""
+    slot: JobSlot
 
     @property
-    def job(self) -> Job:
-        """The job itself; raises SettingsError for code of a user that is not there."""
-        choices.allow(self.settings)
-        settings = config.build(Predicting, self.settings)
-        return Job(settings, self.pieces, self.place)
+    def job(self) -> PredictJob:
+        """The job; raises SettingsError if custom code cannot be imported."""
+        choices.allow_imports(self.settings)
+        settings = config.build(PredictSettings, self.settings)
+        return PredictJob(settings, self.pieces, self.slot)
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A loaded artifact, and what it reads and writes."""
+    """A loaded artifact with the reader of its input and the writer of its output."""
 
     engine: Engine
-    reader: Reader
-    shelf: Shelf
-    writer: Writer
+    preprocessor: Preprocessor
+    piece_reader: PieceReader
+    writer: ShardWriter
     ready_seconds: float
-    """From the first look at the artifact to the end of the warm-up."""
+    """Time to load and warm up the artifact."""
 
-    def answer(self, shard: Shard) -> dict[str, Any] | None:
-        """Read, answer and write a shard; return its line, or None where its piece ends before."""
-        taken = self.read(shard)
-        return None if taken is None else self.writer.write(taken, self.compute(taken))
+    def process_shard(self, shard: ShardId) -> dict[str, Any] | None:
+        """Read, compute and write a shard; return its ledger line.
 
-    def read(self, shard: Shard) -> Taken | None:
-        """Return the records of a shard, encoded."""
-        from regauge.prediction import shard as shards
+        Returns None if the shard is past the end of its piece.
+        """
+        encoded = self.read_shard(shard)
+        return None if encoded is None else self.writer.write(encoded, self.compute_shard(encoded))
 
-        return shards.read(self.shelf, self.reader, self.writer.asked, shard)
+    def read_shard(self, shard: ShardId) -> EncodedShard | None:
+        """Return the encoded records of a shard; None if it is past the end of its piece."""
+        from regauge.prediction.shard import read_shard
 
-    def compute(self, taken: Taken) -> Any:
-        """Return the answers to the records of a shard."""
-        from regauge.prediction import shard as shards
+        return read_shard(self.piece_reader, self.preprocessor, self.writer.record_spec, shard)
 
-        return shards.compute(self.engine, taken)
+    def compute_shard(self, encoded: EncodedShard) -> np.ndarray:
+        """Return the outputs of the records of a shard, [records, width] fp32."""
+        from regauge.prediction.shard import compute_shard
+
+        return compute_shard(self.engine, encoded)
 
 
-def worker(order: Order, device: int, step: int = 0) -> Worker:
-    """Return what computes shards, on the device with this index.
+def build_worker(spec: WorkerSpec, device: int, halvings: int = 0) -> Worker:
+    """Load and warm up the artifact of a job on the device with this index.
 
-    `step` is how far down the ladder it begins, since memory did not suffice for others. Raises
-    what `artifact.opened` does.
+    The largest batch size is halved `halvings` times, because earlier workers ran out of memory.
+    Raises the errors of `open_artifact`.
     """
-    from regauge.artifacts import engine as engines
-    from regauge.artifacts.preprocess import Reader
-    from regauge.prediction.shard import Asked, Shelf, Writer
+    from regauge.artifacts.engine import load_engine, warm_up
+    from regauge.artifacts.preprocess import Preprocessor
+    from regauge.prediction.shard import PieceReader, RecordSpec, ShardWriter
 
-    began = time.perf_counter()
-    job = order.job
+    start = time.perf_counter()
+    job = spec.job
     settings = job.settings
-    artifact = artifacts.opened(settings.artifact)
+    artifact = open_artifact(settings.artifact)
     program = artifact.manifest.program
-    reads = program.reads
-    if reads is None:
-        raise SettingsError(
-            f"{settings.artifact} reads no texts", "load it in Python: regauge.load"
-        )
-    reader = Reader(artifact.tokenizer, reads, program.fields)
-    asked = Asked(
-        order.texts,
-        settings.predict.prompt,
-        settings.predict.rows,
-        order.kept,
+    if program.reads is None:
+        problem = f"{settings.artifact} reads no texts"
+        raise SettingsError(problem, "call it in Python with regauge.load")
+    preprocessor = Preprocessor(artifact.tokenizer_folder, program.reads, program.fields)
+    record_spec = RecordSpec(
+        spec.text_fields,
+        settings.predict.prompt_name,
+        settings.predict.shard_records,
+        spec.kept_fields,
         settings.output,
         program.fields.numbers,
         program.fields.categories,
     )
-    engine = engines.loaded(artifact, invariant=settings.predict.invariant, device=device)
-    engine.step = step
-    engines.warm(engine, artifact)
+    engine = load_engine(artifact, batch_invariant=settings.predict.batch_invariant, device=device)
+    engine.halvings = halvings
+    warm_up(engine, artifact)
+    scratch_folder = job.job_folder / SCRATCH
     return Worker(
         engine,
-        reader,
-        Shelf(settings.source, order.pieces, asked),
-        Writer(job.folder, job.own / ASIDE, program, asked, reader.decoded),
-        time.perf_counter() - began,
+        preprocessor,
+        PieceReader(settings.source, spec.pieces, record_spec),
+        ShardWriter(job.folder, scratch_folder, program, record_spec, preprocessor.decode),
+        time.perf_counter() - start,
     )

@@ -1,6 +1,6 @@
-"""One layout's part of `prepare`: the text encoded, its rows written, and the manifest over them.
+"""Builds the dataset of one layout: encodes its records, writes its shards and its manifest.
 
-What it is made of is shared with other layouts of the same corpus, and read only.
+The results of the earlier phases are shared with other layouts of the same corpus.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from regauge.data import dataset
 from regauge.errors import DataError
 from regauge.log import logger
 from regauge.preparation import encode, read_records, write_shards
-from regauge.preparation.progress import Phase
+from regauge.preparation.phase_progress import PhaseProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,137 +23,150 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from regauge.data.columns import Found
+    from regauge.data.columns import ColumnStats
     from regauge.data.layouts import Layout
-    from regauge.data.tokenizer import Encoder
-    from regauge.preparation.process_pool import Pool
-    from regauge.preparation.workdir import Work
+    from regauge.data.tokenizer import LoadedTokenizer
+    from regauge.preparation.process_pool import ProcessPool
+    from regauge.preparation.workdir import BuildDir
 
 REJECTED = "rejected.jsonl"
+"""File of all rejected input of a dataset."""
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """What the phases that all layouts share have made."""
+class SharedPhases:
+    """The results of the phases that all layouts share."""
 
     settings: dict[str, Any]
-    items: list[read_records.Numbered]
+    """Tables of the run file, for the manifest."""
+    pieces: list[read_records.NumberedPiece]
+    """All pieces, in order."""
     read: list[read_records.Counts]
+    """Counts of phase 1, by piece."""
     tokenizer: Path
-    encoder: Encoder
+    """Folder of the tokenizer."""
+    loaded_tokenizer: LoadedTokenizer
 
 
 @dataclass(frozen=True)
-class Counted:
+class PhaseCounts:
     """The counts of all pieces and phases."""
 
     counts: list[read_records.Counts]
 
-    def total(self, *kinds: str) -> dict[str, int]:
-        """Return the counts under these names, added up by reason."""
-        found: Counter[str] = Counter()
+    def sum_counts(self, *kinds: str) -> dict[str, int]:
+        """Return the counts of the given kinds, summed by reason."""
+        total: Counter[str] = Counter()
         for counts in self.counts:
             for kind in kinds:
-                found.update(counts.get(kind, {}))
-        return dict(sorted(found.items()))
+                total.update(counts.get(kind, {}))
+        return dict(sorted(total.items()))
 
-    def told(self, *kinds: str) -> str:
-        """Return the same in words."""
-        return ", ".join(f"{count} {reason}" for reason, count in self.total(*kinds).items())
+    def format_counts(self, *kinds: str) -> str:
+        """Return the counts of the given kinds as text."""
+        return ", ".join(f"{count} {reason}" for reason, count in self.sum_counts(*kinds).items())
 
 
 @dataclass(frozen=True)
-class Making:
-    """A dataset that is being made; one without a name is the only one of its corpus."""
+class DatasetBuild:
+    """The unfinished dataset of one layout; a layout without a name is the only one."""
 
     name: str
     layout: Layout
-    place: Work
+    build_dir: BuildDir
 
     @property
     def folder(self) -> Path:
-        """Where the dataset is put together."""
-        return self.place.folder / self.name
+        """The folder in which the dataset is built."""
+        return self.build_dir.folder / self.name
 
     @property
-    def encoded(self) -> Path:
-        """Where its encoded pieces are."""
-        return self.place.work / "encode" / self.name
+    def encoded_folder(self) -> Path:
+        """The folder of the encoded pieces."""
+        return self.build_dir.scratch / "encode" / self.name
 
-    def make(self, corpus: Corpus, pool: Pool) -> dataset.Manifest:
-        """Encode and write the rows, and return the manifest over them."""
-        encode_piece = partial(encode.encode_piece, self.layout, self.encoded, self.place.work)
-        phase = self._phase("encode")
-        encoded = read_records.over_pieces(pool, self.encoded, corpus.items, encode_piece, phase)
-        self.gather_rejected(len(corpus.items))
-        counted = Counted([*corpus.read, *encoded])
-        self._report(counted)
-        shutil.copytree(corpus.tokenizer, self.folder / "tokenizer", dirs_exist_ok=True)
-        self.layout.finish(self.folder / "tokenizer")
-        return self._write(corpus, counted)
+    def build(self, shared: SharedPhases, pool: ProcessPool) -> dataset.DatasetManifest:
+        """Encode the records, write the shards, and return the manifest."""
+        encode_piece = partial(
+            encode.encode_piece, self.layout, self.encoded_folder, self.build_dir.scratch
+        )
+        phase = self._format_phase("encode")
+        encoded = read_records.process_pieces(
+            pool, self.encoded_folder, shared.pieces, encode_piece, phase
+        )
+        self.gather_rejected(len(shared.pieces))
+        counts = PhaseCounts([*shared.read, *encoded])
+        self._log_counts(counts)
+        shutil.copytree(shared.tokenizer, self.folder / "tokenizer", dirs_exist_ok=True)
+        self.layout.write_tokenizer_files(self.folder / "tokenizer")
+        return self._write_dataset(shared, counts)
 
-    def gather_rejected(self, count: int) -> Path:
-        """Write the rejections of the pieces so far as one file, in the source's order."""
+    def gather_rejected(self, num_pieces: int) -> Path:
+        """Write the rejections of all pieces so far to one file, in the order of the source."""
         self.folder.mkdir(exist_ok=True)
         path = self.folder / REJECTED
         with path.open("wb") as file:
-            for number in range(count):
-                for folder in (self.place.work / "read", self.encoded):
-                    part = folder / f"{number:06d}.rejected.jsonl"
-                    if part.exists():
-                        file.write(part.read_bytes())
+            for index in range(num_pieces):
+                for folder in (self.build_dir.scratch / "read", self.encoded_folder):
+                    piece_file = folder / f"{index:06d}.rejected.jsonl"
+                    if piece_file.exists():
+                        file.write(piece_file.read_bytes())
         return path
 
-    def _write(self, corpus: Corpus, counted: Counted) -> dataset.Manifest:
-        splits: dict[str, dataset.Split] = {}
-        found: dict[str, Found] = {}
-        pad = corpus.encoder.facts.pad
+    def _write_dataset(self, shared: SharedPhases, counts: PhaseCounts) -> dataset.DatasetManifest:
+        splits: dict[str, dataset.SplitInfo] = {}
+        stats: dict[str, ColumnStats] = {}
+        pad_id = shared.loaded_tokenizer.info.pad
         for split in write_shards.SPLITS:
-            with Phase(self._phase(f"write {split}"), _bytes(corpus)) as progress:
-                rows = write_shards.rows_of(
-                    self.layout, pad, split, self._batches(corpus, progress)
+            with PhaseProgress(
+                self._format_phase(f"write {split}"), _count_bytes(shared)
+            ) as progress:
+                rows = write_shards.build_rows(
+                    self.layout, pad_id, split, self._read_encoded(shared, progress)
                 )
                 texts = write_shards.write_texts(
-                    self.layout, split, self.folder, self._batches(corpus)
+                    self.layout, split, self.folder, self._read_encoded(shared)
                 )
-                splits[split], found[split] = write_shards.write_split(
+                splits[split], stats[split] = write_shards.write_split(
                     self.layout, split, self.folder, rows, texts
                 )
         if not splits["train"].rows:
-            reasons = counted.told("skipped", "rejected")
-            problem = f"no record became a row of {self.place.final / self.name} ({reasons})"
+            reasons = counts.format_counts("skipped", "rejected")
+            problem = f"{self.build_dir.final / self.name} has no training rows ({reasons})"
             raise DataError(problem, "correct rows or source")
         left_out = dict(self.layout.left_out)
         for reason, count in left_out.items():
-            logger.info(f"{self.place.final / self.name}: {count} records left out, {reason}")
-        return dataset.Manifest(
+            logger.info(f"{self.build_dir.final / self.name}: {count} records left out ({reason})")
+        return dataset.DatasetManifest(
             layout=self.layout.kind,
-            fields=self.layout.fields(found),
+            fields=self.layout.describe_columns(stats),
             splits=splits,
-            tokenizer=corpus.encoder.facts,
-            skipped=dict(sorted((counted.total("skipped", "rejected") | left_out).items())),
-            truncated=counted.total("truncated"),
-            settings={**corpus.settings, "rows": self.layout.document()},
+            tokenizer=shared.loaded_tokenizer.info,
+            skipped=dict(sorted((counts.sum_counts("skipped", "rejected") | left_out).items())),
+            truncated=counts.sum_counts("truncated"),
+            settings={**shared.settings, "rows": self.layout.to_document()},
         )
 
-    def _batches(self, corpus: Corpus, progress: Phase | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the encoded batches in order; `progress` counts the bytes of each piece done."""
-        for item in corpus.items:
-            yield from read_records.records(self.encoded, item.number)
+    def _read_encoded(
+        self, shared: SharedPhases, progress: PhaseProgress | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the encoded batches in order; `progress` counts the bytes of finished pieces."""
+        for numbered_piece in shared.pieces:
+            yield from read_records.read_batches(self.encoded_folder, numbered_piece.piece_index)
             if progress:
-                progress.advance(item.piece.bytes)
+                progress.advance(numbered_piece.piece.bytes)
 
-    def _phase(self, what: str) -> str:
-        return f"{what} {self.name}".rstrip()
+    def _format_phase(self, phase: str) -> str:
+        return f"{phase} {self.name}".rstrip()
 
-    def _report(self, counted: Counted) -> None:
-        final = self.place.final / self.name
-        for name, count in counted.total("truncated").items():
-            logger.info(f"{final}: {count} texts of '{name}' are longer than their limit and cut")
-        if rejected := sum(counted.total("rejected").values()):
-            reasons = counted.told("rejected")
-            logger.warning(f"rejected records: {rejected} ({reasons}), see {final / REJECTED}")
+    def _log_counts(self, counts: PhaseCounts) -> None:
+        folder = self.build_dir.final / self.name
+        for name, count in counts.sum_counts("truncated").items():
+            logger.info(f"{folder}: {count} texts of '{name}' truncated at their limit")
+        if num_rejected := sum(counts.sum_counts("rejected").values()):
+            reasons = counts.format_counts("rejected")
+            logger.warning(f"rejected records: {num_rejected} ({reasons}), see {folder / REJECTED}")
 
 
-def _bytes(corpus: Corpus) -> int:
-    return sum(item.piece.bytes for item in corpus.items)
+def _count_bytes(shared: SharedPhases) -> int:
+    return sum(numbered_piece.piece.bytes for numbered_piece in shared.pieces)

@@ -1,12 +1,12 @@
-"""Phase three of `prepare`: a piece's records become token ids, in the columns of the layout.
+"""Phase 3 of `prepare`: encodes the records of a piece as token ids, in the columns of the layout.
 
-    encode/000007.arrow          the split; the cells of rows, or of the chunks that enter them;
-                                 of those that are held out the whole texts, where they are kept
+    encode/000007.arrow          the split, and the cells of rows or of chunks of rows;
+                                 for held-out records also the texts before truncation, if stored
     encode/000007.rejected.jsonl records that the layout cannot use
     encode/000007.json           counts
 
-The pieces of a layout with a name lie in encode/<name>/. Only here does a record meet the layout:
-what it lacks is counted, what is bad is written down.
+The pieces of a layout with a name are in encode/<name>/. Only this phase applies the layout to
+records: unusable records are counted, and rejected ones are written to the file.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from regauge.data.columns import column
-from regauge.data.layouts import Encoded, Layout, Unfit
+from regauge.data.columns import build_column
+from regauge.data.layouts import EncodedRecord, Layout, UnusableRecord
 from regauge.data.sources import Rejected, Value
-from regauge.data.tokenizer import Encoder
+from regauge.data.tokenizer import LoadedTokenizer
 from regauge.preparation import read_records
 
 if TYPE_CHECKING:
@@ -31,103 +31,113 @@ if TYPE_CHECKING:
 
 TRAIN, HELDOUT, DUPLICATE, REPEAT = range(4)
 DROPPED = {DUPLICATE: "exact duplicate", REPEAT: "near duplicate"}
+"""Decisions to leave a record out, with their reason."""
 DECISIONS = "decisions.npy"
 
 
-class _Usable(NamedTuple):
-    """A record that has what the layout needs."""
+class _UsableRecord(NamedTuple):
+    """A record that has the fields of the layout."""
 
     decision: int
     file: str
-    place: str
+    location: str
     fields: dict[str, Value]
     texts: list[str]
-    """What is encoded of it."""
+    """The texts to encode."""
 
 
-def schema(layout: Layout) -> pa.Schema:
-    """Return the columns of an encoded piece: the split, the cells, the whole texts."""
-    return pa.schema([pa.field("", pa.uint8()), *layout.columns(), *layout.kept()])
+def build_schema(layout: Layout) -> pa.Schema:
+    """Return the columns of an encoded piece: the split, the cells, and the stored texts."""
+    return pa.schema(
+        [pa.field("", pa.uint8()), *layout.encoded_columns(), *layout.record_text_columns()]
+    )
 
 
 def encode_piece(
-    layout: Layout, folder: Path, work: Path, item: read_records.Numbered
+    layout: Layout, folder: Path, scratch: Path, numbered_piece: read_records.NumberedPiece
 ) -> tuple[int, read_records.Counts]:
-    """Encode the records of a piece into `folder` and return its number and counts."""
-    columns = schema(layout)
-    with read_records.Output(folder, item.number, columns) as output:
-        sieve = _Sieve(layout, _encoder(work / "tokenizer"), output)
-        for decisions, batch in _decided(work, item):
-            output.write(_table(columns, list(sieve.rows(decisions, batch))))
-    return item.number, read_records.commit_counts(folder, item.number, sieve.counts)
+    """Encode the records of a piece into a file; return its index and counts."""
+    schema = build_schema(layout)
+    with read_records.PieceWriter(folder, numbered_piece.piece_index, schema) as output:
+        record_encoder = _RecordEncoder(layout, _load_tokenizer(scratch / "tokenizer"), output)
+        for decisions, batch in _read_decisions(scratch, numbered_piece):
+            output.write(_build_batch(schema, list(record_encoder.rows(decisions, batch))))
+    number = numbered_piece.piece_index
+    return number, read_records.commit_counts(folder, number, record_encoder.counts)
 
 
-class _Sieve:
-    """Records in, rows out; what does not come out is counted, and what is bad is written down."""
+class _RecordEncoder:
+    """Encodes records as cells, and counts the records that cannot be used."""
 
-    def __init__(self, layout: Layout, encoder: Encoder, output: read_records.Output) -> None:
+    def __init__(
+        self, layout: Layout, tokenizer: LoadedTokenizer, output: read_records.PieceWriter
+    ) -> None:
         self._layout = layout
-        self._encoder = encoder
+        self._tokenizer = tokenizer
         self._output = output
-        self._kept = [field.name for field in layout.kept()]
+        self._text_fields = [field.name for field in layout.record_text_columns()]
         kinds = ("skipped", "rejected", "truncated")
         self.counts: read_records.Counts = {kind: Counter() for kind in kinds}
 
     def rows(self, decisions: list[int], batch: pa.RecordBatch) -> Iterator[list[Any]]:
-        """Yield the cells of `schema` for each row."""
+        """Yield the cells of each row, in the order of `build_schema`."""
         records = batch.select(["file", "place", "fields"]).to_pylist()
-        judged = (self._judge(*pair) for pair in zip(decisions, records, strict=True))
-        usable = [record for record in judged if record]
-        texts = [text for record in usable for text in record.texts]
-        encoded = iter(self._layout.encode(texts, self._encoder))
-        for record in usable:
-            ids = [next(encoded) for _ in record.texts]
-            held = record.decision == HELDOUT
-            whole = [record.fields[name] if held else None for name in self._kept]
+        selected = (self._select_texts(*pair) for pair in zip(decisions, records, strict=True))
+        usable_records = [record for record in selected if record]
+        texts = [text for record in usable_records for text in record.texts]
+        encoded_texts = iter(self._layout.encode_texts(texts, self._tokenizer))
+        for record in usable_records:
+            ids = [next(encoded_texts) for _ in record.texts]
+            is_heldout = record.decision == HELDOUT
+            full_texts = [record.fields[name] if is_heldout else None for name in self._text_fields]
             try:
-                for cells in self._cells(record, ids):
-                    yield [record.decision, *cells, *whole]
-            except Unfit as unfit:
-                self._drop(record.file, record.place, unfit)
+                for cells in self._build_cells(record, ids):
+                    yield [record.decision, *cells, *full_texts]
+            except UnusableRecord as unusable:
+                self._count_unusable(record.file, record.location, unusable)
 
-    def _judge(self, decision: int, record: dict[str, Any]) -> _Usable | None:
-        """Return a record with the texts that the layout takes of it; None when it is no row."""
+    def _select_texts(self, decision: int, record: dict[str, Any]) -> _UsableRecord | None:
+        """Return a record with the texts to encode, or None if it becomes no row."""
         if decision in DROPPED:
             self.counts["skipped"][DROPPED[decision]] += 1
             return None
         fields = json.loads(record["fields"])
         try:
-            texts = self._layout.texts(fields, self._encoder)
-        except Unfit as unfit:
-            self._drop(record["file"], record["place"], unfit)
+            texts = self._layout.select_texts(fields, self._tokenizer)
+        except UnusableRecord as unusable:
+            self._count_unusable(record["file"], record["place"], unusable)
             return None
-        return _Usable(decision, record["file"], record["place"], fields, texts)
+        return _UsableRecord(decision, record["file"], record["place"], fields, texts)
 
-    def _cells(self, record: _Usable, ids: list[np.ndarray]) -> Iterator[list[Any]]:
-        cut = self.counts["truncated"]
-        return self._layout.rows(Encoded(record.fields, ids, self._encoder, cut))
+    def _build_cells(self, record: _UsableRecord, ids: list[np.ndarray]) -> Iterator[list[Any]]:
+        truncated = self.counts["truncated"]
+        return self._layout.build_cells(
+            EncodedRecord(record.fields, ids, self._tokenizer, truncated)
+        )
 
-    def _drop(self, file: str, place: str, unfit: Unfit) -> None:
-        if unfit.bad:
-            self._output.reject(Rejected(file, place, unfit.reason, unfit.detail))
-        self.counts["rejected" if unfit.bad else "skipped"][unfit.reason] += 1
+    def _count_unusable(self, file: str, location: str, unusable: UnusableRecord) -> None:
+        if unusable.is_rejected:
+            self._output.write_rejected(Rejected(file, location, unusable.reason, unusable.detail))
+        self.counts["rejected" if unusable.is_rejected else "skipped"][unusable.reason] += 1
 
 
 @cache
-def _encoder(folder: Path) -> Encoder:
-    return Encoder(folder)
+def _load_tokenizer(folder: Path) -> LoadedTokenizer:
+    return LoadedTokenizer(folder)
 
 
-def _decided(work: Path, item: read_records.Numbered) -> Iterator[tuple[list[int], pa.RecordBatch]]:
-    decisions = np.load(work / DECISIONS, mmap_mode="r")
-    at = item.first
-    for batch in read_records.records(work / "read", item.number):
-        yield decisions[at : at + batch.num_rows].tolist(), batch
-        at += batch.num_rows
+def _read_decisions(
+    scratch: Path, numbered_piece: read_records.NumberedPiece
+) -> Iterator[tuple[list[int], pa.RecordBatch]]:
+    decisions = np.load(scratch / DECISIONS, mmap_mode="r")
+    start = numbered_piece.first_record
+    for batch in read_records.read_batches(scratch / "read", numbered_piece.piece_index):
+        yield decisions[start : start + batch.num_rows].tolist(), batch
+        start += batch.num_rows
 
 
-def _table(columns: pa.Schema, rows: list[list[Any]]) -> pa.RecordBatch:
+def _build_batch(schema: pa.Schema, rows: list[list[Any]]) -> pa.RecordBatch:
     arrays = [
-        column([row[place] for row in rows], field.type) for place, field in enumerate(columns)
+        build_column([row[index] for row in rows], field.type) for index, field in enumerate(schema)
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=columns)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

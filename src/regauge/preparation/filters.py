@@ -1,4 +1,4 @@
-"""Which records are left out because of how long their texts are."""
+"""Filters records by the length of their texts."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from regauge.data.sources import Record, Skipped
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from regauge.data.settings import Limits
-    from regauge.data.sources import Found
+    from regauge.data.settings import TextLimits
+    from regauge.data.sources import SourceItem
 
 
-def filtered(found: Iterable[Found], limits: Mapping[str, Limits]) -> Iterator[Found]:
-    """Yield what was found, with records skipped whose texts are outside of the limits."""
-    for item in found:
-        reason = _reason(item, limits) if isinstance(item, Record) else ""
+def apply_limits(
+    items: Iterable[SourceItem], limits: Mapping[str, TextLimits]
+) -> Iterator[SourceItem]:
+    """Yield the items, with records skipped if a text is outside of its limits."""
+    for item in items:
+        reason = _find_reason(item, limits) if isinstance(item, Record) else ""
         yield Skipped(reason, item.fields) if reason and isinstance(item, Record) else item
 
 
-def _reason(record: Record, limits: Mapping[str, Limits]) -> str:
-    """Return the first limit that a record breaks; a field that it lacks is no text."""
+def _find_reason(record: Record, limits: Mapping[str, TextLimits]) -> str:
+    """Return the first limit that a record violates, or an empty string."""
     for name, limit in limits.items():
         text = record.fields.get(name)
-        if isinstance(text, str) and (why := _broken(text, limit)):
-            return f"'{name}' {why}"
+        if isinstance(text, str) and (problem := _check_text(text, limit)):
+            return f"'{name}' {problem}"
     return ""
 
 
-def _broken(text: str, limit: Limits) -> str:
-    if len(text) < limit.fewest_characters:
-        return f"under {limit.fewest_characters} characters"
-    if limit.most_characters is not None and len(text) > limit.most_characters:
-        return f"over {limit.most_characters} characters"
-    if limit.fewest_words or limit.most_words is not None:
+def _check_text(text: str, limit: TextLimits) -> str:
+    if len(text) < limit.min_characters:
+        return f"under {limit.min_characters} characters"
+    if limit.max_characters is not None and len(text) > limit.max_characters:
+        return f"over {limit.max_characters} characters"
+    if limit.min_words or limit.max_words is not None:
         words = len(text.split())
-        if words < limit.fewest_words:
-            return f"under {limit.fewest_words} words"
-        if limit.most_words is not None and words > limit.most_words:
-            return f"over {limit.most_words} words"
+        if words < limit.min_words:
+            return f"under {limit.min_words} words"
+        if limit.max_words is not None and words > limit.max_words:
+            return f"over {limit.max_words} words"
     return ""

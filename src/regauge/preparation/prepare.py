@@ -1,8 +1,8 @@
-"""The job that turns a source into datasets: read, split, tokenizer; for each: encode, write.
+"""Prepares datasets: read, split, train the tokenizer; then per layout: encode, write shards.
 
-The first three are one for all layouts of rows; a layout without a name is the only one. Each
-piece's work is committed by a rename, so the job can be killed at any moment and goes on where it
-was; the bytes of a dataset depend on the inputs alone, not on the processes.
+The first three phases are shared by all row layouts; a layout without a name is the only one. The
+work on each piece is committed by a rename, so a stopped job can resume at any moment. The bytes of
+a dataset depend on the inputs alone, and not on the processes.
 """
 
 from __future__ import annotations
@@ -18,144 +18,172 @@ from typing import TYPE_CHECKING, Any
 from regauge import config
 from regauge.choices import did_you_mean
 from regauge.data import tokenizer
-from regauge.data.layouts import layout_of
-from regauge.data.settings import unwrapped
+from regauge.data.layouts import build_layout
+from regauge.data.settings import unwrap_single
 from regauge.errors import DataError, PreflightError, SettingsError, TransientError
 from regauge.log import logger
 from regauge.preparation import process_pool, read_records, split, workdir
-from regauge.preparation.dataset_build import Corpus, Counted, Making
+from regauge.preparation.dataset_build import DatasetBuild, PhaseCounts, SharedPhases
 from regauge.units import MEGA
 
 if TYPE_CHECKING:
-    from regauge.data import settings
     from regauge.data.layouts import Layout
+    from regauge.data.settings import Filter, RowLayout, SplitSettings, TokenizerSettings
     from regauge.data.sources import Piece, Source
 
 DISK_FOR_RECORDS = 2
-"""Bytes on the disk per byte of text that is read: fields, hashes, signatures."""
+"""Disk space per byte of input text for fields, hashes and signatures."""
 DISK_FOR_ROWS = 3
-"""The same for each layout at the worst moment: token ids and shards."""
+"""Peak disk space per byte of input text for the token ids and shards of one layout."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """What to make of a source and where; `processes` has no part in the bytes."""
+class PrepareJob:
+    """The inputs and the output folder of `prepare`; `processes` does not affect the bytes."""
 
     folder: Path
+    """Folder of the dataset, or of the datasets if layouts have names."""
     source: Source
-    tokenizer: settings.Tokenizer
-    layouts: dict[str, settings.RowLayout]
-    split: settings.Split
-    filter: settings.Filter = field(default_factory=dict)
+    tokenizer: TokenizerSettings
+    layouts: dict[str, RowLayout]
+    """Row layouts by name; UNNAMED for a single one."""
+    split: SplitSettings
+    filter: Filter = field(default_factory=dict)
     processes: int = 1
 
-    def made(self) -> dict[str, Layout]:
+    def build_layouts(self) -> dict[str, Layout]:
         """Return the layouts by name."""
-        return {name: layout_of(rows) for name, rows in self.layouts.items()}
+        return {name: build_layout(rows) for name, rows in self.layouts.items()}
 
-    def inputs(self) -> workdir.Inputs:
-        """Return everything that decides the bytes; raises DataError for an empty source."""
+    def collect_inputs(self) -> workdir.BuildInputs:
+        """Return everything that determines the bytes; raises DataError for an empty source."""
         tables: dict[str, Any] = {
             "source": config.dump(self.source),
             "tokenizer": config.dump(self.tokenizer),
-            "rows": unwrapped({name: made.document() for name, made in self.made().items()}),
+            "rows": unwrap_single(
+                {name: layout.to_document() for name, layout in self.build_layouts().items()}
+            ),
             "split": config.dump(self.split),
         }
-        wanted = self.filter.items()
-        limits = {name: limit.model_dump(exclude_defaults=True) for name, limit in wanted}
+        limits = {
+            name: limit.model_dump(exclude_defaults=True) for name, limit in self.filter.items()
+        }
         if any(limits.values()):
             tables["filter"] = limits
         if self.tokenizer.path:
-            tables["tokenizer"]["sha256"] = tokenizer.fingerprint(Path(self.tokenizer.path))
-        return workdir.Inputs(tables, self.source.pieces(), tuple(self.layouts))
+            tables["tokenizer"]["sha256"] = tokenizer.hash_tokenizer(Path(self.tokenizer.path))
+        return workdir.BuildInputs(tables, self.source.list_pieces(), tuple(self.layouts))
 
 
-def prepare(job: Job) -> workdir.Manifests:
-    """Make the datasets, or find that they are there already; return their manifests by name."""
-    inputs = job.inputs()
-    check(job)
-    if found := workdir.finished(job.folder, inputs):
-        logger.info(f"{job.folder} is prepared already: nothing to do")
-        return found
+def prepare_datasets(job: PrepareJob) -> workdir.Manifests:
+    """Prepare the datasets of a job unless they exist; return their manifests by name."""
+    inputs = job.collect_inputs()
+    check_job(job)
+    if manifests := workdir.find_finished(job.folder, inputs):
+        logger.info(f"{job.folder} is already prepared; nothing to do")
+        return manifests
     check_disk(job, inputs.pieces)
     try:
-        with workdir.Work(job.folder, inputs) as place, process_pool.Pool(job.processes) as pool:
-            manifests = place.manifests() or _make(job, inputs, place, pool)
-            place.commit(manifests)
+        with (
+            workdir.BuildDir(job.folder, inputs) as build_dir,
+            process_pool.ProcessPool(job.processes) as pool,
+        ):
+            manifests = build_dir.read_manifests() or _run_phases(job, inputs, build_dir, pool)
+            build_dir.commit(manifests)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        remedy = "free some and run again: it continues where it was"
+        remedy = "free disk space and run again; it resumes"
         raise TransientError(f"no space left for {job.folder}", remedy) from None
     return manifests
 
 
-def check(job: Job) -> None:
-    """Raise SettingsError for what cannot be made, as far as is known before reading."""
-    for layout in job.made().values():
+def check_job(job: PrepareJob) -> None:
+    """Raise SettingsError for invalid settings that can be detected before reading."""
+    for layout in job.build_layouts().values():
         layout.check_inputs(job.tokenizer)
-    if known := job.source.fields():
-        check_fields(job, known)
+    if field_names := job.source.field_names():
+        check_fields(job, field_names)
 
 
-def check_fields(job: Job, known: tuple[str, ...]) -> None:
-    """Raise SettingsError for a field of a layout, a filter or the split that no record has."""
-    for layout in job.made().values():
-        layout.check_fields(known)
-    by = (job.split.by,) if job.split.by else ()
-    for name in (*job.filter, *by):
-        if name not in known:
-            raise SettingsError(f"the source has no field '{name}'", did_you_mean(name, known))
+def check_fields(job: PrepareJob, field_names: tuple[str, ...]) -> None:
+    """Raise SettingsError if a layout, a filter or the split uses a field that no record has."""
+    for layout in job.build_layouts().values():
+        layout.check_fields(field_names)
+    group_fields = (job.split.group_by,) if job.split.group_by else ()
+    for name in (*job.filter, *group_fields):
+        if name not in field_names:
+            raise SettingsError(
+                f"the source has no field '{name}'", did_you_mean(name, field_names)
+            )
 
 
-def check_disk(job: Job, pieces: tuple[Piece, ...]) -> None:
-    """Raise PreflightError where the disk is too small for what the pieces may become."""
+def check_disk(job: PrepareJob, pieces: tuple[Piece, ...]) -> None:
+    """Raise PreflightError if the disk is too small for the estimated size of the datasets."""
     folder = job.folder
-    place = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-    share = DISK_FOR_RECORDS + DISK_FOR_ROWS * len(job.layouts)
-    wanted = share * sum(piece.text_bytes for piece in pieces)
+    parent = next(path for path in (folder, *folder.parents) if path.is_dir())
+    disk_per_byte = DISK_FOR_RECORDS + DISK_FOR_ROWS * len(job.layouts)
+    needed_bytes = disk_per_byte * sum(piece.text_bytes for piece in pieces)
     partial_folder = folder.with_name(f"{folder.name}.partial")
-    present = sum(path.stat().st_size for path in partial_folder.rglob("*") if path.is_file())
-    free = shutil.disk_usage(place).free
-    if free < wanted - present:
+    present_bytes = sum(path.stat().st_size for path in partial_folder.rglob("*") if path.is_file())
+    free_bytes = shutil.disk_usage(parent).free
+    if free_bytes < needed_bytes - present_bytes:
         raise PreflightError(
-            f"{place} has {free / MEGA:.0f} MB free and about {wanted / MEGA:.0f} MB are needed",
-            "free some, or choose another data.path",
+            f"{parent} has {free_bytes / MEGA:.0f} MB free; about {needed_bytes / MEGA:.0f} MB"
+            " are needed",
+            "free disk space, or choose another data.path",
         )
 
 
-def _make(
-    job: Job, inputs: workdir.Inputs, place: workdir.Work, pool: process_pool.Pool
+def _run_phases(
+    job: PrepareJob,
+    inputs: workdir.BuildInputs,
+    build_dir: workdir.BuildDir,
+    pool: process_pool.ProcessPool,
 ) -> workdir.Manifests:
-    if place.started:
-        logger.info(f"going on with {place.folder}")
-    makings = [Making(name, layout, place) for name, layout in job.made().items()]
-    items = [read_records.Numbered(number, piece) for number, piece in enumerate(inputs.pieces)]
-    records, signed = place.work / "read", job.split.compares_words
-    read_piece = partial(read_records.read_piece, job.source, job.filter, records, signed=signed)
-    read = read_records.over_pieces(pool, records, items, read_piece, "read")
-    _check_read(job, read, makings)
-    drop = job.source.duplicates == "drop"
-    decisions = split.decide(place.work, len(items), job.split, drop=drop)
-    folder = split.make_tokenizer(place.work, len(items), job.tokenizer, decisions)
-    encoder = tokenizer.Encoder(folder)
-    for making in makings:
-        making.layout.check_tokenizer(encoder)
-    firsts = accumulate((counts["records"] for counts in read), initial=0)
-    numbered = [item._replace(first=first) for item, first in zip(items, firsts, strict=False)]
-    corpus = Corpus(inputs.settings, numbered, read, folder, encoder)
-    return {making.name: making.make(corpus, pool) for making in makings}
+    if build_dir.is_resumed:
+        logger.info(f"resuming in {build_dir.folder}")
+    builds = [DatasetBuild(name, layout, build_dir) for name, layout in job.build_layouts().items()]
+    items = [read_records.NumberedPiece(index, piece) for index, piece in enumerate(inputs.pieces)]
+    records_folder, needs_signatures = build_dir.scratch / "read", job.split.needs_signatures
+    read_piece = partial(
+        read_records.read_piece,
+        job.source,
+        job.filter,
+        records_folder,
+        with_signatures=needs_signatures,
+    )
+    counts = read_records.process_pieces(pool, records_folder, items, read_piece, "read")
+    _check_records(job, counts, builds)
+    drop_duplicates = job.source.duplicates == "drop"
+    decisions = split.decide_splits(
+        build_dir.scratch, len(items), job.split, drop_duplicates=drop_duplicates
+    )
+    folder = split.build_tokenizer(build_dir.scratch, len(items), job.tokenizer, decisions)
+    loaded_tokenizer = tokenizer.LoadedTokenizer(folder)
+    for build in builds:
+        build.layout.check_tokenizer(loaded_tokenizer)
+    first_numbers = accumulate((piece_counts["records"] for piece_counts in counts), initial=0)
+    numbered = [
+        item._replace(first_record=first) for item, first in zip(items, first_numbers, strict=False)
+    ]
+    shared = SharedPhases(inputs.settings, numbered, counts, folder, loaded_tokenizer)
+    return {build.name: build.build(shared, pool) for build in builds}
 
 
-def _check_read(job: Job, read: list[read_records.Counts], makings: list[Making]) -> None:
-    """Raise where no row can come of what was read: nothing there, or not the fields."""
-    if not sum(counts["records"] for counts in read):
-        rejected = [making.gather_rejected(len(read)) for making in makings]
-        counted = Counted(read)
-        if counted.total("skipped"):
-            problem = f"no record is left: {counted.told('skipped', 'rejected')}"
-            raise DataError(problem, "correct filter or source")
-        if count := sum(counted.total("rejected").values()):
-            raise DataError(f"all {count} records are rejected", f"see why in {rejected[0]}")
-        raise DataError("the source holds no record", "correct source in the run file")
-    check_fields(job, tuple({name for counts in read for name in counts["names"]}))
+def _check_records(
+    job: PrepareJob, counts: list[read_records.Counts], builds: list[DatasetBuild]
+) -> None:
+    """Raise an error if no row can be made: there are no records, or they lack fields."""
+    if not sum(piece_counts["records"] for piece_counts in counts):
+        rejected = [build.gather_rejected(len(counts)) for build in builds]
+        phase_counts = PhaseCounts(counts)
+        if phase_counts.sum_counts("skipped"):
+            reasons = phase_counts.format_counts("skipped", "rejected")
+            raise DataError(f"no record is left ({reasons})", "correct filter or source")
+        if count := sum(phase_counts.sum_counts("rejected").values()):
+            raise DataError(
+                f"all {count} records are rejected", f"see the reasons in {rejected[0]}"
+            )
+        raise DataError("the source has no records", "correct source in the run file")
+    check_fields(job, tuple({name for piece_counts in counts for name in piece_counts["names"]}))

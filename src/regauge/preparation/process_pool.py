@@ -1,7 +1,7 @@
-"""The same function over many items by spawned processes that die with the one that asked.
+"""A pool of spawned processes that end with the process that started them.
 
-Nothing is forked, because threads may be alive; a worker ends as soon as the parent is gone or
-has stopped listening, so that a killed job leaves nobody behind.
+Processes are not forked, because other threads may be running. A worker exits as soon as its parent
+ends or closes the pool, so a killed job leaves no processes behind.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Pool:
-    """Processes that are started when they are first needed, and end with the context."""
+class ProcessPool:
+    """Processes that are started on first use and end with the context."""
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
         self._context = multiprocessing.get_context("spawn")
-        self._listener, self._speaker = self._context.Pipe(duplex=False)
+        self._receiver, self._sender = self._context.Pipe(duplex=False)
         self._executor: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Self:
@@ -38,23 +38,26 @@ class Pool:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._speaker.close()
+            self._sender.close()
         if self._executor:
             self._executor.shutdown(cancel_futures=True)
-        self._speaker.close()
-        self._listener.close()
+        self._sender.close()
+        self._receiver.close()
 
-    def each(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """Yield the results as they become ready; with one process or item, work here.
+    def map_unordered(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        """Yield results in order of completion; a single process or item runs in this process.
 
-        Raises what the function raises, and TransientError for a process that was killed.
+        Raises the errors of the function, and TransientError if a process was killed.
         """
         if self._processes <= 1 or len(items) <= 1:
             yield from map(function, items)
             return
         if not self._executor:
             self._executor = ProcessPoolExecutor(
-                self._processes, self._context, initializer=_start, initargs=(self._listener,)
+                self._processes,
+                self._context,
+                initializer=_initialize_worker,
+                initargs=(self._receiver,),
             )
         try:
             futures = [self._executor.submit(function, item) for item in items]
@@ -62,20 +65,20 @@ class Pool:
                 yield future.result()
         except BrokenProcessPool:
             raise TransientError(
-                "a process of prepare was killed (no memory?) or could not start",
-                "lower prepare.processes and run again: it continues where it was",
+                "a worker process was killed (out of memory?) or could not start",
+                "lower prepare.processes and run again; it resumes",
             ) from None
 
 
-def _start(listener: Connection) -> None:
+def _initialize_worker(receiver: Connection) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, args=(listener,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(receiver,), daemon=True).start()
 
 
-def _die_with_parent(listener: Connection) -> None:
-    """Wait for the end of the pipe, which comes when the parent closes it or is gone."""
+def _exit_with_parent(receiver: Connection) -> None:
+    """Wait for the end of the pipe: the parent has closed it, or has ended."""
     try:
-        listener.recv()
+        receiver.recv()
     except EOFError:
         os._exit(0)

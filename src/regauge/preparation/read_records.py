@@ -1,10 +1,10 @@
-"""Phase one of `prepare`: a piece becomes a file of records, each with its hash and signature.
+"""Phase 1 of `prepare`: reads each piece into a file of records with hashes and signatures.
 
     read/000007.arrow           records: file, place, fields (JSON), hash, perhaps a signature
-    read/000007.rejected.jsonl  what could not be used
-    read/000007.json            counts; its presence says that the piece is done
+    read/000007.rejected.jsonl  input that could not be used
+    read/000007.json            counts; the piece is done if this file exists
 
-A file is written aside and renamed, so that what bears a piece's name is whole.
+A file is written under a temporary name and renamed, so a file with a piece's name is complete.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import pyarrow as pa
 
 from regauge.data import duplicates
-from regauge.data.sources import Record, Rejected, Skipped, legible
+from regauge.data.sources import Record, Rejected, Skipped, reject_undecodable
 from regauge.errors import DataError
-from regauge.files import replacing, write_atomic
+from regauge.files import replace_atomically, write_atomic
 from regauge.preparation import filters
-from regauge.preparation.progress import Phase
+from regauge.preparation.phase_progress import PhaseProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
     from types import TracebackType
 
-    from regauge.data.settings import Limits
-    from regauge.data.sources import Found, Piece, Source
-    from regauge.preparation.process_pool import Pool
+    from regauge.data.settings import TextLimits
+    from regauge.data.sources import Piece, Source, SourceItem
+    from regauge.preparation.process_pool import ProcessPool
 
 SCHEMA = pa.schema(
     [
@@ -41,100 +41,107 @@ SCHEMA = pa.schema(
         ("signature", pa.binary(duplicates.SIGNATURE_BYTES)),
     ]
 )
-UNSIGNED = pa.schema(list(SCHEMA)[:-1])
-RECORDS_AT_A_TIME = 1024
-TEXT_AT_A_TIME = 2**22
-"""Characters that are held before they are written."""
+"""Columns of a file of records."""
+SCHEMA_WITHOUT_SIGNATURE = pa.schema(list(SCHEMA)[:-1])
+"""The same columns if near-duplicates are not searched."""
+RECORDS_PER_BATCH = 1024
+MAX_BATCH_CHARACTERS = 2**22
+"""Maximum number of characters of a batch that is held in memory."""
 Counts = dict[str, Any]
+"""Counts of a piece by kind, and of `rejected` and others by reason; JSON-ready."""
 
 
-class Numbered(NamedTuple):
-    """A piece, its place in the source's order, and the number of its first record."""
+class NumberedPiece(NamedTuple):
+    """A piece, its index in the order of the source, and the number of its first record."""
 
-    number: int
+    piece_index: int
     piece: Piece
-    first: int = 0
+    first_record: int = 0
 
 
 def read_piece(
     source: Source,
-    limits: Mapping[str, Limits],
+    limits: Mapping[str, TextLimits],
     folder: Path,
-    item: Numbered,
+    numbered_piece: NumberedPiece,
     *,
-    signed: bool = True,
+    with_signatures: bool = True,
 ) -> tuple[int, Counts]:
-    """Read a piece into `folder` and return its number and counts; it may be without signatures."""
-    schema = SCHEMA if signed else UNSIGNED
+    """Read a piece into a file of records; return its index and counts."""
+    schema = SCHEMA if with_signatures else SCHEMA_WITHOUT_SIGNATURE
     batch: list[Record] = []
     counts: Counts = {"records": 0, "text_bytes": 0}
     counts |= {kind: Counter() for kind in ("rejected", "skipped", "names")}
-    size = 0
-    with Output(folder, item.number, schema) as output:
-        for found in filters.filtered(_checked(source, item.piece), limits):
-            if isinstance(found, Rejected):
-                output.reject(found)
-                counts["rejected"][found.reason] += 1
+    num_characters = 0
+    with PieceWriter(folder, numbered_piece.piece_index, schema) as output:
+        for item in filters.apply_limits(_read_checked(source, numbered_piece.piece), limits):
+            if isinstance(item, Rejected):
+                output.write_rejected(item)
+                counts["rejected"][item.reason] += 1
                 continue
-            if isinstance(found, Skipped):
-                counts["skipped"][found.reason] += 1
-                counts["names"].update(found.fields.keys())
+            if isinstance(item, Skipped):
+                counts["skipped"][item.reason] += 1
+                counts["names"].update(item.fields.keys())
                 continue
-            batch.append(found)
-            size += sum(len(value) for value in found.fields.values() if isinstance(value, str))
-            if len(batch) == RECORDS_AT_A_TIME or size > TEXT_AT_A_TIME:
-                output.write(_counted(batch, counts, schema))
-                batch, size = [], 0
+            batch.append(item)
+            num_characters += sum(
+                len(value) for value in item.fields.values() if isinstance(value, str)
+            )
+            if len(batch) == RECORDS_PER_BATCH or num_characters > MAX_BATCH_CHARACTERS:
+                output.write(_build_batch(batch, counts, schema))
+                batch, num_characters = [], 0
         if batch:
-            output.write(_counted(batch, counts, schema))
-    return item.number, commit_counts(folder, item.number, counts)
+            output.write(_build_batch(batch, counts, schema))
+    return numbered_piece.piece_index, commit_counts(folder, numbered_piece.piece_index, counts)
 
 
-def over_pieces(
-    pool: Pool,
+def process_pieces(
+    pool: ProcessPool,
     folder: Path,
-    items: list[Numbered],
-    function: Callable[[Numbered], tuple[int, Counts]],
+    items: list[NumberedPiece],
+    function: Callable[[NumberedPiece], tuple[int, Counts]],
     phase: str,
 ) -> list[Counts]:
-    """Apply a function to the pieces that are not yet done in `folder`; return all counts.
+    """Apply a function to the pieces that are not done in `folder`; return the counts of all.
 
-    The largest ones come first, so that the processes end together.
+    The largest pieces are processed first, so that the processes finish at the same time.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    done = {item.number: committed(folder, item.number) for item in items}
-    waiting = (item for item in items if done[item.number] is None)
-    todo = sorted(waiting, key=lambda item: -item.piece.bytes)
-    total = sum(item.piece.bytes for item in items)
-    with Phase(phase, total, total - sum(item.piece.bytes for item in todo)) as progress:
-        for number, counts in pool.each(function, todo):
-            done[number] = counts
+    counts_by_number = {item.piece_index: read_counts(folder, item.piece_index) for item in items}
+    unfinished = (item for item in items if counts_by_number[item.piece_index] is None)
+    pending = sorted(unfinished, key=lambda item: -item.piece.bytes)
+    total_bytes = sum(item.piece.bytes for item in items)
+    with PhaseProgress(
+        phase, total_bytes, total_bytes - sum(item.piece.bytes for item in pending)
+    ) as progress:
+        for number, piece_counts in pool.map_unordered(function, pending):
+            counts_by_number[number] = piece_counts
             progress.advance(items[number].piece.bytes)
-    return [done[item.number] or {} for item in items]
+    return [counts_by_number[item.piece_index] or {} for item in items]
 
 
-def records(folder: Path, number: int) -> Iterator[pa.RecordBatch]:
-    """Yield what `read_piece` wrote, mapped and not copied."""
+def read_batches(folder: Path, number: int) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a file of records, memory-mapped and not copied."""
     with pa.memory_map(str(folder / f"{number:06d}.arrow")) as file:
         reader = pa.ipc.open_file(file)
-        for place in range(reader.num_record_batches):
-            yield reader.get_batch(place)
+        for index in range(reader.num_record_batches):
+            yield reader.get_batch(index)
 
 
-def committed(folder: Path, number: int) -> Counts | None:
-    """Return the counts of a piece that is done."""
+def read_counts(folder: Path, number: int) -> Counts | None:
+    """Return the counts of a piece, or None if it is not done."""
     path = folder / f"{number:06d}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def commit_counts(folder: Path, number: int, counts: Counts) -> Counts:
-    """Say that a piece is done."""
+    """Write the counts of a piece, which marks it as done."""
     write_atomic(folder / f"{number:06d}.json", json.dumps(counts), durable=False)
     return counts
 
 
-class Output:
-    """The two files of a piece, written aside and renamed when both are whole."""
+class PieceWriter:
+    """Writes the records and the rejections of a piece; both files are renamed when complete."""
 
     def __init__(self, folder: Path, number: int, schema: pa.Schema) -> None:
         self._table = folder / f"{number:06d}.arrow"
@@ -144,8 +151,8 @@ class Output:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            table = stack.enter_context(replacing(self._table, durable=False))
-            rejected = stack.enter_context(replacing(self._rejected, durable=False))
+            table = stack.enter_context(replace_atomically(self._table, durable=False))
+            rejected = stack.enter_context(replace_atomically(self._rejected, durable=False))
             sink = stack.enter_context(pa.OSFile(str(table), "wb"))
             self._writer = stack.enter_context(pa.ipc.new_file(sink, self._schema))
             self._lines = stack.enter_context(rejected.open("w", encoding="utf-8"))
@@ -155,8 +162,8 @@ class Output:
     def write(self, table: pa.RecordBatch) -> None:
         self._writer.write(table)
 
-    def reject(self, found: Rejected) -> None:
-        line = json.dumps(found._asdict(), ensure_ascii=True)
+    def write_rejected(self, rejected: Rejected) -> None:
+        line = json.dumps(rejected.to_document(), ensure_ascii=True)
         self._lines.write(line + "\n")
 
     def __exit__(
@@ -168,30 +175,32 @@ class Output:
         self._open.__exit__(kind, error, trace)
 
 
-def _checked(source: Source, piece: Piece) -> Iterator[Found]:
-    """Yield what a source yields, with texts that are no Unicode rejected."""
+def _read_checked(source: Source, piece: Piece) -> Iterator[SourceItem]:
+    """Yield the items of a source, with undecodable texts rejected."""
     try:
-        yield from map(legible, source.read(piece))
+        yield from map(reject_undecodable, source.read(piece))
     except OSError as error:
-        remedy = "make it readable and run again: it continues where it was"
+        remedy = "make it readable and run again; it resumes"
         raise DataError(f"{piece.name} cannot be read: {error}", remedy) from None
 
 
-def _counted(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.RecordBatch:
-    """Return records as a table, and count what they hold."""
-    wholes = [duplicates.whole_text(record.fields) for record in batch]
+def _build_batch(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.RecordBatch:
+    """Return records as a batch, and update the counts."""
+    texts = [duplicates.join_texts(record.fields) for record in batch]
     counts["records"] += len(batch)
-    counts["text_bytes"] += sum(len(whole.encode()) for whole in wholes)
+    counts["text_bytes"] += sum(len(text.encode()) for text in texts)
     for record in batch:
         counts["names"].update(record.fields.keys())
-    contents = [duplicates.content(record.fields) for record in batch]
+    contents = [duplicates.encode_fields(record.fields) for record in batch]
     columns = [
         [record.file for record in batch],
-        [record.place for record in batch],
+        [record.location for record in batch],
         contents,
-        list(map(duplicates.content_hash, contents)),
+        list(map(duplicates.hash_content, contents)),
     ]
     if schema == SCHEMA:
-        columns.append([row.tobytes() for row in duplicates.signatures(wholes).astype("<u4")])
+        columns.append(
+            [row.tobytes() for row in duplicates.compute_signatures(texts).astype("<u4")]
+        )
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,11 +1,11 @@
-"""A dataset while it is made: a folder beside its place, locked, and moved there by one rename.
+"""The folder of an unfinished dataset: locked, next to the final folder, and moved by a rename.
 
-    <path>.partial/inputs.json   settings and pieces: what the dataset is made of
-    <path>.partial/.lock         held by the process that works here
-    <path>.partial/.work/        the tokenizer and the pieces that are done, removed in the end
+    <path>.partial/inputs.json   settings and pieces that determine the dataset
+    <path>.partial/.lock         held by the process that builds the dataset
+    <path>.partial/.work/        the tokenizer and the finished pieces; removed at the end
 
-Layouts with names make a dataset each, in folders of these names that move together. What is at
-`<path>` is therefore always whole, and never written over.
+Layouts with names make one dataset each, in subfolders that are moved together. The content of
+`<path>` is therefore always complete, and it is never overwritten.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from regauge.config import FORMAT, flat
+from regauge.config import FORMAT, flatten
 from regauge.data import dataset
 from regauge.errors import DataError, SettingsError
-from regauge.files import LOCK, is_temporary, locked, write_atomic
+from regauge.files import LOCK, hold_lock, is_temporary, write_atomic
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -27,30 +27,34 @@ if TYPE_CHECKING:
     from regauge.data.sources import Piece
 
 INPUTS = "inputs.json"
-OURS = (INPUTS, LOCK)
+"""File of the inputs."""
+BUILD_FILES = (INPUTS, LOCK)
+"""Files of a build folder, apart from the datasets."""
 
 
-Manifests = dict[str, dataset.Manifest]
+Manifests = dict[str, dataset.DatasetManifest]
+"""Manifests by the name of their layout."""
 
 
-class Inputs(NamedTuple):
-    """Everything that decides the bytes of a dataset."""
+class BuildInputs(NamedTuple):
+    """Everything that determines the bytes of the datasets."""
 
     settings: dict[str, Any]
+    """Tables of the run file."""
     pieces: tuple[Piece, ...]
     datasets: tuple[str, ...]
-    """Their folders inside of the one that is moved; "" is that folder itself."""
+    """Subfolders of the datasets; "" is the folder itself."""
 
-    def document(self) -> dict[str, Any]:
-        """Return this as it is stored."""
+    def to_document(self) -> dict[str, Any]:
+        """Return the stored form, JSON-ready."""
         pieces = {piece.name: [piece.bytes, piece.stamp] for piece in self.pieces}
         return {"format": FORMAT, "settings": self.settings, "pieces": pieces}
 
 
-def finished(folder: Path, inputs: Inputs) -> Manifests | None:
-    """Return the manifests of the datasets that are wanted, if they lie there already.
+def find_finished(folder: Path, inputs: BuildInputs) -> Manifests | None:
+    """Return the manifests of finished datasets with these inputs, or None.
 
-    Raises DataError for another dataset, and for a folder with anything else in it.
+    Raises DataError if the folder has another dataset or other files.
     """
     if not folder.exists():
         return None
@@ -58,44 +62,44 @@ def finished(folder: Path, inputs: Inputs) -> Manifests | None:
         raise DataError(f"{folder} is a file", "choose another data.path")
     if not any(folder.iterdir()):
         return None
-    known = _stored(folder)
-    if known is None:
+    document = _read_inputs(folder)
+    if document is None:
         name = min(path.name for path in folder.iterdir())
         raise DataError(
-            f"{folder} holds something else ({name})", "choose another data.path, or empty it"
+            f"{folder} has other files ({name})", "choose another data.path, or empty the folder"
         )
-    if known != inputs.document():
+    if document != inputs.to_document():
         raise DataError(
-            f"{folder} holds another dataset: {difference(known, inputs.document())}",
-            "choose another data.path, or delete that folder",
+            f"{folder} has another dataset: {describe_difference(document, inputs.to_document())}",
+            "choose another data.path, or delete the folder",
         )
-    return {name: _whole(folder / name) for name in inputs.datasets}
+    return {name: _read_complete(folder / name) for name in inputs.datasets}
 
 
-def _whole(folder: Path) -> dataset.Manifest:
-    """Return the manifest of a dataset; raises DataError where one of its files is gone."""
+def _read_complete(folder: Path) -> dataset.DatasetManifest:
+    """Return the manifest of a dataset; raises DataError if one of its files is missing."""
     paths = [folder / dataset.MANIFEST]
     if paths[0].exists():
         manifest = dataset.read_manifest(folder)
         files = (file for split in manifest.splits.values() for file in split.files)
         paths += [folder / file.file for file in files]
-    gone = [path for path in paths if not path.exists()]
-    if gone:
-        raise DataError(f"{gone[0]} is gone", "delete the dataset's folder and run again")
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise DataError(f"{missing[0]} is missing", "delete the dataset's folder and run again")
     return manifest
 
 
-class Work:
-    """The unfinished dataset of one folder, locked for this process until it is closed."""
+class BuildDir:
+    """The build folder of unfinished datasets, locked by this process until it is closed."""
 
-    def __init__(self, folder: Path, inputs: Inputs) -> None:
+    def __init__(self, folder: Path, inputs: BuildInputs) -> None:
         self.folder = folder.with_name(f"{folder.name}.partial")
-        self.work = self.folder / ".work"
+        self.scratch = self.folder / ".work"
         self.final = folder
         self._datasets = inputs.datasets
         with ExitStack() as stack:
-            self._take(stack)
-            self.started = self._known(inputs)
+            self._acquire(stack)
+            self.is_resumed = self._resume_or_reset(inputs)
             self._lock = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -105,103 +109,102 @@ class Work:
         self._lock.close()
 
     def commit(self, manifests: Manifests) -> None:
-        """Write the manifests, remove the work, and move the datasets to their place."""
+        """Write the manifests, remove the scratch folder, and move the datasets to their folder."""
         for name, manifest in manifests.items():
             text = manifest.model_dump_json(indent=1) + "\n"
             write_atomic(self.folder / name / dataset.MANIFEST, text)
-        _remove(self.work)
+        _remove(self.scratch)
         (self.folder / LOCK).unlink(missing_ok=True)
         try:
             self.folder.replace(self.final)
         except OSError as error:
-            remedy = f"the dataset is whole in {self.folder}: move it"
+            remedy = f"move {self.folder} there; it is complete"
             raise DataError(f"{self.final} cannot be written: {error}", remedy) from None
 
-    def manifests(self) -> Manifests | None:
-        """Return the manifests of datasets that only wait to be moved."""
+    def read_manifests(self) -> Manifests | None:
+        """Return the manifests if all datasets are complete and only have to be moved."""
         folders = {name: self.folder / name for name in self._datasets}
         if not all((folder / dataset.MANIFEST).exists() for folder in folders.values()):
             return None
         return {name: dataset.read_manifest(folder) for name, folder in folders.items()}
 
-    def _take(self, stack: ExitStack) -> None:
+    def _acquire(self, stack: ExitStack) -> None:
         """Lock the folder until the stack is closed."""
         if self.folder.is_dir():
             paths = self.folder.iterdir()
-            foreign = {path.name for path in paths if not _is_ours(path)}
-            if foreign and _stored(self.folder) is None:
+            other_files = {path.name for path in paths if not _is_build_file(path)}
+            if other_files and _read_inputs(self.folder) is None:
                 raise DataError(
-                    f"{self.folder} is no unfinished dataset ({min(foreign)})",
+                    f"{self.folder} has other files ({min(other_files)})",
                     "move it away, or choose another data.path",
                 )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(self.folder / LOCK))
+            stack.enter_context(hold_lock(self.folder / LOCK))
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             remedy = "choose another data.path"
-            raise SettingsError(f"{self.folder} cannot be made: {error}", remedy) from None
+            raise SettingsError(f"{self.folder} cannot be created: {error}", remedy) from None
         except BlockingIOError:
             remedy = "wait for it, or choose another data.path"
-            raise DataError(f"another prepare works in {self.folder}", remedy) from None
+            raise DataError(f"another prepare is writing to {self.folder}", remedy) from None
 
-    def _known(self, inputs: Inputs) -> bool:
-        """Return whether an earlier attempt left something to continue; discard another one.
-
-        Files that a killed process left half written are removed.
-        """
-        document = inputs.document()
-        known = _stored(self.folder)
-        if known is not None and known != document:
-            logger.warning(f"{self.folder} is begun anew: {difference(known, document)}")
+    def _resume_or_reset(self, inputs: BuildInputs) -> bool:
+        """Return whether an earlier attempt with these inputs is resumed; discard any other one."""
+        document = inputs.to_document()
+        stored = _read_inputs(self.folder)
+        if stored is not None and stored != document:
+            logger.warning(f"restarting {self.folder}: {describe_difference(stored, document)}")
             for path in self.folder.iterdir():
-                if path.name not in OURS:
+                if path.name not in BUILD_FILES:
                     _remove(path)
-        if known != document:
+        if stored != document:
             write_atomic(self.folder / INPUTS, json.dumps(document, indent=1) + "\n")
-        self.work.mkdir(exist_ok=True)
+        self.scratch.mkdir(exist_ok=True)
         for path in list(self.folder.rglob("*")):
             if is_temporary(path):
                 path.unlink()
-        return known == document
+        return stored == document
 
 
-def _is_ours(path: Path) -> bool:
-    return path.name in OURS or is_temporary(path)
+def _is_build_file(path: Path) -> bool:
+    return path.name in BUILD_FILES or is_temporary(path)
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, or a folder in a way that never leaves a half of it under its name."""
+    """Remove a file or folder; a folder is renamed first, so that no partial one keeps its name."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    aside = path.with_name(f"{path.name}.discarded")
-    shutil.rmtree(aside, ignore_errors=True)
-    path.replace(aside)
-    shutil.rmtree(aside)
+    discarded = path.with_name(f"{path.name}.discarded")
+    shutil.rmtree(discarded, ignore_errors=True)
+    path.replace(discarded)
+    shutil.rmtree(discarded)
 
 
-def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Return the first thing in which two inputs differ, in words."""
-    there, here = (
-        {key: value for key, value in flat(each["settings"]) if value != {}} for each in (old, new)
+def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Return the first difference between two inputs as text."""
+    old_values, new_values = (
+        {key: value for key, value in flatten(document["settings"]) if value != {}}
+        for document in (old, new)
     )
-    for key in sorted({*there, *here}):
-        if there.get(key) != here.get(key):
-            return f"{key} was {there.get(key, 'not set')!r} and is {here.get(key, 'not set')!r}"
+    for key in sorted({*old_values, *new_values}):
+        before, after = (values.get(key, "not set") for values in (old_values, new_values))
+        if before != after:
+            return f"{key} was {before!r} and is {after!r}"
     changed = [
         name
         for name in {**old["pieces"], **new["pieces"]}
         if old["pieces"].get(name) != new["pieces"].get(name)
     ]
-    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-    return f"the source has changed ({changed[0]}{more})" if changed else "its format has changed"
+    suffix = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"the source has changed ({changed[0]}{suffix})" if changed else "its format has changed"
 
 
-def _stored(folder: Path) -> dict[str, Any] | None:
-    """Return the inputs that a folder was begun with; None where there are none of ours."""
+def _read_inputs(folder: Path) -> dict[str, Any] | None:
+    """Return the stored inputs of a folder, or None if there are none."""
     try:
         document = json.loads((folder / INPUTS).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    known = isinstance(document, dict) and {"settings", "pieces"} <= set(document)
-    return document if known else None
+    is_valid = isinstance(document, dict) and {"settings", "pieces"} <= set(document)
+    return document if is_valid else None

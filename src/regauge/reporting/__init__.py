@@ -1,5 +1,7 @@
-"""Reports: what run folders hold, as one page to read, one text, or one document for machines.
+"""Reports on runs, comparisons and benchmarks, as HTML page, Markdown or JSON.
 
-Reading (`runs`, `series`, `evaluation`) knows files and no prose; `story` turns runs into what is
-said; `curves`, `html` and `text` only show it.
+Entry points: `page.build_report` and `render.write_report`. `page` and the `*_section` modules turn
+results into formatted text; they know no markup. `*_charts` choose the curves that `drawing` draws.
+`render` fills the templates. The package reads runs through `results` and `comparison` and imports
+no torch.
 """

@@ -1,4 +1,4 @@
-"""The files of a benchmark beside its document, and its tables as they fit a terminal."""
+"""Files that accompany a benchmark document (CSV, chart), and its tables for a terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from regauge.reporting.inference_section import Document, Inferences
+    from regauge.reporting.inference_section import Document, InferenceSection
 
-TABLE, CHART = "benchmark.csv", "benchmark.svg"
-FACTS = ("model", "backend", "precision", "quantized", "chip", "memory_bytes", "date")
-"""Of an artifact, in each of its rows."""
-FIGURES = (
+TABLE_FILE, CHART_FILE = "benchmark.csv", "benchmark.svg"
+ARTIFACT_KEYS = ("model", "backend", "precision", "quantized", "chip", "memory_bytes", "date")
+"""Keys of an artifact that each of its CSV lines repeats."""
+FIGURE_KEYS = (
     "share",
     "requests_per_second",
     "p50_ms",
@@ -35,66 +35,68 @@ FIGURES = (
     "joules_are",
     "usd_per_million_inferences",
 )
-WIDE = ("learning rate", "from, to", "$ per 1M tokens")
-"""Columns of scaling that a terminal has no room for."""
+"""Keys of a load that its CSV line has."""
+WIDE_COLUMNS = ("learning rate", "range", "$ per 1M tokens")
+"""Columns of a scaling table that do not fit a terminal."""
 
 
-def read(path: Path) -> Document:
-    """Return the document of a benchmark; raises SettingsError where it cannot be read."""
+def read_benchmark(path: Path) -> Document:
+    """Return a benchmark document; raises SettingsError if the file is not valid JSON."""
     try:
         document: Document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        raise SettingsError(f"{path} cannot be read", "set another output.folder") from None
+        raise SettingsError(f"{path} is not valid JSON", "set another output.folder") from None
     return document
 
 
-def written(folder: Path, document: Document) -> dict[str, Any]:
-    """Write what belongs beside a benchmark's document; return its tables for a terminal."""
-    scaled = scaling_section.told(document)
-    if scaled is not None:
+def write_benchmark_files(folder: Path, document: Document) -> dict[str, Any]:
+    """Write the CSV file and the chart of an inference benchmark; return tables for a terminal."""
+    scaling = scaling_section.build_scaling_section(document)
+    if scaling is not None:
         rows = [
-            {name: cell for name, cell in row.items() if name not in WIDE} for row in scaled.rows
+            {name: cell for name, cell in row.items() if name not in WIDE_COLUMNS}
+            for row in scaling.rows
         ]
-        return {scaled.title: rows, "how": scaled.sentence}
-    found = inference_section.told(document)
-    if found is None:
+        return {scaling.title: rows, "how": scaling.sentence}
+    inference = inference_section.build_inference_section(document)
+    if inference is None:
         return {}
-    write_table(folder / TABLE, document)
-    _write_chart(folder / CHART, found)
-    tables = {table.title: table.narrow for table in found.tables}
-    verdict = {"verdict": list(found.verdict)} if found.verdict else {}
-    return {**tables, **verdict, "how": list(found.sentences)}
+    write_table(folder / TABLE_FILE, document)
+    _write_chart(folder / CHART_FILE, inference)
+    tables = {table.title: table.terminal_rows for table in inference.tables}
+    verdict = {"verdict": list(inference.verdict)} if inference.verdict else {}
+    return {**tables, **verdict, "how": list(inference.sentences)}
 
 
 def write_table(path: Path, document: Document) -> None:
-    """Write a line for each artifact, batch, length and load.
+    """Write one CSV line per artifact, batch size, input length and load.
 
-    What is unknown is that word; what is no figure of such a load is empty.
+    An unknown value is `unknown`; a value that this kind of load does not have is empty.
     """
     with path.open("w", newline="", encoding="utf-8") as file:
-        lines = list(_lines(document))
+        lines = list(_build_lines(document))
         writer = csv.DictWriter(file, list(lines[0]))
         writer.writeheader()
         writer.writerows(lines)
 
 
-def _lines(document: Document) -> Iterator[dict[str, Any]]:
-    artifacts = {each["name"]: each for each in document["artifacts"]}
+def _build_lines(document: Document) -> Iterator[dict[str, Any]]:
+    artifacts = {artifact["name"]: artifact for artifact in document["artifacts"]}
     for row in document["rows"]:
-        own = artifacts[row["artifact"]]
-        price = own["price"] or {"usd_per_hour": None}
-        about = {
+        artifact = artifacts[row["artifact"]]
+        price = artifact["price"] or {"usd_per_hour": None}
+        shared = {
             "artifact": row["artifact"],
-            **{name: own[name] for name in FACTS},
-            "threads": own["machine"]["threads"],
-            "ready_seconds": own["ready"]["seconds"],
+            **{key: artifact[key] for key in ARTIFACT_KEYS},
+            "threads": artifact["machine"]["threads"],
+            "ready_seconds": artifact["ready"]["seconds"],
             "usd_per_hour": price["usd_per_hour"],
             "batch": row["rows"],
             "length": row["length"],
         }
-        loads = [("closed", row["closed"]), *(("open", each) for each in row["open"])]
+        loads = [("closed", row["closed"]), *(("open", figures) for figures in row["open"])]
         for load, figures in loads:
-            line = {**about, "load": load, **{name: figures.get(name, "") for name in FIGURES}}
+            line = {**shared, "load": load, **{key: figures.get(key, "") for key in FIGURE_KEYS}}
             if load == "closed" or figures["share"] is None:
                 line["share"] = ""
             yield {
@@ -102,9 +104,9 @@ def _lines(document: Document) -> Iterator[dict[str, Any]]:
             }
 
 
-def _write_chart(path: Path, found: Inferences) -> None:
-    from regauge.reporting.drawing import Place, standing_alone
-    from regauge.reporting.inference_charts import answered
+def _write_chart(path: Path, inference: InferenceSection) -> None:
+    from regauge.reporting.drawing import ChartContext, build_standalone_svg
+    from regauge.reporting.inference_charts import build_throughput_chart
 
-    (chart,) = answered(found, Place("benchmark", found.title))
-    path.write_text(standing_alone(chart.svg), encoding="utf-8")
+    (chart,) = build_throughput_chart(inference, ChartContext("benchmark", inference.title))
+    path.write_text(build_standalone_svg(chart.svg), encoding="utf-8")

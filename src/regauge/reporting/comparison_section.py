@@ -1,4 +1,4 @@
-"""What a report says of runs beside the first of them. No markup, no charts."""
+"""Sections of a report that compare runs with the baseline. No markup, no charts."""
 
 from __future__ import annotations
 
@@ -6,120 +6,127 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regauge.comparison import sentences
-from regauge.comparison.cost import ranked
+from regauge.comparison.cost import rank_by_cost
 from regauge.results import formatting
 
 if TYPE_CHECKING:
-    from regauge.comparison.compare import Compared, Place
-    from regauge.comparison.cost import Spent
-    from regauge.comparison.gaps import Gap, Metric
+    from regauge.comparison.compare import ComparisonResult, DivergenceSummary
+    from regauge.comparison.cost import CostToTarget
+    from regauge.comparison.gaps import Gap, MetricComparison
     from regauge.comparison.verdict import Parity
 
-SHOWN = 12
-"""Evaluations in a table, at most: of more, those whose difference is largest."""
+MAX_EVALUATIONS = 12
+"""Most evaluations in a table; the ones with the largest differences are kept."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One evaluation of both runs, in words."""
+class EvaluationRow:
+    """One metric of one evaluation of both runs, formatted."""
 
     metric: str
     step: str
-    ours: str
-    theirs: str
-    share: str
+    baseline: str
+    candidate: str
+    difference: str
     limit: str
-    within: bool
+    """Difference up to which the values count as equal."""
+    is_within_limit: bool
 
 
 @dataclass(frozen=True)
-class Beside:
-    """One run beside the first, in words."""
+class ComparisonSection:
+    """Comparison of one run with the baseline, formatted."""
 
-    ours: str
-    theirs: str
+    baseline: str
+    candidate: str
     verdict: str
     sentences: tuple[str, ...]
-    rows: tuple[Row, ...]
-    left_out: int
-    """Evaluations that are not in the rows: they differ by less."""
+    rows: tuple[EvaluationRow, ...]
+    num_omitted: int
+    """Number of evaluations with smaller differences that are not in the rows."""
     differences: tuple[tuple[str, str, str], ...]
-    """Key, here and there, of everything that was computed differently or prevents comparing."""
-    place: Place | None
-    """Where it parts from the first, where that was computed again."""
+    """(key, value of the baseline, value of the candidate) of the settings that differ."""
+    divergence: DivergenceSummary | None
+    """First divergence of a recomputed step; None if no step was recomputed."""
 
 
 @dataclass(frozen=True)
-class Account:
-    """What a run had spent when it came to the target, in words."""
+class CostRow:
+    """Cost of a run up to the target, formatted."""
 
     run: str
     step: str
-    machine: str
-    device: str
+    machine_time: str
+    device_time: str
     usd: str
     energy: str
     price: str
-    cheapest: bool
+    is_cheapest: bool
 
 
-def told(found: Compared) -> tuple[Beside, ...]:
-    """Return each run beside the first."""
-    places = {place.run: place for place in found.places}
-    return tuple(_beside(parity, places.get(parity.theirs)) for parity in found.parities)
-
-
-def accounts(found: Compared) -> tuple[Account, ...]:
-    """Return what each run had spent at the target; nothing without a target."""
-    order = ranked(found.spent)
-    cheapest = order[0].run if len(order) > 1 else None
-    return tuple(_account(one, cheapest) for one in found.spent)
-
-
-def _beside(parity: Parity, place: Place | None) -> Beside:
-    rows = [(metric, gap) for metric in parity.metrics for gap in metric.gaps]
-    rows.sort(key=lambda row: -row[1].share)
-    shown = sorted(rows[:SHOWN], key=lambda row: (row[0].name, row[1].step))
-    differing = (*parity.prevented, *parity.computed)
-    return Beside(
-        ours=parity.ours,
-        theirs=parity.theirs,
-        verdict=parity.verdict,
-        sentences=sentences.sentences(parity),
-        rows=tuple(_row(*row) for row in shown),
-        left_out=len(rows) - len(shown),
-        differences=tuple(
-            (each.key, sentences.plain(each.ours), sentences.plain(each.theirs))
-            for each in differing
-        ),
-        place=place,
+def build_comparison_sections(comparison: ComparisonResult) -> tuple[ComparisonSection, ...]:
+    """Return one section per run that is compared with the baseline."""
+    divergences = {divergence.run: divergence for divergence in comparison.divergences}
+    return tuple(
+        _build_section(parity, divergences.get(parity.candidate)) for parity in comparison.parities
     )
 
 
-def _row(metric: Metric, gap: Gap) -> Row:
+def build_cost_rows(comparison: ComparisonResult) -> tuple[CostRow, ...]:
+    """Return the cost of each run up to the target; empty without a target."""
+    ranking = rank_by_cost(comparison.costs)
+    cheapest = ranking[0].run if len(ranking) > 1 else None
+    return tuple(_build_cost_row(cost, cheapest) for cost in comparison.costs)
+
+
+def _build_section(parity: Parity, divergence: DivergenceSummary | None) -> ComparisonSection:
+    rows = [(metric, gap) for metric in parity.metrics for gap in metric.gaps]
+    rows.sort(key=lambda row: -row[1].difference)
+    shown = sorted(rows[:MAX_EVALUATIONS], key=lambda row: (row[0].name, row[1].step))
+    differences = (*parity.blocking_differences, *parity.compute_differences)
+    return ComparisonSection(
+        baseline=parity.baseline,
+        candidate=parity.candidate,
+        verdict=parity.verdict,
+        sentences=sentences.describe_parity(parity),
+        rows=tuple(_build_row(*row) for row in shown),
+        num_omitted=len(rows) - len(shown),
+        differences=tuple(
+            (
+                item.key,
+                sentences.format_setting(item.baseline),
+                sentences.format_setting(item.candidate),
+            )
+            for item in differences
+        ),
+        divergence=divergence,
+    )
+
+
+def _build_row(metric: MetricComparison, gap: Gap) -> EvaluationRow:
     limit = metric.limit(gap)
-    return Row(
+    return EvaluationRow(
         metric=metric.name,
         step=f"{gap.step:,}",
-        ours=f"{gap.ours:.5g}",
-        theirs=f"{gap.theirs:.5g}",
-        share=sentences.percent(gap.share),
-        limit=sentences.percent(limit),
-        within=gap.share <= limit,
+        baseline=f"{gap.baseline:.5g}",
+        candidate=f"{gap.candidate:.5g}",
+        difference=sentences.format_difference(gap.difference),
+        limit=sentences.format_difference(limit),
+        is_within_limit=gap.difference <= limit,
     )
 
 
-def _account(one: Spent, cheapest: str | None) -> Account:
-    energy = (
-        formatting.UNKNOWN if one.joules is None else f"at most {formatting.count(one.joules)}J"
-    )
-    return Account(
-        run=one.run,
-        step="never" if one.step is None else f"{one.step:,.4g}",
-        machine=formatting.duration(one.machine_seconds),
-        device=formatting.duration(one.device_seconds),
-        usd=formatting.dollars(one.usd),
+def _build_cost_row(cost: CostToTarget, cheapest: str | None) -> CostRow:
+    energy = formatting.UNKNOWN
+    if cost.max_joules is not None:
+        energy = f"at most {formatting.count(cost.max_joules)}J"
+    return CostRow(
+        run=cost.run,
+        step="not reached" if cost.step is None else f"{cost.step:,.4g}",
+        machine_time=formatting.duration(cost.machine_seconds),
+        device_time=formatting.duration(cost.device_seconds),
+        usd=formatting.dollars(cost.usd),
         energy=energy,
-        price=formatting.UNKNOWN if one.rate is None else one.rate.told,
-        cheapest=one.run == cheapest,
+        price=formatting.UNKNOWN if cost.price is None else cost.price.description,
+        is_cheapest=cost.run == cheapest,
     )

@@ -1,7 +1,7 @@
-"""Lines as SVG text that a page can hold: drawn by matplotlib, coloured by the page.
+"""Charts as SVG text: drawn by matplotlib, coloured by the page that embeds them.
 
-Every chart is readable without colour (line styles and markers), takes its colours and its font
-from the page it is in, and tells a screen reader what it shows.
+Line styles, markers and hatches make every chart readable without colour. Colours and font come
+from the page. A title and a description serve screen readers.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from regauge.results import formatting
-from regauge.results.series import Points, thinned
+from regauge.results.series import Points, downsample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from matplotlib.axes import Axes
 
-POINTS = 400
-"""More points than this cannot be told apart at the size of a chart."""
+MAX_POINTS = 400
+"""Most points of a drawn curve; more cannot be distinguished at the size of a chart."""
 WIDTH, HEIGHT = 5.0, 2.9
-"""Of a chart, in inches; one of many bars is taller."""
+"""Size of a chart in inches; a chart with many bars is taller."""
 
 COLOURS = {
     "#010101": "var(--ink)",
@@ -42,7 +42,7 @@ COLOURS = {
     "#070707": "var(--series-4)",
     "#080808": "var(--series-5)",
 }
-"""Colours nobody draws with, and what the page puts in their place."""
+"""Placeholder colours that are drawn, and the CSS colour of the page that replaces each."""
 
 _SVG = "http://www.w3.org/2000/svg"
 _HREF = "{http://www.w3.org/1999/xlink}href"
@@ -80,28 +80,28 @@ _RC: Any = {
 }
 
 
-COUNTED = {"step": "steps", "process": "processes"}
-"""What an x axis may count in whole numbers, and more of it."""
+COUNTED_UNITS = {"step": "steps", "process": "processes", "device": "devices"}
+"""Units of an x axis that are whole numbers, with their plurals."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with its caption."""
+    """A chart with its caption."""
 
     title: str
     text: str
-    """What it shows, in a sentence."""
+    """Description for screen readers."""
     svg: str
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """A curve of a chart."""
 
     label: str
-    series: Points
-    look: str
-    """`raw` is thin and pale, `mean` solid, `points` marked."""
+    points: Points
+    style: str
+    """`raw` is thin and pale, `mean` is solid, `points` has markers."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Level:
-    """A value that holds at every place."""
+class ReferenceLine:
+    """A horizontal line."""
 
     label: str
     value: float
@@ -124,118 +124,134 @@ class Level:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of pieces, one behind the other."""
+    """A stacked horizontal bar."""
 
     label: str
     pieces: tuple[tuple[str, float], ...]
-    """Name and size; what is named alike in the bars of one chart looks alike."""
+    """(name, size) of each piece; equal names have equal looks within a chart."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a chart is in its page."""
+class ChartContext:
+    """The part of the page that a chart belongs to."""
 
     key: str
-    """Keeps ids apart."""
-    of: str
-    """Whose chart it is, for a screen reader."""
+    """Prefix that makes ids unique in the page."""
+    owner: str
+    """Name of the run or benchmark, for screen readers."""
 
 
 @dataclass(frozen=True)
-class Scale:
-    """What the axes show."""
+class AxisScale:
+    """Units and scale of the axes."""
 
     x: str = "step"
     y: str = ""
     logarithmic: bool = False
-    """Whether values are told apart by their ratios; what is not above 0 is not drawn then."""
+    """Whether the y axis is logarithmic; values of 0 and below are then not drawn."""
 
 
-STEPS = Scale()
+STEPS = AxisScale()
 
 
-def curves(
+def draw_curves(
     title: str,
-    lines: list[Line],
-    place: Place,
+    curves: list[Curve],
+    context: ChartContext,
     *,
-    scale: Scale = STEPS,
-    beside: tuple[Band | Level, ...] = (),
+    scale: AxisScale = STEPS,
+    references: tuple[Band | ReferenceLine, ...] = (),
 ) -> list[Chart]:
-    """Draw lines where there is something to see: two points at least."""
-    lines = [line for line in lines if len(line.series) > 1]
-    if not lines:
+    """Return a chart of the curves with two or more points; empty if there is none."""
+    curves = [curve for curve in curves if len(curve.points) > 1]
+    if not curves:
         return []
-    if len(lines) == 1 and lines[0].look == "points":
-        title = f"{title}: {lines[0].label}"
-    text = " ".join(_told(line, scale) for line in lines if line.look != "raw" or len(lines) == 1)
-    return [_chart(title, text, place, lambda axes: _curves(axes, lines, scale, beside))]
+    if len(curves) == 1 and curves[0].style == "points":
+        title = f"{title}: {curves[0].label}"
+    text = " ".join(
+        _describe_curve(curve, scale)
+        for curve in curves
+        if curve.style != "raw" or len(curves) == 1
+    )
+    return [
+        _draw_chart(
+            title, text, context, lambda axes: _plot_curves(axes, curves, scale, references)
+        )
+    ]
 
 
-def bars(title: str, found: list[Bar], place: Place, *, unit: str) -> list[Chart]:
-    """Draw bars beside each other, where there is one."""
-    if not found:
+def draw_bars(title: str, bars: list[Bar], context: ChartContext, *, unit: str) -> list[Chart]:
+    """Return a chart of horizontal bars; empty if there is no bar."""
+    if not bars:
         return []
     text = " ".join(
         f"{bar.label}: "
         + ", ".join(f"{name} {formatting.number(float(size))}{unit}" for name, size in bar.pieces)
         + "."
-        for bar in found
+        for bar in bars
     )
-    tall = max(HEIGHT, 0.8 + 0.24 * len(found))
-    return [_chart(title, text, place, lambda axes: _bars(axes, found, unit), tall)]
+    height = max(HEIGHT, 0.8 + 0.24 * len(bars))
+    return [_draw_chart(title, text, context, lambda axes: _plot_bars(axes, bars, unit), height)]
 
 
-def _told(line: Line, scale: Scale) -> str:
-    values = [value for _, value in line.series]
-    (first, start), (last, end) = line.series[0], line.series[-1]
-    between = f"{COUNTED.get(scale.x)} {first:,} and {last:,}"
-    if scale.x not in COUNTED:
-        between = (
+def _describe_curve(curve: Curve, scale: AxisScale) -> str:
+    values = [value for _, value in curve.points]
+    (first, start), (last, end) = curve.points[0], curve.points[-1]
+    interval = f"{COUNTED_UNITS.get(scale.x)} {first:,} and {last:,}"
+    if scale.x not in COUNTED_UNITS:
+        interval = (
             f"{formatting.number(float(first))} and {formatting.number(float(last))} {scale.x}"
         )
     return (
-        f"{line.label}: {formatting.change(start, end)} between {between}, "
+        f"{curve.label}: {formatting.change(start, end)} between {interval}, "
         f"smallest {formatting.number(min(values))}, largest {formatting.number(max(values))}."
     )
 
 
-def _chart(
-    title: str, text: str, place: Place, draw: Callable[[Axes], None], height: float = HEIGHT
+def _draw_chart(
+    title: str,
+    text: str,
+    context: ChartContext,
+    plot: Callable[[Axes], None],
+    height: float = HEIGHT,
 ) -> Chart:
     with mpl.rc_context(_RC):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
-        draw(axes)
+        plot(axes)
         handles, _ = axes.get_legend_handles_labels()
         if len(handles) > 1:
-            _legend(axes, figure)
-        drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
-    name = re.sub(r"[^a-z0-9]+", "-", f"{place.key}-{title}".lower())
-    return Chart(title, text, embeddable(drawn.getvalue(), name, f"{title} of {place.of}", text))
+            _draw_legend(axes, figure)
+        svg = io.StringIO()
+        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+    name = re.sub(r"[^a-z0-9]+", "-", f"{context.key}-{title}".lower())
+    accessible_title = f"{title} of {context.owner}"
+    return Chart(title, text, embed_svg(svg.getvalue(), name, accessible_title, text))
 
 
-def _legend(axes: Axes, figure: Figure) -> None:
-    """Name what is drawn above the axes, in as many columns as have room."""
+def _draw_legend(axes: Axes, figure: Figure) -> None:
+    """Draw the legend above the axes, in as many columns as fit."""
     for columns in (3, 2, 1):
         legend = axes.legend(loc="lower left", bbox_to_anchor=(-0.03, 1.0), ncols=columns)
-        legend.set_in_layout(False)  # the axes would shrink beside one that is too wide
+        legend.set_in_layout(False)  # the axes would shrink for a legend that is too wide
         figure.draw_without_rendering()
         if legend.get_window_extent().x1 <= figure.bbox.x1:
             legend.set_in_layout(True)
             return
 
 
-def _curves(
-    axes: Axes, lines: Iterable[Line], scale: Scale, beside: tuple[Band | Level, ...]
+def _plot_curves(
+    axes: Axes,
+    curves: Iterable[Curve],
+    scale: AxisScale,
+    references: tuple[Band | ReferenceLine, ...],
 ) -> None:
-    for extra in beside:
-        _draw_beside(axes, extra)
+    for reference in references:
+        _plot_reference(axes, reference)
     looks = cycle(zip(_SERIES, STYLES, strict=True))
-    for line in lines:
-        _draw(axes, line, None if line.look == "raw" else next(looks))
+    for curve in curves:
+        _plot_curve(axes, curve, None if curve.style == "raw" else next(looks))
     axes.set_xlabel(scale.x)
     if scale.y:
         axes.set_ylabel(scale.y)
@@ -243,18 +259,18 @@ def _curves(
         axes.set_yscale("log")
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_formatter(FuncFormatter(_tick))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=scale.x in COUNTED))
-    if scale.x not in COUNTED:
-        axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+        axes.yaxis.set_major_formatter(FuncFormatter(_format_tick))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=scale.x in COUNTED_UNITS))
+    if scale.x not in COUNTED_UNITS:
+        axes.xaxis.set_major_formatter(FuncFormatter(_format_tick))
 
 
-def _draw_beside(axes: Axes, extra: Band | Level) -> None:
-    if isinstance(extra, Level):
-        axes.axhline(extra.value, color=_MUTED, linewidth=1.0, linestyle=(0, (1, 2)))
+def _plot_reference(axes: Axes, reference: Band | ReferenceLine) -> None:
+    if isinstance(reference, ReferenceLine):
+        axes.axhline(reference.value, color=_MUTED, linewidth=1.0, linestyle=(0, (1, 2)))
         axes.annotate(
-            extra.label,
-            (1.0, extra.value),
+            reference.label,
+            (1.0, reference.value),
             xycoords=("axes fraction", "data"),
             xytext=(0, 2),
             textcoords="offset points",
@@ -263,90 +279,91 @@ def _draw_beside(axes: Axes, extra: Band | Level) -> None:
             fontsize=9,
         )
         return
-    steps, lower = zip(*extra.lower, strict=True)
-    upper = [value for _, value in extra.upper]
+    steps, lower = zip(*reference.lower, strict=True)
+    upper = [value for _, value in reference.upper]
     look: dict[str, Any] = {"color": _RULE, "alpha": 0.7}
-    if extra.hatched:
+    if reference.hatched:
         look = {"hatch": "////", "edgecolor": _MUTED, "facecolor": "none"}
-    axes.fill_between(steps, lower, upper, linewidth=0, label=extra.label, **look)
+    axes.fill_between(steps, lower, upper, linewidth=0, label=reference.label, **look)
 
 
-def _bars(axes: Axes, found: list[Bar], unit: str) -> None:
-    names = list(dict.fromkeys(name for bar in found for name, _ in bar.pieces))
+def _plot_bars(axes: Axes, bars: list[Bar], unit: str) -> None:
+    names = list(dict.fromkeys(name for bar in bars for name, _ in bar.pieces))
     looks = list(zip(names, cycle(_SERIES), cycle(_HATCHES), strict=False))
-    places = range(len(found))
-    before = [0.0] * len(found)
+    ends = [0.0] * len(bars)
     for name, colour, hatch in looks:
-        own = [place for place in places if name in dict(found[place].pieces)]
-        sizes = [dict(found[place].pieces)[name] for place in own]
+        rows = [row for row, bar in enumerate(bars) if name in dict(bar.pieces)]
+        sizes = [dict(bars[row].pieces)[name] for row in rows]
         axes.barh(
-            own, sizes, left=[before[place] for place in own], height=0.6, label=name,
+            rows, sizes, left=[ends[row] for row in rows], height=0.6, label=name,
             facecolor="none", edgecolor=colour, hatch=hatch, linewidth=1.2,
         )  # fmt: skip
-        for place, size in zip(own, sizes, strict=True):
-            before[place] += size
-    axes.set_yticks(list(places), [bar.label for bar in found])
+        for row, size in zip(rows, sizes, strict=True):
+            ends[row] += size
+    axes.set_yticks(list(range(len(bars))), [bar.label for bar in bars])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.set_xlabel(unit.strip())
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+    axes.xaxis.set_major_formatter(FuncFormatter(_format_tick))
 
 
-def _tick(value: float, _place: int | None) -> str:
-    """Return a tick's label: 12k, 2.5, 5e-04."""
+def _format_tick(value: float, _position: int | None) -> str:
+    """Return the label of a tick: 12k, 2.5, 5e-04."""
     if abs(value) >= 1000:  # noqa: PLR2004  (k, M, B)
         return re.sub(r"\.0+(?=\D)", "", formatting.count(value))
-    if 0 < abs(value) < 0.001:  # noqa: PLR2004  (more zeros than can be counted at a glance)
+    if 0 < abs(value) < 0.001:  # noqa: PLR2004  (too many zeros to count at a glance)
         return f"{value:.1e}".replace(".0e", "e")
     return f"{value:g}"
 
 
-def _draw(axes: Axes, line: Line, look: tuple[str, Any] | None) -> None:
-    steps, values = zip(*thinned(line.series, POINTS), strict=True)
+def _plot_curve(axes: Axes, curve: Curve, look: tuple[str, Any] | None) -> None:
+    steps, values = zip(*downsample(curve.points, MAX_POINTS), strict=True)
     if look is None:
-        axes.plot(steps, values, color=_MUTED, linewidth=0.7, alpha=0.5, label=line.label)
+        axes.plot(steps, values, color=_MUTED, linewidth=0.7, alpha=0.5, label=curve.label)
         return
     colour, (dashes, marker) = look
-    marks = {"marker": marker, "markerfacecolor": "none"} if line.look == "points" else {}
-    axes.plot(steps, values, color=colour, linestyle=dashes, label=line.label, **marks)
+    markers = {"marker": marker, "markerfacecolor": "none"} if curve.style == "points" else {}
+    axes.plot(steps, values, color=colour, linestyle=dashes, label=curve.label, **markers)
 
 
-def embeddable(svg: str, name: str, title: str, text: str) -> str:
-    """Return an SVG with its own ids, the page's colours, and words for a screen reader."""
+def embed_svg(svg: str, name: str, title: str, text: str) -> str:
+    """Return an SVG for a page: unique ids, the page's colours, a title and a description."""
     ET.register_namespace("", _SVG)
     root = ET.fromstring(svg)  # noqa: S314  (drawn just above, not input)
     for metadata in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(metadata)
-    _own_ids(root, name)
-    for tag, words_ in (("desc", text), ("title", title)):
+    _make_ids_unique(root, name)
+    for tag, content in (("desc", text), ("title", title)):
         element = ET.Element(f"{{{_SVG}}}{tag}", {"id": f"{name}-{tag}"})
-        element.text = words_
+        element.text = content
         root.insert(0, element)
     for size in ("width", "height"):
         del root.attrib[size]
     root.attrib |= {"role": "img", "aria-labelledby": f"{name}-title {name}-desc"}
     result = re.sub(r"font: ([\d.]+)px [^;\"]+", r"font-size: \1px", ET.tostring(root, "unicode"))
-    return re.sub("|".join(COLOURS), lambda found: COLOURS[found[0]], result)
+    return re.sub("|".join(COLOURS), lambda match: COLOURS[match[0]], result)
 
 
-def standing_alone(svg: str) -> str:
-    """Return an SVG of `embeddable` as a file of its own, in the light colours of a page."""
+def build_standalone_svg(svg: str) -> str:
+    """Return an SVG of `embed_svg` as a separate file, in the light colours of the page."""
     css = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
     light = css.partition("@media")[0]
     colours = re.findall(r"--(?:paper|ink|muted|rule|series-\d): [^;]+;", light)
     style = f":root {{ {' '.join(colours)} font-family: system-ui, sans-serif; }}"
-    ground = '<rect width="100%" height="100%" fill="var(--paper)" />'
+    background = '<rect width="100%" height="100%" fill="var(--paper)" />'
     head, close, rest = svg.partition(">")
-    return f"{head}{close}<style>{style}</style>{ground}{rest}"
+    return f"{head}{close}<style>{style}</style>{background}{rest}"
 
 
-def _own_ids(root: ET.Element, name: str) -> None:
-    """Keep the ids that something refers to, and make them the chart's own."""
+def _make_ids_unique(root: ET.Element, name: str) -> None:
+    """Prefix the ids that are referenced with the chart's name, and remove all others."""
     text = ET.tostring(root, "unicode")
-    used = set(re.findall(r"url\(#([^)]+)\)", text)) | set(re.findall(r'href="#([^"]+)"', text))
-    new = {old: f"{name}-{place}" for place, old in enumerate(sorted(used))}
+    referenced = set(re.findall(r"url\(#([^)]+)\)", text)) | set(
+        re.findall(r'href="#([^"]+)"', text)
+    )
+    new = {old: f"{name}-{index}" for index, old in enumerate(sorted(referenced))}
     for element in root.iter():
         if (old := element.attrib.pop("id", None)) in new:
             element.attrib["id"] = new[old]
@@ -354,5 +371,5 @@ def _own_ids(root: ET.Element, name: str) -> None:
             element.attrib["href"] = "#" + new[reference[1:]]
         for key, value in element.attrib.items():
             element.attrib[key] = re.sub(
-                r"url\(#([^)]+)\)", lambda at: f"url(#{new[at[1]]})", value
+                r"url\(#([^)]+)\)", lambda match: f"url(#{new[match[1]]})", value
             )

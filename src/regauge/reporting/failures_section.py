@@ -1,4 +1,4 @@
-"""How the attempts of a run failed: what happened, what followed, and what shows it."""
+"""Section of a report on failed attempts: problem, consequence and evidence."""
 
 from __future__ import annotations
 
@@ -8,43 +8,45 @@ from typing import TYPE_CHECKING
 from regauge.supervision.failures import POLICIES
 
 if TYPE_CHECKING:
-    from regauge.results.run_folder import Document, Run
+    from regauge.results.run_folder import Document, RunFolder
 
 
 @dataclass(frozen=True)
-class Ending:
-    """One attempt that failed."""
+class FailureSection:
+    """One failed attempt."""
 
-    what: str
-    """Which attempt, after which step, and what was wrong."""
-    then: str
-    """Where the next attempt went on, or what may be done; may be empty."""
+    problem: str
+    """Number of the attempt, its last step, and the failure."""
+    consequence: str
+    """Resume point of the next attempt, or the recommended action; may be empty."""
     file: str
+    """Name of the failure document."""
     evidence: Document
-    """All that was written down: stacks, collectives, exit code, last lines of the log."""
+    """Content of the failure document: stacks, collectives, exit code, last log lines."""
 
     @property
     def sentence(self) -> str:
-        """What happened and what followed, in one line."""
-        return f"{self.what}{f'; {self.then}' if self.then else ''}."
+        """Problem and consequence in one sentence."""
+        return f"{self.problem}{f'; {self.consequence}' if self.consequence else ''}."
 
 
-def endings(run: Run) -> tuple[Ending, ...]:
-    """Return how attempts failed, oldest first."""
-    return tuple(_ending(run, failure) for failure in run.failures)
+def build_failure_sections(run: RunFolder) -> tuple[FailureSection, ...]:
+    """Return one section per failed attempt, oldest first."""
+    return tuple(_build_section(run, failure) for failure in run.failures)
 
 
-def _ending(run: Run, failure: Document) -> Ending:
+def _build_section(run: RunFolder, failure: Document) -> FailureSection:
     number, step = failure.get("attempt"), failure.get("step")
-    known = number if isinstance(number, int) else len(run.attempts)
-    later = next((each for each in run.attempts if each.number > known), None)
+    failed_number = number if isinstance(number, int) else len(run.attempts)
+    later = (attempt for attempt in run.attempts if attempt.number > failed_number)
     policy = POLICIES.get(str(failure.get("kind")))
-    then = policy.advice if policy else ""
-    if later:
-        then = f"attempt {later.number} went on from step {max(0, later.first - 1)}"
-    return Ending(
-        what=f"attempt {number} ended after step {step}: {failure.get('problem')}",
-        then=then,
+    consequence = policy.advice if policy else ""
+    if next_attempt := next(later, None):
+        step_before = max(0, next_attempt.first_step - 1)
+        consequence = f"attempt {next_attempt.number} resumed from step {step_before}"
+    return FailureSection(
+        problem=f"attempt {number} ended after step {step}: {failure.get('problem')}",
+        consequence=consequence,
         file=str(failure.get("file")),
         evidence={name: value for name, value in failure.items() if name != "file"},
     )

@@ -1,4 +1,4 @@
-"""The figures of one run, in words, each with its formula or source."""
+"""Key figures of one run, each with its formula or source."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import TYPE_CHECKING, Any
 from regauge.results import formatting
 
 if TYPE_CHECKING:
-    from regauge.results.run_folder import Run
+    from regauge.results.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One figure of importance, in words."""
+class KeyFigure:
+    """One figure of a report, formatted."""
 
     label: str
     value: str
     note: str = ""
+    """Formula, source or explanation."""
 
 
-def reliability(run: Run) -> tuple[Figure, ...]:
-    """Return the goodput, and which process was slow."""
+def build_reliability_figures(run: RunFolder) -> tuple[KeyFigure, ...]:
+    """Return the goodput, and the straggler if there was one."""
     if run.goodput is None:
         return ()
     count = len(run.goodput.ends)
-    ends = "1 attempt" if count == 1 else f"{count} attempts"
-    share = Figure(
-        "goodput", formatting.share(run.goodput.share), f"steps and measurements; {ends}"
-    )
-    if not run.slowest:
-        return (share,)
-    late = formatting.duration(run.slowest["seconds"])
-    note = f"it comes {late} later than the others in each step"
-    return share, Figure("held up by", f"process {run.slowest['rank']}", note)
+    attempts = "1 attempt" if count == 1 else f"{count} attempts"
+    note = f"share of time in steps and evaluations; {attempts}"
+    goodput = KeyFigure("goodput", formatting.percent(run.goodput.share), note)
+    if not run.straggler:
+        return (goodput,)
+    delay = formatting.duration(run.straggler["seconds"])
+    note = f"{delay} later than the other processes in each step"
+    return goodput, KeyFigure("straggler", f"process {run.straggler['rank']}", note)
 
 
-def throughput(ledger: dict[str, Any]) -> tuple[Figure, ...]:
-    """Return the tokens, the speed, the padding, MFU and the dollars of a ledger."""
+def build_throughput_figures(ledger: dict[str, Any]) -> tuple[KeyFigure, ...]:
+    """Return tokens, throughput, padding, MFU and cost of a ledger."""
     seconds: dict[str, float] = ledger.get("seconds") or {}
     tokens = ledger.get("tokens")
     training = sum(seconds.get(name, 0.0) for name in ("step", "data_wait"))
@@ -46,33 +46,33 @@ def throughput(ledger: dict[str, Any]) -> tuple[Figure, ...]:
     peak = ledger.get("peak_source") or formatting.UNKNOWN
     formula = ledger.get("mfu_formula") or "formula unknown"
     return (
-        Figure("real tokens", _tokens(tokens), "padding not counted"),
-        Figure(
+        KeyFigure("real tokens", _format_tokens(tokens), "without padding"),
+        KeyFigure(
             "real tokens/s in training",
             formatting.count(tokens / training if tokens and training else None),
             "real tokens / (step + data wait seconds)",
         ),
-        Figure(
-            "real tokens/s over all",
+        KeyFigure(
+            "real tokens/s overall",
             formatting.count(
                 tokens / sum(seconds.values()) if tokens and any(seconds.values()) else None
             ),
-            "real tokens / all seconds of all attempts",
+            "real tokens / wall-clock seconds of all attempts",
         ),
-        Figure(
-            "padding", formatting.share(ledger.get("padding_share")), "slots without a real token"
+        KeyFigure(
+            "padding",
+            formatting.percent(ledger.get("padding_share")),
+            "share of positions without a real token",
         ),
-        Figure("MFU", formatting.share(ledger.get("mfu")), f"{formula}; peak: {peak}"),
-        Figure(
-            "dollars",
+        KeyFigure("MFU", formatting.percent(ledger.get("mfu")), f"{formula}; peak: {peak}"),
+        KeyFigure(
+            "cost",
             formatting.dollars(usd),
-            "over all attempts" if usd is not None else "no price was given",
+            "over all attempts" if usd is not None else "no price is set",
         ),
-        Figure(
-            "dollars per million tokens", formatting.dollars(per_million), "dollars / real tokens"
-        ),
+        KeyFigure("cost per million tokens", formatting.dollars(per_million), "cost / real tokens"),
     )
 
 
-def _tokens(tokens: int | None) -> str:
+def _format_tokens(tokens: int | None) -> str:
     return formatting.UNKNOWN if tokens is None else f"{tokens:,}"

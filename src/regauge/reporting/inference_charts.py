@@ -1,67 +1,76 @@
-"""Charts of a benchmark of inference: what each artifact answers, and how it waits under load."""
+"""Charts of an inference benchmark: throughput, and latency by request rate."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from regauge.reporting import inference_section
-from regauge.reporting.drawing import Bar, Chart, Line, Place, Scale, bars, curves
+from regauge.reporting.drawing import (
+    AxisScale,
+    Bar,
+    Chart,
+    ChartContext,
+    Curve,
+    draw_bars,
+    draw_curves,
+)
 
 if TYPE_CHECKING:
-    from regauge.reporting.inference_section import Document, Inferences
+    from regauge.reporting.inference_section import Document, InferenceSection
 
-SHOWN = (50, 99)
-"""Percentiles of waiting that are drawn."""
-FAR = 20
-"""Times the least latency that are told apart by ratios alone."""
-
-
-def charts(found: Inferences, place: Place) -> list[Chart]:
-    """Draw inferences a second, and the latency of arrivals for each batch and length."""
-    return [*answered(found, place), *_waiting(found.document, place)]
+CHARTED_PERCENTILES = (50, 99)
+"""Percentiles of the latency that are drawn."""
+LOG_SCALE_RATIO = 20
+"""Ratio of the largest to the smallest latency above which the axis is logarithmic."""
 
 
-def answered(found: Inferences, place: Place) -> list[Chart]:
-    """Draw inferences a second of every artifact, batch and length."""
-    document = found.document
-    rows = inference_section.in_order(document)
-    drawn = [
+def build_charts(section: InferenceSection, context: ChartContext) -> list[Chart]:
+    """Draw inferences per second, and the latency by request rate for each batch x length."""
+    return [
+        *build_throughput_chart(section, context),
+        *_build_latency_charts(section.document, context),
+    ]
+
+
+def build_throughput_chart(section: InferenceSection, context: ChartContext) -> list[Chart]:
+    """Draw the inferences per second of every artifact and batch x length."""
+    document = section.document
+    bars = [
         Bar(
-            inference_section.place(document, row),
+            inference_section.format_shape(document, row),
             ((row["artifact"], row["closed"]["inferences_per_second"]),),
         )
-        for row in rows
+        for row in inference_section.order_rows(document)
     ]
-    title = "Inferences per second, one request after the other"
-    return bars(title, drawn, place, unit=" inferences/s")
+    title = "Inferences per second, closed loop"
+    return draw_bars(title, bars, context, unit=" inferences/s")
 
 
-def _waiting(document: Document, place: Place) -> list[Chart]:
-    """Draw how long requests wait at each rate, where there were several."""
-    drawn: list[Chart] = []
-    where = dict.fromkeys((row["rows"], row["length"]) for row in document["rows"])
-    for rows, length in where:
-        lines = [
-            line
+def _build_latency_charts(document: Document, context: ChartContext) -> list[Chart]:
+    """Draw the latency by request rate, for each batch x length with two rates or more."""
+    charts: list[Chart] = []
+    shapes = dict.fromkeys((row["rows"], row["length"]) for row in document["rows"])
+    for rows, length in shapes:
+        curves = [
+            curve
             for row in document["rows"]
             if (row["rows"], row["length"]) == (rows, length)
-            for line in _lines(row)
+            for curve in _build_curves(row)
         ]
-        title = f"Latency of {rows} x {length} by arrivals"
-        values = [value for line in lines for _, value in line.series]
-        far = bool(values) and max(values) > FAR * min(values)
-        scale = Scale(x="requests/s", y="ms", logarithmic=far)
-        drawn += curves(title, lines, place, scale=scale)
-    return drawn
+        values = [value for curve in curves for _, value in curve.points]
+        logarithmic = bool(values) and max(values) > LOG_SCALE_RATIO * min(values)
+        scale = AxisScale(x="requests/s", y="ms", logarithmic=logarithmic)
+        title = f"Latency at {rows} x {length} by request rate"
+        charts += draw_curves(title, curves, context, scale=scale)
+    return charts
 
 
-def _lines(row: dict[str, Any]) -> list[Line]:
-    """Return a line for each percentile of a row that is known at two rates at least."""
-    came = sorted(row["open"], key=lambda each: each["requests_per_second"])
-    found = []
-    for percent in SHOWN:
-        key = f"p{percent}_ms"
-        points = [(each["requests_per_second"], each[key]) for each in came]
+def _build_curves(row: dict[str, Any]) -> list[Curve]:
+    """Return the curve of each percentile over the request rates of a row."""
+    loads = sorted(row["open"], key=lambda load: load["requests_per_second"])
+    curves = []
+    for percent in CHARTED_PERCENTILES:
+        points = [(load["requests_per_second"], load[f"p{percent}_ms"]) for load in loads]
         known = tuple((rate, value) for rate, value in points if value is not None)
-        found.append(Line(f"{row['artifact']} p{percent}", known, "points"))
-    return found
+        curves.append(Curve(f"{row['artifact']} p{percent}", known, "points"))
+    return curves

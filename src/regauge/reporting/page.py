@@ -1,4 +1,4 @@
-"""What a report says about runs: results first, then what they cost. No markup, no charts."""
+"""Content of a report: results first, then each run. No markup, no charts."""
 
 from __future__ import annotations
 
@@ -7,261 +7,296 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from regauge.comparison import sentences
-from regauge.comparison.compare import Compared
-from regauge.comparison.verdict import measured
-from regauge.config import flat
+from regauge.comparison.compare import ComparisonResult
+from regauge.comparison.verdict import heldout_metrics
+from regauge.config import flatten
 from regauge.reporting import inference_section, scaling_section
-from regauge.reporting.comparison_section import Account, Beside, accounts, told
-from regauge.reporting.failures_section import Ending, endings
-from regauge.reporting.figures import Figure, reliability, throughput
-from regauge.reporting.inference_section import Inferences
-from regauge.reporting.profile_section import Closer, closer
-from regauge.reporting.scaling_section import Scaling
+from regauge.reporting.comparison_section import (
+    ComparisonSection,
+    CostRow,
+    build_comparison_sections,
+    build_cost_rows,
+)
+from regauge.reporting.failures_section import FailureSection, build_failure_sections
+from regauge.reporting.figures import KeyFigure, build_reliability_figures, build_throughput_figures
+from regauge.reporting.inference_section import InferenceSection
+from regauge.reporting.profile_section import ProfileSection, build_profile_section
+from regauge.reporting.scaling_section import ScalingSection
 from regauge.results import formatting
-from regauge.results.evaluation_table import Table, table
-from regauge.results.run_folder import Run
+from regauge.results.evaluation_table import EvaluationTable, build_table
+from regauge.results.run_folder import RunFolder
 
-PARTS = {
-    "init": "starting processes, reading the model and the data",
-    "compile": "building graphs",
-    "data_wait": "the device waited for rows",
-    "step": "forward, backward, optimizer",
-    "evaluate": "measuring on held-out rows",
-    "checkpoint": "training stood still for a save",
-    "lost": "work of ended attempts that was done again",
-    "idle": "between attempts, or cut off before it was written down",
+ACCOUNT_MEANINGS = {
+    "init": "starting processes, loading the model and the data",
+    "compile": "compiling graphs",
+    "data_wait": "waiting for the next batch",
+    "step": "forward, backward and optimizer",
+    "evaluate": "evaluation on held-out rows",
+    "checkpoint": "training blocked by a save",
+    "lost": "work of failed attempts that was repeated",
+    "idle": "between attempts, or not recorded because of a kill",
 }
-"""Where time goes, in the ledger's words."""
+"""Accounts of the ledger, and the meaning of each in a report."""
+
+Environment = tuple[tuple[str, str], ...]
+"""(key, value) of a run's environment."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a run's time."""
+class TimeShare:
+    """The time of one ledger account."""
 
     name: str
     meaning: str
     seconds: float
     share: float
+    """Fraction of the total time of the run."""
 
 
 @dataclass(frozen=True)
-class Chapter:
-    """One run, as it is told."""
+class RunSection:
+    """The section of one run."""
 
-    run: Run
-    what: str
+    run: RunFolder
+    description: str
+    """Verb, task and dataset."""
     state: str
-    figures: tuple[Figure, ...]
-    """Real tokens, speed, padding, MFU and dollars, each with its formula or source."""
-    parts: tuple[Part, ...]
-    closer: Closer | None
-    """Where a step goes, where the run was profiled."""
+    """How the run ended, and at which step."""
+    figures: tuple[KeyFigure, ...]
+    """Goodput, tokens, throughput, padding, MFU and dollars, each with its formula or source."""
+    time_shares: tuple[TimeShare, ...]
+    profile: ProfileSection | None
+    """Profile of a training step; None if the run was not profiled."""
     settings: tuple[str, ...]
-    """One `key.path=value` each, as the command line takes them."""
-    environment: tuple[tuple[str, str], ...]
-    endings: tuple[Ending, ...]
-    """How attempts failed, oldest first."""
+    """Settings as `key.path=value`, the form that the command line takes."""
+    environment: Environment
+    failures: tuple[FailureSection, ...]
+    """Failed attempts, oldest first."""
 
     @property
     def seconds(self) -> float | None:
-        """Wall-clock of the run over all attempts."""
-        return sum(part.seconds for part in self.parts) if self.parts else self.run.seconds
+        """Wall-clock seconds of the run over all attempts."""
+        if not self.time_shares:
+            return self.run.seconds
+        return sum(account.seconds for account in self.time_shares)
 
 
 @dataclass(frozen=True)
-class Story:
-    """Everything a report says."""
+class Report:
+    """The content of a report."""
 
     title: str
     verdict: tuple[str, ...]
-    figures: tuple[Figure, ...]
-    tables: tuple[Table, ...]
-    chapters: tuple[Chapter, ...]
-    scalings: tuple[Scaling, ...] = ()
+    """Summary of the results, one sentence each."""
+    figures: tuple[KeyFigure, ...]
+    """Key figures over all runs."""
+    tables: tuple[EvaluationTable, ...]
+    run_sections: tuple[RunSection, ...]
+    scalings: tuple[ScalingSection, ...] = ()
     """Benchmarks of training."""
-    inferences: tuple[Inferences, ...] = ()
+    inferences: tuple[InferenceSection, ...] = ()
     """Benchmarks of artifacts."""
-    compared: Compared | None = None
-    """Runs that are told beside the first of them."""
+    comparison: ComparisonResult | None = None
+    """Comparison with a baseline; None if no comparison was requested."""
 
     @property
-    def beside(self) -> tuple[Beside, ...]:
-        """Each of them in words."""
-        return told(self.compared) if self.compared else ()
+    def comparison_sections(self) -> tuple[ComparisonSection, ...]:
+        """One section per run that is compared with the baseline."""
+        return build_comparison_sections(self.comparison) if self.comparison else ()
 
     @property
-    def accounts(self) -> tuple[Account, ...]:
-        """What each of them had spent when it came to the target."""
-        return accounts(self.compared) if self.compared else ()
+    def cost_rows(self) -> tuple[CostRow, ...]:
+        """Cost of each compared run up to the target."""
+        return build_cost_rows(self.comparison) if self.comparison else ()
 
     @property
-    def cost(self) -> tuple[str, ...]:
-        """What their costs say."""
-        return sentences.cost_sentences(self.compared) if self.compared else ()
+    def cost_sentences(self) -> tuple[str, ...]:
+        """The costs of the compared runs in sentences."""
+        return sentences.describe_costs(self.comparison) if self.comparison else ()
 
     @property
-    def trained(self) -> tuple[Chapter, ...]:
-        """The chapters with a ledger or metrics."""
+    def training_sections(self) -> tuple[RunSection, ...]:
+        """Sections of the runs with a ledger or metrics."""
         return tuple(
-            chapter for chapter in self.chapters if chapter.run.ledger or chapter.run.series
+            section for section in self.run_sections if section.run.ledger or section.run.series
         )
 
     @property
-    def environments(self) -> list[tuple[tuple[tuple[str, str], ...], str]]:
-        """Each environment once, with the names of the runs that it was the environment of."""
-        names: dict[tuple[tuple[str, str], ...], list[str]] = {}
-        for chapter in self.chapters:
-            if chapter.environment:
-                names.setdefault(chapter.environment, []).append(chapter.run.name)
+    def environments(self) -> list[tuple[Environment, str]]:
+        """Each environment once, with the names of the runs that used it."""
+        names: dict[Environment, list[str]] = {}
+        for section in self.run_sections:
+            if section.environment:
+                names.setdefault(section.environment, []).append(section.run.name)
         return [(environment, ", ".join(runs)) for environment, runs in names.items()]
 
 
-def tell(
-    runs: tuple[Run, ...], title: str | None = None, compared: Compared | None = None
-) -> Story:
-    """Return the story of runs in their order, and of those that are compared with the first."""
-    tables = tuple(table(run.evaluation) for run in runs if run.evaluation)
-    chapters = tuple(_chapter(run) for run in runs)
-    answered = tuple(
-        filter(None, (inference_section.told(run.benchmark, run.name) for run in runs))
+def build_report(
+    runs: tuple[RunFolder, ...],
+    title: str | None = None,
+    comparison: ComparisonResult | None = None,
+) -> Report:
+    """Return the report on runs in the given order, and on a comparison if there is one."""
+    tables = tuple(build_table(run.evaluation) for run in runs if run.evaluation)
+    run_sections = tuple(_build_run_section(run) for run in runs)
+    scalings = (scaling_section.build_scaling_section(run.benchmark, run.name) for run in runs)
+    inferences = tuple(
+        section
+        for run in runs
+        if (section := inference_section.build_inference_section(run.benchmark, run.name))
     )
-    faster = tuple(sentence for found in answered for sentence in found.verdict)
-    return Story(
-        title=title or _title(runs),
-        verdict=(*_compared(compared), *_verdict(tables, chapters), *faster),
-        figures=_headline(tables, chapters),
-        tables=tables,
-        chapters=chapters,
-        scalings=tuple(
-            filter(None, (scaling_section.told(run.benchmark, run.name) for run in runs))
+    latency_sentences = tuple(
+        sentence for inference in inferences for sentence in inference.verdict
+    )
+    return Report(
+        title=title or _build_title(runs),
+        verdict=(
+            *_describe_comparison(comparison),
+            *_describe_results(tables, run_sections),
+            *latency_sentences,
         ),
-        inferences=answered,
-        compared=compared,
+        figures=_build_key_figures(tables, run_sections),
+        tables=tables,
+        run_sections=run_sections,
+        scalings=tuple(filter(None, scalings)),
+        inferences=inferences,
+        comparison=comparison,
     )
 
 
-def _compared(found: Compared | None) -> tuple[str, ...]:
-    """Return the verdict on each run that is compared, and which one is the cheapest."""
-    if found is None:
+def _describe_comparison(comparison: ComparisonResult | None) -> tuple[str, ...]:
+    """Return the verdict on each compared run, and the cheapest run."""
+    if comparison is None:
         return ()
-    told = [sentences.sentences(parity)[0] for parity in found.parities]
-    return (*told, *sentences.cheapest(found))
+    verdicts = [sentences.describe_parity(parity)[0] for parity in comparison.parities]
+    return (*verdicts, *sentences.describe_cheapest(comparison))
 
 
-def _title(runs: tuple[Run, ...]) -> str:
+def _build_title(runs: tuple[RunFolder, ...]) -> str:
     if len(runs) == 1:
         return runs[0].name
     parents = {run.folder.resolve().parent.name for run in runs}
     return parents.pop() if len(parents) == 1 else ", ".join(run.name for run in runs)
 
 
-def _verdict(tables: tuple[Table, ...], chapters: tuple[Chapter, ...]) -> tuple[str, ...]:
-    """Return what came out, one sentence each; a run without a result says how far it is."""
-    lines = [sentence for found in tables for sentence in found.sentences()]
-    going_on = [found for found in chapters if found.run.step is not None and not found.run.end]
+def _describe_results(
+    tables: tuple[EvaluationTable, ...], run_sections: tuple[RunSection, ...]
+) -> tuple[str, ...]:
+    """Return the results, one sentence each; an unfinished run reports its progress."""
+    lines = [sentence for table in tables for sentence in table.leader_sentences()]
+    unfinished = [
+        section for section in run_sections if section.run.step is not None and not section.run.end
+    ]
     if not lines:
-        lines = [line for chapter in chapters for line in _heldout(chapter.run)]
-    lines += [f"{chapter.run.name}: {chapter.state}." for chapter in going_on]
-    for found in going_on:
-        lines += [f"{found.run.name}: {last.sentence}" for last in found.endings[-1:]]
+        lines = [line for section in run_sections for line in _describe_heldout(section.run)]
+    lines += [f"{section.run.name}: {section.state}." for section in unfinished]
+    for section in unfinished:
+        lines += [f"{section.run.name}: {failure.sentence}" for failure in section.failures[-1:]]
     return tuple(lines)
 
 
-def _heldout(run: Run) -> list[str]:
+def _describe_heldout(run: RunFolder) -> list[str]:
     return [
-        f"{run.name}: {name} went {formatting.change(series[0][1], series[-1][1])} "
+        f"{run.name}: {name} changed {formatting.change(series[0][1], series[-1][1])} "
         f"between steps {series[0][0]} and {series[-1][0]}."
-        for name, series in measured(run).items()
+        for name, series in heldout_metrics(run).items()
         if len(series) > 1
     ]
 
 
-def _headline(tables: tuple[Table, ...], chapters: tuple[Chapter, ...]) -> tuple[Figure, ...]:
-    """Return the figures at the top: the best of each metric, then time, tokens and dollars."""
+def _build_key_figures(
+    tables: tuple[EvaluationTable, ...], run_sections: tuple[RunSection, ...]
+) -> tuple[KeyFigure, ...]:
+    """Return the figures at the top: best values, then time, tokens and dollars."""
     best = [
-        Figure(f"best {metric}", formatting.number(value), name)
-        for found in tables[-1:]
-        for metric, name, value in found.bests()[:2]
+        KeyFigure(f"best {metric}", formatting.number(value), name)
+        for table in tables[-1:]
+        for metric, name, value in table.best_rows()[:2]
     ]
-    seconds = [chapter.seconds for chapter in chapters if chapter.seconds is not None]
-    ledgers = [chapter.run.ledger for chapter in chapters if chapter.run.ledger]
-    totals = [Figure("wall-clock", formatting.duration(sum(seconds)))] if seconds else []
+    seconds = [section.seconds for section in run_sections if section.seconds is not None]
+    ledgers = [section.run.ledger for section in run_sections if section.run.ledger]
+    totals = [KeyFigure("wall-clock time", formatting.duration(sum(seconds)))] if seconds else []
     if ledgers:
         tokens = sum(ledger.get("tokens") or 0 for ledger in ledgers)
         totals.append(
-            Figure("real tokens trained on", formatting.count(tokens), "padding not counted")
+            KeyFigure("real tokens trained on", formatting.count(tokens), "without padding")
         )
-        totals.append(_spent(chapters))
+        totals.append(_build_cost_figure(run_sections))
     return (*best, *totals)
 
 
-def _spent(chapters: tuple[Chapter, ...]) -> Figure:
-    priced: list[tuple[str, float | None]] = [
-        (found.run.name, found.run.ledger.get("usd")) for found in chapters if found.run.ledger
+def _build_cost_figure(run_sections: tuple[RunSection, ...]) -> KeyFigure:
+    costs: list[tuple[str, float | None]] = [
+        (section.run.name, section.run.ledger.get("usd"))
+        for section in run_sections
+        if section.run.ledger
     ]
-    unpriced = [name for name, usd in priced if usd is None]
+    unpriced = [name for name, usd in costs if usd is None]
     if unpriced:
-        return Figure(
-            "dollars", formatting.UNKNOWN, f"no price was given for {', '.join(unpriced)}"
-        )
-    total = sum(usd for _, usd in priced if usd is not None)
-    return Figure("dollars", formatting.dollars(total), "over all attempts")
+        return KeyFigure("cost", formatting.UNKNOWN, f"no price is set for {', '.join(unpriced)}")
+    total = sum(usd for _, usd in costs if usd is not None)
+    return KeyFigure("cost", formatting.dollars(total), "over all attempts")
 
 
-def _chapter(run: Run) -> Chapter:
-    return Chapter(
+def _build_run_section(run: RunFolder) -> RunSection:
+    throughput = build_throughput_figures(run.ledger) if run.ledger else ()
+    seconds = run.goodput.seconds if run.goodput else run.ledger.get("seconds") or {}
+    return RunSection(
         run=run,
-        what=_what(run),
-        state=_state(run),
-        figures=(*reliability(run), *(throughput(run.ledger) if run.ledger else ())),
-        parts=_parts(run.goodput.seconds if run.goodput else run.ledger.get("seconds") or {}),
-        closer=closer(run.profile),
-        settings=tuple(f"{key}={json.dumps(value)}" for key, value in flat(run.settings)),
-        environment=tuple((key, _plain(value)) for key, value in flat(run.environment)),
-        endings=endings(run),
+        description=_describe_run(run),
+        state=_describe_state(run),
+        figures=(*build_reliability_figures(run), *throughput),
+        time_shares=_build_time_shares(seconds),
+        profile=build_profile_section(run.profile),
+        settings=tuple(f"{key}={json.dumps(value)}" for key, value in flatten(run.settings)),
+        environment=tuple((key, _format_value(value)) for key, value in flatten(run.environment)),
+        failures=build_failure_sections(run),
     )
 
 
-def _what(run: Run) -> str:
-    """Return the verb with what it worked on, as far as the folder tells."""
-    kind = {
+def _describe_run(run: RunFolder) -> str:
+    """Return the verb, the tasks and the size of the dataset, as far as the folder has them."""
+    results = {
         "evaluation": run.evaluation,
         "benchmark": run.benchmark,
         "prepare": run.dataset,
         "train": run.series or run.ledger,
     }
-    verb = run.verb or next((name for name, found in kind.items() if found), "run")
+    verb = run.verb or next((name for name, result in results.items() if result), "run")
     task = run.settings.get("task")
-    tables = [task, *task.values()] if isinstance(task, dict) else []
-    kinds = [each.get("kind") for each in tables if isinstance(each, dict)]
-    named = " and ".join(kind for kind in kinds if isinstance(kind, str))
-    rows = {name: split.get("rows", 0) for name, split in run.dataset.get("splits", {}).items()}
-    told = ", ".join(f"{count:,} {name}" for name, count in rows.items())
-    return " ".join(filter(None, [verb, named, f"({told} rows)" if told else ""]))
+    tasks = [task, *task.values()] if isinstance(task, dict) else []
+    kinds = [table.get("kind") for table in tasks if isinstance(table, dict)]
+    task_kinds = " and ".join(kind for kind in kinds if isinstance(kind, str))
+    splits = run.dataset.get("splits", {})
+    counts = ", ".join(f"{split.get('rows', 0):,} {name}" for name, split in splits.items())
+    return " ".join(filter(None, [verb, task_kinds, f"({counts} rows)" if counts else ""]))
 
 
-def _state(run: Run) -> str:
+def _describe_state(run: RunFolder) -> str:
     if run.step is None:
-        made = run.end or run.evaluation or run.benchmark or run.dataset
-        return "finished" if made else "not finished: no step yet"
+        has_result = run.end or run.evaluation or run.benchmark or run.dataset
+        return "finished" if has_result else "not finished, no step logged"
+    if run.end:
+        return f"{run.end} at step {run.step:,}"
     length = run.settings.get("stop", {}).get("steps")
-    of = f" of {length:,}" if isinstance(length, int) and not run.end else ""
-    return f"{run.end or 'not finished: last seen'} at step {run.step:,}{of}"
+    of_length = f" of {length:,}" if isinstance(length, int) else ""
+    return f"not finished, last logged step {run.step:,}{of_length}"
 
 
-def _parts(seconds: Mapping[str, float]) -> tuple[Part, ...]:
+def _build_time_shares(seconds: Mapping[str, float]) -> tuple[TimeShare, ...]:
     total = sum(seconds.values())
-    names = [*(name for name in PARTS if name in seconds), *(n for n in seconds if n not in PARTS)]
+    known = [name for name in ACCOUNT_MEANINGS if name in seconds]
+    custom = [name for name in seconds if name not in ACCOUNT_MEANINGS]
     return tuple(
-        Part(
+        TimeShare(
             name.replace("_", " "),
-            PARTS.get(name, ""),
+            ACCOUNT_MEANINGS.get(name, ""),
             seconds[name],
             seconds[name] / total if total else 0.0,
         )
-        for name in names
+        for name in (*known, *custom)
     )
 
 
-def _plain(value: object) -> str:
+def _format_value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)

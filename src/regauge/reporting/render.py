@@ -1,9 +1,9 @@
-"""A report as a file, in the form that is asked for."""
+"""Rendering of a report to HTML, Markdown or JSON, and the file that holds it."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,108 +14,158 @@ from regauge import __version__
 from regauge.config import FORMAT
 from regauge.errors import SettingsError
 from regauge.files import write_atomic
-from regauge.reporting import (
-    comparison_charts,
-    inference_charts,
-    run_charts,
-    scaling_section,
-)
-from regauge.reporting.drawing import Place
+from regauge.reporting import comparison_charts, inference_charts, run_charts, scaling_section
+from regauge.reporting.drawing import ChartContext
 from regauge.results import formatting
 
 if TYPE_CHECKING:
-    from regauge.reporting.page import Story
-    from regauge.reporting.settings import ReportSettings
+    from collections.abc import Iterable
 
-FOLDER = Path(__file__).parent
+    from regauge.reporting.drawing import Chart
+    from regauge.reporting.page import Report
+    from regauge.reporting.settings import ReportOptions
+
+TEMPLATE_FOLDER = Path(__file__).parent
+JSON_KEYS: dict[str, dict[str, str]] = {
+    "Report": {"run_sections": "chapters"},
+    "RunSection": {
+        "description": "what",
+        "time_shares": "parts",
+        "profile": "closer",
+        "failures": "endings",
+    },
+    "RunFolder": {"cost_series": "spent", "straggler": "slowest"},
+    "AttemptSummary": {"first_step": "first", "last_step": "last", "rerun_from_step": "again"},
+    "FailureSection": {"problem": "what", "consequence": "then"},
+    "ComparisonSection": {
+        "baseline": "ours",
+        "candidate": "theirs",
+        "num_omitted": "left_out",
+        "divergence": "place",
+    },
+    "EvaluationRow": {
+        "baseline": "ours",
+        "candidate": "theirs",
+        "difference": "share",
+        "is_within_limit": "within",
+    },
+    "DivergenceSummary": {"sentence": "named", "rows": "values"},
+    "CostRow": {"machine_time": "machine", "device_time": "device", "is_cheapest": "cheapest"},
+    "ReportTable": {"wide_columns": "wide"},
+}
+"""Keys of report.json that differ from the field's name: class -> field -> key."""
 
 
-def path_of(folder: str, settings: ReportSettings) -> Path:
-    """Return where a report goes."""
+def report_path(folder: str, settings: ReportOptions) -> Path:
+    """Return the path of a report in an output folder."""
     return Path(folder) / f"report.{settings.format}"
 
 
-def write(path: Path, story: Story) -> None:
-    """Write the whole file or nothing, in the form of its suffix; no reader sees half a report."""
+def write_report(path: Path, report: Report) -> None:
+    """Write a report atomically, in the format of the file's suffix.
+
+    Raises SettingsError if the file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, _text(story, path.suffix))
+        write_atomic(path, _render(report, path.suffix))
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise SettingsError(
             f"{path} cannot be written: {error.strerror}", "set another output.folder"
         ) from None
 
 
-def _text(story: Story, suffix: str) -> str:
+def _render(report: Report, suffix: str) -> str:
     if suffix == ".html":
-        return page(story)
-    return markdown(story) if suffix == ".md" else document(story)
+        return render_html(report)
+    return render_markdown(report) if suffix == ".md" else render_json(report)
 
 
-def page(story: Story) -> str:
-    """Return the report as HTML."""
-    drawn = [
-        run_charts.charts(chapter.run, f"chart-{place}")
-        for place, chapter in enumerate(story.trained)
+def render_html(report: Report) -> str:
+    """Return the report as one self-contained HTML page with its charts."""
+    run_charts_by_section = [
+        _mark_safe(run_charts.build_charts(section.run, f"chart-{index}"))
+        for index, section in enumerate(report.training_sections)
     ]
-    scaled = [
-        scaling_section.charts(each, Place(f"scaling-{number}", each.title))
-        for number, each in enumerate(story.scalings)
+    scaling_charts = [
+        _mark_safe(
+            scaling_section.build_charts(scaling, ChartContext(f"scaling-{index}", scaling.title))
+        )
+        for index, scaling in enumerate(report.scalings)
     ]
-    answered = [
-        inference_charts.charts(each, Place(f"inference-{number}", each.title))
-        for number, each in enumerate(story.inferences)
+    latency_charts = [
+        _mark_safe(
+            inference_charts.build_charts(
+                inference, ChartContext(f"inference-{index}", inference.title)
+            )
+        )
+        for index, inference in enumerate(report.inferences)
     ]
-    together = comparison_charts.charts(story.compared, "beside") if story.compared else ()
-    template = environment().get_template("report.html.j2")
+    compared: tuple[Chart, ...] = ()
+    if report.comparison:
+        compared = comparison_charts.build_charts(report.comparison, "comparison")
+    css = (TEMPLATE_FOLDER / "report.css").read_text(encoding="utf-8")
+    template = build_environment().get_template("report.html.j2")
     return template.render(
-        story=story,
-        # What is marked as safe is ours: matplotlib escapes the names that it draws.
-        charts=[[(chart, Markup(chart.svg)) for chart in each] for each in drawn],  # noqa: S704
-        together=[(chart, Markup(chart.svg)) for chart in together],  # noqa: S704
-        scaled=[[(chart, Markup(chart.svg)) for chart in each] for each in scaled],  # noqa: S704
-        answered=[[(chart, Markup(chart.svg)) for chart in each] for each in answered],  # noqa: S704
-        style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),  # noqa: S704
+        report=report,
+        run_charts=run_charts_by_section,
+        scaling_charts=scaling_charts,
+        inference_charts=latency_charts,
+        comparison_charts=_mark_safe(compared),
+        style=Markup(css),  # noqa: S704  (a file of this package)
         version=__version__,
     )
 
 
-def markdown(story: Story) -> str:
-    """Return the report as Markdown, without its curves."""
-    template = environment().get_template("report.md.j2")
-    return template.render(story=story)
+def _mark_safe(charts: Iterable[Chart]) -> list[tuple[Chart, Markup]]:
+    """Return charts with their SVG, which is not escaped again: matplotlib escapes all text."""
+    return [(chart, Markup(chart.svg)) for chart in charts]  # noqa: S704  (drawn by this package)
 
 
-def document(story: Story) -> str:
+def render_markdown(report: Report) -> str:
+    """Return the report as Markdown, without charts."""
+    template = build_environment().get_template("report.md.j2")
+    return template.render(report=report)
+
+
+def render_json(report: Report) -> str:
     """Return the report as JSON, with every series of every run."""
-    told = {field.name: getattr(story, field.name) for field in fields(story)}
-    del told["compared"]  # its runs are among the chapters, or would be told twice
-    together = {"beside": story.beside, "accounts": story.accounts, "cost": story.cost}
-    whole = {"format": FORMAT, **told, **(together if story.compared else {})}
-    return json.dumps(whole, indent=2, default=_plain) + "\n"
+    document = {"format": FORMAT, **_to_dict(report)}
+    del document["comparison"]  # its runs are run sections, or would be written twice
+    if report.comparison:
+        document["beside"] = report.comparison_sections
+        document["accounts"] = report.cost_rows
+        document["cost"] = report.cost_sentences
+    return json.dumps(document, indent=2, default=_to_jsonable) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _to_jsonable(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        return _to_dict(value)
     return str(value) if isinstance(value, Path) else repr(value)
 
 
-def environment() -> Environment:
-    """Return the templates' environment; what goes into HTML is escaped."""
-    templates = Environment(
-        loader=FileSystemLoader(FOLDER),
+def _to_dict(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by their JSON keys, one level deep."""
+    keys = JSON_KEYS.get(type(value).__name__, {})
+    return {keys.get(field.name, field.name): getattr(value, field.name) for field in fields(value)}
+
+
+def build_environment() -> Environment:
+    """Return the Jinja environment of the templates; HTML is escaped automatically."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATE_FOLDER),
         autoescape=select_autoescape(("html.j2",)),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("number", "duration", "share"):
-        templates.filters[name] = getattr(formatting, name)
-    templates.filters["cell"] = _cell
-    return templates
+    for name in ("number", "duration", "percent"):
+        environment.filters[name] = getattr(formatting, name)
+    environment.filters["cell"] = _format_cell
+    return environment
 
 
-def _cell(text: object) -> str:
-    """Return text that keeps a Markdown table whole."""
+def _format_cell(text: object) -> str:
+    """Return text on one line, with pipes escaped, for a cell of a Markdown table."""
     return " ".join(str(text).split()).replace("|", r"\|")

@@ -1,79 +1,91 @@
-"""The charts of one run."""
+"""Charts of one training run."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from regauge.reporting.drawing import STYLES, Bar, Chart, Line, Place, bars, curves
-from regauge.results.series import Series, smoothed
-from regauge.trackers import of_training
+from regauge.reporting.drawing import (
+    STYLES,
+    Bar,
+    Chart,
+    ChartContext,
+    Curve,
+    draw_bars,
+    draw_curves,
+)
+from regauge.results.series import Series, smooth
+from regauge.trackers import is_train_metric
 from regauge.units import MEGA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from regauge.results.run_folder import Run
+    from regauge.results.run_folder import RunFolder
 
 
-def charts(run: Run, key: str) -> tuple[Chart, ...]:
-    """Return the charts of a run; `key` keeps ids apart where a page has several runs."""
-    place = Place(key, run.name)
-    drawn = [
-        *curves("Loss", _loss(run.series), place),
-        *curves("Held-out metrics", _measured(run.series), place),
-        *curves("Real tokens per second", _mean(run.series, "train/tokens_per_second"), place),
-        *curves("Learning rate", _plain(run.series, "train/learning_rate"), place),
-        *curves("Gradient norm", _mean(run.series, "train/gradient_norm"), place),
-    ]
-    drawn += bars("Memory of a process", memory([run]), place, unit=" MB")
-    return tuple(drawn)
+def build_charts(run: RunFolder, key: str) -> tuple[Chart, ...]:
+    """Return the charts of a run; `key` makes their ids unique in the page."""
+    context = ChartContext(key, run.name)
+    series = run.series
+    speed = _smoothed_curves(series, "train/tokens_per_second")
+    return (
+        *draw_curves("Loss", _loss_curves(series), context),
+        *draw_curves("Held-out metrics", _heldout_curves(series), context),
+        *draw_curves("Real tokens per second", speed, context),
+        *draw_curves("Learning rate", _plain_curve(series, "train/learning_rate"), context),
+        *draw_curves("Gradient norm", _smoothed_curves(series, "train/gradient_norm"), context),
+        *draw_bars("Memory of rank 0", build_memory_bars([run]), context, unit=" MB"),
+    )
 
 
-def _loss(series: dict[str, Series]) -> list[Line]:
+def _loss_curves(series: dict[str, Series]) -> list[Curve]:
     heldout = [
-        Line(name.removesuffix("/loss"), points, "points")
+        Curve(name.removesuffix("/loss"), points, "points")
         for name, points in series.items()
-        if name.endswith("/loss") and not of_training(name)
+        if name.endswith("/loss") and not is_train_metric(name)
     ]
     tasks = [name for name in series if name.startswith("train.") and name.endswith("/loss")]
     if tasks:
-        own = [replace(_mean(series, name)[-1], label=name.removesuffix("/loss")) for name in tasks]
-        return [*own, *heldout]
-    train = [replace(line, label=f"train, {line.label}") for line in _mean(series, "train/loss")]
-    return [*train, *heldout]
+        by_task = [
+            replace(_smoothed_curves(series, name)[-1], label=name.removesuffix("/loss"))
+            for name in tasks
+        ]
+        return [*by_task, *heldout]
+    train = _smoothed_curves(series, "train/loss")
+    return [*(replace(curve, label=f"train, {curve.label}") for curve in train), *heldout]
 
 
-def _measured(series: dict[str, Series]) -> list[Line]:
-    """Return the held-out metrics that share an axis from 0 to 1, at most one for each style."""
-    found = [
-        Line(name, points, "points")
+def _heldout_curves(series: dict[str, Series]) -> list[Curve]:
+    """Return the held-out metrics between 0 and 1, at most one per line style."""
+    curves = [
+        Curve(name, points, "points")
         for name, points in series.items()
-        if not of_training(name) and all(0 <= value <= 1 for _, value in points)
+        if not is_train_metric(name) and all(0 <= value <= 1 for _, value in points)
     ]
-    return [line for line in found if not line.label.endswith("/loss")][: len(STYLES)]
+    return [curve for curve in curves if not curve.label.endswith("/loss")][: len(STYLES)]
 
 
-def _mean(series: dict[str, Series], name: str) -> list[Line]:
+def _smoothed_curves(series: dict[str, Series], name: str) -> list[Curve]:
     points = series.get(name, ())
     if len(points) < 8:  # noqa: PLR2004  (too few to have noise)
-        return _plain(series, name)
-    return [Line("as logged", points, "raw"), Line("smoothed", smoothed(points), "mean")]
+        return _plain_curve(series, name)
+    return [Curve("as logged", points, "raw"), Curve("smoothed", smooth(points), "mean")]
 
 
-def _plain(series: dict[str, Series], name: str) -> list[Line]:
-    return [Line(name.rpartition("/")[2].replace("_", " "), series.get(name, ()), "mean")]
+def _plain_curve(series: dict[str, Series], name: str) -> list[Curve]:
+    return [Curve(name.rpartition("/")[2].replace("_", " "), series.get(name, ()), "mean")]
 
 
-def memory(runs: Iterable[Run]) -> list[Bar]:
-    """Return what the memory of each run's first process held, by part."""
-    known = []
+def build_memory_bars(runs: Iterable[RunFolder]) -> list[Bar]:
+    """Return one bar per run: the memory of rank 0 in MB, by content."""
+    bars = []
     for run in runs:
         parts = dict(run.ledger.get("memory") or {})
         if not parts:
             continue
         peak = parts.pop("peak", None)
-        rest = {} if peak is None else {"all else": max(0, peak - sum(parts.values()))}
+        rest = {} if peak is None else {"other": max(0, peak - sum(parts.values()))}
         pieces = {**parts, **rest}.items()
-        known.append(Bar(run.name, tuple((name, size / MEGA) for name, size in pieces)))
-    return known
+        bars.append(Bar(run.name, tuple((name, size / MEGA) for name, size in pieces)))
+    return bars

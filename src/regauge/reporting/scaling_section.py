@@ -1,4 +1,4 @@
-"""A benchmark of training in words: a row for each number of processes, and a chart."""
+"""Section of a report on a training benchmark: one row per number of processes, and a chart."""
 
 from __future__ import annotations
 
@@ -10,32 +10,36 @@ from regauge.results import formatting
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regauge.reporting.drawing import Chart, Place
+    from regauge.reporting.drawing import Chart, ChartContext
 
 Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """One benchmark."""
+class ScalingSection:
+    """One benchmark of training, formatted."""
 
     title: str
     rows: tuple[dict[str, str], ...]
-    """The cells of each number of processes."""
+    """One row per number of processes: heading -> cell."""
     sentence: str
-    """How it was measured."""
+    """Method and formulas."""
     document: Document
 
 
-def told(document: Document, name: str = "") -> Scaling | None:
-    """Return what a benchmark of training says, None where it is none; `name` is its folder's."""
+def build_scaling_section(document: Document, name: str = "") -> ScalingSection | None:
+    """Return the section of a training benchmark; None for any other document.
+
+    `name` is the name of the output folder, for the title.
+    """
     if "scaling" not in document or not document.get("rows"):
         return None
     title = f"{document['scaling'].capitalize()} scaling{' of ' if name else ''}{name}"
-    return Scaling(title, tuple(map(_row, document["rows"])), _sentence(document), document)
+    rows = tuple(map(_build_row, document["rows"]))
+    return ScalingSection(title, rows, _describe_method(document), document)
 
 
-def _row(row: Mapping[str, Any]) -> dict[str, str]:
+def _build_row(row: Mapping[str, Any]) -> dict[str, str]:
     low, high = row["spread"]
     return {
         "processes": row["name"],
@@ -43,34 +47,35 @@ def _row(row: Mapping[str, Any]) -> dict[str, str]:
         "learning rate": f"{row['learning_rate']:g}",
         "sequences/s": f"{row['sequences_per_second']:,.4g}",
         "tokens/s": f"{row['tokens_per_second']:,.0f}",
-        "from, to": f"{low:,.0f}, {high:,.0f}",
-        "efficiency": formatting.share(row["efficiency"]),
-        "MFU": formatting.share(row["mfu"]),
-        "s a step": f"{row['seconds_per_step']:.3g}",
+        "range": f"{low:,.0f} to {high:,.0f}",
+        "efficiency": formatting.percent(row["efficiency"]),
+        "MFU": formatting.percent(row["mfu"]),
+        "s/step": f"{row['seconds_per_step']:.3g}",
         "$ per 1M tokens": formatting.dollars(row["usd_per_million_tokens"]),
     }
 
 
-def _sentence(document: Mapping[str, Any]) -> str:
+def _describe_method(document: Mapping[str, Any]) -> str:
     formulas, row = document["formulas"], document["rows"][-1]
-    turns = "one turn" if document["turns"] == 1 else f"{document['turns']} turns"
+    repeats = "one run" if document["turns"] == 1 else f"{document['turns']} runs"
     return (
-        f"{document['meaning'].capitalize()}. Medians of {turns} of {document['steps']} steps, "
-        f"{document['date']}, {row['chip']}; tokens are real ones. "
+        f"{document['meaning'].capitalize()}. Medians of {repeats} of {document['steps']} steps, "
+        f"{document['date']}, {row['chip']}; tokens exclude padding. "
         f"Sequences/s: {formulas['sequences_per_second']}. Efficiency: {formulas['efficiency']}. "
         f"MFU: {row['mfu_formula']}; peak: {row['peak_source']}."
     )
 
 
-def charts(scaling: Scaling, place: Place) -> list[Chart]:
-    """Draw the tokens a second beside what they would be at full efficiency."""
-    from regauge.reporting.drawing import Line, Scale, curves
+def build_charts(scaling: ScalingSection, context: ChartContext) -> list[Chart]:
+    """Draw the tokens per second by number of processes, and linear scaling for reference."""
+    from regauge.reporting.drawing import AxisScale, Curve, draw_curves
 
-    found = scaling.document["rows"]
-    first = found[0]
-    alone = first["tokens_per_second"] / first["processes"]
-    measured = tuple((row["processes"], row["tokens_per_second"]) for row in found)
-    ideal = tuple((row["processes"], alone * row["processes"]) for row in found)
-    lines = [Line("measured", measured, "points"), Line("at full efficiency", ideal, "mean")]
-    scale = Scale(x="process", y="real tokens/s")
-    return curves("Real tokens per second by processes", lines, place, scale=scale)
+    rows = scaling.document["rows"]
+    smallest = rows[0]
+    per_process = smallest["tokens_per_second"] / smallest["processes"]
+    measured = tuple((row["processes"], row["tokens_per_second"]) for row in rows)
+    linear = tuple((row["processes"], per_process * row["processes"]) for row in rows)
+    lines = [Curve("measured", measured, "points"), Curve("linear scaling", linear, "mean")]
+    scale = AxisScale(x="process", y="real tokens/s")
+    title = "Real tokens per second by number of processes"
+    return draw_curves(title, lines, context, scale=scale)

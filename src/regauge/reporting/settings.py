@@ -1,4 +1,4 @@
-"""The tables of a run file that `report` and `compare` read; nothing here draws."""
+"""Settings of a report: the [report] table of a run file. This module imports no matplotlib."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Literal
 from regauge.config import Settings
 
 
-class ReportSettings(Settings):
-    """What is told, and how."""
+class ReportOptions(Settings):
+    """Content and format of a report."""
 
     runs: tuple[str, ...] = ()
-    """Output folders in the order of the story; by default those in or beside `output.folder`."""
+    """Output folders, in report order; by default those in or next to `output.folder`."""
     format: Literal["html", "md", "json"] = "html"
-    """One self-contained page, Markdown, or a document for machines."""
+    """Self-contained HTML page, Markdown, or JSON."""
     title: str | None = None
-    """Headline; by default made of the names of the runs."""
+    """Title; by default built from the names of the runs."""

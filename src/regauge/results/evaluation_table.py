@@ -1,4 +1,4 @@
-"""The table of an evaluation: rows are what was measured, columns are metrics."""
+"""Tables of evaluation results: one row per model or baseline, one column per metric."""
 
 from __future__ import annotations
 
@@ -10,67 +10,70 @@ from typing import Any
 from regauge.results import formatting
 
 LOWER_IS_BETTER = ("loss", "perplexity", "error", "seconds", "latency", "usd", "bytes")
-"""A metric with one of these in its name is best where it is smallest."""
+"""A metric is better when smaller if its name contains one of these words."""
 
 
 @dataclass(frozen=True)
-class Table:
-    """One evaluation; a row without a metric has None there."""
+class EvaluationTable:
+    """The results of one evaluation; a missing value is None."""
 
     title: str
     metrics: tuple[str, ...]
-    """Those that most rows have come first."""
+    """Metrics that most rows have come first."""
     names: tuple[str, ...]
+    """Names of the rows."""
     values: tuple[tuple[float | None, ...], ...]
-    """[row, metric]"""
+    """[rows, metrics]"""
     notes: tuple[str, ...]
 
-    def best(self, metric: str) -> float | None:
-        """Return the best value of a metric; None where no two rows differ in it."""
-        values = [value for _, value in self._ranked(metric)]
+    def best_value(self, metric: str) -> float | None:
+        """Return the best value of a metric; None if all rows have the same value."""
+        values = [value for _, value in self._rank_rows(metric)]
         return values[0] if len(set(values)) > 1 else None
 
-    def bests(self) -> list[tuple[str, str, float]]:
-        """Return (metric, name of the row, value) of each metric in which rows differ."""
+    def best_rows(self) -> list[tuple[str, str, float]]:
+        """Return (metric, name of the best row, value) of each metric in which rows differ."""
         return [
-            (metric, self._ranked(metric)[0][0], best)
+            (metric, self._rank_rows(metric)[0][0], best)
             for metric in self.metrics
-            if (best := self.best(metric)) is not None
+            if (best := self.best_value(metric)) is not None
         ]
 
-    def sentences(self) -> list[str]:
-        """Return one sentence for each metric: who leads, and by how much."""
+    def leader_sentences(self) -> list[str]:
+        """Return one sentence per metric: which row leads, and by how much."""
         lines: list[str] = []
-        for metric, name, value in self.bests():
-            other, second = self._ranked(metric)[1]
+        for metric, name, value in self.best_rows():
+            runner_up, second = self._rank_rows(metric)[1]
             if second == value:
-                lines.append(f"{metric}: {name} and {other} lead with {formatting.number(value)}.")
+                leaders = f"{name} and {runner_up}"
+                lines.append(f"{metric}: {leaders} lead with {formatting.number(value)}.")
                 continue
             lines.append(
                 f"{metric}: {name} leads with {formatting.number(value)}, "
-                f"{formatting.number(abs(value - second))} ahead of {other} "
+                f"{formatting.number(abs(value - second))} ahead of {runner_up} "
                 f"({formatting.number(second)})."
             )
         return lines
 
-    def _ranked(self, metric: str) -> list[tuple[str, float]]:
-        place = self.metrics.index(metric)
-        pairs = zip(self.names, (row[place] for row in self.values), strict=True)
+    def _rank_rows(self, metric: str) -> list[tuple[str, float]]:
+        """Return (name, value) of the rows with a finite value, the best first."""
+        column = self.metrics.index(metric)
+        pairs = zip(self.names, (row[column] for row in self.values), strict=True)
         finite = [(name, value) for name, value in pairs if value is not None and isfinite(value)]
         return sorted(finite, key=lambda pair: pair[1], reverse=not lower_is_better(metric))
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether a smaller value of a metric is the better one."""
+    """Return whether a smaller value of this metric is better."""
     return any(word in metric.lower() for word in LOWER_IS_BETTER)
 
 
-def table(document: dict[str, Any]) -> Table:
-    """Return the table of an `evaluation.json`."""
+def build_table(document: dict[str, Any]) -> EvaluationTable:
+    """Return the table of an `evaluation.json` document."""
     rows: list[dict[str, Any]] = document.get("rows", [])
     counts = Counter(key for row in rows for key, value in row.items() if _is_number(value))
     metrics = tuple(key for key, _ in counts.most_common())
-    return Table(
+    return EvaluationTable(
         title=document.get("title", "Evaluation"),
         metrics=metrics,
         names=tuple(str(row.get("name", "")) for row in rows),

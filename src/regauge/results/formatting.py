@@ -1,4 +1,4 @@
-"""How figures read in a report; what is not known is the word `unknown`, never a zero."""
+"""Formatting of numbers for reports. An unknown value is the word `unknown`, never a zero."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def number(value: object) -> str:
-    """Return a metric with three decimals, or four digits where that says nothing or too much."""
+    """Return a metric with three decimals, or with four digits if it is very small or large."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return UNKNOWN if value is None else str(value)
     if isinstance(value, int):
@@ -23,14 +23,14 @@ def number(value: object) -> str:
 
 
 def count(value: float | None) -> str:
-    """Return a count in three digits: 812, 12.3k, 4.56M."""
+    """Return a count with three significant digits: 812, 12.3k, 4.56M."""
     if value is None:
         return UNKNOWN
     value = float(f"{value:.3g}")
-    for size, letter in _SCALES:
-        if abs(value) >= size:
-            whole = len(str(int(abs(value) / size)))
-            return f"{value / size:.{3 - whole}f}{letter}"
+    for scale, suffix in _SCALES:
+        if abs(value) >= scale:
+            num_digits = len(str(int(abs(value) / scale)))
+            return f"{value / scale:.{3 - num_digits}f}{suffix}"
     return f"{value:.0f}"
 
 
@@ -47,17 +47,17 @@ def duration(seconds: float | None) -> str:
 
 
 def dollars(value: float | None) -> str:
-    """Return an amount in cents, or with four decimals below a dollar."""
+    """Return an amount in dollars and cents, or with four decimals below one dollar."""
     if value is None:
         return UNKNOWN
     return f"${value:,.2f}" if value >= 1 else f"${value:.4f}"
 
 
-def share(value: float | None) -> str:
-    """Return a share in percent with one decimal."""
+def percent(value: float | None) -> str:
+    """Return a fraction as a percentage with one decimal."""
     return UNKNOWN if value is None else f"{value:.1%}"
 
 
 def change(first: float, last: float) -> str:
-    """Return how a value moved: from 9.210 to 2.314."""
+    """Return the change of a value in words: from 9.210 to 2.314."""
     return f"from {number(first)} to {number(last)}"

@@ -1,7 +1,7 @@
-"""What an output folder holds, read as it is: finished, still growing, or cut off by a kill.
+"""Reader of output folders: finished, still running or killed.
 
-A file that is missing is an empty part of the run; one that is damaged is named in `remarks`.
-Nothing here knows how a report looks.
+A missing file leaves its field empty; a damaged file is named in `remarks`.
+This module knows nothing of how a report looks.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from regauge import jsonl
-from regauge.config import FACTS, FORMAT
+from regauge.config import FORMAT, RUN_IDENTITY
 from regauge.errors import DataError, SettingsError
-from regauge.results.series import Attempt, Series, attempts, merged
+from regauge.results.series import AttemptSummary, Series, merge_attempts, summarize_attempts
 from regauge.supervision.cost_meter import ATTEMPTS
-from regauge.supervision.goodput import Goodput, goodput
+from regauge.supervision.goodput import Goodput, read_goodput
 
-KNOWN = (
+MARKER_FILES = (
     "run.json",
     "metrics.jsonl",
     "ledger.jsonl",
@@ -27,198 +27,207 @@ KNOWN = (
     "benchmark.json",
     "inputs.json",
 )
-"""A folder with one of these is an output folder that can be reported on."""
+"""Files that mark a folder as an output folder; a report needs one of them."""
 
 _STAGE = re.compile(r"(\d+)-(.+)")
 
 Document = dict[str, Any]
-SPENT = ("attempt", "step", "machine_seconds", "device_seconds", "usd")
+COST_KEYS = ("machine_seconds", "device_seconds", "usd")
+"""Keys of a ledger line that are cumulative costs."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """An output folder of any verb."""
+class RunFolder:
+    """The content of one output folder, of any verb."""
 
     folder: Path
     name: str
     verb: str | None = None
     settings: Document = field(default_factory=dict)
     facts: Document = field(default_factory=dict)
-    """What the run writes of itself beside its settings: its data, its weights of step 0."""
+    """Identity of the run: verb, id, and hashes of its data and its initial weights."""
     environment: Document = field(default_factory=dict)
     series: dict[str, Series] = field(default_factory=dict)
-    """Values by name, over the steps that count."""
-    attempts: tuple[Attempt, ...] = ()
+    """One series per metric, without the steps that a later attempt repeated."""
+    attempts: tuple[AttemptSummary, ...] = ()
     ledger: Document = field(default_factory=dict)
-    """The last state of the ledger; empty where there is none."""
-    spent: dict[str, Series] = field(default_factory=dict)
-    """Machine seconds, device seconds and dollars by step; of a repeated step, after the last."""
+    """Last line of the ledger; empty if there is none."""
+    cost_series: dict[str, Series] = field(default_factory=dict)
+    """Cumulative machine seconds, device seconds and dollars by step, repeated work included."""
     evaluation: Document = field(default_factory=dict)
     dataset: Document = field(default_factory=dict)
-    """The manifest, where the run prepared data."""
+    """Manifest of the dataset that the run prepared; empty for other verbs."""
     failures: tuple[Document, ...] = ()
+    """Failure documents of the attempts, oldest first."""
     goodput: Goodput | None = None
-    """Where the time of all attempts went; None where no supervisor wrote it down."""
+    """Time of all attempts by account; None if no supervisor recorded it."""
     benchmark: Document = field(default_factory=dict)
-    """How fast training was on growing numbers of processes, or how fast artifacts answer."""
+    """Result of a benchmark of training or of inference."""
     profile: Document = field(default_factory=dict)
-    """Where a step goes; empty where the run was not profiled."""
-    slowest: Document = field(default_factory=dict)
-    """The process that held the others up last, and by how much; empty for none."""
+    """Profile of a training step; empty if the run was not profiled."""
+    straggler: Document = field(default_factory=dict)
+    """The last straggler: its rank and its delay in seconds per step; empty if there was none."""
     seconds: float | None = None
-    """Wall-clock of the whole stage, where a pipeline took it."""
+    """Wall-clock seconds of the stage; None outside a pipeline."""
     devices: int | None = None
-    """Processes of the last attempt on all machines: one for each device."""
+    """Number of processes of the last attempt over all nodes, one per device."""
     end: str | None = None
-    """How it ended, `finished` or more; None for a run that goes on or was cut off."""
+    """How the run ended, such as `finished`; None if it is running or was killed."""
     remarks: tuple[str, ...] = ()
-    """What could not be read."""
+    """Notes on files that could not be read."""
 
     @property
     def step(self) -> int | None:
         """The last step that counts."""
-        return self.attempts[-1].last if self.attempts else self.ledger.get("step")
+        return self.attempts[-1].last_step if self.attempts else self.ledger.get("step")
 
 
-def discover(folder: Path) -> tuple[Path, ...]:
-    """Return the output folders of a pipeline in its order, or the folder itself.
+def find_run_folders(folder: Path) -> tuple[Path, ...]:
+    """Return the stage folders of a pipeline in order, or the folder itself if it is a run.
 
-    Raises SettingsError where there is nothing to report on.
+    Raises SettingsError if the folder does not exist or contains no run.
     """
     if not folder.is_dir():
         raise SettingsError(f"no folder {folder}", "name the output folder of a run")
-    found = (folder,) if holds_run(folder) else stages(folder)
-    if not found:
-        known = ", ".join(KNOWN)
-        raise SettingsError(f"{folder} holds no run", f"name a folder that holds one of {known}")
-    return found
+    folders = (folder,) if is_run_folder(folder) else find_stage_folders(folder)
+    if not folders:
+        markers = ", ".join(MARKER_FILES)
+        remedy = f"name a folder that contains one of {markers}"
+        raise SettingsError(f"{folder} contains no run", remedy)
+    return folders
 
 
-def stages(folder: Path) -> tuple[Path, ...]:
-    """Return the numbered output folders in a pipeline's folder, in their order."""
-    found = [(path, _STAGE.fullmatch(path.name)) for path in folder.iterdir()]
-    numbered = sorted((int(stage[1]), path) for path, stage in found if stage)
-    return tuple(path for _, path in numbered if holds_run(path))
+def find_stage_folders(folder: Path) -> tuple[Path, ...]:
+    """Return the numbered stage folders of a pipeline, in order."""
+    matches = [(path, _STAGE.fullmatch(path.name)) for path in folder.iterdir()]
+    numbered = sorted((int(match[1]), path) for path, match in matches if match)
+    return tuple(path for _, path in numbered if is_run_folder(path))
 
 
-def read(folder: Path) -> Run:
-    """Read one output folder; SettingsError where it is none, DataError for a later format."""
-    if not holds_run(folder):
-        raise SettingsError(f"{folder} holds no run", "name the output folder of a run")
+def read_run_folder(folder: Path) -> RunFolder:
+    """Read one output folder.
+
+    Raises SettingsError if the folder contains no run, DataError if a newer Regauge wrote it.
+    """
+    if not is_run_folder(folder):
+        raise SettingsError(f"{folder} contains no run", "name the output folder of a run")
     remarks: list[str] = []
-    done = _document(folder / "done.json", remarks)
-    measured = _lines(folder / "metrics.jsonl", remarks)
-    ledger = _lines(folder / "ledger.jsonl", remarks)
-    result = _document(folder / "result.json", remarks)
-    saved = _document(folder / "run.json", remarks)
-    dataset = _document(folder / "manifest.json", remarks)
-    evaluation = _document(folder / "evaluation.json", remarks)
-    values = [line for line in measured if "summary" not in line]
-    useful = goodput(folder)
-    found = attempts(values, useful.ends if useful else {})
+    done = _read_document(folder / "done.json", remarks)
+    metrics = _read_lines(folder / "metrics.jsonl", remarks)
+    ledger = _read_lines(folder / "ledger.jsonl", remarks)
+    result = _read_document(folder / "result.json", remarks)
+    run = _read_document(folder / "run.json", remarks)
+    dataset = _read_document(folder / "manifest.json", remarks)
+    evaluation = _read_document(folder / "evaluation.json", remarks)
+    values = [line for line in metrics if "summary" not in line]
+    goodput = read_goodput(folder)
+    attempts = summarize_attempts(values, goodput.ends if goodput else {})
     failures = sorted((folder / "failures").glob("*.json"))
-    return Run(
+    return RunFolder(
         folder=folder,
-        name=_name(folder),
-        verb=done.get("verb") or saved.get(FACTS, {}).get("verb"),
-        settings=_by_name(
-            _without(
-                saved or done.get("settings") or evaluation.get("settings", {}), "format", FACTS
+        name=_find_name(folder),
+        verb=done.get("verb") or run.get(RUN_IDENTITY, {}).get("verb"),
+        settings=_name_tasks(
+            _drop_keys(
+                run or done.get("settings") or evaluation.get("settings", {}),
+                "format",
+                RUN_IDENTITY,
             )
         ),
-        facts=saved.get(FACTS) or evaluation.get("facts", {}),
-        environment=_without(_document(folder / "environment.json", remarks), "format"),
-        series=merged(values, found),
-        attempts=found,
+        facts=run.get(RUN_IDENTITY) or evaluation.get("facts", {}),
+        environment=_drop_keys(_read_document(folder / "environment.json", remarks), "format"),
+        series=merge_attempts(values, attempts),
+        attempts=attempts,
         ledger=ledger[-1] if ledger else {},
-        spent=_spent(ledger),
+        cost_series=_build_cost_series(ledger),
         evaluation=evaluation,
         dataset=dataset,
-        failures=tuple({"file": path.name, **_document(path, remarks)} for path in failures),
-        goodput=useful,
-        benchmark=_document(folder / "benchmark.json", remarks),
-        profile=_document(folder / "profile.json", remarks),
-        slowest=next((line["slowest"] for line in reversed(ledger) if line.get("slowest")), {}),
+        failures=tuple({"file": path.name, **_read_document(path, remarks)} for path in failures),
+        goodput=goodput,
+        benchmark=_read_document(folder / "benchmark.json", remarks),
+        profile=_read_document(folder / "profile.json", remarks),
+        straggler=next((line["slowest"] for line in reversed(ledger) if line.get("slowest")), {}),
         seconds=done.get("seconds"),
-        devices=(jsonl.last(folder / ATTEMPTS) or {}).get("processes"),
-        end=_end(measured) if measured else ("finished" if done or result else None),
+        devices=(jsonl.read_last_line(folder / ATTEMPTS) or {}).get("processes"),
+        end=_find_end(metrics) if metrics else ("finished" if done or result else None),
         remarks=tuple(remarks),
     )
 
 
-def _by_name(settings: Document) -> Document:
-    """Return settings with the tasks of a run that has several by their names."""
+def _name_tasks(settings: Document) -> Document:
+    """Return settings in which a list of tasks is a table by task name."""
     tasks = settings.get("task")
     if not isinstance(tasks, list):
         return settings
-    named = {
-        each["name"]: {key: value for key, value in each.items() if key != "name"} for each in tasks
-    }
-    return {**settings, "task": named}
+    by_name = {task["name"]: _drop_keys(task, "name") for task in tasks}
+    return {**settings, "task": by_name}
 
 
-def _spent(ledger: list[Document]) -> dict[str, Series]:
-    told = [{name: line[name] for name in SPENT if name in line} for line in ledger]
-    return merged(told, attempts(told, {})) if told else {}
+def _build_cost_series(ledger: list[Document]) -> dict[str, Series]:
+    keys = ("attempt", "step", *COST_KEYS)
+    lines = [{key: line[key] for key in keys if key in line} for line in ledger]
+    return merge_attempts(lines, summarize_attempts(lines, {})) if lines else {}
 
 
-def holds_run(folder: Path) -> bool:
+def is_run_folder(folder: Path) -> bool:
     """Return whether a folder is an output folder that can be reported on."""
-    return any((folder / name).is_file() for name in KNOWN)
+    return any((folder / name).is_file() for name in MARKER_FILES)
 
 
-def _end(measured: list[Document]) -> str | None:
-    """Return how the last attempt says that it ended, or None."""
-    last = max(line["attempt"] for line in measured)
-    found = [line["summary"] for line in measured if "summary" in line and line["attempt"] == last]
-    return str(found[-1].get("reason", "finished")) if found else None
+def _find_end(metrics: list[Document]) -> str | None:
+    """Return the recorded end of the last attempt, or None."""
+    number = max(line["attempt"] for line in metrics)
+    summaries = [
+        line["summary"] for line in metrics if "summary" in line and line["attempt"] == number
+    ]
+    return str(summaries[-1].get("reason", "finished")) if summaries else None
 
 
-def _without(document: Document, *names: str) -> Document:
+def _drop_keys(document: Document, *names: str) -> Document:
     return {key: value for key, value in document.items() if key not in names}
 
 
-def _name(folder: Path) -> str:
-    """Return the folder's name without the number that a pipeline put before it."""
+def _find_name(folder: Path) -> str:
+    """Return the folder's name without the stage number of a pipeline."""
     name = folder.resolve().name
-    stage = _STAGE.fullmatch(name)
-    return stage[2] if stage else name
+    match = _STAGE.fullmatch(name)
+    return match[2] if match else name
 
 
-def _document(path: Path, remarks: list[str]) -> Document:
-    """Return a JSON object; empty, with a remark, where the file is damaged."""
+def _read_document(path: Path, remarks: list[str]) -> Document:
+    """Return a JSON object; an empty one, with a remark, if the file is damaged."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        remarks.append(f"{path.name} is damaged and was left out: {error}")
+        remarks.append(f"{path.name} is damaged and was ignored: {error}")
         return {}
     if not isinstance(document, dict):
-        remarks.append(f"{path.name} holds no JSON object and was left out")
+        remarks.append(f"{path.name} is not a JSON object and was ignored")
         return {}
     if document.get("format", 0) > FORMAT:
-        raise DataError(f"{path} is of a later Regauge", "update Regauge to read it")
+        raise DataError(f"{path} was written by a later Regauge", "update Regauge to read it")
     return document
 
 
-def _lines(path: Path, remarks: list[str]) -> list[Document]:
-    """Return the complete lines; a torn one, left by a kill, is counted in a remark."""
+def _read_lines(path: Path, remarks: list[str]) -> list[Document]:
+    """Return the complete lines; a remark counts the truncated ones, which a kill leaves."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    lines = [_line(line) for line in text.splitlines() if line.strip()]
-    torn = sum(line is None for line in lines)
-    if torn:
-        remarks.append(f"{path.name}: {torn} torn line{'s' * (torn > 1)} left out")
+    lines = [_parse_line(line) for line in text.splitlines() if line.strip()]
+    num_torn = sum(line is None for line in lines)
+    if num_torn:
+        remarks.append(f"{path.name}: {num_torn} truncated line{'s' * (num_torn > 1)} ignored")
     return [line for line in lines if line is not None]
 
 
-def _line(text: str) -> Document | None:
+def _parse_line(text: str) -> Document | None:
     try:
         line = json.loads(text)
     except json.JSONDecodeError:
         return None
-    whole = isinstance(line, dict) and {"attempt", "step"} <= line.keys()
-    return line if whole else None
+    is_complete = isinstance(line, dict) and {"attempt", "step"} <= line.keys()
+    return line if is_complete else None

@@ -1,7 +1,7 @@
-"""Lines of metrics as series over the steps that count.
+"""Metric lines of a run as one series per metric, across all attempts.
 
-Where a run was resumed, the steps behind the resume point were run again: the last attempt's
-values stand, and what earlier attempts had measured there is lost work.
+A resumed run repeats the steps after its resume point. The values of the last attempt count;
+earlier values of the repeated steps are lost work and are dropped.
 """
 
 from __future__ import annotations
@@ -12,54 +12,66 @@ from itertools import groupby
 from typing import Any
 
 Series = tuple[tuple[int, float], ...]
-"""(step, value) in the order of steps."""
+"""(step, value), sorted by step."""
 Points = tuple[tuple[float, float], ...]
 """(x, y) of a curve."""
 
-_OWN = ("attempt", "step", "seconds")
+_LINE_KEYS = ("attempt", "step", "seconds")
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One launch of a run, as its metrics show it."""
+class AttemptSummary:
+    """One launch of a run, as read from its metrics."""
 
     number: int
-    first: int
+    first_step: int
     """First step with a line."""
-    last: int
+    last_step: int
     """Last step with a line."""
-    again: int | None
-    """Step from which a later attempt ran it again; None where every step counts."""
+    rerun_from_step: int | None
+    """Step from which a later attempt repeated this one; None if every step counts."""
     seconds: float | None
-    """From the start of the attempt to its last line."""
+    """Seconds from the start of the attempt to its last line."""
     end: str | None = None
-    """How it ended, as its supervisor wrote it; None where it goes on, or had none."""
+    """How the attempt ended, as the supervisor recorded it; None if running or unsupervised."""
 
 
-def attempts(lines: list[dict[str, Any]], ends: Mapping[int, str]) -> tuple[Attempt, ...]:
-    """Return the attempts that lines came from, in the order of their numbers."""
+def summarize_attempts(
+    lines: list[dict[str, Any]], ends: Mapping[int, str]
+) -> tuple[AttemptSummary, ...]:
+    """Return the attempts that wrote these lines, in the order of their numbers.
+
+    `ends` maps an attempt's number to how it ended.
+    """
     ordered = sorted(lines, key=lambda line: int(line["attempt"]))
-    found: list[Attempt] = []
-    groups = [(number, list(own)) for number, own in groupby(ordered, lambda line: line["attempt"])]
-    again: int | None = None
-    for number, own in reversed(groups):
-        steps = [int(line["step"]) for line in own]
-        seconds = max((line["seconds"] for line in own if "seconds" in line), default=None)
-        found.append(Attempt(number, min(steps), max(steps), again, seconds, ends.get(number)))
-        again = min(steps) if again is None else min(again, *steps)
-    return tuple(reversed(found))
+    groups = [
+        (number, list(group)) for number, group in groupby(ordered, lambda line: line["attempt"])
+    ]
+    summaries: list[AttemptSummary] = []
+    rerun_from: int | None = None
+    for number, attempt_lines in reversed(groups):
+        steps = [int(line["step"]) for line in attempt_lines]
+        seconds = max(
+            (line["seconds"] for line in attempt_lines if "seconds" in line), default=None
+        )
+        end = ends.get(number)
+        summaries.append(AttemptSummary(number, min(steps), max(steps), rerun_from, seconds, end))
+        rerun_from = min(steps) if rerun_from is None else min(rerun_from, *steps)
+    return tuple(reversed(summaries))
 
 
-def merged(lines: list[dict[str, Any]], found: tuple[Attempt, ...]) -> dict[str, Series]:
-    """Return the values of each name by step; of a repeated step the last attempt's."""
-    again = {attempt.number: attempt.again for attempt in found}
+def merge_attempts(
+    lines: list[dict[str, Any]], attempts: tuple[AttemptSummary, ...]
+) -> dict[str, Series]:
+    """Return one series per metric; the last attempt's value counts for a repeated step."""
+    limits = {attempt.number: attempt.rerun_from_step for attempt in attempts}
     values: dict[str, dict[int, float]] = {}
     for line in sorted(lines, key=lambda line: int(line["attempt"])):
-        limit = again[line["attempt"]]
+        limit = limits[line["attempt"]]
         if limit is not None and line["step"] > limit:
             continue
         for name, value in line.items():
-            if name not in _OWN and (number := _number(value)) is not None:
+            if name not in _LINE_KEYS and (number := _number(value)) is not None:
                 values.setdefault(name, {})[int(line["step"])] = number
     return {name: tuple(sorted(series.items())) for name, series in values.items()}
 
@@ -71,30 +83,33 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float | str) else None
 
 
-def smoothed(series: Series) -> Series:
-    """Return an exponential mean over about a thirtieth of the points, corrected at its start."""
-    keep = 1 - 2 / (max(2.0, len(series) / 30) + 1)
+def smooth(series: Series) -> Series:
+    """Return the bias-corrected exponential moving average over about 1/30 of the points."""
+    decay = 1 - 2 / (max(2.0, len(series) / 30) + 1)
     mean = weight = 0.0
     result: list[tuple[int, float]] = []
     for step, value in series:
         if value - value == 0:  # finite: a NaN would stay in the mean for ever
-            mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
+            mean, weight = decay * mean + (1 - decay) * value, decay * weight + (1 - decay)
         if weight:
             result.append((step, mean / weight))
     return tuple(result)
 
 
-def thinned(series: Points, points: int) -> Points:
-    """Return at most about `points` of them: the smallest and the largest of each piece.
+def downsample(series: Points, max_points: int) -> Points:
+    """Return about `max_points` points: the smallest and the largest of each interval.
 
-    Spikes stay visible, which a mean would hide.
+    Spikes stay visible; a mean would hide them.
     """
-    if len(series) <= points:
+    if len(series) <= max_points:
         return series
-    size = -(-2 * len(series) // points)
-    chosen: list[tuple[float, float]] = []
+    size = -(-2 * len(series) // max_points)
+    selected: list[tuple[float, float]] = []
     for start in range(0, len(series), size):
-        piece = series[start : start + size]
-        ends = {min(piece, key=lambda point: point[1]), max(piece, key=lambda point: point[1])}
-        chosen.extend(sorted(ends))
-    return tuple(chosen)
+        interval = series[start : start + size]
+        extremes = {
+            min(interval, key=lambda point: point[1]),
+            max(interval, key=lambda point: point[1]),
+        }
+        selected.extend(sorted(extremes))
+    return tuple(selected)

@@ -1,8 +1,12 @@
-"""How a model lies on the processes of a run, and what they tell each other.
+"""Parallelism strategies: how weights are placed on processes and how gradients are reduced.
 
-A strategy is a frozen table of settings; `prepare` turns a module into a `Prepared` one, which the
-loop drives without knowing which strategy it is. Gradients are sums over the global batch: the
-loop divides once, by the weight of all of it.
+A strategy is a frozen table of settings. `Strategy.prepare` returns a `ShardedModel`, which the
+training loop drives without knowing the strategy. Gradients are sums over the global batch; the
+loop divides them once, by the weight of the global batch.
+
+Each public module of the package is one choice: `single`, `ddp`, `zero1`, `fsdp` and `hsdp`.
+`_replica` and `_sharded` implement `ShardedModel` for them and import torch. The package may import
+`config`, `models`, `processes` and `units`.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 from regauge.config import Choice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
     import torch
     from torch import Tensor, nn
@@ -22,76 +26,85 @@ if TYPE_CHECKING:
     from regauge.models.init_weights import InitialWeights
     from regauge.processes import World
 
-    BuildOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
-
 
 @dataclass(frozen=True)
-class Site:
-    """Where a module is prepared."""
+class Placement:
+    """The processes, the device and the data types on which a module is placed."""
 
     world: World
     device: torch.device
     compute_dtype: torch.dtype
     blocks: tuple[nn.Module, ...]
-    """The model's repeated layers, outermost first."""
+    """The repeated layers of the model, outermost first; the units of sharding."""
     lazy: bool = False
-    """Whether the device only records operations; see `Accelerator.lazy`."""
+    """Whether the device records operations (lazy tensors); see `Accelerator.is_lazy`."""
     weights: InitialWeights | None = None
-    """What a module on the meta device is filled with; None where it has its weights."""
+    """Initial weights for a module on the meta device; None if the module has its weights."""
 
 
 class ParamSpec(NamedTuple):
-    """What there is to know of a weight before it is there."""
+    """The shape of a parameter that is not allocated yet, and whether it is trained."""
 
     shape: tuple[int, ...]
-    trained: bool
+    requires_grad: bool
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """What the process that holds most will hold: bytes, and what it updates."""
+    """Memory of the process that holds most, in bytes, without moments and activations."""
 
     weights: int
+    """Bytes of the parameters of the module."""
     masters: int
+    """Bytes of fp32 master weights that are stored in addition to the parameters."""
     gradients: int
-    updated: tuple[tuple[int, ...], ...]
-    """Shapes of the parts of weights that it updates; each has moments."""
+    updated_shapes: tuple[tuple[int, ...], ...]
+    """Shapes of the (shards of) weights that the process updates; each has optimizer moments."""
 
 
 class ShardedModel(Protocol):
-    """A module on its processes; every method is called by all of them together."""
+    """A module that is placed on the processes of a run.
+
+    All processes call each method together.
+    """
 
     module: nn.Module
-    """What computes: call it with a batch."""
+    """The module that computes the forward pass of a batch."""
 
-    recomputes: bool
-    """Whether a coupled loss must compute outputs twice, since only one graph may be alive."""
+    needs_recompute: bool
+    """Whether only one autograd graph may be alive at a time.
 
-    gathers: bool
-    """Whether processes wait for each other within a forward pass."""
+    A loss over the global batch then computes the outputs twice.
+    """
+
+    has_forward_collectives: bool
+    """Whether a forward pass contains collectives, so that processes wait for each other in it."""
 
     def masters(self) -> dict[str, nn.Parameter]:
-        """Return the fp32 weights that this process updates, by their unsharded names."""
+        """Return the fp32 master weights that this process updates, by their unsharded names."""
         ...
 
-    def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
-        """Surround a backward pass; gradients are summed over processes after the last one."""
+    def backward_pass(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """Return a context around one backward pass of a step.
+
+        Gradients accumulate on each process. After the last pass they are summed over processes.
+        """
         ...
 
     def gradient_norm(self) -> Tensor:
-        """Return the norm of the summed gradients of all processes, a scalar."""
+        """Return the L2 norm of the summed gradients of all parameters, a scalar."""
         ...
 
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply all gradients by a scalar."""
         ...
 
-    def replicas(self) -> list[Tensor]:
-        """Return what every process holds alike, to the last bit; nothing where there is none."""
+    def replicated_tensors(self) -> list[Tensor]:
+        """Return the tensors that must be bitwise equal on all processes; empty for shards."""
         ...
 
     def sync_weights(self) -> None:
-        """Make what computes equal to the master weights, after a step or a load."""
+        """Copy the master weights to the parameters of the module, after an update or a load."""
         ...
 
     def clear_gradients(self) -> None:
@@ -99,34 +112,38 @@ class ShardedModel(Protocol):
         ...
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes that this process holds of `weights`, `masters` and `gradients`."""
+        """Return the bytes of `weights`, `masters` and `gradients` on this process."""
         ...
 
     def full_tensor(self, name: str) -> Tensor:
-        """Return one weight, whole, in fp32, on the CPU of every process."""
+        """Return one unsharded weight in fp32 on the CPU; every process gets it."""
         ...
 
 
 class Strategy(Choice):
-    """One way to spread a model."""
+    """A parallelism strategy."""
 
-    recomputes: ClassVar[bool] = False
-    """What `Prepared.recomputes` will be, where no block is computed again."""
+    needs_recompute: ClassVar[bool] = False
+    """The value of `ShardedModel.needs_recompute` without activation checkpointing."""
 
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
-        """Return why this world, optimizer or kind of device cannot use the strategy, or None."""
+        """Return why this world, optimizer or device cannot use the strategy, or None."""
         del world, optimizer, lazy
         return None
 
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
     ) -> MemoryEstimate:
-        """Return what a process will hold of a model; it computes in values of so many bytes."""
+        """Return the memory of a model on the process that holds most.
+
+        `itemsize` is the number of bytes of a value in the compute dtype.
+        """
         raise NotImplementedError
 
-    def prepare(self, module: nn.Module, site: Site) -> ShardedModel:
-        """Place a module, fp32 and equal on all processes, and return it prepared.
+    def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
+        """Place a module on the processes of a run.
 
-        One that lies on the meta device gets the site's weights.
+        The module is in fp32 and equal on all processes. A module on the meta device gets the
+        weights of the placement.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Some parameters' gradients, summed over processes together: in one buffer, or apart."""
+"""Gradient buckets: the fp32 gradients of several parameters, summed over processes together."""
 
 from __future__ import annotations
 
@@ -11,40 +11,41 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Bucket:
-    """Some parameters' fp32 gradients, which are summed and scaled together."""
+class GradientBucket:
+    """The fp32 gradients of several parameters, which are reduced and scaled together."""
 
     def __init__(self, shapes: Mapping[str, torch.Size], owner: int | None) -> None:
         self.names = list(shapes)
         self.owner = owner
-        self.missing = len(shapes)
+        self.num_missing = len(shapes)
 
     @property
-    def parts(self) -> list[Tensor]:
-        """The tensors that hold all gradients of a step, between `close` and `clear`."""
+    def buffers(self) -> list[Tensor]:
+        """The tensors with the gradients of a step; valid between `close` and `clear`."""
         raise NotImplementedError
 
     def attach(self, name: str, parameter: nn.Parameter, master: nn.Parameter | None) -> None:
-        """Learn of a parameter, and of its master where it is here."""
+        """Register a parameter, and its master weight if this process owns it."""
         raise NotImplementedError
 
     def add(self, name: str, parameter: Tensor) -> None:
-        """Add a gradient that has just been computed, where torch did not add it in place."""
+        """Add the new gradient of a parameter, unless torch accumulated it in place."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Take note that every gradient of the step is there."""
+        """Complete the gradients of a step: parameters without a gradient get zeros."""
 
     def clear(self) -> None:
-        """Begin the next step without gradients."""
+        """Set the gradients to zero before the next step."""
         raise NotImplementedError
 
 
-class Flat(Bucket):
-    """Views of one buffer, so that one message sums all of them.
+class FlatBucket(GradientBucket):
+    """Gradients are views of one buffer, which one collective reduces.
 
-    A step's first gradients are written over those of the step before, unless torch adds them in
-    place.
+    torch accumulates fp32 gradients in the views. Gradients of low-precision parameters are
+    copied: the first of a step overwrites the stale view of the previous step, later ones are
+    added.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class Flat(Bucket):
         self._flat = torch.zeros(sum(sizes), device=device)
         pieces = zip(shapes, self._flat.split(sizes), strict=True)
         self._views = {name: piece.view(shapes[name]) for name, piece in pieces}
-        self._apart: set[str] = set()
-        self._old: set[str] = set()
+        self._low_precision: set[str] = set()
+        self._stale: set[str] = set()
 
     @property
-    def parts(self) -> list[Tensor]:
+    def buffers(self) -> list[Tensor]:
         return [self._flat]
 
     def attach(self, name: str, parameter: nn.Parameter, master: nn.Parameter | None) -> None:
@@ -69,45 +70,45 @@ class Flat(Bucket):
         if parameter.dtype == torch.float32:
             parameter.grad = view
         else:
-            self._apart.add(name)
+            self._low_precision.add(name)
 
     def add(self, name: str, parameter: Tensor) -> None:
         view = self._views[name]
         if parameter.grad is None or parameter.grad is view:
             return
-        if name in self._old:
+        if name in self._stale:
             view.copy_(parameter.grad)
-            self._old.remove(name)
+            self._stale.remove(name)
         else:
             view.add_(parameter.grad)
         parameter.grad = None
 
     def close(self) -> None:
-        for name in self._old:
+        for name in self._stale:
             self._views[name].zero_()
-        self._old.clear()
+        self._stale.clear()
 
     def clear(self) -> None:
-        self._old = set(self._apart)
-        if len(self._apart) < len(self._views):
+        self._stale = set(self._low_precision)
+        if len(self._low_precision) < len(self._views):
             self._flat.zero_()
 
 
-class Loose(Bucket):
-    """Tensors of their own, made by a step's first microbatch: for a lazy device.
+class PerParameterBucket(GradientBucket):
+    """One tensor per parameter, created by the first microbatch of a step; for lazy devices.
 
-    A buffer that is cleared and added to would be two more passes over the memory in every step.
+    A shared buffer would need two more passes over the memory in every step.
     """
 
     def __init__(self, shapes: Mapping[str, torch.Size], owner: int | None) -> None:
         super().__init__(shapes, owner)
-        self._found: dict[str, Tensor] = {}
+        self._gradients: dict[str, Tensor] = {}
         self._parameters: dict[str, nn.Parameter] = {}
         self._masters: dict[str, nn.Parameter] = {}
 
     @property
-    def parts(self) -> list[Tensor]:
-        return [self._found[name] for name in self.names]
+    def buffers(self) -> list[Tensor]:
+        return [self._gradients[name] for name in self.names]
 
     def attach(self, name: str, parameter: nn.Parameter, master: nn.Parameter | None) -> None:
         self._parameters[name] = parameter
@@ -116,19 +117,19 @@ class Loose(Bucket):
 
     def add(self, name: str, parameter: Tensor) -> None:
         if parameter.grad is not None:
-            gradient, known = parameter.grad.float(), self._found.get(name)
-            self._found[name] = gradient if known is None else known.add_(gradient)
+            gradient, total = parameter.grad.float(), self._gradients.get(name)
+            self._gradients[name] = gradient if total is None else total.add_(gradient)
             parameter.grad = None
 
     def close(self) -> None:
         for name in self.names:
-            if name not in self._found:
+            if name not in self._gradients:
                 zeros = torch.zeros_like(self._parameters[name], dtype=torch.float32)
-                self._found[name] = zeros
+                self._gradients[name] = zeros
         for name, master in self._masters.items():
-            master.grad = self._found[name]
+            master.grad = self._gradients[name]
 
     def clear(self) -> None:
-        self._found.clear()
+        self._gradients.clear()
         for master in self._masters.values():
             master.grad = None

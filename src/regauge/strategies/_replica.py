@@ -1,11 +1,14 @@
-"""A whole model on every process: fp32 masters, and gradients summed in fp32 buckets.
+"""The whole model on every process: fp32 master weights, and gradients summed in fp32 buckets.
 
-Serves `single`, `ddp` and `zero1`. The layout of the buckets depends on the order of the
-parameters alone and is fixed before the first step, so that a resumed run sums in the same order
-(torch's DDP rebuilds its buckets after the first backward, which changes the last bits from three
-processes on). A bucket's reduction starts as soon as its last gradient is there, always in the
-same order, and overlaps with the rest of the backward pass. On a lazy device there is nothing to
-overlap with by hand: gradients stay apart, and their sums are part of the graph of the step.
+Implements `single`, `ddp` and `zero1`.
+
+The layout of the buckets depends only on the order of the parameters. It is fixed before the first
+step, so that a resumed run sums in the same order. torch's DDP rebuilds its buckets after the first
+backward pass, which changes the last bits with three or more processes.
+
+The reduction of a bucket starts when its last gradient is computed and overlaps with the rest of
+the backward pass. Buckets are always reduced in the same order. On a lazy device gradients stay in
+separate tensors, and their sums are part of the graph of the step.
 """
 
 from __future__ import annotations
@@ -19,76 +22,87 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regauge.models.init_weights import materialize
-from regauge.models.tensors import move
+from regauge.models.tensors import move_module
 from regauge.strategies import MemoryEstimate
-from regauge.strategies._buckets import Bucket, Flat, Loose
+from regauge.strategies._buckets import FlatBucket, GradientBucket, PerParameterBucket
 from regauge.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping
 
-    from regauge.strategies import ParamSpec, Site
+    from regauge.strategies import ParamSpec, Placement
 
-    Owner = Callable[[str], int]
+    OwnerOf = Callable[[str], int]
 
 GRADIENT_BYTES = MASTER_BYTES = 4
-SQUARED_AT_A_TIME = 1 << 20
-"""Values whose squares are in memory at a time; torch's own norm of 34 million is 0.6 % off."""
+NORM_CHUNK_SIZE = 1 << 20
+"""Values whose squares are summed at a time; torch's norm of 34 million values is 0.6 % off."""
 
 
 def estimate_memory(
     weights: Mapping[str, ParamSpec], itemsize: int, owned: Container[str] | None = None
 ) -> MemoryEstimate:
-    """Return what a process will hold that updates the weights of these names, or all."""
-    trained = {name: form for name, form in weights.items() if form.trained}
-    updated = [form.shape for name, form in trained.items() if owned is None or name in owned]
-    apart = 0 if itemsize == MASTER_BYTES else MASTER_BYTES
+    """Return the memory of a process that updates the weights of the given names, or all."""
+    trained = {name: spec for name, spec in weights.items() if spec.requires_grad}
+    updated_shapes = [
+        spec.shape for name, spec in trained.items() if owned is None or name in owned
+    ]
+    master_bytes = 0 if itemsize == MASTER_BYTES else MASTER_BYTES
     return MemoryEstimate(
-        weights=itemsize * sum(math.prod(form.shape) for form in weights.values()),
-        masters=apart * sum(map(math.prod, updated)),
-        gradients=GRADIENT_BYTES * sum(math.prod(form.shape) for form in trained.values()),
-        updated=tuple(updated),
+        weights=itemsize * sum(math.prod(spec.shape) for spec in weights.values()),
+        masters=master_bytes * sum(map(math.prod, updated_shapes)),
+        gradients=GRADIENT_BYTES * sum(math.prod(spec.shape) for spec in trained.values()),
+        updated_shapes=tuple(updated_shapes),
     )
 
 
-class Replica:
-    """The model, its masters and its buckets."""
+class ReplicatedModel:
+    """A model that every process holds completely.
 
-    recomputes = False
-    gathers = False
+    `owner_of` returns the rank that owns a parameter (ZeRO-1). Without it every process updates
+    every parameter.
+    """
+
+    needs_recompute = False
+    has_forward_collectives = False
 
     def __init__(
-        self, module: nn.Module, site: Site, *, bucket_mib: int, owner: Owner | None = None
+        self,
+        module: nn.Module,
+        placement: Placement,
+        *,
+        bucket_mib: int,
+        owner_of: OwnerOf | None = None,
     ) -> None:
-        if site.weights is not None:
-            materialize(module, site.weights)
-        move(module, site.device)
+        if placement.weights is not None:
+            materialize(module, placement.weights)
+        move_module(module, placement.device)
         self.module = module
-        self._world = site.world
-        self._overlaps = not site.lazy
-        self._owner = owner
-        named = dict(module.named_parameters())
-        self._working = named
-        self._masters = self._split_masters(named, site.compute_dtype)
-        limit = bucket_mib * MIB // GRADIENT_BYTES
-        self._buckets = self._lay_out(named, limit, site)
+        self._world = placement.world
+        self._overlaps = not placement.lazy
+        self._owner_of = owner_of
+        parameters = dict(module.named_parameters())
+        self._parameters = parameters
+        self._masters = self._split_masters(parameters, placement.compute_dtype)
+        max_elements = bucket_mib * MIB // GRADIENT_BYTES
+        self._buckets = self._build_buckets(parameters, max_elements, placement)
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.names}
-        self._last = True
-        self._next = 0
+        self._is_last_backward = True
+        self._next_bucket = 0
         self._pending: list[dist.Work] = []
-        self._connect(named)
+        self._register_hooks(parameters)
 
     def masters(self) -> dict[str, nn.Parameter]:
         return dict(self._masters)
 
     @contextmanager
-    def accumulating(self, *, last: bool) -> Iterator[None]:
-        self._last = last
-        self._next = 0
+    def backward_pass(self, *, is_last: bool) -> Iterator[None]:
+        self._is_last_backward = is_last
+        self._next_bucket = 0
         for bucket in self._buckets:
-            bucket.missing = len(bucket.names)
+            bucket.num_missing = len(bucket.names)
         yield
-        if last:
+        if is_last:
             for bucket in self._buckets:
                 bucket.close()
             self._reduce_ready(force=True)
@@ -97,33 +111,34 @@ class Replica:
             self._pending.clear()
 
     def gradient_norm(self) -> Tensor:
-        own = [part for bucket in self._buckets if self._owns(bucket) for part in bucket.parts]
-        pieces = [piece for part in own for piece in part.flatten().split(SQUARED_AT_A_TIME)]
-        squares = [piece.square().sum(dtype=torch.float32) for piece in pieces]
+        buckets = [bucket for bucket in self._buckets if self._owns_bucket(bucket)]
+        buffers = [buffer for bucket in buckets for buffer in bucket.buffers]
+        chunks = [chunk for buffer in buffers for chunk in buffer.flatten().split(NORM_CHUNK_SIZE)]
+        squares = [chunk.square().sum(dtype=torch.float32) for chunk in chunks]
         total = torch.stack(squares).sum() if squares else torch.zeros((), device=self._device())
-        if self._owner is not None and self._world.size > 1:
+        if self._owner_of is not None and self._world.size > 1:
             dist.all_reduce(total)
         return total.sqrt()
 
     def scale_gradients(self, factor: Tensor) -> None:
         for bucket in self._buckets:
-            if self._owns(bucket):
-                for part in bucket.parts:
-                    part.mul_(factor)
+            if self._owns_bucket(bucket):
+                for buffer in bucket.buffers:
+                    buffer.mul_(factor)
 
-    def replicas(self) -> list[Tensor]:
-        if self._owner is not None:
-            return list(self._working.values())
-        return [self._masters.get(name, value) for name, value in self._working.items()]
+    def replicated_tensors(self) -> list[Tensor]:
+        if self._owner_of is not None:
+            return list(self._parameters.values())
+        return [self._masters.get(name, value) for name, value in self._parameters.items()]
 
     @torch.no_grad()
     def sync_weights(self) -> None:
-        own = [name for name, master in self._masters.items() if master is not self._working[name]]
-        if own:
+        masters = self._separate_masters()
+        if masters:
             torch._foreach_copy_(
-                [self._working[name].data for name in own], [self._masters[name] for name in own]
+                [self._parameters[name].data for name in masters], list(masters.values())
             )
-        if self._owner is not None and self._world.size > 1:
+        if self._owner_of is not None and self._world.size > 1:
             for bucket in self._buckets:
                 self._broadcast(bucket)
 
@@ -132,108 +147,128 @@ class Replica:
             bucket.clear()
 
     def memory(self) -> dict[str, int]:
-        apart = [value for name, value in self._masters.items() if value is not self._working[name]]
         return {
-            "weights": sum(value.nbytes for value in self._working.values()),
-            "masters": sum(value.nbytes for value in apart),
+            "weights": sum(value.nbytes for value in self._parameters.values()),
+            "masters": sum(value.nbytes for value in self._separate_masters().values()),
             "gradients": GRADIENT_BYTES
-            * sum(self._working[name].numel() for name in self._bucket_of),
+            * sum(self._parameters[name].numel() for name in self._bucket_of),
         }
 
     def full_tensor(self, name: str) -> Tensor:
-        """Return a master; where another process owns it, its owner sends it."""
-        weight = self._working[name]
+        weight = self._parameters[name]
         if not weight.requires_grad:
             return weight.detach().float().cpu()
-        if self._owner is None or self._world.size == 1:
+        if self._owner_of is None or self._world.size == 1:
             return self._masters[name].detach().cpu()
-        owner = self._owner(name)
-        mine = self._masters.get(name)
-        buffer = torch.empty(weight.shape, device=weight.device) if mine is None else mine.detach()
+        owner = self._owner_of(name)
+        master = self._masters.get(name)
+        if master is None:
+            buffer = torch.empty(weight.shape, device=weight.device)
+        else:
+            buffer = master.detach()
         dist.broadcast(buffer, src=owner)
         return buffer.cpu()
 
+    def _separate_masters(self) -> dict[str, nn.Parameter]:
+        """Return the master weights that are not the parameters of the module themselves."""
+        return {
+            name: master
+            for name, master in self._masters.items()
+            if master is not self._parameters[name]
+        }
+
     def _split_masters(
-        self, named: dict[str, nn.Parameter], dtype: torch.dtype
+        self, parameters: dict[str, nn.Parameter], dtype: torch.dtype
     ) -> dict[str, nn.Parameter]:
-        """Keep the fp32 weights that this process owns, and turn the working ones into dtype."""
-        trained = [name for name, value in named.items() if value.requires_grad]
-        owned = [name for name in trained if self._owned(name)]
+        """Return fp32 copies of the parameters that this process owns; cast all to `dtype`."""
+        trained = [name for name, value in parameters.items() if value.requires_grad]
+        owned = [name for name in trained if self._owns_parameter(name)]
         if dtype == torch.float32:
-            return {name: named[name] for name in owned}
-        masters = {name: nn.Parameter(named[name].detach().clone()) for name in owned}
-        for parameter in named.values():
+            return {name: parameters[name] for name in owned}
+        masters = {name: nn.Parameter(parameters[name].detach().clone()) for name in owned}
+        for parameter in parameters.values():
             parameter.data = parameter.data.to(dtype)
         return masters
 
-    def _lay_out(self, named: dict[str, nn.Parameter], limit: int, site: Site) -> list[Bucket]:
-        """Fill buckets in reverse order of the parameters, roughly the order of the backward."""
+    def _build_buckets(
+        self, parameters: dict[str, nn.Parameter], max_elements: int, placement: Placement
+    ) -> list[GradientBucket]:
+        """Fill buckets in reverse order of the parameters, roughly the order of the backward pass.
+
+        A bucket holds at most `max_elements` elements, or one parameter.
+        """
         groups: dict[int | None, list[list[str]]] = {}
-        for name in reversed(list(named)):
-            if not named[name].requires_grad:
+        for name in reversed(list(parameters)):
+            if not parameters[name].requires_grad:
                 continue
-            owner = self._owner(name) if self._owner else None
+            owner = self._owner_of(name) if self._owner_of else None
             group = groups.setdefault(owner, [[]])
-            filled = sum(named[other].numel() for other in group[-1])
-            if group[-1] and filled + named[name].numel() > limit:
+            num_elements = sum(parameters[member].numel() for member in group[-1])
+            if group[-1] and num_elements + parameters[name].numel() > max_elements:
                 group.append([])
             group[-1].append(name)
-        laid_out = [
-            ({name: named[name].shape for name in names}, owner)
-            for owner, lists in groups.items()
-            for names in lists
+        layout = [
+            ({name: parameters[name].shape for name in names}, owner)
+            for owner, group in groups.items()
+            for names in group
         ]
-        if site.lazy:
-            return [Loose(*each) for each in laid_out]
-        return [Flat(*each, site.device) for each in laid_out]
+        if placement.lazy:
+            return [PerParameterBucket(shapes, owner) for shapes, owner in layout]
+        return [FlatBucket(shapes, owner, placement.device) for shapes, owner in layout]
 
-    def _connect(self, named: dict[str, nn.Parameter]) -> None:
+    def _register_hooks(self, parameters: dict[str, nn.Parameter]) -> None:
         for name, bucket in self._bucket_of.items():
-            bucket.attach(name, named[name], self._masters.get(name))
-            named[name].register_post_accumulate_grad_hook(self._counted(bucket, name))
+            parameter = parameters[name]
+            bucket.attach(name, parameter, self._masters.get(name))
+            parameter.register_post_accumulate_grad_hook(self._build_gradient_hook(bucket, name))
 
-    def _counted(self, bucket: Bucket, name: str) -> Callable[[Tensor], None]:
-        def arrived(parameter: Tensor) -> None:
+    def _build_gradient_hook(self, bucket: GradientBucket, name: str) -> Callable[[Tensor], None]:
+        def on_gradient(parameter: Tensor) -> None:
             bucket.add(name, parameter)
-            bucket.missing -= 1
-            if self._last and self._overlaps and bucket.missing == 0:
+            bucket.num_missing -= 1
+            if self._is_last_backward and self._overlaps and bucket.num_missing == 0:
                 self._reduce_ready(force=False)
 
-        return arrived
+        return on_gradient
 
     def _reduce_ready(self, *, force: bool) -> None:
-        """Start the reductions that may start, in the order of the buckets on every process."""
-        while self._next < len(self._buckets):
-            bucket = self._buckets[self._next]
-            if bucket.missing > 0 and not force:
+        """Start the reduction of complete buckets, in the same order on every process.
+
+        `force` also reduces buckets with missing gradients.
+        """
+        while self._next_bucket < len(self._buckets):
+            bucket = self._buckets[self._next_bucket]
+            if bucket.num_missing > 0 and not force:
                 return
-            self._next += 1
+            self._next_bucket += 1
             if self._world.size > 1:
-                self._pending += [self._reduced(part, bucket.owner) for part in bucket.parts]
+                self._pending += [
+                    self._start_reduction(buffer, bucket.owner) for buffer in bucket.buffers
+                ]
 
     @staticmethod
-    def _reduced(part: Tensor, owner: int | None) -> dist.Work:
+    def _start_reduction(buffer: Tensor, owner: int | None) -> dist.Work:
         if owner is None:
-            work: dist.Work = dist.all_reduce(part, async_op=True)
+            work: dist.Work = dist.all_reduce(buffer, async_op=True)
         else:
-            work = dist.reduce(part, dst=owner, async_op=True)
+            work = dist.reduce(buffer, dst=owner, async_op=True)
         return work
 
-    def _broadcast(self, bucket: Bucket) -> None:
-        """Send the owner's updated weights of a bucket to every process."""
-        working = [self._working[name] for name in bucket.names]
-        flat = torch.cat([weight.detach().reshape(-1) for weight in working])
+    def _broadcast(self, bucket: GradientBucket) -> None:
+        """Broadcast the updated weights of a bucket from its owner."""
+        weights = [self._parameters[name] for name in bucket.names]
+        flat = torch.cat([weight.detach().reshape(-1) for weight in weights])
         dist.broadcast(flat, src=bucket.owner)
         if bucket.owner != self._world.rank:
-            sizes = [weight.numel() for weight in working]
-            for weight, part in zip(working, flat.split(sizes), strict=True):
-                weight.data.copy_(part.view_as(weight))
+            sizes = [weight.numel() for weight in weights]
+            for weight, values in zip(weights, flat.split(sizes), strict=True):
+                weight.data.copy_(values.view_as(weight))
 
-    def _owned(self, name: str) -> bool:
-        return self._owner is None or self._owner(name) == self._world.rank
+    def _owns_parameter(self, name: str) -> bool:
+        return self._owner_of is None or self._owner_of(name) == self._world.rank
 
-    def _owns(self, bucket: Bucket) -> bool:
+    def _owns_bucket(self, bucket: GradientBucket) -> bool:
         return bucket.owner is None or bucket.owner == self._world.rank
 
     def _device(self) -> torch.device:
-        return next(iter(self._working.values())).device
+        return next(iter(self._parameters.values())).device

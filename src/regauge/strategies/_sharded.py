@@ -1,7 +1,7 @@
-"""A model whose weights, gradients and moments are spread: torch's FSDP2 (`fully_shard`).
+"""A model with sharded weights, gradients and moments: torch's FSDP2 (`fully_shard`).
 
-Serves `fsdp` and `hsdp`. Masters are fp32 shards; the computation gathers them block by block in
-its own type, in which weights lie that are not trained, and gradients are summed in fp32.
+Implements `fsdp` and `hsdp`. Master weights are fp32 shards. The forward pass gathers them block by
+block in the compute dtype; frozen weights are stored in that dtype. Gradients are summed in fp32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from regauge.models.tensors import bits, local, move, put
+from regauge.models.tensors import bit_sum, local_shard, move_module, set_tensor
 from regauge.strategies import MemoryEstimate
 
 if TYPE_CHECKING:
@@ -27,85 +27,90 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from regauge.models.init_weights import InitialWeights
-    from regauge.strategies import ParamSpec, Site
+    from regauge.strategies import ParamSpec, Placement
 
 MASTER_BYTES = 4
-SHARD = "shard"
-"""The dimension of a mesh over which weights are spread."""
+SHARD_DIM = "shard"
+"""The mesh dimension over which weights are sharded."""
 
 
-def mesh(site: Site, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    """Return the processes of a run as a mesh; one that is alone first becomes a group of one."""
+def build_mesh(placement: Placement, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    """Return the processes of a run as a mesh; a single process first gets a group of size one."""
     if not dist.is_initialized():
-        dist.init_process_group(store=dist.HashStore(), rank=site.world.rank, world_size=1)
-    return init_device_mesh(site.device.type, shape, mesh_dim_names=names)
+        dist.init_process_group(store=dist.HashStore(), rank=placement.world.rank, world_size=1)
+    return init_device_mesh(placement.device.type, shape, mesh_dim_names=names)
 
 
-def obstacle(optimizer: str, *, lazy: bool) -> str | None:
-    """Return why neither an optimizer nor a device can use shards, or None."""
+def find_obstacle(optimizer: str, *, lazy: bool) -> str | None:
+    """Return why the optimizer or the device cannot use sharded weights, or None."""
     if lazy:
         return "torch's fully_shard does not record its gathers on a lazy device"
     return "torch's Adafactor refuses sharded tensors" if optimizer == "adafactor" else None
 
 
 def estimate_memory(weights: Mapping[str, ParamSpec], shards: int, itemsize: int) -> MemoryEstimate:
-    """Return what a process will hold: the first rows of each weight."""
-    own = {name: _first_rows(form.shape, shards) for name, form in weights.items()}
-    updated = [own[name] for name, form in weights.items() if form.trained]
-    frozen = [own[name] for name, form in weights.items() if not form.trained]
+    """Return the memory of a process that holds the largest shard of each weight."""
+    local_shapes = {name: _largest_shard(spec.shape, shards) for name, spec in weights.items()}
+    updated = [local_shapes[name] for name, spec in weights.items() if spec.requires_grad]
+    frozen = [local_shapes[name] for name, spec in weights.items() if not spec.requires_grad]
     return MemoryEstimate(
         weights=MASTER_BYTES * sum(map(math.prod, updated))
         + itemsize * sum(map(math.prod, frozen)),
         masters=0,
         gradients=MASTER_BYTES * sum(map(math.prod, updated)),
-        updated=tuple(updated),
+        updated_shapes=tuple(updated),
     )
 
 
-class Sharded:
-    """A module under FSDP2."""
+class FsdpModel:
+    """A module that is sharded with FSDP2."""
 
-    recomputes = True
-    gathers = True
+    needs_recompute = True
+    has_forward_collectives = True
 
     def __init__(
-        self, module: nn.Module, site: Site, mesh: DeviceMesh, *, reshard_after_forward: bool
+        self,
+        module: nn.Module,
+        placement: Placement,
+        mesh: DeviceMesh,
+        *,
+        reshard_after_forward: bool,
     ) -> None:
-        same = site.compute_dtype == torch.float32
+        is_fp32 = placement.compute_dtype == torch.float32
         policy = MixedPrecisionPolicy(
-            param_dtype=None if same else site.compute_dtype,
+            param_dtype=None if is_fp32 else placement.compute_dtype,
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,
         )
-        if site.weights is None:
-            move(module, site.device)
+        if placement.weights is None:
+            move_module(module, placement.device)
         for value in module.parameters():
             if not value.requires_grad:
-                value.data = value.data.to(site.compute_dtype)
-        for part in (*site.blocks, module):
+                value.data = value.data.to(placement.compute_dtype)
+        for unit in (*placement.blocks, module):
             fully_shard(
-                part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward
+                unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward
             )
-        if site.weights is not None:
-            _fill(module, site.weights, site.device, mesh)
+        if placement.weights is not None:
+            _materialize_shards(module, placement.weights, placement.device, mesh)
         self.module = module
-        for unit in self._units():
-            unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)
+        for fsdp_module in self._fsdp_modules():
+            fsdp_module.set_gradient_divide_factor(1.0)
+            fsdp_module.set_force_sum_reduction_for_comms(True)
 
     def masters(self) -> dict[str, nn.Parameter]:
-        named = self.module.named_parameters()
-        return {name: value for name, value in named if value.requires_grad}
+        parameters = self.module.named_parameters()
+        return {name: value for name, value in parameters if value.requires_grad}
 
     @contextmanager
-    def accumulating(self, *, last: bool) -> Iterator[None]:
+    def backward_pass(self, *, is_last: bool) -> Iterator[None]:
         root = self._root()
-        root.set_requires_gradient_sync(last)
-        root.set_is_last_backward(last)
+        root.set_requires_gradient_sync(is_last)
+        root.set_is_last_backward(is_last)
         yield
-        if last:
+        if is_last:
             for value in self.masters().values():
-                if value.grad is None:  # of a head whose task had no turn
+                if value.grad is None:  # the head of a task that this step does not train
                     value.grad = torch.zeros_like(value)
 
     def gradient_norm(self) -> Tensor:
@@ -114,19 +119,19 @@ class Sharded:
 
     def scale_gradients(self, factor: Tensor) -> None:
         for gradient in self._gradients():
-            local(gradient).mul_(factor)
+            local_shard(gradient).mul_(factor)
 
-    def replicas(self) -> list[Tensor]:
+    def replicated_tensors(self) -> list[Tensor]:
         return []
 
     def sync_weights(self) -> None:
-        """Do nothing: the shards are the masters."""
+        """Do nothing: the shards are the master weights."""
 
     def clear_gradients(self) -> None:
         self.module.zero_grad(set_to_none=True)
 
     def memory(self) -> dict[str, int]:
-        shards = [local(value) for value in self.module.parameters()]
+        shards = [local_shard(value) for value in self.module.parameters()]
         return {
             "weights": sum(value.nbytes for value in shards),
             "masters": 0,
@@ -141,46 +146,46 @@ class Sharded:
     def _gradients(self) -> list[Tensor]:
         return [value.grad for value in self.module.parameters() if value.grad is not None]
 
-    def _units(self) -> list[FSDPModule]:
-        return [part for part in self.module.modules() if isinstance(part, FSDPModule)]
+    def _fsdp_modules(self) -> list[FSDPModule]:
+        return [module for module in self.module.modules() if isinstance(module, FSDPModule)]
 
     def _root(self) -> FSDPModule:
         if not isinstance(self.module, FSDPModule):
-            raise TypeError("fully_shard did not take the module")
+            raise TypeError("fully_shard did not wrap the module")
         return self.module
 
 
 @torch.no_grad()
-def _fill(
+def _materialize_shards(
     module: nn.Module, weights: InitialWeights, device: torch.device, mesh: DeviceMesh
 ) -> None:
-    """Give a module its first weights, of which each process draws or reads its own rows.
+    """Set the initial weights of a sharded module; each process draws or reads its local rows.
 
-    Its weights lie on the meta device, in shards; its buffers do not.
+    The weights of the module are shards on the meta device. Its buffers are not on the meta device.
     """
     buffers = dict(module.named_buffers(remove_duplicate=False))
     module.to_empty(device=device)
     for name, buffer in buffers.items():
-        put(module, name, buffer)
+        set_tensor(module, name, buffer)
     names, sums = [], []
     for name, values in weights:
         weight = module.get_parameter(name).detach()
-        own = values[_rows(weight)].float()
-        local(weight).copy_(own)
+        shard = values[_local_rows(weight)].float()
+        local_shard(weight).copy_(shard)
         names.append(name)
-        sums.append(bits(own))
-    everywhere = torch.stack(sums).to(device)
-    dist.all_reduce(everywhere, group=mesh.get_group(SHARD))
-    weights.sums = dict(zip(names, everywhere.tolist(), strict=True))
+        sums.append(bit_sum(shard))
+    totals = torch.stack(sums).to(device)
+    dist.all_reduce(totals, group=mesh.get_group(SHARD_DIM))
+    weights.bit_sums = dict(zip(names, totals.tolist(), strict=True))
 
 
-def _first_rows(shape: tuple[int, ...], shards: int) -> tuple[int, ...]:
-    """Return the shape of the largest part of a weight; a scalar is on every process."""
+def _largest_shard(shape: tuple[int, ...], shards: int) -> tuple[int, ...]:
+    """Return the shape of the largest shard of a weight; a scalar is on every process."""
     return (-(-shape[0] // shards), *shape[1:]) if shape else shape
 
 
-def _rows(weight: Tensor) -> slice:
-    """Return which rows of the whole weight this process keeps."""
+def _local_rows(weight: Tensor) -> slice:
+    """Return the slice of the rows of an unsharded weight that this process holds."""
     if not isinstance(weight, DTensor):
         return slice(None)
     (chunk,) = weight.__create_chunk_list__()

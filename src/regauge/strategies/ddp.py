@@ -1,4 +1,4 @@
-"""Data parallel: the whole model, optimizer and gradients on every process."""
+"""Distributed data parallel: every process holds the weights, the gradients and the moments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from regauge.strategies import MemoryEstimate, ParamSpec, ShardedModel, Site, Strategy
+from regauge.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Ddp(Strategy):
-    """Every process holds everything; gradients are summed in buckets."""
+    """Every process holds the whole model; gradients are summed over processes in buckets."""
 
     bucket_mib: int = Field(default=25, ge=1)
-    """Gradients that are summed in one message."""
+    """Size of the gradients that one all-reduce sums."""
 
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
@@ -28,7 +28,7 @@ class Ddp(Strategy):
         del processes
         return estimate_memory(weights, itemsize)
 
-    def prepare(self, module: nn.Module, site: Site) -> ShardedModel:
-        from regauge.strategies._replica import Replica
+    def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
+        from regauge.strategies._replica import ReplicatedModel
 
-        return Replica(module, site, bucket_mib=self.bucket_mib)
+        return ReplicatedModel(module, placement, bucket_mib=self.bucket_mib)

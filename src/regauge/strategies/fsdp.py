@@ -1,4 +1,4 @@
-"""Fully sharded data parallel: weights, gradients and moments are spread over all processes."""
+"""Fully sharded data parallel: weights, gradients and moments are sharded over all processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import field_validator
 
-from regauge.strategies import MemoryEstimate, ParamSpec, ShardedModel, Site, Strategy
+from regauge.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,35 +15,34 @@ if TYPE_CHECKING:
 
     from regauge.processes import World
 
-
-ELSEWHERE = {
+OTHER_STRATEGIES = {
     "no-shard": 'set strategy.kind = "ddp"',
     "hybrid": 'set strategy.kind = "hsdp", and strategy.shards',
     "hybrid-shard": 'set strategy.kind = "hsdp", and strategy.shards',
 }
-"""What others call a sharding, and how it is asked for here."""
+"""Sharding names of other frameworks, and the settings that select them here."""
 
 
 class Fsdp(Strategy):
-    """FSDP2, wrapped by the model's own blocks."""
+    """FSDP2; each block of the model is one sharding unit."""
 
-    recomputes: ClassVar[bool] = True
+    needs_recompute: ClassVar[bool] = True
 
     sharding: Literal["full-shard", "shard-grad-op"] = "full-shard"
-    """Whether weights are freed after the forward pass (ZeRO-3), or kept until the backward."""
+    """Free gathered weights after the forward pass (ZeRO-3), or keep them for the backward pass."""
 
     @field_validator("sharding", mode="before")
     @classmethod
-    def _known_by_another_name(cls, value: object) -> object:
-        if isinstance(value, str) and value in ELSEWHERE:
-            raise ValueError(f"'{value}' is another strategy here: {ELSEWHERE[value]}")
+    def _check_sharding(cls, value: object) -> object:
+        if isinstance(value, str) and value in OTHER_STRATEGIES:
+            raise ValueError(f"'{value}' is a separate strategy; {OTHER_STRATEGIES[value]}")
         return value
 
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
-        from regauge.strategies._sharded import obstacle
+        from regauge.strategies._sharded import find_obstacle
 
         del world
-        return obstacle(optimizer, lazy=lazy)
+        return find_obstacle(optimizer, lazy=lazy)
 
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
@@ -52,9 +51,9 @@ class Fsdp(Strategy):
 
         return estimate_memory(weights, processes, itemsize)
 
-    def prepare(self, module: nn.Module, site: Site) -> ShardedModel:
-        from regauge.strategies._sharded import SHARD, Sharded, mesh
+    def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
+        from regauge.strategies._sharded import SHARD_DIM, FsdpModel, build_mesh
 
-        shards = mesh(site, (site.world.size,), (SHARD,))
-        free = self.sharding == "full-shard"
-        return Sharded(module, site, shards, reshard_after_forward=free)
+        mesh = build_mesh(placement, (placement.world.size,), (SHARD_DIM,))
+        is_freed = self.sharding == "full-shard"
+        return FsdpModel(module, placement, mesh, reshard_after_forward=is_freed)

@@ -1,4 +1,4 @@
-"""Hybrid sharding: spread inside of a group, repeated over the groups."""
+"""Hybrid sharding: weights are sharded within a group of processes and replicated over groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from regauge.strategies import MemoryEstimate, ParamSpec, ShardedModel, Site, Strategy
+from regauge.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Hsdp(Strategy):
-    """FSDP2 on a mesh of two dimensions: replicas x shards."""
+    """FSDP2 on a two-dimensional mesh: replicas x shards."""
 
-    recomputes: ClassVar[bool] = True
+    needs_recompute: ClassVar[bool] = True
 
     shards: int = Field(default=2, ge=2)
-    """Processes that share one copy of the model; usually those of one machine."""
+    """Processes that share one copy of the model, usually all processes of one machine."""
 
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
-        from regauge.strategies._sharded import obstacle
+        from regauge.strategies._sharded import find_obstacle
 
-        if found := obstacle(optimizer, lazy=lazy):
-            return found
+        if reason := find_obstacle(optimizer, lazy=lazy):
+            return reason
         if world.size % self.shards or world.size < 2 * self.shards:
             return f"{world.size} processes do not form two or more groups of {self.shards}"
         return None
@@ -41,9 +41,9 @@ class Hsdp(Strategy):
         del processes
         return estimate_memory(weights, self.shards, itemsize)
 
-    def prepare(self, module: nn.Module, site: Site) -> ShardedModel:
-        from regauge.strategies._sharded import SHARD, Sharded, mesh
+    def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
+        from regauge.strategies._sharded import SHARD_DIM, FsdpModel, build_mesh
 
-        shape = (site.world.size // self.shards, self.shards)
-        groups = mesh(site, shape, ("replicate", SHARD))
-        return Sharded(module, site, groups, reshard_after_forward=True)
+        shape = (placement.world.size // self.shards, self.shards)
+        mesh = build_mesh(placement, shape, ("replicate", SHARD_DIM))
+        return FsdpModel(module, placement, mesh, reshard_after_forward=True)

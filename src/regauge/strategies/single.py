@@ -1,10 +1,10 @@
-"""One process, the whole model."""
+"""One process that holds the whole model."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regauge.strategies import MemoryEstimate, ParamSpec, ShardedModel, Site, Strategy
+from regauge.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from regauge.processes import World
 
 ONE_BUCKET_MIB = 1 << 20
+"""A bucket size that no model exceeds: without a reduction, buckets are of no use."""
 
 
 class Single(Strategy):
-    """A run of one process."""
+    """One process holds the whole model."""
 
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
         del optimizer, lazy
-        return None if world.size == 1 else f"it is for 1 process, this run has {world.size}"
+        return None if world.size == 1 else f"it needs 1 process, this run has {world.size}"
 
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
@@ -31,7 +32,7 @@ class Single(Strategy):
         del processes
         return estimate_memory(weights, itemsize)
 
-    def prepare(self, module: nn.Module, site: Site) -> ShardedModel:
-        from regauge.strategies._replica import Replica
+    def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
+        from regauge.strategies._replica import ReplicatedModel
 
-        return Replica(module, site, bucket_mib=ONE_BUCKET_MIB)
+        return ReplicatedModel(module, placement, bucket_mib=ONE_BUCKET_MIB)

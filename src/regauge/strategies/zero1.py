@@ -1,6 +1,7 @@
-"""ZeRO stage 1 (Rajbhandari et al., 2020): masters and moments are spread, the model is not.
+"""ZeRO stage 1 (Rajbhandari et al., 2020): master weights and moments are sharded.
 
-A process owns whole parameters, balanced by bytes, so that any optimizer runs unchanged on them.
+Each process owns whole parameters, balanced by size, so that every optimizer runs on them
+unchanged. The parameters of the module and the gradients are on every process.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from regauge.strategies import MemoryEstimate, ParamSpec, ShardedModel, Site, Strategy
+from regauge.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,37 +20,41 @@ if TYPE_CHECKING:
 
 
 class Zero1(Strategy):
-    """Each process updates its own parameters and sends them to the others."""
+    """Each process updates the parameters that it owns and broadcasts them."""
 
     bucket_mib: int = Field(default=25, ge=1)
-    """Gradients that are summed in one message."""
+    """Size of the gradients that one reduction sums."""
 
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
     ) -> MemoryEstimate:
         from regauge.strategies._replica import estimate_memory
 
-        sizes = {name: math.prod(form.shape) for name, form in weights.items() if form.trained}
-        owners = balanced(sizes, processes)
-        totals = [0] * processes
+        sizes = {
+            name: math.prod(spec.shape) for name, spec in weights.items() if spec.requires_grad
+        }
+        owners = assign_owners(sizes, processes)
+        loads = [0] * processes
         for name, owner in owners.items():
-            totals[owner] += sizes[name]
-        fullest = totals.index(max(totals))
-        return estimate_memory(
-            weights, itemsize, {name for name in owners if owners[name] == fullest}
-        )
+            loads[owner] += sizes[name]
+        fullest = loads.index(max(loads))
+        owned = {name for name, owner in owners.items() if owner == fullest}
+        return estimate_memory(weights, itemsize, owned)
 
-    def prepare(self, module: nn.Module, site: Site) -> ShardedModel:
-        from regauge.strategies._replica import Replica
+    def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
+        from regauge.strategies._replica import ReplicatedModel
 
-        trained = (each for each in module.named_parameters() if each[1].requires_grad)
-        sizes = {name: value.numel() for name, value in trained}
-        owners = balanced(sizes, site.world.size)
-        return Replica(module, site, bucket_mib=self.bucket_mib, owner=owners.__getitem__)
+        parameters = module.named_parameters()
+        sizes = {name: value.numel() for name, value in parameters if value.requires_grad}
+        owner_of = assign_owners(sizes, placement.world.size).__getitem__
+        return ReplicatedModel(module, placement, bucket_mib=self.bucket_mib, owner_of=owner_of)
 
 
-def balanced(sizes: dict[str, int], processes: int) -> dict[str, int]:
-    """Return the owner of each name: the largest first, each to the least loaded process."""
+def assign_owners(sizes: dict[str, int], processes: int) -> dict[str, int]:
+    """Return the rank that owns each parameter, from the numbers of elements by name.
+
+    Parameters are assigned in order of falling size, each to the least loaded process.
+    """
     loads = [0] * processes
     owners = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):

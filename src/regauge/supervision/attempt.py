@@ -1,6 +1,7 @@
-"""One launch of a run's processes: started, watched, and its end named.
+"""One attempt of a run on this node: starts its processes, watches them, names the failure.
 
-What ends an attempt is the first process that failed, and not those that only noticed.
+The first process that failed ends an attempt, not the processes that only lost their connection to
+it.
 """
 
 from __future__ import annotations
@@ -18,287 +19,317 @@ from regauge import jsonl, processes, timing
 from regauge.config import FORMAT, dump
 from regauge.files import write_json
 from regauge.log import logger
-from regauge.supervision.channel import PULSE, AttemptSpec, WorkerReports, text
-from regauge.supervision.cost_meter import ATTEMPTS, Meter, say_seen
-from regauge.supervision.failures import TOGETHER, Failure
+from regauge.supervision.channel import HEARTBEATS, AttemptSpec, WorkerReports, read_text
+from regauge.supervision.cost_meter import ATTEMPTS, CostMeter, write_last_seen
+from regauge.supervision.failures import COMMON_EXIT_CODES, Failure
 from regauge.supervision.heartbeat import HeartbeatTable
-from regauge.supervision.signals import POLL_SECONDS, Signals
-from regauge.supervision.watchdog import PREFLIGHT, Watchdog, culprit, witnesses
+from regauge.supervision.signals import POLL_SECONDS, SupervisorSignals
+from regauge.supervision.watchdog import PREFLIGHT, Watchdog, blamed_rank, take_snapshots
 
 if TYPE_CHECKING:
-    from regauge.supervision.nodes.interface import Alone
-    from regauge.training.settings import Training
+    from regauge.supervision.nodes.interface import NodeGroup
+    from regauge.training.settings import TrainSettings
 
 FAILURES = "failures"
 EVIDENCE_SECONDS = 1.0
-"""How long the others may still say what they noticed, after the first has failed."""
+"""Wait for the reports of the other processes after one has failed."""
 LINGER_SECONDS = 30.0
-"""How long a process may take to end once it has said that it is done."""
-SAY_SECONDS = 1.0
-STACK_LINES, LOG_LINES = 30, 5
+"""Maximum time between the report that a process is done and its exit."""
+LAST_SEEN_SECONDS = 1.0
+"""Interval at which the supervisor writes that the run is alive."""
+MAX_STACK_LINES, MAX_LOG_LINES = 30, 5
 
 
 class Attempt:
-    """One launch of a run's processes on this machine."""
+    """One launch of the processes of a run on this node."""
 
     def __init__(
         self,
-        settings: Training,
+        settings: TrainSettings,
         devices: tuple[int, ...],
         scratch: Path,
         fault_plan: str | None,
         *,
-        peers: Alone,
-        signals: Signals,
-        meter: Meter,
-        start: processes.Start,
+        group: NodeGroup,
+        signals: SupervisorSignals,
+        meter: CostMeter,
+        spawn_function: processes.SpawnFunction,
     ) -> None:
-        self._settings, self._start = settings, start
+        self._settings, self._spawn_function = settings, spawn_function
         self._folder = Path(settings.output.folder)
         self._size = len(devices)
-        left_out = devices != tuple(range(self._size))
-        seats = peers.shared.seats
-        self._peers, self._seats = peers, replace(seats, devices=devices if left_out else ())
+        has_excluded = devices != tuple(range(self._size))
+        self._group = group
+        self._layout = replace(group.plan.layout, devices=devices if has_excluded else ())
         self._signals = signals
         for leftover in scratch.iterdir():
             leftover.unlink()
         self._scratch = scratch
-        self._orders = AttemptSpec(
+        self._spec = AttemptSpec(
             scratch,
-            attempt=peers.shared.attempt,
-            began=time.time(),
-            clock=meter.clock,
+            attempt=group.plan.attempt,
+            began_at=time.time(),
+            start_clock=meter.start_clock,
             meter=meter,
-            preflight=peers.shared.preflight,
-            token=peers.shared.token,
-            first=self._seats.first,
+            needs_preflight=group.plan.needs_preflight,
+            token=group.plan.token,
+            first_rank=self._layout.first_rank,
             fault_plan=fault_plan,
-            devices=self._seats.devices,
+            devices=self._layout.devices,
         )
-        self._answers = WorkerReports(scratch, self._size)
-        self._ended_at = self._orders.began
+        self._reports = WorkerReports(scratch, self._size)
+        self._ended_at = self._spec.began_at
         self._done_at: float | None = None
-        self._said_at = meter.clock
+        self._last_seen_clock = meter.start_clock
 
     def run(self) -> Failure | None:
-        """Start the processes and wait for their end; return what ended them before the run's.
+        """Run the attempt to its end; return the failure that ended it, or None at the run's end.
 
-        Where the run has several nodes, that is what they agree on.
+        All nodes of a run return the failure that they agree on.
         """
-        self._orders.write()
+        self._spec.write()
         (self._scratch / "run.json").write_text(json.dumps(dump(self._settings)))
-        with closing(HeartbeatTable(self._scratch / PULSE, self._size)) as pulses:
-            self._peers.listen(pulses.total_beats)
-            failure = self._ended(pulses)
+        with closing(HeartbeatTable(self._scratch / HEARTBEATS, self._size)) as heartbeats:
+            self._group.publish_beats(heartbeats.total_beats)
+            local_failure = self._run_processes(heartbeats)
             self._ended_at = time.time()
-            settled = self._peers.settle(failure, told=self._signals.told)
-            if settled is None or settled.step:
-                return settled
-            return replace(settled, step=max(pulses.read(n).step for n in range(self._size)))
+            failure = self._group.agree_on_failure(
+                local_failure, is_stop_requested=self._signals.is_stop_requested
+            )
+            if failure is None or failure.step:
+                return failure
+            return replace(failure, step=max(heartbeats.read(n).step for n in range(self._size)))
 
-    def _ended(self, pulses: HeartbeatTable) -> Failure | None:
-        limits = self._settings.execution.supervision
+    def _run_processes(self, heartbeats: HeartbeatTable) -> Failure | None:
+        """Run the processes of this node; return the failure that ended them, or None."""
+        supervision = self._settings.execution.supervision
         watchdog = Watchdog(
-            pulses, limits.hang_seconds, float(self._settings.execution.timeout_seconds)
+            heartbeats,
+            supervision.hang_timeout_seconds,
+            float(self._settings.execution.timeout_seconds),
         )
-        memory = _memory_kills()
+        num_oom_kills = _count_oom_kills()
         command = [sys.executable, "-m", "regauge", "train", str(self._scratch / "run.json")]
-        own = {processes.SUPERVISED: str(self._scratch), **processes.RECORDER}
-        with processes.started(
-            command, self._size, self._folder / "ranks", own, seats=self._seats, start=self._start
+        variables = {
+            processes.SUPERVISED_VARIABLE: str(self._scratch),
+            **processes.FLIGHT_RECORDER_VARIABLES,
+        }
+        with processes.start_processes(
+            command,
+            self._size,
+            self._folder / "ranks",
+            variables,
+            layout=self._layout,
+            spawn_function=self._spawn_function,
         ) as children:
             self._signals.pids = [child.pid for child in children]
-            if self._signals.told:
+            if self._signals.is_stop_requested:
                 self._signals.forward()
             try:
-                failure = self._watched(children, watchdog)
+                failure = self._watch(children, watchdog)
             finally:
                 self._signals.pids = []
         if failure is None:
             return None
-        if failure.kind == "process" and _memory_kills() > memory:
-            problem = f"{failure.problem}: no memory was left"
+        if failure.kind == "process" and _count_oom_kills() > num_oom_kills:
+            problem = f"{failure.problem}: out of memory"
             failure = replace(failure, kind="memory", problem=problem)
-        sign = pulses.read(failure.rank - self._seats.first)
-        step = max(failure.step, sign.step)
-        return replace(failure, step=step, phase=failure.phase or sign.phase)
+        beat = heartbeats.read(failure.rank - self._layout.first_rank)
+        step = max(failure.step, beat.step)
+        return replace(failure, step=step, phase=failure.phase or beat.phase)
 
-    def note(self, failure: Failure | None) -> None:
-        """Write what became of the attempt; nothing where it did not come to its first word.
+    def record(self, failure: Failure | None) -> None:
+        """Write the end of the attempt; does nothing if its start was never recorded.
 
-        Of several nodes, one does so for all.
+        One node writes it for all nodes.
         """
         if not (self._folder / ATTEMPTS).exists():
             return
         document = {
-            "attempt": self._orders.attempt,
-            "began": round(self._orders.began, 3),
+            "attempt": self._spec.attempt,
+            "began": round(self._spec.began_at, 3),
             "ended": round(self._ended_at, 3),
-            **self._orders.meter.line,
-            **self._orders.meter.after(self._ended_at - self._orders.began).document,
+            **self._spec.meter.start_fields,
+            **self._spec.meter.cost_after(self._ended_at - self._spec.began_at).document,
             "end": failure.kind if failure else "finished",
             "rank": failure.rank if failure else None,
             "step": failure.step if failure else None,
         }
-        jsonl.append(self._folder / ATTEMPTS, document)
-        if failure is not None and not failure.together:
+        jsonl.append_line(self._folder / ATTEMPTS, document)
+        if failure is not None and not failure.ends_all_ranks:
             path = self._folder / FAILURES
             path.mkdir(exist_ok=True)
             write_json(
-                path / f"attempt-{self._orders.attempt:04d}.json",
-                {"format": FORMAT, "attempt": self._orders.attempt, **failure.document()},
+                path / f"attempt-{self._spec.attempt:04d}.json",
+                {"format": FORMAT, "attempt": self._spec.attempt, **failure.document()},
             )
 
-    def _watched(self, children: list[processes.Child], watchdog: Watchdog) -> Failure | None:
-        """Wait until all processes have ended, or one of them failed or is silent.
+    def _watch(self, children: list[processes.Child], watchdog: Watchdog) -> Failure | None:
+        """Wait until all processes have ended, or one of them fails or hangs.
 
-        Where another node says that the attempt is over, nothing ended it here.
+        Returns None if another node ended the attempt: this node has no failure.
         """
-        leaving = False
+        is_resizing = False
         while True:
             codes = [child.poll() for child in children]
-            first = self._first_bad(codes)
-            if first is not None:
-                return self._named(children, first)
-            if all(code is not None for code in codes) or self._lingers(codes):
-                return self._agreed(codes)
-            alarm = self._peers.alarm()
-            why = watchdog.overdue(self._peers.quiet_seconds())
-            if why or alarm == "hang":
-                return self._hung(children, watchdog, why or "another node gives no sign")
+            failed = self._find_failed_process(codes)
+            if failed is not None:
+                return self._find_first_failure(children, failed)
+            if all(code is not None for code in codes) or self._is_lingering(codes):
+                return self._find_common_failure(codes)
+            alarm = self._group.find_alarm()
+            problem = watchdog.find_hang(self._group.remote_silence())
+            if problem or alarm == "hang":
+                reason = problem or "no heartbeat on another node"
+                return self._describe_hang(children, watchdog, reason)
             if alarm:
                 return None
-            if self._peers.leaving() and not leaving:
-                leaving = True
+            if self._group.is_resizing() and not is_resizing:
+                is_resizing = True
                 self._signals.forward()
-            self._say_seen()
+            self._write_last_seen()
             time.sleep(POLL_SECONDS)
 
-    def _say_seen(self) -> None:
-        """Say once a second that the run is held."""
+    def _write_last_seen(self) -> None:
+        """Write once a second that the run is alive."""
         now = time.monotonic()
-        if self._peers.leads and now - self._said_at >= SAY_SECONDS:
-            self._said_at = now
-            say_seen(self._folder)
+        if self._group.is_leader and now - self._last_seen_clock >= LAST_SEEN_SECONDS:
+            self._last_seen_clock = now
+            write_last_seen(self._folder)
 
-    def _lingers(self, codes: list[int | None]) -> bool:
-        """Return whether processes that have done all their work do not end for too long."""
-        alive = [number for number, code in enumerate(codes) if code is None]
-        if not all(map(self._answers.is_done, range(self._size))):
+    def _is_lingering(self, codes: list[int | None]) -> bool:
+        """Return whether all processes are done, and some have not exited for too long."""
+        if not all(map(self._reports.is_done, range(self._size))):
             return False
         self._done_at = self._done_at or time.monotonic()
         if time.monotonic() - self._done_at < LINGER_SECONDS:
             return False
-        for number in alive:
-            rank = self._seats.first + number
-            logger.warning("process %d finished, and then did not end: it is killed", rank)
+        for number, code in enumerate(codes):
+            if code is None:
+                rank = self._layout.first_rank + number
+                logger.warning("process %d finished but did not exit; killing it", rank)
         return True
 
-    def _first_bad(self, codes: list[int | None]) -> int | None:
-        """Return the first process that ended as none should."""
-        for rank, code in enumerate(codes):
-            ended_well = self._answers.is_done(rank) or (
-                code in TOGETHER and self._answers.failure_of(rank)
+    def _find_failed_process(self, codes: list[int | None]) -> int | None:
+        """Return the first process that exited without being done or stopped, or None."""
+        for number, code in enumerate(codes):
+            has_ended_well = self._reports.is_done(number) or (
+                code in COMMON_EXIT_CODES and self._reports.read_failure(number)
             )
-            told = code == -signal.SIGTERM and (self._signals.told or self._peers.leaving())
-            if code is not None and not ended_well and not told:
-                return rank
+            is_stopped = code == -signal.SIGTERM and (
+                self._signals.is_stop_requested or self._group.is_resizing()
+            )
+            if code is not None and not has_ended_well and not is_stopped:
+                return number
         return None
 
-    def _agreed(self, codes: list[int | None]) -> Failure | None:
-        """Return why all processes stopped together; None where the run is finished."""
-        for rank, code in enumerate(codes):
-            if code and self._answers.is_done(rank):
-                named = self._seats.first + rank
-                logger.warning("process %d finished, and then ended with code %d", named, code)
-        said = self._answers.failures()
-        if not said and -signal.SIGTERM in codes:
-            return Failure("preempted", self._seats.first, 0, "told to stop before the run began")
-        return said[0] if said else None
+    def _find_common_failure(self, codes: list[int | None]) -> Failure | None:
+        """Return why all processes stopped at the same step; None if the run is finished."""
+        for number, code in enumerate(codes):
+            if code and self._reports.is_done(number):
+                rank = self._layout.first_rank + number
+                logger.warning("process %d finished, then exited with code %d", rank, code)
+        failures = self._reports.read_failures()
+        if not failures and -signal.SIGTERM in codes:
+            problem = "stopped by a signal before the run began"
+            return Failure("preempted", self._layout.first_rank, 0, problem)
+        return failures[0] if failures else None
 
-    def _named(self, children: list[processes.Child], first: int) -> Failure:
-        """Return the failure that came first; what others noticed of it is left out."""
-        offset = self._seats.first
-        self._answers.ask()
+    def _find_first_failure(self, children: list[processes.Child], failed: int) -> Failure:
+        """Return the failure that is no consequence of another one.
+
+        The order is: the error that the failed process reported, a process that died without a
+        report, the first reported error, the first network error.
+        """
+        first_rank = self._layout.first_rank
+        self._reports.request_collectives()
         timing.wait_for(
-            lambda: not any(map(self._silent, range(self._size), children)),
+            lambda: not any(map(self._may_report, range(self._size), children)),
             EVIDENCE_SECONDS,
             poll_seconds=POLL_SECONDS,
         )
-        code = children[first].poll() or 0
-        found = self._answers.failures()
-        silent = [
+        failed_code = children[failed].poll() or 0
+        reported = self._reports.read_failures()
+        unreported = [
             Failure(
                 "process",
-                offset + rank,
+                first_rank + number,
                 0,
-                _ended(offset + rank, ended),
-                evidence={"exit_code": ended, **self._last_words(rank)},
+                _describe_exit(first_rank + number, code),
+                evidence={"exit_code": code, **self._collect_evidence(number)},
             )
-            for rank, child in enumerate(children)
-            if (ended := child.poll()) is not None
-            and not self._answers.is_done(rank)
-            and self._answers.failure_of(rank) is None
+            for number, child in enumerate(children)
+            if (code := child.poll()) is not None
+            and not self._reports.is_done(number)
+            and self._reports.read_failure(number) is None
         ]
-        own = [failure for failure in found if failure.kind != "network"]
-        first_own = [failure for failure in own if failure.rank == offset + first]
-        candidates = [*first_own, *silent, *own, *found]
+        causes = [failure for failure in reported if failure.kind != "network"]
+        failed_causes = [failure for failure in causes if failure.rank == first_rank + failed]
+        candidates = [*failed_causes, *unreported, *causes, *reported]
         if candidates:
             return candidates[0]
-        return Failure("process", offset + first, 0, _ended(offset + first, code))
+        rank = first_rank + failed
+        return Failure("process", rank, 0, _describe_exit(rank, failed_code))
 
-    def _silent(self, number: int, child: processes.Child) -> bool:
-        """Return whether a process may still say what it noticed."""
-        return child.poll() is None and self._answers.failure_of(number) is None
+    def _may_report(self, number: int, child: processes.Child) -> bool:
+        """Return whether a process may still report a failure."""
+        return child.poll() is None and self._reports.read_failure(number) is None
 
-    def _hung(self, children: list[processes.Child], watchdog: Watchdog, why: str) -> Failure:
-        """Return which process the others wait for, with the stacks of all of them."""
-        found = witnesses(watchdog.pulses, [child.pid for child in children], self._answers)
-        one, offset = culprit(found), self._seats.first
-        stopped = " (it is stopped)" if one.state in ("T", "t") else ""
+    def _describe_hang(
+        self, children: list[processes.Child], watchdog: Watchdog, reason: str
+    ) -> Failure:
+        """Return the failure of the process that the others wait for, with all stacks."""
+        pids = [child.pid for child in children]
+        snapshots = take_snapshots(watchdog.heartbeats, pids, self._reports)
+        blamed, first_rank = snapshots[blamed_rank(snapshots)], self._layout.first_rank
+        by_rank = {str(first_rank + snapshot.rank): snapshot for snapshot in snapshots}
+        is_stopped = " (it is stopped)" if blamed.state in ("T", "t") else ""
         return Failure(
-            "preflight" if one.sign.phase == PREFLIGHT else "hang",
-            offset + one.rank,
-            one.sign.step,
-            f"process {offset + one.rank} hangs{stopped}: {why}",
-            phase=one.sign.phase,
+            "preflight" if blamed.beat.phase == PREFLIGHT else "hang",
+            first_rank + blamed.rank,
+            blamed.beat.step,
+            f"process {first_rank + blamed.rank} hangs{is_stopped}: {reason}",
+            phase=blamed.beat.phase,
             evidence={
-                "states": {str(offset + each.rank): each.state for each in found},
-                "collectives": {str(offset + each.rank): each.collectives for each in found},
-                "stacks": {str(offset + each.rank): each.stack[-STACK_LINES:] for each in found},
-                "standing": one.standing,
+                "states": {rank: snapshot.state for rank, snapshot in by_rank.items()},
+                "collectives": {rank: snapshot.collectives for rank, snapshot in by_rank.items()},
+                "stacks": {
+                    rank: snapshot.stack[-MAX_STACK_LINES:] for rank, snapshot in by_rank.items()
+                },
+                "standing": blamed.progress_key,
             },
         )
 
-    def _last_words(self, rank: int) -> dict[str, Any]:
-        """Return what is left of a process that said nothing, and the others' collectives."""
-        offset = self._seats.first
-        log = text(self._folder / "ranks" / f"{offset + rank}.log").splitlines()
-        others = {
-            str(offset + other): self._answers.collectives(other)
+    def _collect_evidence(self, number: int) -> dict[str, Any]:
+        """Return the stack and log of a process that died, and the others' last collectives."""
+        first_rank = self._layout.first_rank
+        log = read_text(self._folder / "ranks" / f"{first_rank + number}.log").splitlines()
+        collectives = {
+            str(first_rank + other): self._reports.read_collectives(other)
             for other in range(self._size)
-            if other != rank
+            if other != number
         }
         return {
-            "stack": self._answers.stack(rank)[:STACK_LINES],
-            "log": log[-LOG_LINES:],
-            "collectives": others,
+            "stack": self._reports.read_stack(number)[:MAX_STACK_LINES],
+            "log": log[-MAX_LOG_LINES:],
+            "collectives": collectives,
         }
 
 
-def _ended(rank: int, code: int) -> str:
+def _describe_exit(rank: int, code: int) -> str:
+    """Return a line for a process that exited without a report."""
     if code == 0:
-        return f"process {rank} left before the end of the run"
+        return f"process {rank} exited before the end of the run"
     if code > 0:
-        return f"process {rank} ended with code {code} and said nothing"
+        return f"process {rank} exited with code {code} and reported no error"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"process {rank} died by {name}"
+    return f"process {rank} was killed by {name}"
 
 
-def _memory_kills() -> int:
-    """Return how often the kernel killed a process of this control group for its memory."""
-    events = text(Path("/sys/fs/cgroup/memory.events")).splitlines()
+def _count_oom_kills() -> int:
+    """Return how many processes of this control group the kernel killed for lack of memory."""
+    events = read_text(Path("/sys/fs/cgroup/memory.events")).splitlines()
     return next((int(line.split()[1]) for line in events if "oom_kill " in line), 0)

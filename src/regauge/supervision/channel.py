@@ -1,14 +1,19 @@
-"""What a supervisor tells the processes of an attempt, and what they leave for it.
+"""The files by which a supervisor and the processes of an attempt communicate.
 
-<scratch>/orders.json             attempt, when it began, its token, the fault plan
-<scratch>/pulse                   signs of life
-<scratch>/asked                   the supervisor asks for the last collectives
-<scratch>/collectives-<n>.json    what a process answered
-<scratch>/failure-<n>.json        why it ended before the run's end
-<scratch>/done-<n>                it came to the run's end
-<scratch>/stack-<n>.txt           stacks of its threads
+Written by the supervisor:
 
-Processes are counted from 0 on each machine.
+    <scratch>/spec.json               the `AttemptSpec`
+    <scratch>/evidence-request        requests the last collectives of every process
+
+Written by process <n>:
+
+    <scratch>/heartbeats              the heartbeats (`heartbeat.py`)
+    <scratch>/collectives-<n>.json    its answer to the request
+    <scratch>/failure-<n>.json        the failure that ended it
+    <scratch>/done-<n>                exists if it reached the end of the run
+    <scratch>/stack-<n>.txt           the stacks of its threads
+
+Processes are numbered from 0 on each node. No torch here.
 """
 
 from __future__ import annotations
@@ -27,108 +32,108 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from regauge import jsonl, processes, timing
-from regauge.errors import PreemptedError, explain
+from regauge.errors import PreemptedError, describe_error
 from regauge.files import write_json
 from regauge.supervision import folder_lock
-from regauge.supervision.cost_meter import ATTEMPTS, Meter, metered
-from regauge.supervision.failures import Failure, evidence_of, failure_of, kind_of
+from regauge.supervision.cost_meter import ATTEMPTS, CostMeter, parse_meter
+from regauge.supervision.failures import Failure, classify_error, collect_evidence, parse_failure
 from regauge.supervision.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-ORDERS, PULSE, ASKED = "orders.json", "pulse", "asked"
+SPEC, HEARTBEATS, EVIDENCE_REQUEST = "spec.json", "heartbeats", "evidence-request"
 T = TypeVar("T")
 POLL_SECONDS = 0.2
-COLLECTIVES = 8
-"""Last collectives that a process tells of."""
+MAX_COLLECTIVES = 8
+"""Number of last collectives that a process reports."""
 
 
 @dataclass(frozen=True)
 class AttemptSpec:
-    """What one attempt must know."""
+    """The specification of an attempt, as its supervisor gives it to the processes of a node."""
 
     scratch: Path
     attempt: int
-    began: float
-    """Seconds since the epoch when the supervisor started the attempt."""
-    clock: float
-    """The machine's monotonic clock at that moment: the other one may be set back."""
-    preflight: bool
-    """Whether its processes check their devices and what they tell each other first."""
+    began_at: float
+    """Start of the attempt, in seconds since the epoch."""
+    start_clock: float
+    """The same moment by the machine's monotonic clock, which is never set back."""
+    needs_preflight: bool
+    """Whether the processes first check their devices and collectives."""
     token: str
     """The attempt's right to publish checkpoints."""
-    meter: Meter
-    """What the run had paid when the attempt began, and what it pays since."""
-    first: int = 0
-    """Rank of this machine's first process."""
+    meter: CostMeter
+    """The cost of the run before the attempt, and its rate since."""
+    first_rank: int = 0
+    """Rank of this node's first process."""
     fault_plan: str | None = None
     """File of a fault plan."""
     devices: tuple[int, ...] = ()
-    """Indices of the devices that its processes take, where some are left out."""
+    """Device index of each process, if some devices are excluded."""
 
     def write(self) -> None:
-        """Write them where the processes read them."""
+        """Write the specification to the scratch folder."""
         document = asdict(self)
         del document["scratch"]
-        (self.scratch / ORDERS).write_text(json.dumps(document))
+        (self.scratch / SPEC).write_text(json.dumps(document))
 
 
 def read_spec() -> AttemptSpec | None:
-    """Return the orders of this process's supervisor; None where it has none."""
-    place = os.environ.get(processes.SUPERVISED)
-    if place is None:
+    """Return the specification from this process's supervisor; None if it has no supervisor."""
+    scratch = os.environ.get(processes.SUPERVISED_VARIABLE)
+    if scratch is None:
         return None
-    told = json.loads((Path(place) / ORDERS).read_text())
-    return AttemptSpec(Path(place), **{**told, "meter": metered(told["meter"])})
+    document = json.loads((Path(scratch) / SPEC).read_text())
+    return AttemptSpec(Path(scratch), **{**document, "meter": parse_meter(document["meter"])})
 
 
 class WorkerReporter:
-    """What a process says of itself; to nobody where it has no supervisor."""
+    """Reports the progress and the exit of this process; does nothing without a supervisor."""
 
-    def __init__(self, orders: AttemptSpec | None, rank: int) -> None:
-        self.spec = orders
-        self.began = orders.clock if orders else time.monotonic()
-        """When the attempt did, by the machine's monotonic clock."""
+    def __init__(self, spec: AttemptSpec | None, rank: int) -> None:
+        self.spec = spec
+        self.start_clock = spec.start_clock if spec else time.monotonic()
+        """Start of the attempt by the machine's monotonic clock, in seconds."""
         self._rank = rank
-        self._number = rank - orders.first if orders else rank
+        self._number = rank - spec.first_rank if spec else rank
         self._folder: Path | None = None
-        self.heartbeat = Heartbeat(orders.scratch / PULSE if orders else None, self._number)
+        self.heartbeat = Heartbeat(spec.scratch / HEARTBEATS if spec else None, self._number)
         self.step = 0
 
     def check_owner(self) -> None:
-        """Raise PreemptedError where another attempt has taken this one's place."""
+        """Raise PreemptedError if a newer attempt writes the output folder."""
         if self.spec is not None and self._folder is not None:
-            folder_lock.check(self._folder, self.spec.token)
+            folder_lock.check_token(self._folder, self.spec.token)
 
-    def begin(self, folder: Path) -> None:
-        """Write that an attempt of the run has begun; the first process calls this."""
+    def record_start(self, folder: Path) -> None:
+        """Append the start of the attempt to `attempts.jsonl`; the first process calls this."""
         self._folder = folder
         if self.spec is not None:
-            document = {"attempt": self.spec.attempt, "began": round(self.spec.began, 3)}
-            jsonl.append(folder / ATTEMPTS, {**document, **self.spec.meter.line})
+            document = {"attempt": self.spec.attempt, "began": round(self.spec.began_at, 3)}
+            jsonl.append_line(folder / ATTEMPTS, {**document, **self.spec.meter.start_fields})
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Say that the block is a phase of its own within the start."""
+        """Report a phase for the duration of the block; then the phase is `init` again."""
         self.heartbeat.beat(name)
         yield
         self.heartbeat.beat("init")
 
     def wait_for(self, find: Callable[[], T], seconds: float) -> T:
-        """Return what another process leaves, looked for until it is there or time is over."""
+        """Poll `find` until it returns a true value or the time is over; return its last value."""
         return timing.wait_for(
             find, seconds, poll_seconds=POLL_SECONDS, on_poll=self.heartbeat.beat
         )
 
     def report_step(self, step: int) -> None:
-        """Say how many steps are done."""
+        """Report the number of steps that are done."""
         self.step = step
         self.heartbeat.beat(step=step)
 
     @contextmanager
     def capture_exit(self) -> Iterator[None]:
-        """Tell the supervisor how the block ends: done, or by which failure."""
+        """Write how the block ended for the supervisor: done, or a failure."""
         if self.spec is None:
             yield
             return
@@ -136,33 +141,37 @@ class WorkerReporter:
         stack = (scratch / f"stack-{self._number}.txt").open("w")
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         faulthandler.enable(file=stack, all_threads=True)
-        signal.signal(signal.SIGTERM, _told_to_stop)
-        threading.Thread(target=self._answer, name="recorder", daemon=True).start()
+        signal.signal(signal.SIGTERM, _raise_preempted)
+        threading.Thread(target=self._answer_request, name="recorder", daemon=True).start()
         try:
             yield
         except BaseException as error:
-            self._write(f"failure-{self._number}.json", self._failure(error))
+            self._write(f"failure-{self._number}.json", self._describe_failure(error))
             raise
         finally:
             self.heartbeat.beat("end")
         self._write(f"done-{self._number}", {})
 
-    def _answer(self) -> None:
-        """Wait until the supervisor asks, and write down this process's last collectives."""
+    def _answer_request(self) -> None:
+        """Wait for the supervisor's request, and write the last collectives of this process."""
         if self.spec is None:
             return
-        asked = self.spec.scratch / ASKED
-        timing.wait_for(asked.exists, poll_seconds=POLL_SECONDS)
-        self._write(f"collectives-{self._number}.json", {"entries": _collectives()})
+        request = self.spec.scratch / EVIDENCE_REQUEST
+        timing.wait_for(request.exists, poll_seconds=POLL_SECONDS)
+        self._write(f"collectives-{self._number}.json", {"entries": _read_flight_recorder()})
 
-    def _failure(self, error: BaseException) -> dict[str, Any]:
-        line, code = explain(error)
+    def _describe_failure(self, error: BaseException) -> dict[str, Any]:
+        line, code = describe_error(error)
         failure = Failure(
-            kind=kind_of(error),
+            kind=classify_error(error),
             rank=self._rank,
             step=self.step,
             problem=line,
-            evidence={**evidence_of(error), "exit_code": code, "collectives": _collectives()},
+            evidence={
+                **collect_evidence(error),
+                "exit_code": code,
+                "collectives": _read_flight_recorder(),
+            },
         )
         return {**failure.document(), "at": time.monotonic()}
 
@@ -171,71 +180,73 @@ class WorkerReporter:
             write_json(self.spec.scratch / name, document)
 
 
-def _collectives() -> list[dict[str, Any]]:
-    """Return the last collectives that torch's flight recorder knows, oldest first."""
+def _read_flight_recorder() -> list[dict[str, Any]]:
+    """Return the last collectives in torch's flight recorder, oldest first."""
     recorder = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
     if recorder is None:
         return []
     entries = json.loads(recorder(includeCollectives=True)).get("entries", [])
-    wanted = ("collective_seq_id", "profiling_name", "state", "input_sizes", "process_group")
-    return [{name: entry.get(name) for name in wanted} for entry in entries[-COLLECTIVES:]]
+    fields = ("collective_seq_id", "profiling_name", "state", "input_sizes", "process_group")
+    return [{name: entry.get(name) for name in fields} for entry in entries[-MAX_COLLECTIVES:]]
 
 
 class WorkerReports:
-    """What the processes of an attempt left, as their supervisor reads it."""
+    """Reads the files that the processes of an attempt wrote on this node."""
 
     def __init__(self, scratch: Path, size: int) -> None:
         self._scratch = scratch
         self._size = size
 
-    def ask(self) -> None:
-        """Ask every process for its last collectives."""
-        (self._scratch / ASKED).touch()
+    def request_collectives(self) -> None:
+        """Request the last collectives of every process."""
+        (self._scratch / EVIDENCE_REQUEST).touch()
 
     def is_done(self, number: int) -> bool:
-        """Return whether a process came to the end of the run."""
+        """Return whether a process reached the end of the run."""
         return (self._scratch / f"done-{number}").exists()
 
-    def failure_of(self, number: int) -> Failure | None:
-        """Return the failure that a process told of itself."""
-        document = self._told(number)
-        return failure_of(document) if document else None
+    def read_failure(self, number: int) -> Failure | None:
+        """Return the failure that a process reported, or None."""
+        document = self._read_failure_document(number)
+        return parse_failure(document) if document else None
 
-    def failures(self) -> list[Failure]:
-        """Return what all processes told, the first failure first."""
-        told = filter(None, map(self._told, range(self._size)))
-        return [failure_of(document) for document in sorted(told, key=itemgetter("at"))]
+    def read_failures(self) -> list[Failure]:
+        """Return the failures that the processes reported, the earliest first."""
+        documents = filter(None, map(self._read_failure_document, range(self._size)))
+        return [parse_failure(document) for document in sorted(documents, key=itemgetter("at"))]
 
-    def _told(self, number: int) -> dict[str, Any]:
-        return _document(self._scratch / f"failure-{number}.json")
+    def _read_failure_document(self, number: int) -> dict[str, Any]:
+        return _read_document(self._scratch / f"failure-{number}.json")
 
-    def stack(self, number: int) -> list[str]:
-        """Return the stacks of a process's threads, as it was asked or as it died."""
-        return text(self._scratch / f"stack-{number}.txt").splitlines()
+    def read_stack(self, number: int) -> list[str]:
+        """Return the stacks of a process's threads, from a request or from its death."""
+        return read_text(self._scratch / f"stack-{number}.txt").splitlines()
 
-    def collectives(self, number: int) -> list[dict[str, Any]]:
-        """Return a process's last collectives, oldest first; empty where it did not tell."""
-        found: list[dict[str, Any]]
-        found = _document(self._scratch / f"collectives-{number}.json").get("entries", [])
-        failure = self.failure_of(number)
-        return found or (failure.evidence.get("collectives", []) if failure else [])
+    def read_collectives(self, number: int) -> list[dict[str, Any]]:
+        """Return the last collectives of a process, oldest first; empty if it reported none."""
+        entries: list[dict[str, Any]]
+        entries = _read_document(self._scratch / f"collectives-{number}.json").get("entries", [])
+        failure = self.read_failure(number)
+        return entries or (failure.evidence.get("collectives", []) if failure else [])
 
 
-def text(path: Path) -> str:
-    """Return what a file holds; nothing where it cannot be read."""
+def read_text(path: Path) -> str:
+    """Return the text of a file; empty if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
         return ""
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _read_document(path: Path) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(text(path))
+        document: dict[str, Any] = json.loads(read_text(path))
     except ValueError:
         return {}
     return document
 
 
-def _told_to_stop(_number: int, _frame: object) -> None:
-    raise PreemptedError("told to stop where nothing is to be saved", "the same command goes on")
+def _raise_preempted(_number: int, _frame: object) -> None:
+    raise PreemptedError(
+        "stopped by a signal when there was nothing to save", "run the same command to resume"
+    )

@@ -1,8 +1,8 @@
-"""What a run has cost so far: the time for which it held machines, and their price.
+"""The cost of a run so far: the time for which it held machines, times their price.
 
-A run pays from the moment its command has the output folder until its last process has ended, be
-it for steps, starts or work that is lost. Readings are written at the beginning and the end of each
-attempt (`attempts.jsonl`), and go on from there under any number of machines. No torch here.
+A run pays from the moment its command locks the output folder until its last process has ended,
+including starts and lost work. The cost is written at the start and the end of each attempt
+(`attempts.jsonl`), and continues from there on any number of machines. No torch here.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ATTEMPTS = "attempts.jsonl"
-SEEN = ".seen"
-"""When a run was last there, in seconds since the epoch: a kill leaves no end behind.
+LAST_SEEN = ".seen"
+"""File with the time at which a run was last alive, in seconds since the epoch.
 
-A supervisor writes it each second, and the first process with each checkpoint: no checkpoint knows
-of dollars that the next command does not.
+It bounds the cost of an attempt that was killed before its end was written. The supervisor writes
+it once a second. The first process writes it with each checkpoint, so that no checkpoint contains
+a cost that the next command does not know.
 """
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What was paid for up to a moment."""
+class Cost:
+    """The cost of a run up to a moment."""
 
     machine_seconds: float = 0.0
     device_seconds: float = 0.0
     usd: float | None = None
-    """None where the price of any of it is unknown."""
+    """None if the price of any part is unknown."""
 
     @property
     def document(self) -> dict[str, Any]:
-        """What is written of it."""
+        """The cost as JSON fields."""
         usd = None if self.usd is None else round(self.usd, 6)
         return {
             "machine_seconds": round(self.machine_seconds, 3),
@@ -47,32 +48,33 @@ class Reading:
         }
 
 
-def reading(document: dict[str, Any]) -> Reading:
-    """Return the reading that a document tells of; what it does not say is nothing paid."""
+def parse_cost(document: dict[str, Any]) -> Cost:
+    """Return the cost in a JSON document; fields that it lacks are 0 or unknown."""
     known = ("machine_seconds", "device_seconds", "usd")
-    return Reading(**{name: document[name] for name in known if name in document})
+    return Cost(**{name: document[name] for name in known if name in document})
 
 
 @dataclass(frozen=True)
-class Meter:
-    """Counts on from a reading."""
+class CostMeter:
+    """The cost of a run that holds a fixed number of machines since a moment."""
 
-    before: Reading
-    clock: float
-    """This machine's monotonic clock at that reading."""
+    paid_before: Cost
+    """Cost up to that moment."""
+    start_clock: float
+    """That moment by this machine's monotonic clock, in seconds."""
     machines: int
     devices: int
-    """Processes on all machines: one for each device."""
+    """Processes on all machines: one per device."""
     usd_per_hour: float | None
-    """Price of one machine; None where it is unknown."""
+    """Price of one machine; None if it is unknown."""
 
-    def read(self) -> Reading:
-        """Return what was paid for up to now."""
-        return self.after(time.monotonic() - self.clock)
+    def read(self) -> Cost:
+        """Return the cost up to now."""
+        return self.cost_after(time.monotonic() - self.start_clock)
 
-    def after(self, seconds: float) -> Reading:
-        """Return what was paid for some seconds after the reading it began with."""
-        before, seconds = self.before, max(0.0, seconds)
+    def cost_after(self, seconds: float) -> Cost:
+        """Return the cost after this many seconds."""
+        before, seconds = self.paid_before, max(0.0, seconds)
         machine_seconds = before.machine_seconds + seconds * self.machines
         if self.usd_per_hour is None:
             usd = None
@@ -81,63 +83,64 @@ class Meter:
         else:
             usd = before.usd + seconds * self.machines / SECONDS_PER_HOUR * self.usd_per_hour
         devices = before.device_seconds + seconds * self.devices
-        return Reading(machine_seconds, devices, usd)
+        return Cost(machine_seconds, devices, usd)
 
-    def at_least(self, other: Reading) -> Meter:
-        """Return a meter that goes on from another reading where that one is further."""
-        if other.machine_seconds <= self.before.machine_seconds:
+    def resume_from(self, other: Cost) -> CostMeter:
+        """Return a meter that continues from another cost, if that one is higher."""
+        if other.machine_seconds <= self.paid_before.machine_seconds:
             return self
-        return replace(self, before=other)
+        return replace(self, paid_before=other)
 
     @property
-    def line(self) -> dict[str, Any]:
-        """What is written where an attempt begins, so that one without an end can be paid for."""
-        counted = {"processes": self.devices, "nodes": self.machines}
-        return {**counted, "usd_per_hour": self.usd_per_hour, **self.before.document}
+    def start_fields(self) -> dict[str, Any]:
+        """JSON fields of an attempt's start; they price an attempt whose end is never written."""
+        counts = {"processes": self.devices, "nodes": self.machines}
+        return {**counts, "usd_per_hour": self.usd_per_hour, **self.paid_before.document}
 
 
-def metered(document: dict[str, Any]) -> Meter:
-    """Return the meter that a document tells of, as `asdict` made it."""
-    return Meter(**{**document, "before": Reading(**document["before"])})
+def parse_meter(document: dict[str, Any]) -> CostMeter:
+    """Return the meter of a JSON document that `asdict` made."""
+    return CostMeter(**{**document, "paid_before": Cost(**document["paid_before"])})
 
 
-def last_seen(folder: Path) -> float | None:
-    """Return when a run last said that it was there, in seconds since the epoch."""
+def read_last_seen(folder: Path) -> float | None:
+    """Return the time at which a run was last alive, in seconds since the epoch, or None."""
     try:
-        return float((folder / SEEN).read_text())
+        return float((folder / LAST_SEEN).read_text())
     except (OSError, ValueError):
         return None
 
 
-def say_seen(folder: Path) -> None:
-    """Say that a run is there; nothing before it has begun to write."""
+def write_last_seen(folder: Path) -> None:
+    """Write that a run is alive now; does nothing before its first attempt is recorded."""
     if not (folder / ATTEMPTS).exists():
         return
-    file = os.open(folder / SEEN, os.O_WRONLY | os.O_CREAT, 0o644)
+    file = os.open(folder / LAST_SEEN, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
-        os.write(file, f"{time.time():.3f}".encode())  # as long as the one before: never in parts
+        os.write(file, f"{time.time():.3f}".encode())  # always of one length: no part is left over
     finally:
         os.close(file)
 
 
-def paid(folder: Path, taken: float, seen: float | None) -> tuple[Reading, float]:
-    """Return what a run had paid at the end of its last attempt, and when it pays again from.
+def read_paid(folder: Path, started_at: float, last_seen_at: float | None) -> tuple[Cost, float]:
+    """Return the cost at the end of a run's last attempt, and the time since when it pays again.
 
-    `taken` is when this command began, `seen` when the one before was last there, in seconds since
-    the epoch: an attempt that nobody wrote the end of ended then.
+    `started_at` is the start of this command, `last_seen_at` the time at which the one before was
+    last alive. All times are in seconds since the epoch. An attempt whose end was not written ended
+    when it was last alive.
     """
-    last = jsonl.last(folder / ATTEMPTS)
+    last = jsonl.read_last_line(folder / ATTEMPTS)
     if last is None or "began" not in last:
-        return Reading(), taken
-    told = reading(last)
+        return Cost(), started_at
+    cost, began = parse_cost(last), last["began"]
     if "ended" in last:
-        return told, max(taken, float(last["ended"]))
-    until = seen if seen is not None and last["began"] < taken else last["began"]
-    then = Meter(
-        told,
+        return cost, max(started_at, float(last["ended"]))
+    until = last_seen_at if last_seen_at is not None and began < started_at else began
+    meter = CostMeter(
+        cost,
         0.0,
         int(last.get("nodes", 1)),
         int(last.get("processes", 1)),
         last.get("usd_per_hour"),
     )
-    return then.after(until - last["began"]), max(taken, float(last["began"]))
+    return meter.cost_after(until - began), max(started_at, float(began))

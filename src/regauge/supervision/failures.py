@@ -1,6 +1,6 @@
-"""What can end an attempt, what it is called, and whether the run starts again after it.
+"""The kinds of failure that can end an attempt, and the policy of each: restart or exit code.
 
-No torch here: errors are known by the names of their classes and by what they say.
+Errors are classified by the names of their classes and by their messages. No torch here.
 """
 
 from __future__ import annotations
@@ -24,62 +24,70 @@ from regauge.errors import (
     PreemptedError,
     PreflightError,
     RegaugeError,
-    RollBackError,
+    RollbackError,
     SettingsError,
     TransientError,
 )
 
-MOST = 5
+MAX_TENSORS = 5
+"""Number of tensor groups that a failure for lack of memory lists."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What follows a kind of failure."""
+    """The consequence of a kind of failure."""
 
-    code: int
-    """The exit code where the run does not start again."""
-    retried: bool = False
-    """Whether the run starts again."""
-    counted: bool = True
-    """Whether attempts that fail so at the same step are counted."""
-    most: int | None = None
-    """Attempts that may fail so at the same step; None where the run's settings say it."""
+    exit_code: int
+    """The exit code if the run is not restarted."""
+    is_retried: bool = False
+    """Whether the run is restarted."""
+    is_counted: bool = True
+    """Whether attempts that fail in this way at the same step are counted."""
+    max_attempts: int | None = None
+    """Attempts that may fail in this way at the same step; by default the run's setting."""
     advice: str = ""
-    """What to do where the run did not survive it and its line does not say."""
+    """Advice for the report, if the problem has none."""
     wait_seconds: float = 0.0
-    """First wait before it starts again; doubled each time in a row."""
+    """Wait before the first restart; doubled for each further failure of this kind in a row."""
 
 
-AGAIN = "the same command goes on; its stacks and last log lines are below"
-LOOK = "look at that device with `regauge doctor`, then run the same command"
+RESUME_ADVICE = "run the same command to resume; stacks and last log lines are below"
+DEVICE_ADVICE = "check that device with `regauge doctor`, then run the same command"
+STORAGE_ADVICE = "free some space, or repair the storage"
 POLICIES = {
     "settings": Policy(2),
-    "user": Policy(64, retried=True, most=2),
+    "user": Policy(64, is_retried=True, max_attempts=2),
     "data": Policy(64),
     "memory": Policy(64),
     "checkpoint": Policy(65),
     "progress": Policy(66),
-    "values": Policy(66, retried=True, most=2),
+    "values": Policy(66, is_retried=True, max_attempts=2),
     "limit": Policy(67),
-    "preempted": Policy(143, counted=False),
-    "device": Policy(75, retried=True, advice=LOOK),
+    "preempted": Policy(143, is_counted=False),
+    "device": Policy(75, is_retried=True, advice=DEVICE_ADVICE),
     "preflight": Policy(76),
-    "process": Policy(75, retried=True, advice=AGAIN),
-    "hang": Policy(75, retried=True, advice=AGAIN),
-    "storage": Policy(75, retried=True, wait_seconds=1.0, advice="make room, or mend the storage"),
-    "network": Policy(75, retried=True, counted=False, wait_seconds=1.0, advice=AGAIN),
-    "node": Policy(75, retried=True, counted=False, advice=AGAIN),
-    "resized": Policy(75, retried=True, counted=False, advice=AGAIN),
+    "process": Policy(75, is_retried=True, advice=RESUME_ADVICE),
+    "hang": Policy(75, is_retried=True, advice=RESUME_ADVICE),
+    "storage": Policy(75, is_retried=True, wait_seconds=1.0, advice=STORAGE_ADVICE),
+    "network": Policy(
+        75, is_retried=True, is_counted=False, wait_seconds=1.0, advice=RESUME_ADVICE
+    ),
+    "node": Policy(75, is_retried=True, is_counted=False, advice=RESUME_ADVICE),
+    "resized": Policy(75, is_retried=True, is_counted=False, advice=RESUME_ADVICE),
 }
-"""By kind: a `process` died by a signal or left early, one of `memory` ran out of it; `values` must
-not get into the weights; a `node` was lost or left, and where `resized`, another one came."""
-TOGETHER = {0, 67, 143}
-"""Codes with which all processes of a run end together."""
-ERRORS: dict[type[RegaugeError], str] = {
+"""Policies by kind of failure.
+
+`process`: a process died by a signal or left early. `memory`: a process ran out of memory.
+`values`: steps that must not be kept, such as too many skipped ones. `node`: a node was lost or
+left. `resized`: another node joined.
+"""
+COMMON_EXIT_CODES = {0, 67, 143}
+"""Exit codes with which all processes of a run end at the same step."""
+KIND_BY_ERROR: dict[type[RegaugeError], str] = {
     SettingsError: "settings",
     DataError: "data",
     NoCheckpointError: "checkpoint",
-    RollBackError: "values",
+    RollbackError: "values",
     NoProgressError: "progress",
     LimitReachedError: "limit",
     PreemptedError: "preempted",
@@ -87,9 +95,14 @@ ERRORS: dict[type[RegaugeError], str] = {
     DeviceError: "device",
     TransientError: "storage",
 }
-STORAGE = {errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.ESTALE, errno.EFBIG}
-MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
-NETWORK = (
+STORAGE_ERRNOS = {errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.ESTALE, errno.EFBIG}
+MEMORY_PHRASES = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "cannot allocate memory",
+)
+NETWORK_PHRASES = (
     "connection closed by peer",
     "connection reset",
     "connection refused",
@@ -100,7 +113,7 @@ NETWORK = (
 )
 NETWORK_CLASSES = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 DEVICE_CLASSES = {"AcceleratorError"}
-TRACE_LINES = 40
+MAX_TRACE_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -108,100 +121,113 @@ class Failure:
     """How one process ended an attempt."""
 
     kind: str
+    """A key of `POLICIES`."""
     rank: int
     step: int
+    """Number of steps that were done."""
     problem: str
     """One line."""
     host: str = field(default_factory=socket.gethostname)
     phase: str = ""
     evidence: dict[str, Any] = field(default_factory=dict)
-    """Exit code or signal, traceback, stacks of all processes."""
+    """Exit code or signal, traceback, and the stacks of all processes."""
 
     @property
     def policy(self) -> Policy:
-        """What follows."""
+        """The policy of this kind."""
         return POLICIES[self.kind]
 
     @property
-    def together(self) -> bool:
-        """Whether all processes of a run end so at the same step."""
-        return self.policy.code in TOGETHER
+    def ends_all_ranks(self) -> bool:
+        """Whether all processes of a run end in this way at the same step."""
+        return self.policy.exit_code in COMMON_EXIT_CODES
 
-    def same(self, other: Failure) -> bool:
-        """Return whether this is the same failure at the same step."""
+    def is_same(self, other: Failure) -> bool:
+        """Return whether both are the same failure at the same step."""
         if (self.kind, self.step) != (other.kind, other.step):
             return False
         return self.kind != "user" or self.evidence.get("place") == other.evidence.get("place")
 
     def document(self) -> dict[str, Any]:
-        """Return what is written of it."""
-        return {**asdict(self), "retryable": self.policy.retried}
+        """Return the failure as a JSON document."""
+        return {**asdict(self), "retryable": self.policy.is_retried}
 
 
-def failure_of(document: dict[str, Any]) -> Failure:
-    """Return the failure that a document tells of."""
+def parse_failure(document: dict[str, Any]) -> Failure:
+    """Return the failure of a JSON document; unknown fields are ignored."""
     known = Failure.__dataclass_fields__
     return Failure(**{name: value for name, value in document.items() if name in known})
 
 
-def kind_of(error: BaseException) -> str:
-    """Return what kind of failure an error is."""
-    for known, kind in ERRORS.items():
+def classify_error(error: BaseException) -> str:
+    """Return the kind of failure that an error is."""
+    for known, kind in KIND_BY_ERROR.items():
         if isinstance(error, known):
             return kind
-    name, said = type(error).__name__, str(error).lower()
-    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or _says(said, MEMORY):
+    name, message = type(error).__name__, str(error).lower()
+    is_memory_error = isinstance(error, MemoryError) or name == "OutOfMemoryError"
+    if is_memory_error or _contains_any(message, MEMORY_PHRASES):
         return "memory"
-    if isinstance(error, OSError) and error.errno in STORAGE:
+    if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
         return "storage"
     if name in DEVICE_CLASSES:
         return "device"
-    if name in NETWORK_CLASSES or isinstance(error, ConnectionError) or _says(said, NETWORK):
+    is_network_error = name in NETWORK_CLASSES or isinstance(error, ConnectionError)
+    if is_network_error or _contains_any(message, NETWORK_PHRASES):
         return "network"
     return "user"
 
 
-def evidence_of(error: BaseException) -> dict[str, Any]:
-    """Return where an error was raised, and a hash of that place; what fills a full memory."""
+def collect_evidence(error: BaseException) -> dict[str, Any]:
+    """Return the traceback of an error and a hash of its location.
+
+    A lack of memory adds the largest tensors.
+    """
     lines = traceback.format_exception(error)
     frames = [
         f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
     ]
-    place = hashlib.sha256("\n".join([type(error).__name__, *frames]).encode()).hexdigest()[:12]
-    found = {"traceback": "".join(lines).splitlines()[-TRACE_LINES:], "place": place}
-    return {**found, "largest": largest()} if kind_of(error) == "memory" else found
+    location = hashlib.sha256("\n".join([type(error).__name__, *frames]).encode()).hexdigest()[:12]
+    evidence: dict[str, Any] = {
+        "traceback": "".join(lines).splitlines()[-MAX_TRACE_LINES:],
+        "place": location,
+    }
+    if classify_error(error) == "memory":
+        evidence["largest"] = find_largest_tensors()
+    return evidence
 
 
-def _says(text: str, words: tuple[str, ...]) -> bool:
-    return any(word in text for word in words)
+def _contains_any(text: str, phrases: tuple[str, ...]) -> bool:
+    return any(phrase in text for phrase in phrases)
 
 
-def largest(most: int = MOST) -> list[dict[str, Any]]:
-    """Return the tensors that take most bytes, those of one type and shape together.
+def find_largest_tensors(limit: int = MAX_TENSORS) -> list[dict[str, Any]]:
+    """Return the groups of tensors of one type and shape that take the most bytes.
 
-    `[{"tensors": "float32 [30522, 768]", "count": 3, "bytes": 281290752}]`; no torch is imported,
-    and where it was not, there are none. What autograd keeps for the backward pass and Python does
-    not see is not counted.
+    `[{"tensors": "float32 [30522, 768]", "count": 3, "bytes": 281290752}]`. Tensors that autograd
+    keeps for the backward pass, and that Python does not see, are not counted. Returns an empty
+    list if torch was not imported; this function does not import it.
     """
     torch = sys.modules.get("torch")
     if torch is None:
         return []
     storages: dict[int, tuple[int, str, int]] = {}
-    for one in gc.get_objects():
-        if not issubclass(type(one), torch.Tensor):
+    for item in gc.get_objects():
+        if not issubclass(type(item), torch.Tensor):
             continue
         try:
-            storage, values = one.untyped_storage(), one.numel()
-            if storage.device.type == "meta":  # shapes alone: a fake tensor warns when asked where
+            storage, num_values = item.untyped_storage(), item.numel()
+            if storage.device.type == "meta":  # a fake tensor warns when asked for its address
                 continue
-            where, size = storage.data_ptr(), storage.nbytes()
-        except (RuntimeError, NotImplementedError):  # a sharded tensor has none
+            address, num_bytes = storage.data_ptr(), storage.nbytes()
+        except (RuntimeError, NotImplementedError):  # a sharded tensor has no storage
             continue
-        name = f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}"
-        if where:  # of those that share one, the largest gives its name
-            storages[where] = max(storages.get(where, (0, "", 0)), (values, name, size))
-    found: dict[str, list[int]] = defaultdict(list)
-    for _, name, size in storages.values():
-        found[name].append(size)
-    ordered = sorted(found.items(), key=lambda each: -sum(each[1]))[:most]
+        name = f"{str(item.dtype).removeprefix('torch.')} {list(item.shape)}"
+        if address:  # the largest tensor of a shared storage names it
+            known = storages.get(address, (0, "", 0))
+            storages[address] = max(known, (num_values, name, num_bytes))
+    groups: dict[str, list[int]] = defaultdict(list)
+    for _, name, num_bytes in storages.values():
+        groups[name].append(num_bytes)
+    ordered = sorted(groups.items(), key=lambda group: -sum(group[1]))[:limit]
     return [{"tensors": name, "count": len(sizes), "bytes": sum(sizes)} for name, sizes in ordered]

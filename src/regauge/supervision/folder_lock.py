@@ -1,10 +1,10 @@
-"""One writer for each output folder.
+"""One writer per output folder.
 
-A lock holds while a run is supervised; a token tells the attempt of today from one that outlived
-its supervisor.
+The lock is held while a run is supervised. The token separates the current attempt from an earlier
+one that outlived its supervisor.
 
-    .lock     locked by the supervisor; says which process that is
-    .token    of the attempt that may publish checkpoints
+    .lock     locked by the supervisor; contains the process that holds it
+    .token    token of the attempt that may publish checkpoints
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 from regauge.errors import PreemptedError, SettingsError
-from regauge.files import LOCK, locked, write_atomic
+from regauge.files import LOCK, hold_lock, write_atomic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 ATTEMPT_TOKEN = ".token"  # noqa: S105 - the name of a file
 
 
-class Owner:
-    """The right to write an output folder, for as long as the block lasts.
+class FolderLock:
+    """The exclusive right to write an output folder, for the duration of a block.
 
-    Raises SettingsError where another process has it for longer than `wait_seconds`. A folder that
-    the run never came to write in is gone afterwards.
+    Raises SettingsError if another process holds it for longer than `wait_seconds`. A folder that
+    the run wrote nothing to is removed at the end.
     """
 
     def __init__(self, folder: Path, wait_seconds: float = 0.0) -> None:
@@ -40,12 +40,12 @@ class Owner:
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / LOCK
         try:
-            self._lock.enter_context(locked(file, self._wait_seconds))
+            self._lock.enter_context(hold_lock(file, self._wait_seconds))
         except BlockingIOError:
             owner = file.read_text().strip() or "another process"
             raise SettingsError(
                 f"{self._folder} is being written by {owner}",
-                "wait for its end, stop it, or name another output.folder",
+                "wait until it ends, stop it, or set another output.folder",
             ) from None
         file.write_text(f"process {os.getpid()} of {socket.gethostname()}\n")
         return self
@@ -57,24 +57,25 @@ class Owner:
             self._folder.rmdir()
         self._lock.close()
 
-    def admit(self) -> str:
-        """Give a new attempt the right to publish, taken from every other; return its token."""
+    def issue_token(self) -> str:
+        """Give a new attempt the right to publish, and withdraw all earlier tokens; return it."""
         token = uuid.uuid4().hex
         write_atomic(self._folder / ATTEMPT_TOKEN, f"{token}\n")
         return token
 
 
-def holds(folder: Path, token: str) -> bool:
-    """Return whether an attempt still has the right to publish."""
+def is_current(folder: Path, token: str) -> bool:
+    """Return whether a token still gives the right to publish."""
     try:
         return (folder / ATTEMPT_TOKEN).read_text().strip() == token
     except OSError:
         return False
 
 
-def check(folder: Path, token: str) -> None:
-    """Raise PreemptedError where another attempt has taken this one's place."""
-    if not holds(folder, token):
+def check_token(folder: Path, token: str) -> None:
+    """Raise PreemptedError if a newer attempt has the right to publish."""
+    if not is_current(folder, token):
         raise PreemptedError(
-            f"another attempt writes {folder} now: nothing was published", "let it go on"
+            f"another attempt writes {folder} now; this one published nothing",
+            "wait until that attempt ends",
         )

@@ -1,7 +1,7 @@
-"""The processes of a run as forks of one that has imported all they need; see `forkserver.py`.
+"""Starts the processes of a run as forks of a server that has imported torch; see `forkserver.py`.
 
-The imports of torch, its compiler and transformers take a processor for seconds. They are done once
-for all processes of a machine, all attempts of a run, and all runs of a pipeline.
+The imports of torch, its compiler and transformers take seconds of processor time. The server does
+them once for all processes of a machine, all attempts of a run, and all runs of a pipeline.
 """
 
 from __future__ import annotations
@@ -33,51 +33,51 @@ MODULES = (
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
 )
-"""What the processes of a run import, whatever its model."""
-LARGEST_ANSWER = 4096
+"""Modules that the processes of every run import, whatever the model."""
+MAX_MESSAGE_BYTES = 4096
 POLL_SECONDS = 1.0
-KILLED_SECONDS = 10.0
-"""A process that was killed, and whose end is not told after so long, takes the server with it."""
+KILL_SECONDS = 10.0
+"""Maximum wait for the exit of a killed process; then the server is killed as well."""
 
 
-class LostError(Exception):
-    """The process to fork from does not answer."""
+class ForkServerError(Exception):
+    """The fork server does not answer."""
 
 
-class Forked:
-    """A process that was forked, as subprocess.Popen has one."""
+class ForkedProcess:
+    """A forked process, with the methods of subprocess.Popen."""
 
-    def __init__(self, forks: Forks, pid: int) -> None:
-        self._forks, self.pid = forks, pid
-        self._until = math.inf
-        """When it is gone, whether or not its end was told."""
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self._server, self.pid = server, pid
+        self._deadline = math.inf
+        """When the process counts as gone, even if the server has not reported its exit."""
 
     def poll(self) -> int | None:
-        """Return its exit code, minus the signal's number for one, or None where it runs."""
-        self._forks.listen(0)
-        return self._forks.codes[self.pid]
+        """Return the exit code, or minus the number of a signal; None while the process runs."""
+        self._server.receive(0)
+        return self._server.exit_codes[self.pid]
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; raises subprocess.TimeoutExpired."""
+        """Wait for the exit, and return its code; raises subprocess.TimeoutExpired."""
         until = math.inf if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             now = time.monotonic()
-            if now >= self._until:
-                self._forks.close()
+            if now >= self._deadline:
+                self._server.close()
             elif now >= until:
                 raise subprocess.TimeoutExpired(SERVER, timeout or 0)
             else:
-                self._forks.listen(min(POLL_SECONDS, until - now))
+                self._server.receive(min(POLL_SECONDS, until - now))
         return code
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
+        """Send SIGKILL."""
         self._send(signal.SIGKILL)
-        self._until = min(self._until, time.monotonic() + KILLED_SECONDS)
+        self._deadline = min(self._deadline, time.monotonic() + KILL_SECONDS)
 
     def _send(self, number: int) -> None:
         if self.poll() is None:
@@ -85,124 +85,137 @@ class Forked:
                 os.kill(self.pid, number)
 
 
-class Forks:
-    """Starts processes from one that is made at the first of them."""
+class ForkServer:
+    """Starts processes as forks of a server, which is started when it is first needed."""
 
     def __init__(self) -> None:
-        self.codes: dict[int, int | None] = {}
-        """The code of every process that was forked, None while it runs."""
-        self._server: _Server | None = None
+        self.exit_codes: dict[int, int | None] = {}
+        """Exit code of every forked process; None while it runs."""
+        self._server: _ServerProcess | None = None
 
-    def begin(self) -> None:
-        """Let the process to fork from import what it has to, for a start that is to come."""
-        self._server = self._server or _Server()
+    def start_server(self) -> None:
+        """Start the server ahead of the first process, so that its imports overlap other work."""
+        self._server = self._server or _ServerProcess()
 
     def start(
-        self, command: list[str], log: Path | None, variables: Mapping[str, str], limit: float
+        self,
+        command: list[str],
+        log: Path | None,
+        variables: Mapping[str, str],
+        timeout_seconds: float,
     ) -> processes.Child:
-        """Start `python -m` with more environment variables, as `processes.spawn` does.
+        """Start a `python -m` command with more environment variables, as `processes.spawn` does.
 
-        Where the process to fork from does not answer within `limit` seconds, it is spawned.
+        The process is spawned if the server does not answer within `timeout_seconds`.
         """
         try:
-            return Forked(self, self._forked(command[1:], log, variables, limit))
-        except (LostError, OSError) as error:
-            logger.warning("a process is started without being forked: %s", error)
+            return ForkedProcess(self, self._fork(command[1:], log, variables, timeout_seconds))
+        except (ForkServerError, OSError) as error:
+            logger.warning("starting a process without the fork server: %s", error)
             self.close()
             return processes.spawn(command, log, variables)
 
-    def listen(self, seconds: float) -> int | None:
-        """Take in what the server says within so many seconds; return a new process's id."""
+    def receive(self, seconds: float) -> int | None:
+        """Process the messages that the server sends within some seconds.
+
+        Returns the id of a new process, or None.
+        """
         while self._server is not None:
-            told = self._server.told(seconds)
-            if told is None:
+            message = self._server.receive(seconds)
+            if message is None:
                 return None
-            if not told:
+            if not message:
                 self.close()
-            if "ended" in told:
-                self.codes[told["ended"]] = told["code"]
-            if "pid" in told:
-                return int(told["pid"])
+            if "ended" in message:
+                self.exit_codes[message["ended"]] = message["code"]
+            if "pid" in message:
+                return int(message["pid"])
             seconds = 0
         return None
 
     def close(self) -> None:
-        """End the server, and with it all that were forked from it."""
+        """Kill the server and all processes that were forked from it."""
         if self._server is not None:
             self._server.close()
             self._server = None
-        for pid in self._running():
-            self.codes[pid] = -signal.SIGKILL
+        for pid in self._running_pids():
+            self.exit_codes[pid] = -signal.SIGKILL
 
-    def _forked(
-        self, command: list[str], log: Path | None, variables: Mapping[str, str], limit: float
+    def _fork(
+        self,
+        command: list[str],
+        log: Path | None,
+        variables: Mapping[str, str],
+        timeout_seconds: float,
     ) -> int:
-        """Return the id of a new process."""
-        if self._server and self._server.environment != dict(os.environ) and not self._running():
-            self.close()  # what is imported reads the environment
-        self._server = self._server or _Server()
-        self._server.ask({"command": command, "variables": {**choices.places(), **variables}}, log)
-        until = time.monotonic() + limit
-        while (pid := self.listen(max(0.0, until - time.monotonic()))) is None:
+        """Return the id of a new process; raises ForkServerError."""
+        has_changed = self._server and self._server.environment != dict(os.environ)
+        if has_changed and not self._running_pids():
+            self.close()  # imported modules may have read the environment
+        self._server = self._server or _ServerProcess()
+        variables = {**choices.module_folders_environment(), **variables}
+        self._server.send_request({"command": command, "variables": variables}, log)
+        until = time.monotonic() + timeout_seconds
+        while (pid := self.receive(max(0.0, until - time.monotonic()))) is None:
             if self._server is None:
-                raise LostError("the process to fork from has ended")
+                raise ForkServerError("the fork server has ended")
             if time.monotonic() >= until:
-                raise LostError(f"the process to fork from was not ready within {limit:g} s")
-        self.codes[pid] = None
+                raise ForkServerError(f"the fork server was not ready within {timeout_seconds:g} s")
+        self.exit_codes[pid] = None
         return pid
 
-    def _running(self) -> list[int]:
-        return [pid for pid, code in self.codes.items() if code is None]
+    def _running_pids(self) -> list[int]:
+        return [pid for pid, code in self.exit_codes.items() if code is None]
 
 
-class _Server:
-    """The process to fork from, and this end of its socket."""
+class _ServerProcess:
+    """The server process, and this end of its socket."""
 
     def __init__(self) -> None:
         self.environment = dict(os.environ)
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._channel, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", SERVER, str(theirs.fileno()), *MODULES],
-                pass_fds=(theirs.fileno(),),
+                [sys.executable, "-m", SERVER, str(server_end.fileno()), *MODULES],
+                pass_fds=(server_end.fileno(),),
                 preexec_fn=processes.die_with_parent,  # noqa: PLW1509
                 start_new_session=True,
             )
 
-    def ask(self, request: dict[str, Any], log: Path | None) -> None:
-        """Ask for a process whose output goes to a log, or to this terminal."""
+    def send_request(self, request: dict[str, Any], log: Path | None) -> None:
+        """Request a process whose output goes to a log, or to this terminal."""
         with log.open("ab") if log else nullcontext() as file:
             files = [file.fileno()] * 2 if file else [1, 2]
             socket.send_fds(self._channel, [json.dumps(request).encode()], files)
 
-    def told(self, seconds: float) -> dict[str, Any] | None:
-        """Return a message of the next seconds, None where there is none; {} is its end."""
+    def receive(self, seconds: float) -> dict[str, Any] | None:
+        """Return a message that arrives within some seconds, or None; {} if the server ended."""
         if not select.select([self._channel], [], [], seconds)[0]:
             return None
         try:
-            text = self._channel.recv(LARGEST_ANSWER)
+            text = self._channel.recv(MAX_MESSAGE_BYTES)
         except ConnectionError:
             text = b""
         return dict(json.loads(text)) if text else {}
 
     def close(self) -> None:
-        """End it."""
+        """Kill the server."""
         self._channel.close()
         self._process.kill()
         self._process.wait()
 
 
-_open: list[Forks] = []
+_open_servers: list[ForkServer] = []
 
 
 @contextmanager
-def forks() -> Iterator[Forks]:
-    """Yield what starts processes; the same one within a block that has one already."""
-    if _open:
-        yield _open[0]
+def open_fork_server() -> Iterator[ForkServer]:
+    """Yield a fork server; nested blocks share the one of the outer block."""
+    if _open_servers:
+        yield _open_servers[0]
         return
-    _open.append(Forks())
+    _open_servers.append(ForkServer())
     try:
-        yield _open[0]
+        yield _open_servers[0]
     finally:
-        _open.pop().close()
+        _open_servers.pop().close()

@@ -1,13 +1,14 @@
-"""One process that imports what the processes of a run import, and is forked into each of them.
+"""A server that imports the modules of a run once, and is forked into each of its processes.
 
-Run as `python -m regauge.supervision.forkserver SOCKET MODULE...` by `forks.py`, whose end of the
-socket says what to start and hears of each end. It computes nothing, and has no threads but those
-of numpy's OpenBLAS and pyarrow's jemalloc, which both register what a fork has to do; so nothing is
-lost in one. Where a module cannot be imported, the processes that need it say so.
+Run as `python -m regauge.supervision.forkserver SOCKET MODULE...` by `forks.py`, which sends
+requests over the socket and receives the exit of each process. The server computes nothing. Its
+only threads belong to numpy's OpenBLAS and pyarrow's jemalloc. Both register fork handlers, so
+nothing is lost in a fork. An import that fails is ignored here; it fails again, with its
+message, in the processes that need the module.
 
     request  {"command": ["-m", module, argument...], "variables": {...}} and two files for output
     answer   {"pid": n}
-    later    {"ended": n, "code": exit code, or minus the signal's number}
+    later    {"ended": n, "code": exit code, or minus the number of a signal}
 """
 
 from __future__ import annotations
@@ -27,58 +28,58 @@ from typing import Any
 
 from regauge import processes
 
-LARGEST_REQUEST = 1 << 17
-"""Bytes of one message."""
-FILES = 2
+MAX_REQUEST_BYTES = 1 << 17
+NUM_FILES = 2
+"""Files that come with a request: standard output and standard error."""
 
 
 def main() -> None:
-    """Import the modules, serve, and go on as the command of a request in each process."""
+    """Import the modules, serve requests, and run the requested command in each new process."""
     channel, modules = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # whoever tells all processes means the run's
+        signal.signal(number, signal.SIG_IGN)  # a signal to all processes is meant for the run
     for name in modules:
         with suppress(Exception):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # for good: what is imported stays, and is shared for as long as nobody looks at it
+    gc.freeze()  # keeps the memory of the imports shared: no collection writes to its pages
     request = serve(channel)
     if request is not None:
-        _become(request)
+        _run_module(request)
 
 
 def serve(channel: socket.socket) -> dict[str, Any] | None:
-    """Fork at each request; return it in the new process, and None when there will be no more."""
-    ends, ended = os.pipe()
-    for end in (ends, ended):
+    """Fork at each request; return the request in the new process, and None at the end."""
+    exits, wakeup = os.pipe()
+    for end in (exits, wakeup):
         os.set_blocking(end, False)
-    signal.set_wakeup_fd(ended)
+    signal.set_wakeup_fd(wakeup)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        ready, _, _ = select.select([channel.fileno(), ends], [], [])
-        if ends in ready:
-            os.read(ends, 4096)
-            _tell_ended(channel)
+        ready, _, _ = select.select([channel.fileno(), exits], [], [])
+        if exits in ready:
+            os.read(exits, 4096)
+            _report_exits(channel)
         if channel.fileno() in ready:
-            text, files, _, _ = socket.recv_fds(channel, LARGEST_REQUEST, FILES)
+            text, files, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, NUM_FILES)
             if not text:
                 return None
-            here = os.getpid()
+            server = os.getpid()
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
-                for end in (ends, ended):
+                for end in (exits, wakeup):
                     os.close(end)
                 channel.close()
-                _settle(here, files)
+                _reset_process(server, files)
                 return dict(json.loads(text))
             for file in files:
                 os.close(file)
             channel.send(json.dumps({"pid": pid}).encode())
 
 
-def _tell_ended(channel: socket.socket) -> None:
-    """Say of every process that has ended how it did."""
+def _report_exits(channel: socket.socket) -> None:
+    """Send the exit code of every process that has ended."""
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -88,23 +89,23 @@ def _tell_ended(channel: socket.socket) -> None:
             channel.send(json.dumps({"ended": pid, "code": code}).encode())
 
 
-def _settle(parent: int, files: list[int]) -> None:
-    """Be as a process that was started, and not forked: its own session, files and randomness."""
+def _reset_process(parent: int, files: list[int]) -> None:
+    """Give a forked process the session, files, signals and randomness of a spawned one."""
     processes.die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
     os.setsid()
-    for file, own in zip(files, (1, 2), strict=True):
-        os.dup2(file, own)
+    for file, standard in zip(files, (1, 2), strict=True):
+        os.dup2(file, standard)
         os.close(file)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # Python's own generator does so by itself
+        numpy.random.seed()  # Python seeds its own generator after a fork
 
 
-def _become(request: dict[str, Any]) -> None:
+def _run_module(request: dict[str, Any]) -> None:
     """Run a module as `python -m` does."""
     os.environ.update(request["variables"])
     with suppress(OSError):

@@ -1,8 +1,8 @@
-"""Signs of life: what each process of a run does now, in memory that its supervisor reads.
+"""Heartbeats: the current phase and step of each process, in shared memory.
 
-One record for each process in a file that all of them map. A sign costs no system call, and can be
-read while its writer's interpreter is blocked or the process is stopped. It is copied there as a
-whole: `pack_into` would fill it with zeros first. No torch here.
+All processes of a node map one file, with one record per process. A beat costs no system call. The
+supervisor can read it while the interpreter of its writer is blocked or the process is stopped. A
+record is copied as a whole, because `pack_into` would fill it with zeros first. No torch here.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ PHASES = (
     "end",
 )
 RECORD = struct.Struct(f"<QQQd{len(PHASES)}d")
-STRIDE = 128
-"""Bytes from one record to the next: two lines of the processor's cache."""
+STRIDE_BYTES = 128
+"""Bytes from one record to the next: two cache lines of the processor."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """What a process last said."""
+    """The last heartbeat of a process."""
 
     count: int
-    """Signs so far."""
+    """Number of beats so far."""
     step: int
-    """Steps that are done."""
+    """Number of steps that are done."""
     phase: str
-    """Account of the ledger that its time goes to."""
+    """One of `PHASES`: the account of the ledger that the time is booked to."""
     at: float
-    """When, by the machine's monotonic clock."""
-    longest: tuple[float, ...]
-    """Most seconds from a sign in each phase to the next one; 0 for a phase that never was."""
+    """Time of the beat, in seconds of the machine's monotonic clock."""
+    max_gaps: tuple[float, ...]
+    """Maximum seconds from a beat in each phase to the next beat; 0 for a phase never entered."""
 
 
 class Heartbeat:
-    """The signs of one process; without a file they go nowhere."""
+    """Writes the heartbeats of one process; without a file they are discarded."""
 
     def __init__(self, path: Path | None = None, rank: int = 0) -> None:
         self._map: mmap.mmap | None = None
-        self._offset = rank * STRIDE
+        self._offset = rank * STRIDE_BYTES
         self._count = self._step = self._phase = 0
         self._at = time.monotonic()
-        self._longest = [0.0] * len(PHASES)
+        self._max_gaps = [0.0] * len(PHASES)
         if path is not None:
             with path.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), 0)
 
     def beat(self, phase: str | None = None, step: int | None = None) -> None:
-        """Give a sign; what is left out is as it was."""
+        """Write a heartbeat; the phase and the step keep their values unless they are given."""
         now = time.monotonic()
-        self._longest[self._phase] = max(self._longest[self._phase], now - self._at)
+        self._max_gaps[self._phase] = max(self._max_gaps[self._phase], now - self._at)
         self._at = now
         if phase is not None:
             self._phase = PHASES.index(phase)
@@ -73,35 +73,35 @@ class Heartbeat:
             self._step = step
         self._count += 1
         if self._map is not None:
-            record = RECORD.pack(self._count, self._step, self._phase, now, *self._longest)
+            record = RECORD.pack(self._count, self._step, self._phase, now, *self._max_gaps)
             self._map[self._offset : self._offset + RECORD.size] = record
 
 
 class HeartbeatTable:
-    """The signs of all processes, as their supervisor sees them."""
+    """Reads the heartbeats of all processes of a node."""
 
     def __init__(self, path: Path, size: int) -> None:
         now = time.monotonic()
-        path.write_bytes(bytes(size * STRIDE))
+        path.write_bytes(bytes(size * STRIDE_BYTES))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         for rank in range(size):
-            RECORD.pack_into(self._map, rank * STRIDE, 0, 0, 0, now, *[0.0] * len(PHASES))
+            RECORD.pack_into(self._map, rank * STRIDE_BYTES, 0, 0, 0, now, *[0.0] * len(PHASES))
         self.size = size
 
     def read(self, rank: int) -> Beat:
-        """Return the last sign of a process; one that is being written is read again."""
-        place = slice(rank * STRIDE, rank * STRIDE + RECORD.size)
-        first = self._map[place]
-        while (second := self._map[place]) != first:
+        """Return the last beat of a process; a record is read again if it changes meanwhile."""
+        record = slice(rank * STRIDE_BYTES, rank * STRIDE_BYTES + RECORD.size)
+        first = self._map[record]
+        while (second := self._map[record]) != first:
             first = second
-        count, step, phase, at, *longest = RECORD.unpack(second)
-        return Beat(count, step, PHASES[phase % len(PHASES)], at, tuple(longest))
+        count, step, phase, at, *max_gaps = RECORD.unpack(second)
+        return Beat(count, step, PHASES[phase % len(PHASES)], at, tuple(max_gaps))
 
     def total_beats(self) -> int:
-        """Return how many signs all processes gave so far."""
+        """Return the number of beats of all processes so far."""
         return sum(self.read(rank).count for rank in range(self.size))
 
     def close(self) -> None:
-        """Let the file go."""
+        """Unmap the file."""
         self._map.close()

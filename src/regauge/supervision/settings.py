@@ -1,4 +1,4 @@
-"""The tables of a run file that its supervisor reads; nothing here imports torch."""
+"""The tables of a run file that its supervisor reads; this module imports no torch."""
 
 from __future__ import annotations
 
@@ -10,51 +10,49 @@ from regauge.config import Settings
 
 
 class Supervision(Settings):
-    """What happens when a process of the run dies, hangs or is told to stop."""
+    """How a run is checked before it starts, and when it is restarted after a failure."""
 
-    attempts_at_a_step: int = Field(default=3, ge=1)
-    """Attempts that may fail at the same step in the same way; then the run ends with code 66."""
+    max_attempts_per_step: int = Field(default=3, ge=1)
+    """Attempts that may fail in the same way at the same step; then the exit code is 66."""
     preflight: Literal["full", "brief"] = "full"
-    """What is checked before the first attempt: the devices and their collectives, or storage."""
-    hang_seconds: float = Field(default=60.0, gt=0)
-    """Shortest silence of a process that counts as a hang; ten times what is usual, if longer."""
-    notices: Literal["none", "ec2"] = "none"
-    """Who tells that this machine will be taken away; the run then saves and stops."""
+    """Checks before an attempt: `full` includes devices and collectives, `brief` only storage."""
+    hang_timeout_seconds: float = Field(default=60.0, gt=0)
+    """Minimum silence of a process that counts as a hang; ten times its usual silence if longer."""
+    spot_notices: Literal["none", "ec2"] = "none"
+    """Source of spot interruption notices; after a notice the run saves and stops."""
 
 
 class Nodes(Settings):
-    """The machines of a run, and where they meet; each of them runs the same command."""
+    """The nodes of a run and their rendezvous; every node runs the same command."""
 
     count: int | str | None = Field(default=None, union_mode="left_to_right")
-    """Nodes, or the fewest and the most as `2:4`; by default as the launcher says, or 1."""
+    """Number of nodes, or a range such as `2:4`; by default the launcher's number, or 1."""
     rendezvous: Literal["c10d", "etcd"] | None = None
-    """Where they meet: at one of them, or at an etcd that outlives any of them; by default c10d."""
+    """Backend of the rendezvous: a store on one of the nodes (default), or a separate etcd."""
     endpoint: str | None = None
-    """Host and port of that; by default as the launcher says."""
+    """Host and port of the rendezvous; by default the endpoint that the launcher sets."""
     join_seconds: float = Field(default=600.0, gt=0)
-    """Longest wait for the fewest nodes; then the command ends with code 75."""
+    """Maximum wait for the minimum number of nodes; then the command ends with code 75."""
     last_call_seconds: float = Field(default=30.0, ge=0)
-    """Wait for more nodes once the fewest are there, when the run starts."""
-    lost_seconds: float = Field(default=5.0, gt=0)
-    """Silence of a node after which the others go on without it."""
+    """Wait for additional nodes after the minimum has joined, when the run starts."""
+    node_timeout_seconds: float = Field(default=5.0, gt=0)
+    """Seconds without a heartbeat after which a node is lost and the others continue."""
 
     @field_validator("count")
     @classmethod
-    def _readable(cls, value: int | str | None) -> int | str | None:
+    def _check_count(cls, value: int | str | None) -> int | str | None:
         if value is not None:
-            limits(value)
+            parse_node_range(value)
         return value
 
 
-def limits(count: int | str) -> tuple[int, int]:
-    """Return the fewest and the most nodes that `2` or `2:4` stands for; raises ValueError."""
-    fewest, colon, most = str(count).partition(":")
+def parse_node_range(count: int | str) -> tuple[int, int]:
+    """Return the minimum and the maximum of `2` or `2:4`; raises ValueError."""
+    minimum, colon, maximum = str(count).partition(":")
     try:
-        found = int(fewest), int(most if colon else fewest)
+        limits = int(minimum), int(maximum if colon else minimum)
     except ValueError:
-        found = 0, 0
-    if not 1 <= found[0] <= found[1]:
-        raise ValueError(
-            f"'{count}' is no number of nodes: write one, or the fewest and the most, 2:4"
-        )
-    return found
+        limits = 0, 0
+    if not 1 <= limits[0] <= limits[1]:
+        raise ValueError(f"'{count}' is not a number of nodes; write 2, or a range such as 2:4")
+    return limits

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, caught where a run can still do something about them."""
+"""Handlers of SIGTERM and SIGINT, so that a run can save before it stops."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from regauge import timing
 POLL_SECONDS = 0.02
 
 
-class Caught(ABC):
-    """Catches both signals for as long as the block lasts; nothing outside of the main thread."""
+class SignalHandler(ABC):
+    """Handles both signals for the duration of a block; does nothing outside the main thread."""
 
     def __init__(self) -> None:
-        self._old: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._old[number] = signal.signal(number, self._catch)
+                self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in self._old:
-            self.give_back(number)
+        for number in self._previous:
+            self.restore(number)
 
     @abstractmethod
-    def caught(self, number: int) -> None:
-        """Note a signal."""
+    def handle(self, number: int) -> None:
+        """Handle a signal."""
 
-    def give_back(self, number: int) -> None:
-        """Catch a signal no longer: the next one does what it did before the block."""
-        signal.signal(number, self._old[number])
+    def restore(self, number: int) -> None:
+        """Restore the handler that a signal had before the block."""
+        signal.signal(number, self._previous[number])
 
-    def _catch(self, number: int, _frame: object) -> None:
-        self.caught(number)
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self.handle(number)
 
 
-class Signals(Caught):
-    """Those of a supervisor, handed on to the processes of the attempt."""
+class SupervisorSignals(SignalHandler):
+    """The signals of a supervisor, forwarded to the processes of the attempt."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = False
+        self.is_stop_requested = False
         self.pids: list[int] = []
 
     def sleep(self, seconds: float) -> None:
-        """Wait, unless a signal comes."""
-        timing.wait_for(lambda: self.told, seconds, poll_seconds=POLL_SECONDS)
+        """Sleep until a signal arrives or the time is over."""
+        timing.wait_for(lambda: self.is_stop_requested, seconds, poll_seconds=POLL_SECONDS)
 
-    def caught(self, number: int) -> None:
-        """Hand a signal on."""
+    def handle(self, number: int) -> None:
+        """Record that the run must stop, and forward the signal."""
         del number
-        self.told = True
+        self.is_stop_requested = True
         self.forward()
 
     def forward(self) -> None:
-        """Tell the processes of the attempt to save and stop."""
+        """Send SIGTERM to the processes of the attempt: they save and stop."""
         for pid in self.pids:
             try:
                 os.kill(pid, signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""Notices that this machine will be taken away, as those who rent it out give them.
+"""Spot interruption notices: the cloud announces that it will reclaim this machine.
 
-Amazon EC2 tells a spot instance two minutes before, and asks to look every five seconds ("Spot
-Instance interruption notices" in its user guide; IMDSv2 wants a token first).
+Amazon EC2 announces it two minutes ahead in the instance metadata. Its user guide recommends a poll
+every five seconds ("Spot Instance interruption notices"). IMDSv2 requires a token.
 """
 
 from __future__ import annotations
@@ -21,96 +21,98 @@ from regauge.log import logger
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.supervision.signals import Signals
+    from regauge.supervision.signals import SupervisorSignals
 
 ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-"""Where the metadata of an instance is, as Amazon's own libraries read it from the environment."""
-USUAL = "http://169.254.169.254"
+"""Environment variable with the address of the metadata service, as in the AWS SDKs."""
+DEFAULT_ENDPOINT = "http://169.254.169.254"
 POLL_SECONDS = 5.0
 ANSWER_SECONDS = 2.0
 TOKEN_SECONDS = 21600
 
 
-class Ec2:
-    """The metadata service of an instance."""
+class Ec2Metadata:
+    """A client of the metadata service of an EC2 instance."""
 
     def __init__(self) -> None:
-        self.endpoint = os.environ.get(ENDPOINT, USUAL)
+        self.endpoint = os.environ.get(ENDPOINT, DEFAULT_ENDPOINT)
         self._token = ""
 
-    def notice(self) -> str | None:
-        """Return what the instance is told; None where it is told nothing. Raises OSError."""
-        status, told = self._read()
-        if status == HTTPStatus.UNAUTHORIZED:  # the token is too old
+    def read_notice(self) -> str | None:
+        """Return the interruption notice of the instance, or None. Raises OSError."""
+        status, notice = self._read()
+        if status == HTTPStatus.UNAUTHORIZED:  # the token has expired
             self._token = ""
-            status, told = self._read()
+            status, notice = self._read()
         if status == HTTPStatus.NOT_FOUND:
             return None
         if status != HTTPStatus.OK:
-            raise OSError(f"{self.endpoint} answers {status}")
-        return told
+            raise OSError(f"{self.endpoint} answers with status {status}")
+        return notice
 
     def _read(self) -> tuple[int, str]:
         if not self._token:
-            status, self._token = self._asked(
+            status, self._token = self._request(
                 "PUT",
                 "/latest/api/token",
                 {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)},
             )
             if status != HTTPStatus.OK:
-                raise OSError(f"{self.endpoint} gives no token: {status}")
+                raise OSError(f"{self.endpoint} refuses a token with status {status}")
         path = "/latest/meta-data/spot/instance-action"
-        return self._asked("GET", path, {"X-aws-ec2-metadata-token": self._token})
+        return self._request("GET", path, {"X-aws-ec2-metadata-token": self._token})
 
-    def _asked(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
-        place = urlsplit(self.endpoint)
-        connection = HTTPConnection(place.hostname or "", place.port, timeout=ANSWER_SECONDS)
+    def _request(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+        address = urlsplit(self.endpoint)
+        connection = HTTPConnection(address.hostname or "", address.port, timeout=ANSWER_SECONDS)
         with closing(connection):
             try:
                 connection.request(method, path, headers=headers)
-                answer = connection.getresponse()
-                return answer.status, answer.read().decode(errors="replace")
+                response = connection.getresponse()
+                return response.status, response.read().decode(errors="replace")
             except HTTPException as error:
                 raise OSError(f"{self.endpoint}: {error}") from None
 
 
 @contextmanager
-def heard(kind: str, signals: Signals) -> Iterator[None]:
-    """Take a notice as SIGTERM is taken, for as long as the block lasts; `kind` is none or ec2.
+def watch_spot_notices(kind: str, signals: SupervisorSignals) -> Iterator[None]:
+    """Treat a spot notice as SIGTERM for the duration of the block; `kind` is none or ec2.
 
-    Raises SettingsError where nobody gives any.
+    Raises SettingsError if the metadata service does not answer.
     """
     if kind == "none":
         yield
         return
-    source = Ec2()
+    metadata = Ec2Metadata()
     try:
-        source.notice()
+        metadata.read_notice()
     except OSError as error:
         raise SettingsError(
-            f"execution.supervision.notices = '{kind}': {error}", "leave it out on other machines"
+            f"execution.supervision.spot_notices = '{kind}': {error}",
+            "remove spot_notices on machines outside EC2",
         ) from None
-    ended = threading.Event()
+    has_ended = threading.Event()
     thread = threading.Thread(
-        target=_listen, args=(source, signals, ended), name="notices", daemon=True
+        target=_poll, args=(metadata, signals, has_ended), name="spot-notices", daemon=True
     )
     thread.start()
     try:
         yield
     finally:
-        ended.set()
+        has_ended.set()
         thread.join(ANSWER_SECONDS)
 
 
-def _listen(source: Ec2, signals: Signals, ended: threading.Event) -> None:
+def _poll(metadata: Ec2Metadata, signals: SupervisorSignals, has_ended: threading.Event) -> None:
     while True:
         try:
-            told = source.notice()
+            notice = metadata.read_notice()
         except OSError:
-            told = None
-        if told is not None:
-            logger.warning("this machine will be taken away (%s): saving", " ".join(told.split()))
-            signals.caught(signal.SIGTERM)
+            notice = None
+        if notice is not None:
+            text = " ".join(notice.split())
+            logger.warning("spot notice: this machine will be reclaimed (%s); saving", text)
+            signals.handle(signal.SIGTERM)
             return
-        if ended.wait(POLL_SECONDS):
+        if has_ended.wait(POLL_SECONDS):
             return

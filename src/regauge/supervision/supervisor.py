@@ -1,8 +1,7 @@
-"""A run over as many attempts as it takes to end it.
+"""Runs the attempts of a run until it ends, and decides after each failure whether to restart.
 
-The supervisor computes nothing, and imports no torch where there is one machine. Every attempt has
-new processes and a new meeting place. What ends one is written to `failures/`, and decides whether
-the run starts again.
+The supervisor computes nothing. On a single node it imports no torch. Every attempt has new
+processes and a new rendezvous. The failure that ended an attempt is written to `failures/`.
 """
 
 from __future__ import annotations
@@ -23,272 +22,283 @@ from regauge import accelerators
 from regauge.config import read
 from regauge.errors import ChildError, PreflightError
 from regauge.health.examination import examine
-from regauge.health.findings import require
+from regauge.health.findings import raise_if_bad
 from regauge.health.machine import check_machine
 from regauge.log import logger
-from regauge.planning.catalog import rate
-from regauge.processes import Start, spawn
-from regauge.scratch import scratch
+from regauge.planning.catalog import find_price
+from regauge.processes import SpawnFunction, spawn
+from regauge.scratch import create_scratch_folder
 from regauge.supervision.attempt import FAILURES, Attempt
-from regauge.supervision.cost_meter import Meter, last_seen, paid
+from regauge.supervision.cost_meter import CostMeter, read_last_seen, read_paid
 from regauge.supervision.failures import POLICIES, Failure
-from regauge.supervision.forks import forks
-from regauge.supervision.nodes.attempt_registry import OverError
-from regauge.supervision.nodes.interface import ThisMachine
-from regauge.supervision.nodes.topology import several
-from regauge.supervision.signals import Signals
-from regauge.supervision.spot_notices import heard
+from regauge.supervision.forks import open_fork_server
+from regauge.supervision.nodes.attempt_registry import RunEndedError
+from regauge.supervision.nodes.interface import LocalLauncher
+from regauge.supervision.nodes.topology import resolve_topology
+from regauge.supervision.signals import SupervisorSignals
+from regauge.supervision.spot_notices import watch_spot_notices
 from regauge.testing.faults import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from regauge.supervision.forks import Forks
-    from regauge.supervision.nodes.interface import Alone
-    from regauge.supervision.nodes.rendezvous import Rendezvous
-    from regauge.training.settings import Training
+    from regauge.supervision.forks import ForkServer
+    from regauge.supervision.nodes.interface import NodeGroup
+    from regauge.supervision.nodes.rendezvous import RendezvousLauncher
+    from regauge.training.settings import TrainSettings
 
-    Place = ThisMachine | Rendezvous
+    Launcher = LocalLauncher | RendezvousLauncher
 
-LONGEST_WAIT_SECONDS = 60.0
-SUSPECT = ("device", "network", "hang", "preflight")
-"""Kinds of failure after which devices and network are checked again."""
+MAX_WAIT_SECONDS = 60.0
+RECHECKED_KINDS = ("device", "network", "hang", "preflight")
+"""Kinds of failure after which devices and collectives are checked again."""
 
 
-def supervise(settings: Training, size: int, fault_plan: str | None = None) -> None:
-    """Run a run's processes until it ends, `size` of them on this machine.
+def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None = None) -> None:
+    """Run a run to its end, with `local_size` processes on this node.
 
-    Raises ChildError where it ends by a failure.
+    Raises ChildError if the run ends by a failure.
     """
     folder = Path(settings.output.folder)
-    place = _place(settings, folder)
-    notices = settings.execution.supervision.notices
+    launcher = _build_launcher(settings, folder)
+    notices = settings.execution.supervision.spot_notices
     with (
-        place.open(),
-        scratch() as own,
-        Signals() as signals,
-        heard(notices, signals),
-        forks() as forked,
+        launcher.open(),
+        create_scratch_folder() as scratch,
+        SupervisorSignals() as signals,
+        watch_spot_notices(notices, signals),
+        open_fork_server() as fork_server,
     ):
-        run = Supervisor(settings, size, own, fault_plan, signals=signals, forked=forked)
+        run = Supervisor(
+            settings, local_size, scratch, fault_plan, signals=signals, fork_server=fork_server
+        )
         while True:
-            require(check_machine(folder, settings.output.checkpoint.root))
+            raise_if_bad(check_machine(folder, settings.output.checkpoint.remote))
             try:
-                with place.attempt(len(run.devices), signals, preflight=run.checks) as peers:
-                    failure = run.attempt(peers)
-            except OverError as over:
-                if over.code:
-                    raise ChildError(over.code, over.line) from None
+                with launcher.begin_attempt(
+                    len(run.devices), signals, needs_preflight=run.needs_preflight
+                ) as group:
+                    failure = run.run_attempt(group)
+            except RunEndedError as end:
+                if end.code:
+                    raise ChildError(end.code, end.message) from None
                 return
             if failure is None:
-                place.over(0, "")
+                launcher.record_end(0, "")
                 return
             try:
-                run.wait()
+                run.wait_before_next()
             except ChildError as error:
-                if not signals.told:
-                    place.over(error.exit_code, str(error))
+                if not signals.is_stop_requested:
+                    launcher.record_end(error.exit_code, str(error))
                 raise
 
 
 class Supervisor:
-    """The attempts of a run so far, as one machine has seen them."""
+    """The attempts of a run so far, as the supervisor of one node knows them."""
 
     def __init__(
         self,
-        settings: Training,
-        size: int,
-        own: Path,
+        settings: TrainSettings,
+        local_size: int,
+        scratch: Path,
         fault_plan: str | None,
         *,
-        signals: Signals,
-        forked: Forks,
+        signals: SupervisorSignals,
+        fork_server: ForkServer,
     ) -> None:
-        self._settings, self._own = settings, own
-        self._start: Start = spawn
-        self.devices = tuple(range(size))
-        """Those of this machine that the run computes on, by their index."""
+        self._settings, self._scratch = settings, scratch
+        self._spawn_function: SpawnFunction = spawn
+        self.devices = tuple(range(local_size))
+        """Indices of the devices of this node that the run uses."""
         self._fault_plan, self._signals = fault_plan, signals
         self._failures: list[Failure] = []
-        self._unwritten: Attempt | None = None
-        """The last attempt, where the node that should have noted its end is lost."""
-        self._left_out = False
-        """Whether devices were left out after the last attempt."""
-        self._taken = time.time()
-        self._rate = rate(settings.execution.price)
-        remark = self._rate.remark(dt.datetime.now(tz=dt.UTC).date()) if self._rate else None
-        if remark:
-            logger.warning(remark)
-        self._seen = last_seen(Path(settings.output.folder))
-        accelerator = settings.accelerator or accelerators.foreseen()
-        if accelerator is not None and accelerator.forkable and sys.platform == "linux":
-            forked.begin()
-            self._start = partial(forked.start, limit=float(settings.execution.timeout_seconds))
+        self._unrecorded: Attempt | None = None
+        """The last attempt, if the node that records attempts was lost with it."""
+        self._has_excluded = False
+        """Whether devices were excluded after the last attempt."""
+        self._started_at = time.time()
+        self._price = find_price(settings.execution.price)
+        today = dt.datetime.now(tz=dt.UTC).date()
+        warning = self._price.staleness_warning(today) if self._price else None
+        if warning:
+            logger.warning(warning)
+        self._last_seen_at = read_last_seen(Path(settings.output.folder))
+        accelerator = settings.accelerator or accelerators.choose_without_torch()
+        if accelerator is not None and accelerator.is_fork_safe and sys.platform == "linux":
+            fork_server.start_server()
+            timeout_seconds = float(settings.execution.timeout_seconds)
+            self._spawn_function = partial(fork_server.start, timeout_seconds=timeout_seconds)
 
     @property
-    def checks(self) -> bool:
-        """Whether the processes of the next attempt check their devices and each other."""
+    def needs_preflight(self) -> bool:
+        """Whether the processes of the next attempt check their devices and collectives."""
         if self._settings.execution.supervision.preflight == "brief":
             return False
-        return not self._failures or self._failures[-1].kind in SUSPECT
+        return not self._failures or self._failures[-1].kind in RECHECKED_KINDS
 
-    def attempt(self, peers: Alone) -> Failure | None:
-        """Make one attempt; return what ended it before the run's end."""
-        if peers.leads and self._unwritten is not None:
-            self._unwritten.note(self._failures[-1])
-        self._unwritten = None
-        one = Attempt(
+    def run_attempt(self, group: NodeGroup) -> Failure | None:
+        """Run one attempt; return the failure that ended it, or None at the run's end."""
+        if group.is_leader and self._unrecorded is not None:
+            self._unrecorded.record(self._failures[-1])
+        self._unrecorded = None
+        attempt = Attempt(
             self._settings,
             self.devices,
-            self._own,
+            self._scratch,
             self._fault_plan,
-            peers=peers,
+            group=group,
             signals=self._signals,
-            meter=self._meter(peers),
-            start=self._start,
+            meter=self._build_meter(group),
+            spawn_function=self._spawn_function,
         )
-        failure = one.run()
-        if failure is not None and failure.kind == "preflight" and peers.nodes == 1:
-            failure = self._examined(failure)
-        if peers.leads:
-            one.note(failure)
+        failure = attempt.run()
+        if failure is not None and failure.kind == "preflight" and group.num_nodes == 1:
+            failure = self._examine_devices(failure)
+        if group.is_leader:
+            attempt.record(failure)
         elif failure is not None and failure.kind == "node" and failure.rank == 0:
-            self._unwritten = one
+            self._unrecorded = attempt
         if failure is not None:
             self._failures.append(failure)
         return failure
 
-    def _meter(self, peers: Alone) -> Meter:
-        """Return what the run has paid, the time between its attempts included, and pays now."""
-        known, since = paid(Path(self._settings.output.folder), self._taken, self._seen)
-        usd = self._rate.usd_per_hour if self._rate else None
-        meter = Meter(known, time.monotonic(), peers.nodes, peers.shared.seats.size, usd)
-        return replace(meter, before=meter.after(time.time() - since))
+    def _build_meter(self, group: NodeGroup) -> CostMeter:
+        """Return a meter from now on, with the cost so far and the time between attempts."""
+        folder = Path(self._settings.output.folder)
+        cost, since = read_paid(folder, self._started_at, self._last_seen_at)
+        usd_per_hour = self._price.usd_per_hour if self._price else None
+        world_size = group.plan.layout.world_size
+        meter = CostMeter(cost, time.monotonic(), group.num_nodes, world_size, usd_per_hour)
+        return replace(meter, paid_before=meter.cost_after(time.time() - since))
 
-    def wait(self) -> None:
-        """Wait for the time of the next attempt; raises ChildError where there is none."""
-        limit = self._settings.execution.supervision.attempts_at_a_step
-        again = self._failures[-1].kind == "preflight" and self._left_out
-        wait = 0.0 if again else _wait_before_next(self._failures, limit)
-        if wait is None or self._signals.told:
-            raise _last_word(self._failures, self._settings)
+    def wait_before_next(self) -> None:
+        """Wait before the next attempt; raises ChildError if there is none."""
+        limit = self._settings.execution.supervision.max_attempts_per_step
+        last = self._failures[-1]
+        has_new_devices = last.kind == "preflight" and self._has_excluded
+        wait = 0.0 if has_new_devices else _compute_wait(self._failures, limit)
+        if wait is None or self._signals.is_stop_requested:
+            raise _build_final_error(self._failures, self._settings)
         when = f"in {wait:g} s" if wait else "now"
-        logger.warning("%s; starting again %s", _told(self._failures[-1]), when)
+        logger.warning("%s; restarting %s", _format_failure(last), when)
         self._signals.sleep(wait)
 
-    def _examined(self, failure: Failure) -> Failure:
-        """Return a failed check with who is at fault, as an examination of all devices finds it.
+    def _examine_devices(self, failure: Failure) -> Failure:
+        """Examine all devices after a failed preflight; return the failure with its cause.
 
-        Where the run takes as many devices as are fit, those at fault are left out from now on.
+        If the number of processes is `auto`, bad devices are excluded from the next attempts.
         """
         record = Path(self._settings.output.folder) / RECORD
         accelerator = self._settings.accelerator or accelerators.choose()[0]
-        found = examine(
+        examination = examine(
             accelerator,
             len(self.devices),
             fault_plan=self._fault_plan,
             record=record,
             devices=self.devices,
         )
-        bad = [finding for finding in found.findings if not finding.ok]
-        if self._settings.execution.processes == "auto" and accelerator.indexed:
-            self._leave_out(found.culprits)
+        bad = [finding for finding in examination.findings if not finding.ok]
+        if self._settings.execution.processes == "auto" and accelerator.is_indexed:
+            self._exclude_devices(examination.bad_ranks)
         try:
-            require(bad)
+            raise_if_bad(bad)
         except PreflightError as error:
-            evidence = {**failure.evidence, "found": [finding.row() for finding in bad]}
+            evidence = {**failure.evidence, "found": [finding.to_row() for finding in bad]}
             return replace(failure, problem=str(error), evidence=evidence)
         return failure
 
-    def _leave_out(self, ranks: set[int]) -> None:
-        kept = tuple(one for rank, one in enumerate(self.devices) if rank not in ranks)
-        self._left_out = 0 < len(kept) < len(self.devices)
-        if self._left_out:
-            out = sorted(set(self.devices) - set(kept))
-            self.devices = kept
-            told = ", ".join(str(one) for one in out)
-            logger.warning("device %s is left out, and the run has %d processes", told, len(kept))
+    def _exclude_devices(self, ranks: set[int]) -> None:
+        remaining = tuple(device for rank, device in enumerate(self.devices) if rank not in ranks)
+        self._has_excluded = 0 < len(remaining) < len(self.devices)
+        if self._has_excluded:
+            excluded = ", ".join(map(str, sorted(set(self.devices) - set(remaining))))
+            self.devices = remaining
+            count = len(remaining)
+            logger.warning("device %s is excluded; the run uses %d processes", excluded, count)
 
 
-def _place(settings: Training, folder: Path) -> Place:
-    """Return what holds the attempts of a run, on one machine or on several."""
-    found = several(settings.execution.nodes, folder)
-    if found is None:
-        return ThisMachine(folder)
-    with _quiet():
-        from regauge.supervision.nodes.rendezvous import Rendezvous
+def _build_launcher(settings: TrainSettings, folder: Path) -> Launcher:
+    """Return the launcher of a run's attempts, for one node or for several."""
+    topology = resolve_topology(settings.execution.nodes, folder)
+    if topology is None:
+        return LocalLauncher(folder)
+    with _silence_torch_log():
+        from regauge.supervision.nodes.rendezvous import RendezvousLauncher
 
-    return Rendezvous(found, settings, folder)
+    return RendezvousLauncher(topology, settings, folder)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Import torch so that a node which is lost is told in one line, without stacks of C++."""
-    own = "TORCH_CPP_LOG_LEVEL" not in os.environ
+def _silence_torch_log() -> Iterator[None]:
+    """Set torch's log level for its import, so that a lost node prints no C++ stacks."""
+    is_unset = "TORCH_CPP_LOG_LEVEL" not in os.environ
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         yield
     finally:
-        if own:
+        if is_unset:
             del os.environ["TORCH_CPP_LOG_LEVEL"]
 
 
-def _wait_before_next(failures: list[Failure], limit: int) -> float | None:
-    """Return the seconds before the next attempt; None where there is none."""
+def _compute_wait(failures: list[Failure], limit: int) -> float | None:
+    """Return the seconds before the next attempt; None if there is no next attempt."""
     last = failures[-1]
-    if not last.policy.retried:
+    if not last.policy.is_retried:
         return None
-    if last.policy.counted and _in_a_row(failures, last.same) >= (last.policy.most or limit):
+    num_same = _count_last(failures, last.is_same)
+    if last.policy.is_counted and num_same >= (last.policy.max_attempts or limit):
         return None
-    in_a_row = _in_a_row(failures, lambda failure: failure.kind == last.kind)
-    return min(LONGEST_WAIT_SECONDS, math.ldexp(last.policy.wait_seconds, in_a_row - 1))
+    num_of_kind = _count_last(failures, lambda failure: failure.kind == last.kind)
+    return min(MAX_WAIT_SECONDS, math.ldexp(last.policy.wait_seconds, num_of_kind - 1))
 
 
-def _in_a_row(failures: list[Failure], alike: Callable[[Failure], bool]) -> int:
-    """Return how many of the last failures are alike."""
-    return sum(1 for _ in takewhile(alike, reversed(failures)))
+def _count_last(failures: list[Failure], predicate: Callable[[Failure], bool]) -> int:
+    """Return how many of the last failures in a row fulfil a predicate."""
+    return sum(1 for _ in takewhile(predicate, reversed(failures)))
 
 
-def _last_word(failures: list[Failure], settings: Training) -> ChildError:
-    error = ChildError(*_summary(failures, settings))
+def _build_final_error(failures: list[Failure], settings: TrainSettings) -> ChildError:
+    error = ChildError(*_summarize_failures(failures, settings))
     if trace := failures[-1].evidence.get("traceback"):
         error.add_note("\n".join([f"In process {failures[-1].rank}:", *trace]))
     return error
 
 
-def _summary(failures: list[Failure], settings: Training) -> tuple[int, str]:
-    """Return the exit code and the line for failures that the run does not start again after."""
+def _summarize_failures(failures: list[Failure], settings: TrainSettings) -> tuple[int, str]:
+    """Return the exit code and the last line of a run that is not restarted."""
     last, folder = failures[-1], Path(settings.output.folder)
-    policy, limit = last.policy, settings.execution.supervision.attempts_at_a_step
+    policy, limit = last.policy, settings.execution.supervision.max_attempts_per_step
     if last.kind == "memory":
-        remedy = f"{_smaller(settings, folder)}, or execution.activation_checkpointing"
-        most = "".join(
-            f", most of it {each['count']} x {each['tensors']}: {each['bytes'] / 1e6:,.0f} MB"
-            for each in last.evidence.get("largest", [])[:1]
+        largest = "".join(
+            f", largest tensors {entry['count']} x {entry['tensors']}: "
+            f"{entry['bytes'] / 1e6:,.0f} MB"
+            for entry in last.evidence.get("largest", [])[:1]
         )
-        return policy.code, f"{last.problem} (process {last.rank}{most}); {remedy}"
-    if not policy.retried or policy.most is not None:
-        return policy.code, last.problem
-    same = _in_a_row(failures, last.same)
-    if policy.counted and same >= limit:
-        line = f"{same} attempts failed at step {last.step} in the same way: {last.problem}"
-        return POLICIES["progress"].code, f"{line}; see {folder / FAILURES}"
-    return policy.code, f"{last.problem}; see {folder / FAILURES}"
+        remedy = _suggest_microbatch(settings, folder)
+        remedy = f"{remedy}, or set execution.activation_checkpointing"
+        return policy.exit_code, f"{last.problem} (process {last.rank}{largest}); {remedy}"
+    if not policy.is_retried or policy.max_attempts is not None:
+        return policy.exit_code, last.problem
+    num_same = _count_last(failures, last.is_same)
+    if policy.is_counted and num_same >= limit:
+        line = f"{num_same} attempts failed at step {last.step} in the same way: {last.problem}"
+        return POLICIES["progress"].exit_code, f"{line}; see {folder / FAILURES}"
+    return policy.exit_code, f"{last.problem}; see {folder / FAILURES}"
 
 
-def _smaller(settings: Training, folder: Path) -> str:
-    """Return how a run without memory is given half of its microbatch, also of one it found."""
+def _suggest_microbatch(settings: TrainSettings, folder: Path) -> str:
+    """Return the advice to halve the microbatch, also one that the batch finder chose."""
     rows = settings.batch.microbatch_rows
     if rows == "auto" and (folder / "run.json").is_file():
         rows = read(folder / "run.json")["batch"]["microbatch_rows"]
-    return (
-        "try a batch.microbatch_rows"
-        if rows == "auto"
-        else (f"try batch.microbatch_rows = {max(1, rows // 2)}")
-    )
+    if rows == "auto":
+        return "set batch.microbatch_rows to a number"
+    return f"set batch.microbatch_rows = {max(1, rows // 2)}"
 
 
-def _told(failure: Failure) -> str:
-    who = f"process {failure.rank}"
-    named = failure.problem if who in failure.problem else f"{who}: {failure.problem}"
-    return f"{named}, after step {failure.step}"
+def _format_failure(failure: Failure) -> str:
+    process = f"process {failure.rank}"
+    is_named = process in failure.problem
+    problem = failure.problem if is_named else f"{process}: {failure.problem}"
+    return f"{problem}, after step {failure.step}"

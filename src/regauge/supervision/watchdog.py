@@ -1,9 +1,9 @@
-"""Which process of a run is silent for too long, seen from outside of all of them.
+"""Hang detection: finds silent processes from outside, and the process that the others wait for.
 
-A limit is learned: ten times the longest that a phase has lasted between two signs, and no less
-than a floor; the processes measure that themselves, since a short phase is over between two looks.
-Until a phase has been, the longest wait of the run's settings holds. A process that waits for
-another is as silent as one that hangs: while any of them gives signs, none does.
+The limit of a phase is learned: ten times the longest gap between two heartbeats in that phase, and
+at least `floor_seconds`. The processes measure the gaps themselves, because a short phase is over
+between two polls. Until a phase has occurred, its limit is `execution.timeout_seconds`. A process
+that waits for another one is silent as well. Therefore a hang is found only if no process beats.
 """
 
 from __future__ import annotations
@@ -16,104 +16,115 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.supervision.channel import text
+from regauge.supervision.channel import read_text
 from regauge.supervision.heartbeat import PHASES
 
 if TYPE_CHECKING:
     from regauge.supervision.channel import WorkerReports
     from regauge.supervision.heartbeat import Beat, HeartbeatTable
 
-PATIENCE = 10.0
-"""A phase may last so many times the longest that was seen."""
-FIRST = ("start", "init", "preflight", "compile")
-"""Phases that come once: nothing is learned of them."""
+MAX_GAP_FACTOR = 10.0
+"""A silence may be this many times the longest gap of its phase so far."""
+UNLEARNED_PHASES = ("start", "init", "preflight", "compile")
+"""Phases that occur once per attempt: no limit is learned for them."""
 PREFLIGHT, PREFLIGHT_SECONDS = "preflight", 30.0
-"""A check takes less than a second; a device that has not answered until then never does."""
+"""The phase of the checks, and its limit: a check of a healthy device takes less than a second."""
 STACK_SECONDS = 1.0
+"""Wait for the processes to write their stacks."""
 
 
 @dataclass(frozen=True)
 class Watchdog:
-    """The signs of an attempt's processes, and how long they may be silent."""
+    """The heartbeats of an attempt's processes, and the limits of their silence."""
 
-    pulses: HeartbeatTable
+    heartbeats: HeartbeatTable
     floor_seconds: float
+    """Minimum limit: `supervision.hang_timeout_seconds`."""
     ceiling_seconds: float
+    """Limit of a phase that nothing is known about: `execution.timeout_seconds`."""
 
-    def overdue(self, elsewhere: float = math.inf) -> str | None:
-        """Return what is wrong when a process has given no sign for too long, or None.
+    def find_hang(self, remote_silence: float = math.inf) -> str | None:
+        """Return why the attempt hangs, or None.
 
-        `elsewhere` is for how long the processes of other nodes gave none, in seconds.
+        `remote_silence` is the time since the last beat of a process on another node, in seconds.
         """
         now = time.monotonic()
-        quiet, late = elsewhere, []
-        signs = [self.pulses.read(rank) for rank in range(self.pulses.size)]
-        for sign in signs:
-            longest = max(other.longest[PHASES.index(sign.phase)] for other in signs)
-            silent, limit = now - sign.at, self._limit(sign.phase, longest)
-            quiet = min(quiet, silent)
-            if sign.phase != "end" and silent > limit:
-                late.append(f"no sign for {silent:.1f} s in '{sign.phase}' (limit {limit:.1f} s)")
-        return late[0] if late and quiet > min(self.floor_seconds, PREFLIGHT_SECONDS) else None
+        min_silence, problems = remote_silence, []
+        beats = [self.heartbeats.read(rank) for rank in range(self.heartbeats.size)]
+        for beat in beats:
+            max_gap = max(other.max_gaps[PHASES.index(beat.phase)] for other in beats)
+            silence, limit = now - beat.at, self._limit(beat.phase, max_gap)
+            min_silence = min(min_silence, silence)
+            if beat.phase != "end" and silence > limit:
+                problems.append(
+                    f"no heartbeat for {silence:.1f} s in phase '{beat.phase}' "
+                    f"(limit {limit:.1f} s)"
+                )
+        is_silent = min_silence > min(self.floor_seconds, PREFLIGHT_SECONDS)
+        return problems[0] if problems and is_silent else None
 
-    def _limit(self, phase: str, longest: float) -> float:
-        """Return how long a process may be silent in a phase; `longest` is 0 before it has been."""
+    def _limit(self, phase: str, max_gap: float) -> float:
+        """Return the maximum silence in a phase, in seconds; `max_gap` is 0 in its first time."""
         if phase == PREFLIGHT:
             return min(PREFLIGHT_SECONDS, self.ceiling_seconds)
-        if longest == 0.0 or phase in FIRST:
+        if max_gap == 0.0 or phase in UNLEARNED_PHASES:
             return max(self.floor_seconds, self.ceiling_seconds)
-        return max(self.floor_seconds, min(PATIENCE * longest, self.ceiling_seconds))
+        return max(self.floor_seconds, min(MAX_GAP_FACTOR * max_gap, self.ceiling_seconds))
 
 
 @dataclass(frozen=True)
-class Witness:
-    """One process as it was found when the run hung."""
+class ProcessSnapshot:
+    """The state of one process when the attempt hung."""
 
     rank: int
-    sign: Beat
+    """Index of the process on its node."""
+    beat: Beat
     state: str
-    """The kernel's letter: T is stopped, R runs, S sleeps, D waits for a device."""
+    """State letter of the kernel: T is stopped, R running, S sleeping, D waiting for a device."""
     stack: list[str]
-    """Its threads' frames; empty where it did not answer."""
+    """Frames of all threads; empty if the process did not answer."""
     collectives: list[dict[str, Any]]
-    """Its last collectives, oldest first; empty where it did not answer, or has none."""
+    """The last collectives, oldest first; empty if the process did not answer or ran none."""
 
     @property
     def sequence(self) -> int:
-        """The number of its last collective."""
-        return max((int(each["collective_seq_id"]) for each in self.collectives), default=0)
+        """The sequence number of the last collective."""
+        return max((int(entry["collective_seq_id"]) for entry in self.collectives), default=0)
 
     @property
-    def standing(self) -> list[float]:
-        """How far it came; the others wait for the one that came least far.
+    def progress_key(self) -> list[float]:
+        """Sort key of progress; the others wait for the process with the smallest key.
 
-        That one is stopped, or answers nothing, or has come to fewer collectives than they, or is
-        silent for longest.
+        That process is stopped, or does not answer, or is behind in its collectives, or has been
+        silent for the longest time.
         """
-        silent = time.monotonic() - self.sign.at
-        return [self.state not in ("T", "t"), bool(self.stack), self.sequence, -silent]
+        silence = time.monotonic() - self.beat.at
+        return [self.state not in ("T", "t"), bool(self.stack), self.sequence, -silence]
 
 
-def witnesses(pulses: HeartbeatTable, pids: list[int], answers: WorkerReports) -> list[Witness]:
-    """Ask every process for its stacks, and return what each was found in."""
-    signs = [pulses.read(rank) for rank in range(pulses.size)]
-    answers.ask()
-    states = [_state(pid) for pid in pids]
+def take_snapshots(
+    heartbeats: HeartbeatTable, pids: list[int], reports: WorkerReports
+) -> list[ProcessSnapshot]:
+    """Request stacks and collectives of all processes, and return their snapshots by rank."""
+    beats = [heartbeats.read(rank) for rank in range(heartbeats.size)]
+    reports.request_collectives()
+    states = [_read_state(pid) for pid in pids]
     for pid, state in zip(pids, states, strict=True):
         if state not in ("T", "t", "Z", ""):
             os.kill(pid, signal.SIGUSR1)
     time.sleep(STACK_SECONDS)
     return [
-        Witness(rank, sign, state, answers.stack(rank), answers.collectives(rank))
-        for rank, (sign, state) in enumerate(zip(signs, states, strict=True))
+        ProcessSnapshot(rank, beat, state, reports.read_stack(rank), reports.read_collectives(rank))
+        for rank, (beat, state) in enumerate(zip(beats, states, strict=True))
     ]
 
 
-def culprit(found: list[Witness]) -> Witness:
-    """Return the process that the others wait for."""
-    return min(found, key=lambda one: one.standing)
+def blamed_rank(snapshots: list[ProcessSnapshot]) -> int:
+    """Return the index of the process that the others wait for."""
+    return min(snapshots, key=lambda snapshot: snapshot.progress_key).rank
 
 
-def _state(pid: int) -> str:
-    fields = text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+def _read_state(pid: int) -> str:
+    """Return the state letter of a process; empty if it is gone."""
+    fields = read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return fields[0] if fields else ""

@@ -1,6 +1,12 @@
-"""What a model is trained for: how rows become batches, a batch a loss, and outputs metrics.
+"""Training tasks: which batches a model reads, its loss, and its held-out metrics.
 
-A task is a frozen table of settings; files here import torch inside of their methods.
+`Task` is the interface; each public file here is one task: `mlm`, `clm`, `sft`, `contrastive`,
+`classify`, `rank`. `_tokens` and `_fields` hold the batches of token rows and of record fields,
+`_pairs` the rows of next-sentence prediction. `_objectives` holds the ranking losses; `_quality`
+and `_retrieval` hold the metrics.
+
+A task is a frozen settings class. It may import `data` and `models`; torch only inside methods, so
+that a run file is checked without it.
 """
 
 from __future__ import annotations
@@ -17,129 +23,140 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from regauge.data.batches import Arrays, Draw, Piece
-    from regauge.data.dataset import Manifest, Rows
-    from regauge.data.loader import Facts
-    from regauge.models.io_spec import Answers, Fields
+    from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+    from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.data.loader import CollatorConfig
+    from regauge.models.io_spec import InputSpec, OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
 
-Sums = dict[str, tuple[Any, Any]]
-"""Metric name to (weighted sum, weight); a mean is taken once, over everything."""
+MetricSums = dict[str, tuple[Any, Any]]
+"""(weighted sum, weight) of each metric by name; the mean is taken once, over all rows."""
 ITEMS = "items"
-"""Stands beside held-out metrics: how many items, tokens or queries, they are means over."""
+"""Metric name of the number of items (rows, tokens or queries) that the means are taken over."""
 
 
 class Task(Choice):
-    """One objective."""
+    """A training objective with its batches, model head and metrics."""
 
-    coupled: ClassVar[bool] = False
-    """Whether the loss needs the outputs of the whole global batch at once."""
-    whole: ClassVar[bool] = False
-    """Whether metrics need what is kept of all held-out rows at once."""
+    needs_global_batch: ClassVar[bool] = False
+    """Whether the loss needs the model outputs of the whole global batch at once."""
+    metrics_need_all_rows: ClassVar[bool] = False
+    """Whether the metrics need the `eval_outputs` of all held-out rows at once."""
     layout: ClassVar[str] = "packed"
-    """The row layout that the task reads, unless it is set otherwise: a name of `data/layouts`."""
+    """Default row layout of the task: a name of `data/layouts`."""
     module_needs_fields: ClassVar[bool] = False
-    """Whether its module depends on the fields of the rows."""
-    writes: ClassVar[bool] = False
-    """Whether its model says each next token, so that it can go on with a text."""
+    """Whether the module depends on the fields of the dataset."""
+    generative: ClassVar[bool] = False
+    """Whether the model predicts next tokens, so that it can generate text."""
 
-    def check(self, manifest: Manifest) -> None:
-        """Raise SettingsError when a dataset cannot be used for the task."""
-        if manifest.layout != self.reads():
+    def check_dataset(self, manifest: DatasetManifest) -> None:
+        """Raise SettingsError or DataError if the task cannot use a dataset."""
+        if manifest.layout != self.row_layout():
             raise SettingsError(
-                f"task '{self.kind}' reads rows of layout '{self.reads()}', the dataset has"
-                f" '{manifest.layout}'",
-                f'prepare it with rows.layout = "{self.reads()}"',
+                f"task '{self.kind}' needs rows of layout '{self.row_layout()}', but the dataset"
+                f" has '{manifest.layout}'",
+                f'prepare it with rows.layout = "{self.row_layout()}"',
             )
 
-    def reads(self) -> str:
-        """Return the row layout that the task reads as it is set."""
+    def row_layout(self) -> str:
+        """Return the row layout that the task needs with these settings."""
         return self.layout
 
     def check_weights(self, folder: Path) -> None:
-        """Warn of what the task leaves out of a folder of weights."""
+        """Log a warning for each part of a weights folder that the task does not use."""
 
-    def check_rows(self, rows: int) -> None:
-        """Raise SettingsError when the task cannot use a global batch of so many rows."""
+    def check_global_batch(self, num_rows: int) -> None:
+        """Raise SettingsError if the task cannot use a global batch of this many rows."""
 
-    def ladder(self, manifest: Manifest) -> tuple[int, ...]:
-        """Return the lengths that batches are padded to; with the batch's rows, the shapes."""
+    def bucket_lengths(self, manifest: DatasetManifest) -> tuple[int, ...]:
+        """Return the lengths in tokens that batches are padded to, in rising order."""
         return (manifest.fields["tokens"].limit,)
 
-    def real_share(self, manifest: Manifest) -> float:
-        """Return the share of real tokens in batches of the declared shapes."""
+    def real_token_share(self, manifest: DatasetManifest) -> float:
+        """Return the expected share of tokens that are not padding, over all batches."""
         return manifest.real_token_share
 
     def slots_per_row(self) -> int:
-        """Return how many places a row has in a global batch: those that pieces are cut into."""
+        """Return the number of texts of a row that are placed in microbatches independently."""
         return 1
 
-    def texts_per_row(self, manifest: Manifest) -> int:
-        """Return how many sequences the model computes for one row."""
+    def sequences_per_row(self, manifest: DatasetManifest) -> int:
+        """Return the number of sequences that the model encodes for one row."""
         del manifest
         return self.slots_per_row()
 
-    def cut(
-        self, rows: Rows, numbers: np.ndarray, microbatch_rows: int, ladder: tuple[int, ...]
-    ) -> list[Piece]:
-        """Cut a global batch of row numbers into microbatches of one size."""
-        from regauge.data.batches import whole_rows
+    def split_batch(
+        self,
+        rows: DatasetRows,
+        row_numbers: np.ndarray,  # [global batch]
+        microbatch_rows: int,
+        bucket_lengths: tuple[int, ...],
+    ) -> list[MicrobatchPlan]:
+        """Split a global batch into microbatches of equal size."""
+        from regauge.data.batches import plan_whole_rows
 
         del rows
-        return whole_rows(numbers, microbatch_rows, ladder[0])
+        return plan_whole_rows(row_numbers, microbatch_rows, bucket_lengths[0])
 
-    def batch(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
+    def build_batch(
+        self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+    ) -> Arrays:
         """Build the arrays of one microbatch."""
         raise NotImplementedError
 
-    def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
-        """Return the module that is trained, in fp32; on the meta device it has no weights."""
+    def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
+        """Build the module to train, in fp32; on the meta device it has no weights."""
         raise NotImplementedError
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of losses and the weight, both scalars."""
+        """Return the weighted sum of the losses and the sum of the weights, both scalars."""
         raise NotImplementedError
 
-    def kept(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        """Return what a `whole` task keeps of a batch, [slots, width] fp32."""
+    def eval_outputs(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        """Return the outputs of a batch that `metric_sums` needs, [slots, width] fp32.
+
+        Only called if `metrics_need_all_rows`.
+        """
         del batch
         return output["vectors"]
 
-    def tally(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Sums:
-        """Return the sums of every held-out metric, of a batch or of the whole split.
+    def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
+        """Return the (weighted sum, weight) of each held-out metric; the loss is the first.
 
-        A `whole` task is given `vectors`, [slots, width], and `real`, [slots]: what it kept of all
-        rows in their order, and which of them are there. The first metric is the loss.
+        The arguments are one batch. If `metrics_need_all_rows`, they are the whole split instead:
+        `vectors`, [slots, width], are all `eval_outputs` in the order of the rows, and `real`,
+        [slots], is 0 for padding rows.
         """
         raise NotImplementedError
 
-    def answers(self) -> Answers:
-        """Return what its model says of a record once it is trained."""
+    def output_kind(self) -> OutputKind:
+        """Return the kind of output that the trained model gives for a record."""
         return "vectors"
 
-    def fields(self, manifest: Manifest) -> Fields:
-        """Return what its model reads of a record, as it did in a dataset."""
-        from regauge.models.io_spec import Fields
+    def input_spec(self, manifest: DatasetManifest) -> InputSpec:
+        """Return the record fields that the trained model reads."""
+        from regauge.models.io_spec import InputSpec
 
-        return Fields(limits=(manifest.fields["tokens"].limit,))
+        return InputSpec(limits=(manifest.fields["tokens"].limit,))
 
-    def exchange(
+    def prompt_and_reference(
         self, row: dict[str, np.ndarray], prompt_tokens: int
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return a prompt out of a row and the tokens that follow it there, if there is one.
+        """Return the tokens of a prompt and of its reference continuation from a held-out row.
 
-        `prompt_tokens` is its length where the row does not say; only for a task that writes.
+        `prompt_tokens` is the prompt length if the row does not mark one. Returns None if the row
+        has no prompt. Only generative tasks have prompts.
         """
         del row, prompt_tokens
         return None
 
-    def rivals(
-        self, output: dict[str, Tensor], batch: dict[str, Tensor], texts: Sequence[dict[str, Any]]
-    ) -> dict[str, Sums]:
-        """Return the metrics of other ways to answer the held-out rows, by name.
+    def baselines(
+        self, output: dict[str, Tensor], batch: dict[str, Tensor], records: Sequence[dict[str, Any]]
+    ) -> dict[str, MetricSums]:
+        """Return the metrics of non-neural baselines on the held-out rows, by baseline name.
 
-        `texts` are the rows as they were read; none by default.
+        `records` are the held-out records with their texts. By default there are no baselines.
         """
-        del output, batch, texts
+        del output, batch, records
         return {}

@@ -1,4 +1,4 @@
-"""What the tasks over named fields share: texts padded to the lengths of a ladder."""
+"""Base class of the tasks over record fields, with batches padded to bucket lengths."""
 
 from __future__ import annotations
 
@@ -8,128 +8,156 @@ import numpy as np
 from pydantic import Field
 
 from regauge.choices import did_you_mean
-from regauge.data.batches import Piece, dropout_keys, padded
-from regauge.data.buckets import added, fit, ladder, real_share
-from regauge.data.columns import reach
+from regauge.data.batches import MicrobatchPlan, build_dropout_keys, pad_sequences
+from regauge.data.buckets import (
+    choose_bucket_lengths,
+    find_bucket_length,
+    real_token_share,
+    sum_histograms,
+)
+from regauge.data.columns import value_ranges
 from regauge.errors import DataError, SettingsError
 from regauge.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from regauge.data.batches import Arrays, Draw
-    from regauge.data.dataset import Manifest, Rows
-    from regauge.data.loader import Facts
+    from regauge.data.batches import Arrays, RandomKey
+    from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.data.loader import CollatorConfig
 
 Texts = list[np.ndarray | None]
+"""Token ids of texts, each [length]; None for a text of a padding row."""
 
 
 class FieldsTask(Task):
-    """A task whose rows are records; a text of it is told by its row and its part in that."""
+    """A task whose rows are records; a text has a row number and a text number in its row."""
 
     layout: ClassVar[str] = "fields"
 
-    shapes: int = Field(default=4, ge=1)
-    """Most lengths that texts are padded to."""
+    max_buckets: int = Field(default=4, ge=1)
+    """Maximum number of bucket lengths; each batch is padded to one of them."""
 
-    def lengths(self, manifest: Manifest) -> tuple[int, ...]:
-        """Return how many texts have each length, as the model reads them."""
+    def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
+        """Return the number of model inputs of each length; entry i counts inputs of i tokens."""
         raise NotImplementedError
 
-    def texts(
-        self, rows: Rows, numbers: np.ndarray, parts: np.ndarray, special: tuple[int, ...] = ()
+    def read_texts(
+        self,
+        rows: DatasetRows,
+        row_numbers: np.ndarray,  # [texts]
+        text_numbers: np.ndarray,  # [texts] from 0 in each row
+        special: tuple[int, ...] = (),
     ) -> Texts:
-        """Return the tokens of texts, or None where the row's number is PADDING.
+        """Return the tokens of texts; None if the row number is PADDING.
 
-        Where the tokenizer's `special` tokens are not given, a text may come out longer.
+        `special` are the ids of the special tokens. Without them, a pair of texts may be one token
+        too long.
         """
         raise NotImplementedError
 
-    def ladder(self, manifest: Manifest) -> tuple[int, ...]:
-        """Return the lengths with the least padding over all texts together."""
-        return ladder(self.lengths(manifest), self.shapes)
+    def bucket_lengths(self, manifest: DatasetManifest) -> tuple[int, ...]:
+        """Return the lengths that cause the least padding over all texts."""
+        return choose_bucket_lengths(self.length_histogram(manifest), self.max_buckets)
 
-    def real_share(self, manifest: Manifest) -> float:
-        """Return the share where every text has its own rung: that of batches of one length."""
-        return real_share(self.lengths(manifest), self.ladder(manifest))
+    def real_token_share(self, manifest: DatasetManifest) -> float:
+        """Return the share of real tokens if every text is padded to its own bucket length."""
+        return real_token_share(self.length_histogram(manifest), self.bucket_lengths(manifest))
 
-    def cut(
-        self, rows: Rows, numbers: np.ndarray, microbatch_rows: int, ladder: tuple[int, ...]
-    ) -> list[Piece]:
-        """Sort all texts of a global batch by length, and cut; slots are parts, then rows."""
+    def split_batch(
+        self,
+        rows: DatasetRows,
+        row_numbers: np.ndarray,
+        microbatch_rows: int,
+        bucket_lengths: tuple[int, ...],
+    ) -> list[MicrobatchPlan]:
+        """Sort all texts of a global batch by length and split them into microbatches.
+
+        Slots are numbered by text number first, then by row.
+        """
         count = self.slots_per_row()
-        every = np.resize(numbers, count * len(numbers))
-        lengths = _lengths(self.texts(rows, every, np.repeat(np.arange(count), len(numbers))))
+        repeated_numbers = np.resize(row_numbers, count * len(row_numbers))
+        text_numbers = np.repeat(np.arange(count), len(row_numbers))
+        lengths = _count_tokens(self.read_texts(rows, repeated_numbers, text_numbers))
         longest_first = np.argsort(-lengths, kind="stable")
-        pieces = []
+        plans = []
         for slots in longest_first.reshape(-1, count * microbatch_rows):
-            parts, places = np.divmod(slots, len(numbers))
-            length = fit(int(lengths[slots].max()), ladder)
-            pieces.append(Piece(numbers[places], parts, slots, length))
-        return pieces
+            texts, indices = np.divmod(slots, len(row_numbers))
+            length = find_bucket_length(int(lengths[slots].max()), bucket_lengths)
+            plans.append(MicrobatchPlan(row_numbers[indices], texts, slots, length))
+        return plans
 
-    def batch(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
-        """Return texts, [batch, length], with their slots in the global batch."""
-        texts = self.texts(rows, piece.rows, piece.parts, facts.special)
-        return slotted(texts, piece, draw, facts)
+    def build_batch(
+        self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+    ) -> Arrays:
+        """Build the token arrays of texts, [batch, length], with their slots."""
+        texts = self.read_texts(rows, plan.row_numbers, plan.text_numbers, config.special_ids)
+        return build_slot_arrays(texts, plan, key, config)
 
 
-def slotted(texts: Texts, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
-    """Return what a model reads of texts, with their slots and which of them are there, [batch]."""
+def build_slot_arrays(
+    texts: Texts, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+) -> Arrays:
+    """Build the token arrays of texts, with their `slots` and whether they are `real`, [batch]."""
     return {
-        **text_arrays(texts, piece, draw, facts),
-        "slots": piece.slots,
-        "real": (piece.rows >= 0).astype(np.float32),
+        **build_text_arrays(texts, plan, key, config),
+        "slots": plan.slots,
+        "real": (plan.row_numbers >= 0).astype(np.float32),
     }
 
 
-def text_arrays(texts: Texts, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
-    """Return what a model reads of texts, all [batch, length], and the keys of their dropout."""
-    places = np.arange(piece.length, dtype=np.int32)
+def build_text_arrays(
+    texts: Texts, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+) -> Arrays:
+    """Build tokens, segments and positions, [batch, length] int32, and dropout keys, [batch]."""
+    positions = np.arange(plan.length, dtype=np.int32)
     return {
-        "tokens": padded(texts, piece.length, facts.pad),
-        "segments": (places < _lengths(texts)[:, None]).astype(np.int32),
-        "positions": np.broadcast_to(places, (len(texts), piece.length)).copy(),
-        "keys": dropout_keys(piece, draw),
+        "tokens": pad_sequences(texts, plan.length, config.pad_id),
+        "segments": (positions < _count_tokens(texts)[:, None]).astype(np.int32),
+        "positions": np.broadcast_to(positions, (len(texts), plan.length)).copy(),
+        "keys": build_dropout_keys(plan, key),
     }
 
 
-def check_field(manifest: Manifest, name: str, kinds: tuple[str, ...] = ("tokens",)) -> None:
-    """Raise SettingsError where a dataset has no field of this name and one of these kinds."""
+def check_field(manifest: DatasetManifest, name: str, kinds: tuple[str, ...] = ("tokens",)) -> None:
+    """Raise SettingsError if a dataset has no field of this name with one of these kinds."""
     if name not in manifest.fields:
         remedy = did_you_mean(name, tuple(manifest.fields))
         raise SettingsError(f"the dataset has no field '{name}'", remedy)
     if manifest.fields[name].kind not in kinds:
         fitting = [other for other, field in manifest.fields.items() if field.kind in kinds]
-        known = ", ".join(fitting) or "none: prepare the data with one"
-        wanted = " or ".join("text" if kind == "tokens" else kind for kind in kinds)
-        raise SettingsError(f"field '{name}' is no {wanted}", f"fields that are: {known}")
+        expected = " or ".join("text" if kind == "tokens" else kind for kind in kinds)
+        remedy = f"choose from: {', '.join(fitting)}" if fitting else "prepare the data with one"
+        raise SettingsError(f"field '{name}' is not a {expected} field", remedy)
 
 
-def check_label(manifest: Manifest, name: str) -> tuple[float, float]:
-    """Return the smallest and the largest label of all splits, 0 and 0 where there is none.
+def label_range(manifest: DatasetManifest, name: str) -> tuple[float, float]:
+    """Return the smallest and the largest label of all splits; (0, 0) if there are no labels.
 
-    Raises DataError where a record has no label.
+    Raises DataError if a record has no label.
     """
     field = manifest.fields[name]
     if missing := sum(field.missing.values()):
-        raise DataError(f"label '{name}' is missing in {missing} records", "leave them out")
-    found = list(reach(field).values()) or [(0.0, 0.0)]
-    return min(least for least, _ in found), max(most for _, most in found)
+        raise DataError(f"label '{name}' is missing in {missing} records", "remove these records")
+    ranges = list(value_ranges(field).values()) or [(0.0, 0.0)]
+    return min(lowest for lowest, _ in ranges), max(highest for _, highest in ranges)
 
 
-def second(arrays: Arrays, starts: Sequence[int]) -> np.ndarray:
-    """Return 1 for each token of a text from where its second half starts, [batch, length]."""
-    behind = arrays["positions"] >= np.array(starts)[:, None]
-    return (behind & (arrays["segments"] > 0)).astype(np.int32)
+def build_token_types(arrays: Arrays, starts: Sequence[int]) -> np.ndarray:
+    """Return token types, [batch, length]: 1 from the start of a text's second half, else 0."""
+    is_second = arrays["positions"] >= np.array(starts)[:, None]
+    return (is_second & (arrays["segments"] > 0)).astype(np.int32)
 
 
-def histogram(manifest: Manifest, name: str) -> np.ndarray:
-    """Return how many texts of a field have each length, in all splits; raises SettingsError."""
+def field_histogram(manifest: DatasetManifest, name: str) -> np.ndarray:
+    """Return the number of texts of a field by length in tokens, over all splits.
+
+    Raises SettingsError if the dataset has no such text field.
+    """
     check_field(manifest, name)
-    return added(list(manifest.fields[name].lengths.values()))
+    return sum_histograms(list(manifest.fields[name].lengths.values()))
 
 
-def _lengths(texts: Texts) -> np.ndarray:
-    """Return the tokens of each text; one that is not there has none."""
+def _count_tokens(texts: Texts) -> np.ndarray:
+    """Return the length of each text, [texts]; 0 for a missing one."""
     return np.array([0 if text is None else len(text) for text in texts])

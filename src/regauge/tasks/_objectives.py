@@ -1,6 +1,7 @@
-"""What a ranking is trained for; each returns weighted losses, and their weights.
+"""Ranking losses; each returns weighted losses and their weights.
 
-Scores, labels and `present` are [rows, candidates]. A row with nothing to learn has weight 0.
+Scores, labels and `present` are [rows, candidates]; `present` is 0 for padding candidates. A row
+without a usable label has weight 0.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, softplus
 
-Weighted = tuple[Tensor, Tensor]
-Objective = Callable[[Tensor, Tensor, Tensor], Weighted]
+WeightedLosses = tuple[Tensor, Tensor]
+RankingLoss = Callable[[Tensor, Tensor, Tensor], WeightedLosses]
 
 
-def pointwise(scores: Tensor, labels: Tensor, present: Tensor) -> Weighted:
-    """Return the cross-entropy of each candidate's being relevant, [rows, candidates]."""
+def pointwise(scores: Tensor, labels: Tensor, present: Tensor) -> WeightedLosses:
+    """Return the binary cross-entropy of each candidate's relevance, [rows, candidates]."""
     relevant = (labels > 0).to(scores.dtype)
     losses = binary_cross_entropy_with_logits(scores, relevant, reduction="none")
     return losses * present, present
 
 
-def pairwise(scores: Tensor, labels: Tensor, present: Tensor) -> Weighted:
-    """Return the mean logistic loss of a row's pairs of unlike labels, [rows] (RankNet, 2005)."""
+def pairwise(scores: Tensor, labels: Tensor, present: Tensor) -> WeightedLosses:
+    """Return the mean logistic loss over the candidate pairs with unequal labels, [rows].
+
+    This is RankNet (Burges et al., 2005).
+    """
     better = (labels[:, :, None] > labels[:, None, :]).to(scores.dtype)
     pairs = better * present[:, :, None] * present[:, None, :]
     losses = softplus(scores[:, None, :] - scores[:, :, None]) * pairs
@@ -31,11 +35,15 @@ def pairwise(scores: Tensor, labels: Tensor, present: Tensor) -> Weighted:
     return losses.sum((1, 2)) / count.clamp(min=1.0), (count > 0).to(scores.dtype)
 
 
-def listwise(scores: Tensor, labels: Tensor, present: Tensor) -> Weighted:
-    """Return the cross-entropy of each row's softmax and its labels' shares (ListNet, 2007)."""
-    shares = labels * present
-    total = shares.sum(1, keepdim=True)
+def listwise(scores: Tensor, labels: Tensor, present: Tensor) -> WeightedLosses:
+    """Return the cross-entropy between normalized labels and the softmax of scores, [rows].
+
+    This is ListNet (Cao et al., 2007).
+    """
+    relevance = labels * present
+    total = relevance.sum(1, keepdim=True)
     lowest = torch.finfo(scores.dtype).min
-    told = log_softmax(scores.masked_fill(present == 0, lowest), 1)
-    losses = -(shares / total.clamp(min=1e-9) * told.masked_fill(present == 0, 0.0)).sum(1)
+    log_probabilities = log_softmax(scores.masked_fill(present == 0, lowest), 1)
+    log_probabilities = log_probabilities.masked_fill(present == 0, 0.0)
+    losses = -(relevance / total.clamp(min=1e-9) * log_probabilities).sum(1)
     return losses, (total[:, 0] > 0).to(scores.dtype)

@@ -1,4 +1,4 @@
-"""Rows of two pieces of text, of which the second is the row's own or that of another row."""
+"""Batches of next-sentence prediction: two halves of text, from the same row or from two rows."""
 
 from __future__ import annotations
 
@@ -6,61 +6,67 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from regauge.data.batches import taken
-from regauge.data.randomness import keyed
+from regauge.data.batches import take_rows
+from regauge.data.randomness import hash_keys
 from regauge.data.row_order import PADDING
-from regauge.tasks._fields import histogram, second, text_arrays
+from regauge.tasks._fields import build_text_arrays, build_token_types, field_histogram
 
 if TYPE_CHECKING:
-    from regauge.data.batches import Arrays, Draw, Piece
-    from regauge.data.dataset import Manifest, Rows
-    from regauge.data.loader import Facts
+    from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+    from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.data.loader import CollatorConfig
 
 HALVES = ("first", "second")
-APART, OTHER = -1, -2
-"""What tells the draws of a row from each other, and from those of its tokens."""
+IS_RANDOM_KEY, OFFSET_KEY = -1, -2
+"""Keys of the two random draws of a row; token draws have the keys 0 and above."""
 
 
-def paired(rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
-    """Return tokens and what belongs to them, `types`, and whether halves are `apart`, [batch].
+def build_pair_batch(
+    rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+) -> Arrays:
+    """Build token arrays with `types`, [batch, length], and `next_sentence_label`, [batch].
 
-    Types are 1 in second halves. Halves that follow one another are 0, others 1, as in BERT.
+    Types are 1 in second halves. As in BERT, the label is 0 if the second half follows the first,
+    and 1 if it is from another row.
     """
-    real = piece.rows >= 0
-    others = np.full_like(piece.rows, PADDING)
-    others[real] = partners(piece.rows[real], len(rows), draw)
-    both = zip(taken(rows, piece.rows), taken(rows, others), strict=True)
-    halves = [(own[HALVES[0]], other[HALVES[1]]) if own and other else None for own, other in both]
-    texts = [None if pair is None else np.concatenate(pair) for pair in halves]
-    arrays = text_arrays(texts, piece, draw, facts)
-    types = second(arrays, [0 if pair is None else len(pair[0]) for pair in halves])
-    apart = real & (others != piece.rows % len(rows))
-    return {**arrays, "types": types, "apart": apart.astype(np.int64)}
+    real = plan.row_numbers >= 0
+    partners = np.full_like(plan.row_numbers, PADDING)
+    partners[real] = choose_partners(plan.row_numbers[real], len(rows), key)
+    records = zip(take_rows(rows, plan.row_numbers), take_rows(rows, partners), strict=True)
+    pairs = [
+        (record[HALVES[0]], partner[HALVES[1]]) if record and partner else None
+        for record, partner in records
+    ]
+    texts = [None if pair is None else np.concatenate(pair) for pair in pairs]
+    arrays = build_text_arrays(texts, plan, key, config)
+    types = build_token_types(arrays, [0 if pair is None else len(pair[0]) for pair in pairs])
+    is_random = real & (partners != plan.row_numbers % len(rows))
+    return {**arrays, "types": types, "next_sentence_label": is_random.astype(np.int64)}
 
 
-def partners(
-    numbers: np.ndarray,  # [rows], 0 or more
+def choose_partners(
+    row_numbers: np.ndarray,  # [rows], 0 or more
     count: int,
-    draw: Draw,
+    key: RandomKey,
 ) -> np.ndarray:  # [rows], 0 … count - 1
-    """Return the row whose second half each row has: its own for about a half of them.
+    """Return the row that each row takes its second half from: itself for about half of them.
 
-    A function of (seed, epoch, row) alone; a row that is the only one keeps its own.
+    Depends on (seed, epoch, row) only. In a dataset of one row the partner is the row itself.
     """
-    own = numbers % count
-    apart = keyed(draw.seed, draw.epoch, numbers, APART) % np.uint64(2)
-    steps = keyed(draw.seed, draw.epoch, numbers, OTHER) % np.uint64(max(count - 1, 1))
-    away = (apart * (steps + np.uint64(1))).astype(np.int64)
-    return np.asarray((own + away) % count)
+    numbers = row_numbers % count
+    is_random = hash_keys(key.seed, key.epoch, row_numbers, IS_RANDOM_KEY) % np.uint64(2)
+    steps = hash_keys(key.seed, key.epoch, row_numbers, OFFSET_KEY) % np.uint64(max(count - 1, 1))
+    offsets = (is_random * (steps + np.uint64(1))).astype(np.int64)
+    return np.asarray((numbers + offsets) % count)
 
 
-def length(manifest: Manifest) -> int:
-    """Return the tokens of the longest row."""
+def max_row_tokens(manifest: DatasetManifest) -> int:
+    """Return the maximum length of a row in tokens."""
     return sum(manifest.fields[name].limit for name in HALVES)
 
 
-def real_share(manifest: Manifest) -> float:
-    """Return the share of real tokens where every row is padded to the longest."""
-    counts = [histogram(manifest, name) for name in HALVES]
-    tokens = sum(int((np.arange(len(each)) * each).sum()) for each in counts)
-    return tokens / max(length(manifest) * int(counts[0].sum()), 1)
+def real_token_share(manifest: DatasetManifest) -> float:
+    """Return the share of real tokens if every row is padded to the maximum length."""
+    histograms = [field_histogram(manifest, name) for name in HALVES]
+    tokens = sum(int((np.arange(len(counts)) * counts).sum()) for counts in histograms)
+    return tokens / max(max_row_tokens(manifest) * int(histograms[0].sum()), 1)

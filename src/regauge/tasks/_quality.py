@@ -1,6 +1,7 @@
-"""How well classes, values and orders are told: metrics as (sum, weight) of the whole split.
+"""Metrics of classification, regression and ranking over a whole split.
 
-Each is a quotient whose parts are returned, so that an empty split divides nothing by nothing.
+Each function returns a ratio as (numerator, denominator), both scalars. The caller divides, so that
+an empty split does not divide zero by zero.
 """
 
 from __future__ import annotations
@@ -11,104 +12,112 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-Quotient = tuple["Tensor", "Tensor"]
+Ratio = tuple["Tensor", "Tensor"]
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What was told and what is so, by class, [classes] float64."""
+class ClassCounts:
+    """Numbers of rows by class, [classes] float64."""
 
-    hits: Tensor
-    told: Tensor
-    true: Tensor
+    correct: Tensor
+    """True positives."""
+    predicted: Tensor
+    actual: Tensor
 
     @classmethod
-    def of(cls, told: Tensor, labels: Tensor, real: Tensor, classes: int) -> Counts:
-        """Count classes, both [rows] int64; rows whose `real` is 0 are not there."""
+    def count(cls, predicted: Tensor, labels: Tensor, real: Tensor, classes: int) -> ClassCounts:
+        """Count predicted and actual classes, [rows] int64; `real` is 0 for padding rows."""
         import torch
 
         weight = real.to(torch.float64)
 
-        def count(kinds: Tensor, amount: Tensor) -> Tensor:
+        def sum_by_class(kinds: Tensor, amount: Tensor) -> Tensor:
             return torch.zeros(classes, dtype=torch.float64).index_add_(0, kinds, amount)
 
-        hits = weight * (told == labels)
-        return cls(count(labels, hits), count(told, weight), count(labels, weight))
+        return cls(
+            correct=sum_by_class(labels, weight * (predicted == labels)),
+            predicted=sum_by_class(predicted, weight),
+            actual=sum_by_class(labels, weight),
+        )
 
-    def accuracy(self) -> Quotient:
-        """Return the share of rows that are told right."""
-        return self.hits.sum(), self.true.sum()
+    def accuracy(self) -> Ratio:
+        """Return the share of rows that are classified correctly."""
+        return self.correct.sum(), self.actual.sum()
 
-    def f1(self) -> Quotient:
-        """Return the F1 of class 1 where there are two, else the mean over the classes that occur.
+    def f1(self) -> Ratio:
+        """Return the F1 of class 1 if there are two classes, else the macro F1.
 
-        F1 is 2 TP / (2 TP + FP + FN) (van Rijsbergen, 1979).
+        F1 is 2 TP / (2 TP + FP + FN) (van Rijsbergen, 1979). Macro F1 is the mean over the classes
+        that occur.
         """
-        both = self.told + self.true
-        if len(both) == 2:  # noqa: PLR2004 - GLUE's tasks of two classes ask for that of the second
-            return 2 * self.hits[1], both[1]
-        occurs = both > 0
-        return (2 * self.hits[occurs] / both[occurs]).sum(), occurs.sum()
+        total = self.predicted + self.actual
+        if len(total) == 2:  # noqa: PLR2004 - GLUE scores the second class of a binary task
+            return 2 * self.correct[1], total[1]
+        occurs = total > 0
+        return (2 * self.correct[occurs] / total[occurs]).sum(), occurs.sum()
 
-    def matthews(self) -> Quotient:
-        """Return Matthews' correlation, for any number of classes (Gorodkin, 2004, R_K)."""
-        rows = self.true.sum()
-        top = self.hits.sum() * rows - (self.told * self.true).sum()
-        spreads = [rows.square() - counts.square().sum() for counts in (self.told, self.true)]
-        return top, (spreads[0] * spreads[1]).sqrt()
+    def matthews(self) -> Ratio:
+        """Return the Matthews correlation for any number of classes (R_K, Gorodkin, 2004)."""
+        rows = self.actual.sum()
+        covariance = self.correct.sum() * rows - (self.predicted * self.actual).sum()
+        variances = [
+            rows.square() - counts.square().sum() for counts in (self.predicted, self.actual)
+        ]
+        return covariance, (variances[0] * variances[1]).sqrt()
 
 
-def ndcg(scores: Tensor, labels: Tensor, present: Tensor, at: int) -> Quotient:
-    """Return the sum of NDCG over the rows with a relevant candidate, and how many there are.
+def ndcg(scores: Tensor, labels: Tensor, present: Tensor, at: int) -> Ratio:
+    """Return the sum of NDCG@`at` over the rows with a relevant candidate, and their number.
 
-    Gains are 2^label - 1, discounts log2 (Burges et al., 2005); scores, labels and `present` are
-    [rows, candidates]. Of equal scores the less relevant one comes first.
+    Gains are 2^label - 1, discounts log2 (Burges et al., 2005). Scores, labels and `present` are
+    [rows, candidates]. Among equal scores the less relevant candidate is ranked first.
     """
     import torch
 
     gains = torch.where(present > 0, torch.exp2(labels.double()) - 1, 0.0)
     discounts = torch.log2(torch.arange(2, gains.shape[1] + 2, dtype=torch.float64))
-    worth = torch.where(torch.arange(gains.shape[1]) < at, 1 / discounts, 0.0)
-    best = (gains.sort(1, descending=True).values * worth).sum(1)
-    found = (gains.gather(1, _order(scores, gains, present)) * worth).sum(1)
-    some = best > 0
-    return (found[some] / best[some]).sum(), some.sum()
+    weights = torch.where(torch.arange(gains.shape[1]) < at, 1 / discounts, 0.0)
+    ideal_dcg = (gains.sort(1, descending=True).values * weights).sum(1)
+    dcg = (gains.gather(1, _sort_by_score(scores, gains, present)) * weights).sum(1)
+    is_counted = ideal_dcg > 0
+    return (dcg[is_counted] / ideal_dcg[is_counted]).sum(), is_counted.sum()
 
 
-def mrr(scores: Tensor, labels: Tensor, present: Tensor) -> Quotient:
-    """Return the sum of 1 / rank of each row's first relevant candidate, and how many rows."""
+def mrr(scores: Tensor, labels: Tensor, present: Tensor) -> Ratio:
+    """Return the sum of 1 / rank of each row's first relevant candidate, and the rows counted."""
     relevant = (labels > 0) & (present > 0)
-    ordered = relevant.gather(1, _order(scores, relevant.double(), present))
-    some = ordered.any(1)
-    return (1 / (1 + ordered[some].double().argmax(1))).sum(), some.sum()
+    ordered = relevant.gather(1, _sort_by_score(scores, relevant.double(), present))
+    is_counted = ordered.any(1)
+    return (1 / (1 + ordered[is_counted].double().argmax(1))).sum(), is_counted.sum()
 
 
-def auc(scores: Tensor, relevant: Tensor) -> Quotient:
-    """Return the pairs of a relevant and another item in the right order, and all such pairs.
+def auc(scores: Tensor, relevant: Tensor) -> Ratio:
+    """Return the number of (relevant, irrelevant) pairs in the right order, and of all such pairs.
 
-    The area under the ROC curve by ranks (Hanley and McNeil, 1982); equal scores count half. Scores
-    and `relevant` are [items].
+    This is the area under the ROC curve, computed by ranks (Hanley and McNeil, 1982). Equal scores
+    count half. Scores and `relevant` are [items].
     """
     import torch
 
-    _, places, counts = torch.unique(scores.double(), return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[places]
-    many = relevant.sum().double()
-    right = ranks[relevant].sum() - many * (many + 1) / 2
-    return right, many * (len(scores) - many)
+    _, groups, counts = torch.unique(scores.double(), return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[groups]
+    num_relevant = relevant.sum().double()
+    ordered_pairs = ranks[relevant].sum() - num_relevant * (num_relevant + 1) / 2
+    return ordered_pairs, num_relevant * (len(scores) - num_relevant)
 
 
-def _order(scores: Tensor, worth: Tensor, present: Tensor) -> Tensor:
-    """Return the places of candidates by falling score, what is not there last."""
-    lowest = scores.double().masked_fill(present == 0, -float("inf"))
-    rising = worth.argsort(dim=1, stable=True)
-    falling = lowest.gather(1, rising).argsort(dim=1, descending=True, stable=True)
-    return rising.gather(1, falling)
+def pearson(predicted: Tensor, values: Tensor, real: Tensor) -> Ratio:
+    """Return Pearson's correlation of two columns, [rows]; `real` is 0 for padding rows."""
+    x, y = (column.double()[real > 0] for column in (predicted, values))
+    x, y = x - x.mean(), y - y.mean()
+    return (x * y).sum(), (x.square().sum() * y.square().sum()).sqrt()
 
 
-def pearson(told: Tensor, values: Tensor, real: Tensor) -> Quotient:
-    """Return Pearson's correlation of two columns, [rows]."""
-    here = real > 0
-    first, second = (column.double()[here] for column in (told, values))
-    first, second = first - first.mean(), second - second.mean()
-    return (first * second).sum(), (first.square().sum() * second.square().sum()).sqrt()
+def _sort_by_score(scores: Tensor, gains: Tensor, present: Tensor) -> Tensor:
+    """Return candidate indices by falling score, then rising gain; padding candidates are last."""
+    masked_scores = scores.double().masked_fill(present == 0, -float("inf"))
+    rising_gain = gains.argsort(dim=1, stable=True)
+    falling_score = masked_scores.gather(1, rising_gain).argsort(
+        dim=1, descending=True, stable=True
+    )
+    return rising_gain.gather(1, falling_score)

@@ -1,4 +1,4 @@
-"""Rows of candidates as arrays, padded to the most that a row has."""
+"""Arrays of ranking rows, with candidates padded to the maximum number of a row."""
 
 from __future__ import annotations
 
@@ -7,45 +7,50 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from regauge.data.batches import Found
-    from regauge.data.dataset import Field
+    from regauge.data.batches import OptionalRows
+    from regauge.data.dataset import ColumnInfo
 
 
-def table(found: Found, members: int, names: tuple[str, ...], missing: np.generic) -> np.ndarray:
-    """Return fields as [rows, candidates, fields], of the type of what stands for a missing one."""
-    result = np.full((len(found), members, len(names)), missing)
-    for cells, row in zip(result, found, strict=True):
+def build_feature_table(
+    rows: OptionalRows, max_candidates: int, names: tuple[str, ...], missing: np.generic
+) -> np.ndarray:
+    """Return feature columns, [rows, candidates, features], filled up with `missing`.
+
+    The array has the dtype of `missing`.
+    """
+    table = np.full((len(rows), max_candidates, len(names)), missing)
+    for cells, row in zip(table, rows, strict=True):
         if row is not None:
-            for place, name in enumerate(names):
-                cells[: len(row[name]), place] = row[name]
-    return result
+            for column, name in enumerate(names):
+                cells[: len(row[name]), column] = row[name]
+    return table
 
 
-def present(found: Found, members: int, name: str) -> np.ndarray:
-    """Return which candidates are there, [rows, candidates] fp32."""
-    counts = np.array([0 if row is None else len(row[name]) for row in found])
-    return (np.arange(members) < counts[:, None]).astype(np.float32)
+def build_candidate_mask(rows: OptionalRows, max_candidates: int, name: str) -> np.ndarray:
+    """Return 1 for each candidate and 0 for padding, [rows, candidates] fp32."""
+    counts = np.array([0 if row is None else len(row[name]) for row in rows])
+    return (np.arange(max_candidates) < counts[:, None]).astype(np.float32)
 
 
-def scale(field: Field) -> tuple[float, float]:
-    """Return the mean and the deviation that a feature is normalised by."""
+def feature_scale(field: ColumnInfo) -> tuple[float, float]:
+    """Return the mean and the standard deviation that a feature is normalized by."""
     return field.mean or 0.0, field.deviation or 1.0
 
 
-def longest(histograms: list[np.ndarray]) -> tuple[int, ...]:
-    """Return how many rows have each length as their longest text, if texts met at random.
+def longest_text_histogram(histograms: list[np.ndarray]) -> tuple[int, ...]:
+    """Return the expected number of rows by the length of their longest text.
 
-    Every length that one of the texts has counts at least once.
+    Text lengths are assumed independent. Every length that occurs counts at least once.
     """
     size = max([2, *(len(counts) for counts in histograms)])
-    below = np.ones(size)
+    cumulative = np.ones(size)
     occurs = np.zeros(size, bool)
-    rows = 0.0
+    num_rows = 0.0
     for counts in histograms:
-        wide = np.zeros(size)
-        wide[: len(counts)] = counts
-        rows = max(rows, wide.sum())
-        below *= np.cumsum(wide) / max(wide.sum(), 1)
-        occurs |= wide > 0
-    found = np.rint(np.diff(below, prepend=0.0) * rows)
-    return tuple(np.where(occurs, np.maximum(found, 1), 0).astype(np.int64).tolist())
+        extended = np.zeros(size)
+        extended[: len(counts)] = counts
+        num_rows = max(num_rows, extended.sum())
+        cumulative *= np.cumsum(extended) / max(extended.sum(), 1)
+        occurs |= extended > 0
+    expected = np.rint(np.diff(cumulative, prepend=0.0) * num_rows)
+    return tuple(np.where(occurs, np.maximum(expected, 1), 0).astype(np.int64).tolist())

@@ -1,4 +1,4 @@
-"""What the tasks over filled token rows share: their arrays, loss and metrics."""
+"""Base classes of the language modelling tasks over token rows."""
 
 from __future__ import annotations
 
@@ -6,48 +6,60 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from regauge.data.batches import dropout_keys, padded, positions, taken
-from regauge.tasks import Sums, Task
+from regauge.data.batches import build_dropout_keys, build_position_ids, pad_sequences, take_rows
+from regauge.tasks import MetricSums, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regauge.data.batches import Arrays, Draw, Piece
-    from regauge.data.dataset import Manifest, Rows
-    from regauge.data.loader import Facts
-    from regauge.models.io_spec import Answers
+    from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+    from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.data.loader import CollatorConfig
+    from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
 
 
 class TokenTask(Task):
-    """A task whose loss is a weighted sum over tokens, of what the model returns.
+    """A task whose loss is a weighted sum of token losses.
 
-    That is `nll` and `correct` of each token; for training it can be `loss`, their weighted sum.
+    The module returns `nll` and `correct` of each token. In training it may return `loss`, the
+    weighted sum, instead.
     """
 
-    def packed(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts, *columns: str) -> Arrays:
-        """Return tokens, segments and positions, [batch, length] int32, and dropout keys.
+    def build_packed_batch(
+        self,
+        rows: DatasetRows,
+        plan: MicrobatchPlan,
+        key: RandomKey,
+        config: CollatorConfig,
+        *columns: str,
+    ) -> Arrays:
+        """Build tokens, segments and positions, all [batch, length] int32, and dropout keys.
 
-        Other columns of the rows are of the same form, and 0 in padding.
+        Further columns of the rows are added in the same shape, 0 in padding.
         """
-        found = [row or {} for row in taken(rows, piece.rows)]
-        segments = padded([row.get("segments") for row in found], piece.length, 0)
+        row_columns = [row or {} for row in take_rows(rows, plan.row_numbers)]
+
+        def pad_column(name: str, fill: int = 0) -> np.ndarray:
+            return pad_sequences([row.get(name) for row in row_columns], plan.length, fill)
+
+        segments = pad_column("segments")
         return {
-            "tokens": padded([row.get("tokens") for row in found], piece.length, facts.pad),
+            "tokens": pad_column("tokens", config.pad_id),
             "segments": segments,
-            "positions": positions(segments),
-            "keys": dropout_keys(piece, draw),
-            **{name: padded([row.get(name) for row in found], piece.length, 0) for name in columns},
+            "positions": build_position_ids(segments),
+            "keys": build_dropout_keys(plan, key),
+            **{name: pad_column(name) for name in columns},
         }
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the sum over tokens; a module that has taken its gradients says it as `loss`."""
+        """Return the sum over tokens, which is `loss` if the module computes it in training."""
         weights = batch["weights"]
         loss = output["loss"] if "loss" in output else (output["nll"] * weights).sum()
         return loss, weights.sum()
 
-    def tally(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Sums:
+    def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
         weights = batch["weights"]
         total = weights.sum()
         return {
@@ -57,39 +69,40 @@ class TokenTask(Task):
 
 
 class NextTokenTask(TokenTask):
-    """A task whose model says each next token inside of each segment of a row."""
+    """A task whose causal model predicts the next token within each segment of a row."""
 
-    writes: ClassVar[bool] = True
+    generative: ClassVar[bool] = True
 
-    def answers(self) -> Answers:
+    def output_kind(self) -> OutputKind:
         return "text"
 
-    def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
-        from regauge.models.architectures import build
+    def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
+        from regauge.models.architectures import build_model
         from regauge.models.modules import CausalLanguageModel
 
-        facts = manifest.tokenizer
-        return CausalLanguageModel(*build(model, "causal", facts.vocabulary, seed, facts.pad))
+        tokenizer = manifest.tokenizer
+        vocab_size, pad_id = tokenizer.vocabulary, tokenizer.pad
+        return CausalLanguageModel(*build_model(model, "causal", vocab_size, seed, pad_id))
 
-    def exchange(
+    def prompt_and_reference(
         self, row: dict[str, np.ndarray], prompt_tokens: int
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the beginning of the first segment that has one, and what follows."""
+        """Return the prompt and the reference of the first segment that has both."""
         segments = row["segments"]
-        for segment in range(1, int(segments.max()) + 1):
-            inside = {name: value[segments == segment] for name, value in row.items()}
-            begin, end = self.answered(inside, prompt_tokens)
-            if 0 < begin < end:
-                return inside["tokens"][:begin], inside["tokens"][begin:end]
+        for number in range(1, int(segments.max()) + 1):
+            segment = {name: value[segments == number] for name, value in row.items()}
+            start, stop = self.answer_span(segment, prompt_tokens)
+            if 0 < start < stop:
+                return segment["tokens"][:start], segment["tokens"][start:stop]
         return None
 
-    def answered(self, segment: dict[str, np.ndarray], prompt_tokens: int) -> tuple[int, int]:
-        """Return where a segment's answer to its beginning begins and ends."""
+    def answer_span(self, segment: dict[str, np.ndarray], prompt_tokens: int) -> tuple[int, int]:
+        """Return the start and stop index of the reference answer in a segment."""
         return prompt_tokens, len(segment["tokens"])
 
     @staticmethod
-    def labelled(arrays: Arrays) -> Arrays:
-        """Label each token with the one after it; the last of a segment has weight 0."""
+    def label_next_tokens(arrays: Arrays) -> Arrays:
+        """Label each token with the next one; the last token of a segment has weight 0."""
         segments = arrays["segments"]
         labels = np.zeros_like(arrays["tokens"])
         labels[:, :-1] = arrays["tokens"][:, 1:]

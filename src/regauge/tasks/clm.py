@@ -1,4 +1,4 @@
-"""Causal language modelling: the model says each next token."""
+"""Causal language modelling: predict the next token."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 from regauge.tasks._tokens import NextTokenTask
 
 if TYPE_CHECKING:
-    from regauge.data.batches import Arrays, Draw, Piece
-    from regauge.data.dataset import Rows
-    from regauge.data.loader import Facts
+    from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+    from regauge.data.dataset import DatasetRows
+    from regauge.data.loader import CollatorConfig
 
 
 class Clm(NextTokenTask):
-    """Predict the next token inside of each document of a packed row."""
+    """Predict the next token within each document of a packed row."""
 
-    def batch(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
-        return self.labelled(self.packed(rows, piece, draw, facts))
+    def build_batch(
+        self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+    ) -> Arrays:
+        return self.label_next_tokens(self.build_packed_batch(rows, plan, key, config))

@@ -1,19 +1,19 @@
-"""Contrastive learning of text vectors: each query finds its own document among all others."""
+"""Contrastive learning of text embeddings from (query, document) pairs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from regauge.data.batches import taken
-from regauge.data.buckets import added
+from regauge.data.batches import take_rows
+from regauge.data.buckets import sum_histograms
 from regauge.errors import SettingsError
 from regauge.log import logger
 from regauge.models import sentence_transformers
-from regauge.models.io_spec import Fields
-from regauge.tasks import Sums, _retrieval
-from regauge.tasks._fields import FieldsTask, Texts, check_field, histogram
+from regauge.models.io_spec import InputSpec
+from regauge.tasks import MetricSums, _retrieval
+from regauge.tasks._fields import FieldsTask, Texts, check_field, field_histogram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,125 +22,140 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from regauge.data.dataset import Manifest, Rows
+    from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
 
 
 class Contrastive(FieldsTask):
-    """In-batch negatives over the global batch (InfoNCE, van den Oord et al., 2018)."""
+    """Train embeddings with in-batch negatives (InfoNCE, van den Oord et al., 2018)."""
 
-    coupled: ClassVar[bool] = True
-    whole: ClassVar[bool] = True
+    needs_global_batch: ClassVar[bool] = True
+    metrics_need_all_rows: ClassVar[bool] = True
 
     query: str = "query"
-    """Field that is searched with."""
+    """Text field of the query."""
     document: str = "document"
-    """Field that is found."""
+    """Text field of the document that matches the query."""
     temperature: float = Field(default=0.05, gt=0)
-    """Divides the cosines."""
-    negatives: int | None = Field(default=None, ge=2)
-    """Rows of a group whose texts are each other's negatives; by default the global batch."""
-    directions: Literal["documents", "both"] = "both"
-    """Whether queries choose among documents only, or documents among queries as well."""
-    pooling: tuple[sentence_transformers.Mode, ...] = ()
-    """What is taken of the last hidden states; by default as the weights say, or the mean."""
+    """Cosine similarities are divided by this."""
+    negatives_group_size: int | None = Field(default=None, ge=2)
+    """Rows whose texts are negatives of each other; by default the global batch."""
+    symmetric: bool = True
+    """Also rank the queries for each document, not only the documents for each query."""
+    pooling: tuple[sentence_transformers.PoolingMode, ...] = ()
+    """Pooling of the last hidden states; by default as in the weights folder, or the mean."""
 
-    def check(self, manifest: Manifest) -> None:
-        super().check(manifest)
+    def check_dataset(self, manifest: DatasetManifest) -> None:
+        super().check_dataset(manifest)
         for name in (self.query, self.document):
             check_field(manifest, name)
 
     def check_weights(self, folder: Path) -> None:
-        told = sentence_transformers.told(folder)
-        if told and told.pooling.dense:
-            logger.warning("%s: no task trains the layers behind its pooling", folder)
-        if told and told.reads.prompts:
-            names = ", ".join(told.reads.prompts)
-            logger.warning("%s: no task puts its prompts before a text: %s", folder, names)
+        encoder = sentence_transformers.read_if_present(folder)
+        if encoder and encoder.pooling.dense:
+            logger.warning("%s: the dense layers after the pooling are not trained", folder)
+        if encoder and encoder.tokenization.prompts:
+            names = ", ".join(encoder.tokenization.prompts)
+            logger.warning("%s: training adds no prompts to the texts: %s", folder, names)
 
-    def check_rows(self, rows: int) -> None:
-        if self.negatives is None or rows % self.negatives == 0:
+    def check_global_batch(self, num_rows: int) -> None:
+        group_size = self.negatives_group_size
+        if group_size is None or num_rows % group_size == 0:
             return
-        fitting = [size for size in range(2, rows + 1) if rows % size == 0]
-        nearest = sorted(fitting, key=lambda size: abs(size - (self.negatives or 0)))[:2]
+        divisors = [size for size in range(2, num_rows + 1) if num_rows % size == 0]
+        nearest = sorted(divisors, key=lambda size: abs(size - group_size))[:2]
         raise SettingsError(
-            f"task.negatives = {self.negatives} does not divide batch.rows = {rows}",
-            f"nearest that do: {', '.join(map(str, sorted(nearest)))}",
+            f"task.negatives_group_size = {group_size} does not divide batch.rows = {num_rows}",
+            f"nearest divisors: {', '.join(map(str, sorted(nearest)))}",
         )
 
-    def lengths(self, manifest: Manifest) -> tuple[int, ...]:
-        """Return the lengths of queries and documents together."""
-        found = [histogram(manifest, name) for name in (self.query, self.document)]
-        return tuple(added(found).tolist())
+    def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
+        """Return the number of queries and documents by length."""
+        histograms = [field_histogram(manifest, name) for name in (self.query, self.document)]
+        return tuple(sum_histograms(histograms).tolist())
 
     def slots_per_row(self) -> int:
         return 2
 
-    def fields(self, manifest: Manifest) -> Fields:
-        """Return that a record is one text, be it a query or a document."""
-        limits = (manifest.fields[name].limit for name in (self.query, self.document))
-        return Fields(limits=(max(limits),))
+    def read_texts(
+        self,
+        rows: DatasetRows,
+        row_numbers: np.ndarray,
+        text_numbers: np.ndarray,
+        special: tuple[int, ...] = (),
+    ) -> Texts:
+        """Return the query of a row for text number 0, and its document for 1."""
+        del special
+        names = (self.query, self.document)
+        records = zip(take_rows(rows, row_numbers), text_numbers, strict=True)
+        return [None if row is None else row[names[number]] for row, number in records]
 
-    def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
-        from regauge.models.architectures import build
-        from regauge.models.hub import at
+    def input_spec(self, manifest: DatasetManifest) -> InputSpec:
+        """Return that a record is one text, either a query or a document."""
+        limits = (manifest.fields[name].limit for name in (self.query, self.document))
+        return InputSpec(limits=(max(limits),))
+
+    def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
+        from regauge.models.architectures import build_model
+        from regauge.models.hub import resolve_model
         from regauge.models.modules import Encoder
 
-        facts = manifest.tokenizer
-        told = sentence_transformers.told(at(model.path)) if model.path else None
-        usual = told.pooling if told else sentence_transformers.Pooling()
-        pooling = sentence_transformers.Pooling(modes=self.pooling or usual.modes)
-        return Encoder(*build(model, "none", facts.vocabulary, seed, facts.pad), pooling)
+        folder = resolve_model(model.path) if model.path else None
+        saved = sentence_transformers.read_if_present(folder) if folder else None
+        default = saved.pooling if saved else sentence_transformers.Pooling()
+        pooling = sentence_transformers.Pooling(modes=self.pooling or default.modes)
+        vocab_size, pad_id = manifest.tokenizer.vocabulary, manifest.tokenizer.pad
+        return Encoder(*build_model(model, "none", vocab_size, seed, pad_id), pooling)
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the loss over the whole global batch: vectors are queries, then documents."""
-        queries, documents, real = self._grouped(output["vectors"], batch["real"])
+        """Return the loss of the global batch; `vectors` are all queries, then all documents."""
+        queries, documents, real = self._split_into_groups(output["vectors"], batch["real"])
         losses = self._losses(queries, documents, real)
-        if self.directions == "both":
+        if self.symmetric:
             losses = (losses + self._losses(documents, queries, real)) / 2
         return (losses * real).sum(), real.sum()
 
-    def tally(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Sums:
+    def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
         """Return loss, recall and mean reciprocal rank of each query among all documents."""
         queries, documents = output["vectors"].chunk(2)
         real = batch["real"].chunk(2)[0]
         ranks = [
-            _retrieval.ranks(queries[part] @ documents.T, part.start, real)
-            for part in _retrieval.parts(len(real))
+            _retrieval.document_ranks(queries[part] @ documents.T, part.start, real)
+            for part in _retrieval.query_slices(len(real))
         ]
-        return {"loss": self.loss(output, batch), **_retrieval.tally(ranks, real)}
+        return {"loss": self.loss(output, batch), **_retrieval.retrieval_metrics(ranks, real)}
 
-    def rivals(
-        self, output: dict[str, Tensor], batch: dict[str, Tensor], texts: Sequence[dict[str, Any]]
-    ) -> dict[str, Sums]:
-        """Return what words alone find (BM25), and both together (reciprocal-rank fusion)."""
-        count = len(texts)
+    def baselines(
+        self, output: dict[str, Tensor], batch: dict[str, Tensor], records: Sequence[dict[str, Any]]
+    ) -> dict[str, MetricSums]:
+        """Return the metrics of BM25, and of its reciprocal rank fusion with the embeddings."""
+        count = len(records)
         queries, documents = (half[:count].cpu() for half in output["vectors"].chunk(2))
-        index = _retrieval.Words([text[self.document] for text in texts])
-        alone: list[Tensor] = []
-        together: list[Tensor] = []
+        index = _retrieval.Bm25Index([record[self.document] for record in records])
+        bm25_ranks: list[Tensor] = []
+        fusion_ranks: list[Tensor] = []
         real = batch["real"][:count].cpu()
-        for part in _retrieval.parts(count):
-            words = index.scores([text[self.query] for text in texts[part]])
-            both = _retrieval.fused(queries[part] @ documents.T, words)
-            alone.append(_retrieval.ranks(words, part.start, real))
-            together.append(_retrieval.ranks(both, part.start, real))
+        for part in _retrieval.query_slices(count):
+            bm25_scores = index.score([record[self.query] for record in records[part]])
+            fused = _retrieval.fuse_scores(queries[part] @ documents.T, bm25_scores)
+            bm25_ranks.append(_retrieval.document_ranks(bm25_scores, part.start, real))
+            fusion_ranks.append(_retrieval.document_ranks(fused, part.start, real))
         return {
-            "BM25": _retrieval.tally(alone, real),
-            "fusion of both": _retrieval.tally(together, real),
+            "BM25": _retrieval.retrieval_metrics(bm25_ranks, real),
+            "fusion of both": _retrieval.retrieval_metrics(fusion_ranks, real),
         }
 
-    def _grouped(self, vectors: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries and documents, [groups, rows, width], and which are real, [groups, rows].
+    def _split_into_groups(self, vectors: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and documents, [groups, rows, width], and `real`, [groups, rows].
 
-        The last group is filled up with rows that are not real.
+        The last group is filled up with padding rows.
         """
         from torch.nn.functional import pad
 
         queries, documents = vectors.chunk(2)
         real = real.chunk(2)[0]
-        size = self.negatives or len(real)
+        size = self.negatives_group_size or len(real)
         missing = -len(real) % size
         return (
             pad(queries, (0, 0, 0, missing)).unflatten(0, (-1, size)),
@@ -148,26 +163,21 @@ class Contrastive(FieldsTask):
             pad(real, (0, missing)).unflatten(0, (-1, size)),
         )
 
-    def _losses(self, asked: Tensor, offered: Tensor, real: Tensor) -> Tensor:
-        """Return the cross-entropy of choosing the own one in each group, [groups, rows]."""
+    def _losses(self, queries: Tensor, documents: Tensor, real: Tensor) -> Tensor:
+        """Return the cross-entropy of each query over the documents of its group, [groups, rows].
+
+        The document of query i is document i; padding rows are no negatives.
+        """
         import torch
         from torch.nn.functional import cross_entropy
 
-        own = torch.arange(real.shape[1], device=real.device).expand_as(real)
+        indices = torch.arange(real.shape[1], device=real.device).expand_as(real)
         losses = []
-        for part in _retrieval.parts(real.shape[1]):
-            right = own[:, part]
-            scores = asked[:, part] @ offered.transpose(1, 2) / self.temperature
-            absent = (real == 0)[:, None] & (right[..., None] != own[:, None])
+        for part in _retrieval.query_slices(real.shape[1]):
+            targets = indices[:, part]
+            scores = queries[:, part] @ documents.transpose(1, 2) / self.temperature
+            absent = (real == 0)[:, None] & (targets[..., None] != indices[:, None])
             scores = scores.masked_fill(absent, torch.finfo(scores.dtype).min)
-            found = cross_entropy(scores.flatten(0, 1), right.flatten(), reduction="none")
-            losses.append(found.view_as(right))
+            nll = cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none")
+            losses.append(nll.view_as(targets))
         return torch.cat(losses, 1)
-
-    def texts(
-        self, rows: Rows, numbers: np.ndarray, parts: np.ndarray, special: tuple[int, ...] = ()
-    ) -> Texts:
-        del special
-        names = (self.query, self.document)
-        found = zip(taken(rows, numbers), parts, strict=True)
-        return [None if row is None else row[names[part]] for row, part in found]

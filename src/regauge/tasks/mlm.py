@@ -1,23 +1,23 @@
-"""Masked language modelling: some tokens are hidden, and the model says which they were."""
+"""Masked language modelling, optionally with next-sentence prediction."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
 
-from regauge.data.randomness import keyed
+from regauge.data.randomness import hash_keys
 from regauge.errors import SettingsError
-from regauge.tasks import Sums, _pairs
+from regauge.tasks import MetricSums, _pairs
 from regauge.tasks._tokens import TokenTask
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regauge.data.batches import Arrays, Draw, Piece
-    from regauge.data.dataset import Manifest, Rows
-    from regauge.data.loader import Facts
+    from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+    from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.data.loader import CollatorConfig
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
 
@@ -25,54 +25,63 @@ if TYPE_CHECKING:
 class Mlm(TokenTask):
     """Predict masked tokens of packed rows (Devlin et al., 2019: 80 % mask, 10 % random)."""
 
-    mask_share: float = Field(default=0.15, gt=0, lt=1)
-    """Share of the real tokens that is predicted."""
-    next_sentence: Literal["no", "yes"] = "no"
-    """Whether it also says if the second half of a row follows the first (layout "halves")."""
+    mlm_probability: float = Field(default=0.15, gt=0, lt=1)
+    """Share of the real tokens to predict."""
+    next_sentence: bool = False
+    """Also predict if a row's second half follows its first half (layout "sentence-pairs")."""
 
-    def reads(self) -> str:
-        return "halves" if self._paired else self.layout
+    def row_layout(self) -> str:
+        return "sentence-pairs" if self.next_sentence else self.layout
 
-    def ladder(self, manifest: Manifest) -> tuple[int, ...]:
-        return (_pairs.length(manifest),) if self._paired else super().ladder(manifest)
+    def bucket_lengths(self, manifest: DatasetManifest) -> tuple[int, ...]:
+        if self.next_sentence:
+            return (_pairs.max_row_tokens(manifest),)
+        return super().bucket_lengths(manifest)
 
-    def real_share(self, manifest: Manifest) -> float:
-        return _pairs.real_share(manifest) if self._paired else super().real_share(manifest)
+    def real_token_share(self, manifest: DatasetManifest) -> float:
+        if self.next_sentence:
+            return _pairs.real_token_share(manifest)
+        return super().real_token_share(manifest)
 
-    def check(self, manifest: Manifest) -> None:
-        super().check(manifest)
+    def check_dataset(self, manifest: DatasetManifest) -> None:
+        super().check_dataset(manifest)
         if manifest.tokenizer.mask is None:
-            raise SettingsError("the tokenizer has no mask token", "prepare with one that has")
+            raise SettingsError(
+                "the tokenizer has no mask token", "prepare the data with one that has a mask token"
+            )
 
-    def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
-        from regauge.models.architectures import build
-        from regauge.models.modules import MaskedLanguageModel, PairedLanguageModel
+    def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
+        from regauge.models.architectures import build_model
+        from regauge.models.modules import MaskedLanguageModel, NextSentenceModel
 
-        facts = manifest.tokenizer
-        if self._paired:
-            return PairedLanguageModel(*build(model, "pairs", facts.vocabulary, seed, facts.pad))
-        return MaskedLanguageModel(*build(model, "masked", facts.vocabulary, seed, facts.pad))
+        vocab_size, pad_id = manifest.tokenizer.vocabulary, manifest.tokenizer.pad
+        if self.next_sentence:
+            return NextSentenceModel(*build_model(model, "pairs", vocab_size, seed, pad_id))
+        return MaskedLanguageModel(*build_model(model, "masked", vocab_size, seed, pad_id))
 
-    def batch(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
-        """Mask exactly K places of each row; those a short row cannot fill have weight 0.
+    def build_batch(
+        self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+    ) -> Arrays:
+        """Mask a fixed number of positions, K, in each row; surplus ones in short rows weigh 0.
 
-        Which tokens, and what stands in their place, depends on (seed, epoch, row) alone.
+        Adds `masked` (positions), `labels` and `weights`, all [batch, K]. The positions and their
+        replacement tokens depend on (seed, epoch, row) only.
         """
-        read = _pairs.paired if self._paired else self.packed
-        arrays = read(rows, piece, draw, facts)
+        build = _pairs.build_pair_batch if self.next_sentence else self.build_packed_batch
+        arrays = build(rows, plan, key, config)
         tokens = arrays["tokens"]
-        eligible = (arrays["segments"] > 0) & ~np.isin(tokens, facts.special)
-        most = max(1, round(self.mask_share * piece.length))
-        places = np.arange(piece.length)
-        row_keys = piece.rows[:, None]
-        rank = keyed(draw.seed, draw.epoch, row_keys, places)
-        rank[~eligible] = np.iinfo(np.uint64).max
-        masked = np.argsort(rank, axis=1, kind="stable")[:, :most]
+        eligible = (arrays["segments"] > 0) & ~np.isin(tokens, config.special_ids)
+        max_masked = max(1, round(self.mlm_probability * plan.length))
+        row_keys = plan.row_numbers[:, None]
+        priority = hash_keys(key.seed, key.epoch, row_keys, np.arange(plan.length))
+        priority[~eligible] = np.iinfo(np.uint64).max
+        masked = np.argsort(priority, axis=1, kind="stable")[:, :max_masked]
         labels = np.take_along_axis(tokens, masked, 1)
-        wanted = np.minimum(np.rint(self.mask_share * eligible.sum(1)), most)
-        weights = (np.arange(most) < wanted[:, None]).astype(np.float32)
-        shown = self._shown(labels, keyed(draw.seed, draw.epoch, row_keys, masked, 1), facts)
-        np.put_along_axis(tokens, masked, np.where(weights > 0, shown, labels), 1)
+        num_masked = np.minimum(np.rint(self.mlm_probability * eligible.sum(1)), max_masked)
+        weights = (np.arange(max_masked) < num_masked[:, None]).astype(np.float32)
+        draws = hash_keys(key.seed, key.epoch, row_keys, masked, 1)
+        replacements = self._replacement_tokens(labels, draws, config)
+        np.put_along_axis(tokens, masked, np.where(weights > 0, replacements, labels), 1)
         return {
             **arrays,
             "masked": masked.astype(np.int64),
@@ -81,31 +90,32 @@ class Mlm(TokenTask):
         }
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the sum over predicted tokens; each carries the loss of its row's pair as well.
+        """Return the loss over predicted tokens, plus the pair loss of a token's row for each.
 
-        So both losses are means over one weight, and a global batch can be cut anywhere.
+        So both losses have the same weight, and a global batch can be split anywhere.
         """
         loss, weight = super().loss(output, batch)
-        if self._paired:
+        if self.next_sentence:
             loss = loss + (output["pair_nll"] * batch["weights"].sum(1)).sum()
         return loss, weight
 
-    def tally(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Sums:
-        sums = super().tally(output, batch)
-        if not self._paired:
+    def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
+        sums = super().metric_sums(output, batch)
+        if not self.next_sentence:
             return sums
         real = (batch["segments"][:, 0] > 0).float()
-        right = ((output["pair_correct"] * real).sum(), real.sum())
-        return {**sums, "loss": self.loss(output, batch), "next_sentence_accuracy": right}
-
-    @property
-    def _paired(self) -> bool:
-        return self.next_sentence == "yes"
+        accuracy = ((output["pair_correct"] * real).sum(), real.sum())
+        return {**sums, "loss": self.loss(output, batch), "next_sentence_accuracy": accuracy}
 
     @staticmethod
-    def _shown(labels: np.ndarray, words: np.ndarray, facts: Facts) -> np.ndarray:
-        """Return what the model sees in place of each label, [batch, masked]."""
-        fate = words % np.uint64(10)
-        random = (words // np.uint64(10) % np.uint64(facts.vocabulary)).astype(np.int32)
-        hidden = np.int32(facts.mask if facts.mask is not None else facts.pad)
-        return np.where(fate < 8, hidden, np.where(fate == 8, random, labels))  # noqa: PLR2004
+    def _replacement_tokens(
+        labels: np.ndarray, draws: np.ndarray, config: CollatorConfig
+    ) -> np.ndarray:
+        """Return the input token for each label: 80 % mask, 10 % random, 10 % unchanged.
+
+        All arrays are [batch, K]; `draws` are uniform 64-bit integers.
+        """
+        decile = draws % np.uint64(10)
+        random = (draws // np.uint64(10) % np.uint64(config.vocab_size)).astype(np.int32)
+        mask = np.int32(config.mask_id if config.mask_id is not None else config.pad_id)
+        return np.where(decile < 8, mask, np.where(decile == 8, random, labels))  # noqa: PLR2004

@@ -1,4 +1,4 @@
-"""Ranking: which of a query's candidates come first, by their texts and their features."""
+"""Learning to rank: score the candidates of a query by their texts and features."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from regauge.data.batches import Piece, taken
-from regauge.data.buckets import fit
-from regauge.data.columns import buckets
+from regauge.data.batches import MicrobatchPlan, take_rows
+from regauge.data.buckets import find_bucket_length
+from regauge.data.columns import find_embedding_rows
 from regauge.errors import DataError
 from regauge.log import logger
-from regauge.models.io_spec import Fields, Ranking
+from regauge.models.io_spec import InputSpec, RankingSpec
 from regauge.models.settings import Interactions
-from regauge.tasks import Sums, _quality, _ranking, _retrieval
+from regauge.tasks import MetricSums, _quality, _ranking, _retrieval
 from regauge.tasks._fields import (
     FieldsTask,
     Texts,
+    build_text_arrays,
     check_field,
-    check_label,
-    histogram,
-    text_arrays,
+    field_histogram,
+    label_range,
 )
 
 if TYPE_CHECKING:
@@ -30,124 +30,137 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from regauge.data.batches import Arrays, Draw, Found
-    from regauge.data.dataset import Manifest, Rows
-    from regauge.data.loader import Facts
-    from regauge.models.io_spec import Answers
+    from regauge.data.batches import Arrays, OptionalRows, RandomKey
+    from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.data.loader import CollatorConfig
+    from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
 
 
 class Rank(FieldsTask):
-    """Score the candidates of a query (rows of layout "groups") by texts, numbers, categories."""
+    """Score the candidates of a query by texts and features (rows of layout "groups")."""
 
-    whole: ClassVar[bool] = True
+    metrics_need_all_rows: ClassVar[bool] = True
     layout: ClassVar[str] = "groups"
     module_needs_fields: ClassVar[bool] = True
 
     query: tuple[str, ...] = ("query",)
-    """Text fields of the query, which its candidates share."""
+    """Text fields of the query."""
     document: tuple[str, ...] = ("document",)
-    """Text fields of a candidate; with none, and no query, no text is read."""
-    numbers: tuple[str, ...] = ()
-    """Numeric features of a candidate: normalised, and 0 where one is missing."""
-    categories: tuple[str, ...] = ()
-    """Categorical features of a candidate: an embedding of the hash of each."""
+    """Text fields of a candidate. Leave `query` and `document` empty to use features only."""
+    numeric_features: tuple[str, ...] = ()
+    """Numeric features of a candidate; they are standardized, and missing values become 0."""
+    categorical_features: tuple[str, ...] = ()
+    """Categorical features of a candidate; each value is hashed to an embedding."""
     label: str = "label"
-    """Field that says how relevant a candidate is, from 0 on."""
+    """Field with the relevance of a candidate, 0 or more."""
     objective: Literal["pointwise", "pairwise", "listwise"] = "listwise"
-    """Cross-entropy of each candidate, of each pair, or of the list (softmax over a query's)."""
-    at: int = Field(default=10, ge=1)
-    """Candidates that NDCG looks at."""
-    encoder: Literal["whole", "frozen"] | Annotated[int, Field(ge=0)] = Field(
-        default="whole", union_mode="left_to_right"
+    """Loss of each candidate (cross-entropy), candidate pair (RankNet) or list (ListNet)."""
+    ndcg_at: int = Field(default=10, ge=1)
+    """Cutoff k of the metric NDCG@k."""
+    trainable_layers: Literal["all", "none"] | Annotated[int, Field(ge=0)] = Field(
+        default="all", union_mode="left_to_right"
     )
-    """What is trained of the text encoder: all, nothing, or its last blocks, so many."""
-    encoders: Literal["shared", "apart"] = "shared"
-    """Whether one encoder reads all texts, or one those of queries and another those of candidates;
-    both begin alike, and the second's weights are named `documents.` in `optimizer.shares`."""
+    """Trained part of the text encoder: all, none, or this many of its last blocks."""
+    encoders: Literal["shared", "separate"] = "shared"
+    """One encoder for all texts, or separate encoders of queries and candidates. Both start with
+    the same weights; `optimizer.lr_multipliers` addresses the second one as `documents.`."""
     interactions: Interactions = Interactions()
-    """What is made of the features."""
+    """Network that computes the score from the features."""
 
     @model_validator(mode="after")
-    def _reads_something(self) -> Rank:
+    def _check_features(self) -> Rank:
         if bool(self.query) != bool(self.document):
-            raise ValueError("query and document are read together: set both, or neither")
-        if not (self.query or self.numbers or self.categories):
-            raise ValueError("a candidate has no feature: set query and document, or numbers")
-        if self.encoders == "apart" and not self.query:
-            raise ValueError("no text is read, and encoders are apart: set query and document")
+            raise ValueError("query and document belong together; set both or neither")
+        if not (self.query or self.numeric_features or self.categorical_features):
+            raise ValueError(
+                "a candidate has no features; set query and document, or numeric_features"
+            )
+        if self.encoders == "separate" and not self.query:
+            raise ValueError('encoders = "separate" needs texts; set query and document')
         return self
 
-    def check(self, manifest: Manifest) -> None:
-        super().check(manifest)
+    def check_dataset(self, manifest: DatasetManifest) -> None:
+        super().check_dataset(manifest)
         for name in (*self.query, *self.document):
             check_field(manifest, name)
         for name in self.query:
             if manifest.fields[name].members > 1:
-                problem = f"'{name}' is a text of each candidate, and not of the query"
-                raise DataError(problem, "name it in rows.shared, or in task.document")
+                problem = f"'{name}' is a text of each candidate, not of the query"
+                raise DataError(problem, "add it to rows.shared, or move it to task.document")
         for name in self.document:
             if manifest.fields[name].members == 1:
                 problem = f"'{name}' is shared by the candidates of a query"
-                raise DataError(problem, "name it in task.query")
-        for name in (*self.numbers, self.label):
+                raise DataError(problem, "move it to task.query")
+        for name in (*self.numeric_features, self.label):
             check_field(manifest, name, ("number", "real"))
-        for name in self.categories:
+        for name in self.categorical_features:
             check_field(manifest, name, ("category",))
-        self._check_values(manifest)
+        self._check_features_vary(manifest)
+        self._check_labels(manifest)
 
-    def lengths(self, manifest: Manifest) -> tuple[int, ...]:
-        """Return the longest text of each row, as if those of its fields met at random."""
-        names = (*self.query, *self.document)
-        return _ranking.longest([histogram(manifest, name) for name in names])
+    def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
+        """Return the number of rows by the length of their longest text.
 
-    def texts_per_row(self, manifest: Manifest) -> int:
-        return max(1, self._texts_of(manifest.fields[self.label].members))
-
-    def cut(
-        self, rows: Rows, numbers: np.ndarray, microbatch_rows: int, ladder: tuple[int, ...]
-    ) -> list[Piece]:
-        """Sort the rows of a global batch by their longest text, and cut."""
-        lengths = np.array([self._longest(row) for row in taken(rows, numbers)])
-        longest_first = np.argsort(-lengths, kind="stable")
-        return [
-            Piece(
-                numbers[slots], np.zeros_like(slots), slots, fit(int(lengths[slots].max()), ladder)
-            )
-            for slots in longest_first.reshape(-1, microbatch_rows)
-        ]
-
-    def batch(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
-        """Return the texts of all rows, [rows x texts, length], features and labels of each row.
-
-        Features end in [rows, candidates, features]; of labels and `present` there is one each.
+        Lengths of different fields are assumed independent.
         """
-        found = taken(rows, piece.rows)
-        table = partial(_ranking.table, found, facts.members)
-        found_buckets = buckets(table(self.categories, np.int64(-1)), self.interactions.buckets)
+        names = (*self.query, *self.document)
+        return _ranking.longest_text_histogram([field_histogram(manifest, name) for name in names])
+
+    def sequences_per_row(self, manifest: DatasetManifest) -> int:
+        return max(1, self._count_texts(manifest.fields[self.label].members))
+
+    def split_batch(
+        self,
+        rows: DatasetRows,
+        row_numbers: np.ndarray,
+        microbatch_rows: int,
+        bucket_lengths: tuple[int, ...],
+    ) -> list[MicrobatchPlan]:
+        """Sort the rows of a global batch by their longest text and split them."""
+        lengths = np.array([self._longest_text(row) for row in take_rows(rows, row_numbers)])
+        longest_first = np.argsort(-lengths, kind="stable")
+        plans = []
+        for slots in longest_first.reshape(-1, microbatch_rows):
+            length = find_bucket_length(int(lengths[slots].max()), bucket_lengths)
+            plans.append(MicrobatchPlan(row_numbers[slots], np.zeros_like(slots), slots, length))
+        return plans
+
+    def build_batch(
+        self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+    ) -> Arrays:
+        """Build the arrays of texts, [rows x texts, length], and of features and labels.
+
+        `numbers` and `categories` are [rows, candidates, features]; `labels` and `present` are
+        [rows, candidates]. `present` is 0 for padding candidates.
+        """
+        records = take_rows(rows, plan.row_numbers)
+        max_candidates = config.max_group_size
+        table = partial(_ranking.build_feature_table, records, max_candidates)
+        hashes = table(self.categorical_features, np.int64(-1))
         return {
-            **self._texts(found, piece, draw, facts),
-            "numbers": table(self.numbers, np.float32(np.nan)),
-            "categories": found_buckets,
+            **self._build_text_arrays(records, plan, key, config),
+            "numbers": table(self.numeric_features, np.float32(np.nan)),
+            "categories": find_embedding_rows(hashes, self.interactions.buckets),
             "labels": table((self.label,), np.float32(0))[..., 0],
-            "present": _ranking.present(found, facts.members, self.label),
-            "slots": piece.slots,
-            "real": (piece.rows >= 0).astype(np.float32),
+            "present": _ranking.build_candidate_mask(records, max_candidates, self.label),
+            "slots": plan.slots,
+            "real": (plan.row_numbers >= 0).astype(np.float32),
         }
 
-    def answers(self) -> Answers:
+    def output_kind(self) -> OutputKind:
         return "scores"
 
-    def fields(self, manifest: Manifest) -> Fields:
+    def input_spec(self, manifest: DatasetManifest) -> InputSpec:
         """Return that a record is a query with one candidate."""
         texts = (*self.query, *self.document)
-        return Fields(
+        return InputSpec(
             texts=texts,
             limits=tuple(manifest.fields[name].limit for name in texts),
-            numbers=self.numbers,
-            categories=self.categories,
-            ranking=Ranking(
+            numbers=self.numeric_features,
+            categories=self.categorical_features,
+            ranking=RankingSpec(
                 queries=len(self.query),
                 calibrated=self.objective == "pointwise",
                 encoders=self.encoders,
@@ -155,135 +168,154 @@ class Rank(FieldsTask):
             ),
         )
 
-    def module(self, model: Model, manifest: Manifest, seed: int) -> TextModule:
-        from regauge.models.architectures import blocks, build
-        from regauge.models.heads import freeze, read_buffers
-        from regauge.models.hub import at
-        from regauge.models.ranker import Form, Ranker
+    def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
+        from regauge.models.architectures import build_model, find_blocks
+        from regauge.models.heads import freeze_except_last, read_head_buffers
+        from regauge.models.hub import resolve_model
+        from regauge.models.ranker import Ranker, RankerShape
 
-        for name in (*self.numbers, self.label):
+        for name in (*self.numeric_features, self.label):
             check_field(manifest, name, ("number", "real"))
-        facts = manifest.tokenizer
-        make = partial(build, model, "none", facts.vocabulary, seed, facts.pad)
-        made, keys = make()
-        other = make(keys=keys)[0] if self.encoders == "apart" else None
-        members = manifest.fields[self.label].members
-        texts = (len(self.query), len(self.document))
-        values = (len(self.numbers), len(self.categories))
-        form = Form(*texts, members, *values, calibrated=self.objective == "pointwise")
-        scale = [_ranking.scale(manifest.fields[name]) for name in self.numbers]
-        module = Ranker(made, keys, form, self.interactions, scale, documents=other)
-        if self.encoder != "whole" or not self.query:
-            trained = 0 if isinstance(self.encoder, str) else self.encoder
-            for each in (made, other) if other is not None else (made,):
-                freeze(each, blocks(each), trained)
-        if model.path is not None and model.weights == "saved":
-            read_buffers(module, at(model.path))
+        tokenizer = manifest.tokenizer
+        build = partial(build_model, model, "none", tokenizer.vocabulary, seed, tokenizer.pad)
+        encoder, keys = build()
+        document_encoder = build(keys=keys)[0] if self.encoders == "separate" else None
+        shape = RankerShape(
+            len(self.query),
+            len(self.document),
+            manifest.fields[self.label].members,
+            len(self.numeric_features),
+            len(self.categorical_features),
+            calibrated=self.objective == "pointwise",
+        )
+        scale = [_ranking.feature_scale(manifest.fields[name]) for name in self.numeric_features]
+        module = Ranker(encoder, keys, shape, self.interactions, scale, documents=document_encoder)
+        if self.trainable_layers != "all" or not self.query:
+            trained = 0 if isinstance(self.trainable_layers, str) else self.trainable_layers
+            for part in filter(None, (encoder, document_encoder)):
+                freeze_except_last(part, find_blocks(part), trained)
+        if model.path is not None and model.weights == "pretrained":
+            read_head_buffers(module, resolve_model(model.path))
         return module
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         losses, weights = self._losses(output["scores"], batch["labels"], batch["present"])
         return losses.sum(), weights.sum()
 
-    def kept(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        """Return scores, labels and which candidates are there, [rows, 3 x candidates]."""
+    def eval_outputs(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        """Return scores, labels and `present`, concatenated to [rows, 3 x candidates]."""
         import torch
 
         return torch.cat([output["scores"], batch["labels"].float(), batch["present"]], 1)
 
-    def tally(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Sums:
-        """Return loss, AUC over all candidates, and NDCG and MRR over queries with a relevant one.
+    def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
+        """Return loss, AUC over all candidates, and NDCG and MRR.
 
-        Of pointwise scores also the calibration: what was predicted over what was so.
+        NDCG and MRR are means over the queries with a relevant candidate. Pointwise scores also
+        have a calibration: the expected over the actual number of relevant candidates.
         """
         scores, labels, present = output["vectors"].cpu().chunk(3, 1)
         present = present * batch["real"].cpu()[:, None]
         losses, weights = self._losses(scores, labels, present)
-        found: Sums = {
+        sums: MetricSums = {
             "loss": (losses.sum(), weights.sum()),
-            **self._quality(scores, labels, present),
+            **self._ranking_metrics(scores, labels, present),
         }
         if self.objective == "pointwise":
-            told = (scores.sigmoid() * present).sum()
-            found["calibration"] = (told, ((labels > 0) * present).sum())
-        return found
+            expected = (scores.sigmoid() * present).sum()
+            sums["calibration"] = (expected, ((labels > 0) * present).sum())
+        return sums
 
-    def rivals(
-        self, output: dict[str, Tensor], batch: dict[str, Tensor], texts: Sequence[dict[str, Any]]
-    ) -> dict[str, Sums]:
-        """Return what words alone say (BM25); rare is what few of all held-out candidates have."""
+    def baselines(
+        self, output: dict[str, Tensor], batch: dict[str, Tensor], records: Sequence[dict[str, Any]]
+    ) -> dict[str, MetricSums]:
+        """Return the metrics of BM25, with document frequencies over all held-out candidates."""
         if not self.query:
             return {}
-        _, labels, present = output["vectors"][: len(texts)].cpu().chunk(3, 1)
-        present = present * batch["real"][: len(texts)].cpu()[:, None]
-        asked = [" ".join(row[name] for name in self.query) for row in texts]
-        shown = [
-            [" ".join(parts) for parts in zip(*(row[name] for name in self.document), strict=True)]
-            for row in texts
+        _, labels, present = output["vectors"][: len(records)].cpu().chunk(3, 1)
+        present = present * batch["real"][: len(records)].cpu()[:, None]
+        queries = [" ".join(record[name] for name in self.query) for record in records]
+        candidates = [
+            [
+                " ".join(texts)
+                for texts in zip(*(record[name] for name in self.document), strict=True)
+            ]
+            for record in records
         ]
-        distinct = dict.fromkeys(text for row in shown for text in row)
+        distinct = dict.fromkeys(text for texts in candidates for text in texts)
         numbers = {text: number for number, text in enumerate(distinct)}
-        index = _retrieval.Words(list(numbers))
+        index = _retrieval.Bm25Index(list(numbers))
         scores = labels.new_zeros(labels.shape)
-        for cells, query, row in zip(scores, asked, shown, strict=True):
-            cells[: len(row)] = index.within(query, [numbers[text] for text in row])
-        return {"BM25": self._quality(scores, labels, present)}
+        for cells, query, texts in zip(scores, queries, candidates, strict=True):
+            cells[: len(texts)] = index.score_documents(query, [numbers[text] for text in texts])
+        return {"BM25": self._ranking_metrics(scores, labels, present)}
 
-    def _quality(self, scores: Tensor, labels: Tensor, present: Tensor) -> Sums:
-        """Return how well scores order the candidates that are present, each [rows, candidates]."""
+    def _ranking_metrics(self, scores: Tensor, labels: Tensor, present: Tensor) -> MetricSums:
+        """Return the sums of NDCG, MRR and AUC; the arguments are [rows, candidates]."""
         return {
-            f"ndcg@{self.at}": _quality.ndcg(scores, labels, present, self.at),
+            f"ndcg@{self.ndcg_at}": _quality.ndcg(scores, labels, present, self.ndcg_at),
             "mrr": _quality.mrr(scores, labels, present),
             "auc": _quality.auc(scores[present > 0], labels[present > 0] > 0),
         }
 
     def _losses(self, scores: Tensor, labels: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weighted losses and their weights, of each candidate or of each row."""
+        """Return weighted losses and their weights, [rows, candidates] or [rows]."""
         from regauge.tasks import _objectives
 
-        weighted: _objectives.Objective = getattr(_objectives, self.objective)
-        return weighted(scores, labels, present)
+        ranking_loss: _objectives.RankingLoss = getattr(_objectives, self.objective)
+        return ranking_loss(scores, labels, present)
 
-    def _texts_of(self, candidates: int) -> int:
+    def _count_texts(self, candidates: int) -> int:
         return len(self.query) + candidates * len(self.document)
 
-    def _texts(self, found: Found, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
-        """Return the arrays of all texts: of a row those of the query, then of each candidate."""
-        count = max(1, self._texts_of(facts.members))
-        texts = [text for row in found for text in self._of_row(row, count)]
-        rows, parts = np.repeat(piece.rows, count), np.tile(np.arange(count), len(piece.rows))
-        each = Piece(rows, parts, np.zeros_like(rows), piece.length)
-        return text_arrays(texts, each, draw, facts)
+    def _build_text_arrays(
+        self, records: OptionalRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+    ) -> Arrays:
+        """Build the arrays of all texts; in a row, query texts precede candidate texts."""
+        count = max(1, self._count_texts(config.max_group_size))
+        texts = [text for row in records for text in self._row_texts(row, count)]
+        row_numbers = np.repeat(plan.row_numbers, count)
+        text_numbers = np.tile(np.arange(count), len(plan.row_numbers))
+        text_plan = MicrobatchPlan(
+            row_numbers, text_numbers, np.zeros_like(row_numbers), plan.length
+        )
+        return build_text_arrays(texts, text_plan, key, config)
 
-    def _of_row(self, row: dict[str, Any] | None, count: int) -> Texts:
+    def _row_texts(self, row: dict[str, Any] | None, count: int) -> Texts:
+        """Return the texts of a row, filled up with None to `count`."""
         if row is None or not self.query:
             return [None] * count
-        asked: Texts = [row[name] for name in self.query]
-        lists = [row[name] for name in self.document]
-        shown = [texts[place] for place in range(len(lists[0])) for texts in lists]
-        return asked + shown + [None] * (count - len(asked) - len(shown))
+        queries: Texts = [row[name] for name in self.query]
+        columns = [row[name] for name in self.document]
+        documents = [texts[index] for index in range(len(columns[0])) for texts in columns]
+        return queries + documents + [None] * (count - len(queries) - len(documents))
 
-    def _longest(self, row: dict[str, Any] | None) -> int:
+    def _longest_text(self, row: dict[str, Any] | None) -> int:
         if row is None:
             return 0
         lengths = [len(row[name]) for name in self.query]
         return max([0, *lengths, *(len(text) for name in self.document for text in row[name])])
 
-    def _check_values(self, manifest: Manifest) -> None:
-        """Raise DataError for a feature that says nothing, and for labels below 0."""
-        for name in (*self.numbers, *self.categories):
+    def _check_features_vary(self, manifest: DatasetManifest) -> None:
+        """Raise DataError for a constant feature; warn of held-out values that are new."""
+        for name in (*self.numeric_features, *self.categorical_features):
             field = manifest.fields[name]
             absent = field.missing.get("train", 0) and field.mean is None and not field.distinct
             if absent or field.deviation == 0 or field.distinct == 1:
-                what = "is missing everywhere" if absent else "has one value everywhere"
-                raise DataError(f"feature '{name}' {what}", "leave it out of the task")
+                reason = "is missing in every record" if absent else "is constant"
+                raise DataError(f"feature '{name}' {reason}", "remove it from the task")
             if field.unseen:
-                logger.warning("%d held-out values of '%s' are new there", field.unseen, name)
-        least, _ = check_label(manifest, self.label)
-        if least < 0:
-            problem = f"labels in '{self.label}' go down to {least:g}"
-            raise DataError(problem, "say relevance by numbers from 0 on")
+                logger.warning(
+                    "%d held-out values of '%s' do not occur in training", field.unseen, name
+                )
+
+    def _check_labels(self, manifest: DatasetManifest) -> None:
+        lowest, _ = label_range(manifest, self.label)
+        if lowest < 0:
+            problem = f"labels in '{self.label}' include {lowest:g}"
+            raise DataError(problem, "use relevance values from 0 upward")
         if not manifest.fields[self.label].most:
             raise DataError(
-                f"no candidate is relevant: '{self.label}' is 0 everywhere", "label some"
+                f"no candidate is relevant: every '{self.label}' is 0",
+                "label relevant candidates above 0",
             )

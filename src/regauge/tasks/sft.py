@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on instructions: the model says each next token of an answer."""
+"""Supervised fine-tuning: predict the answers of conversations."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ import numpy as np
 from regauge.tasks._tokens import NextTokenTask
 
 if TYPE_CHECKING:
-    from regauge.data.batches import Arrays, Draw, Piece
-    from regauge.data.dataset import Rows
-    from regauge.data.loader import Facts
+    from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+    from regauge.data.dataset import DatasetRows
+    from regauge.data.loader import CollatorConfig
 
 
 class Sft(NextTokenTask):
-    """Predict the answers of each conversation of a row; what is asked has no part in the loss."""
+    """Predict the answers of each conversation of a row; prompts have no part in the loss."""
 
     layout: ClassVar[str] = "chat"
 
-    def batch(self, rows: Rows, piece: Piece, draw: Draw, facts: Facts) -> Arrays:
-        """Label each token with the one after it; only tokens of an answer have a weight."""
-        arrays = self.labelled(self.packed(rows, piece, draw, facts, "answers"))
+    def build_batch(
+        self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+    ) -> Arrays:
+        """Label each token with the next one; only labels in an answer have a weight."""
+        packed = self.build_packed_batch(rows, plan, key, config, "answers")
+        arrays = self.label_next_tokens(packed)
         arrays["weights"][:, :-1] *= arrays.pop("answers")[:, 1:]
         return arrays
 
-    def answered(self, segment: dict[str, np.ndarray], prompt_tokens: int) -> tuple[int, int]:
-        """Return the place of a conversation's first answer."""
+    def answer_span(self, segment: dict[str, np.ndarray], prompt_tokens: int) -> tuple[int, int]:
+        """Return the start and stop index of the first answer in a conversation."""
         del prompt_tokens
-        marks = np.append(segment["answers"], 0)
-        begin = int(marks.argmax())
-        return begin, begin + int(marks[begin:].argmin())
+        is_answer = np.append(segment["answers"], 0)
+        start = int(is_answer.argmax())
+        return start, start + int(is_answer[start:].argmin())

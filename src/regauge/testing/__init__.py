@@ -1,4 +1,4 @@
-"""Fault injection: what a fault plan does to a run, to prove that the run survives or is caught.
+"""Fault injection: proves that a run survives the faults of a plan, or that bugs are detected.
 
 Entry point: `faults.FaultInjector`, a hook of a training run. `bugs` holds the deliberate bugs of a
 training stack. Training imports this package only if a plan is given (`--chaos`). It may import

@@ -1,8 +1,8 @@
-"""Deliberate bugs of a training stack: what a comparison of two runs must detect.
+"""Deliberate bugs of a training stack, which a comparison of two runs must detect.
 
 A fault plan names them (`--chaos`), each with its first step and the number of steps:
 
-| kind | what it does |
+| kind | effect |
 | --- | --- |
 | `learning-rate` | makes every update one percent larger; the log shows the planned rate |
 | `bf16-gradients` | rounds gradients to bf16 before they are summed (not under fsdp and hsdp) |
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LEARNING_RATE_FACTOR = 1.01
 
 
-class Schedule(Protocol):
+class LearningRateSchedule(Protocol):
     """A learning rate schedule: `next` returns the rate of the next step."""
 
     def next(self) -> Any:
@@ -41,7 +41,7 @@ class Schedule(Protocol):
 
 @contextmanager
 def inject_bugs(
-    module: nn.Module, schedule: Schedule, batches: list[Batch], faults: Sequence[Fault]
+    module: nn.Module, schedule: LearningRateSchedule, batches: list[Batch], faults: Sequence[Fault]
 ) -> Iterator[None]:
     """Apply the bugs of a step within the block; batches are changed in place."""
     kinds = {fault.kind for fault in faults}
@@ -62,7 +62,7 @@ def inject_bugs(
 
 
 @contextmanager
-def _scale_learning_rate(schedule: Schedule) -> Iterator[None]:
+def _scale_learning_rate(schedule: LearningRateSchedule) -> Iterator[None]:
     original = schedule.next
     schedule.next = lambda: original() * LEARNING_RATE_FACTOR  # type: ignore[method-assign]
     try:
@@ -95,7 +95,7 @@ def _round_gradients(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def _swap_gelu(module: nn.Module, layer: int) -> Iterator[None]:
     """Replace the activation of one block; raises SettingsError if the block has no GELU."""
-    blocks = architectures.blocks(module)
+    blocks = architectures.find_blocks(module)
     location = _find_gelu(blocks[layer]) if layer < len(blocks) else None
     if location is None:
         raise SettingsError(f"block {layer} has no GELU", "name another fault.layer")

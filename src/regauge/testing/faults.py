@@ -1,7 +1,7 @@
 """Fault injection: a plan of faults, and the hook that triggers them in a process.
 
 A plan is data (TOML or JSON) and does nothing without `--chaos FILE`. Before a fault is triggered
-it is appended to `faults.jsonl` in the output folder, as the proof of what the run survived.
+it is appended to `faults.jsonl` in the output folder, as proof of the faults that the run survived.
 
     [[fault]]
     kind = "kill"
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from regauge.accelerators import Batch
     from regauge.strategies import ShardedModel
-    from regauge.testing.bugs import Schedule
+    from regauge.testing.bugs import LearningRateSchedule
 
 RECORD = "faults.jsonl"
 SPIKE_FACTOR = 1000.0
@@ -82,8 +82,8 @@ class Fault(Settings):
 
     kind: Kind
     """`kill`, `stop` and `terminate` are signals; `leave` is an exit with code 0; `block` holds the
-    interpreter lock; `flip` changes a bit of a weight; `corrupt` changes what a check sends or
-    computes; `fail` raises the error of a full disk. `bugs.py` describes the deliberate bugs."""
+    interpreter lock; `flip` changes a bit of a weight; `corrupt` changes the data of a
+    check; `fail` raises the error of a full disk. `bugs.py` describes the deliberate bugs."""
     at: str = "step"
     """The point: `step` (before its batches are computed), `gradients` (before they are used),
     `data`, `evaluate`, a point of a save such as `save:staged`, or of a check such as
@@ -125,7 +125,7 @@ class FaultInjector(Hook):
         ]
         self._record, self._attempt = record, attempt
         self._model: ShardedModel | None = None
-        self._schedule: Schedule | None = None
+        self._schedule: LearningRateSchedule | None = None
         self._effects: dict[str, Callable[[Fault], Any]] = {
             "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
             "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
@@ -147,7 +147,7 @@ class FaultInjector(Hook):
         """Return the injector of a plan's file."""
         return cls(read_plan(Path(path)), record, rank, attempt)
 
-    def attach(self, model: ShardedModel, schedule: Schedule) -> None:
+    def attach(self, model: ShardedModel, schedule: LearningRateSchedule) -> None:
         """Set the model and the learning rate schedule that `flip` and the bugs change."""
         self._model, self._schedule = model, schedule
 
@@ -161,7 +161,9 @@ class FaultInjector(Hook):
         left = []
         for fault in due:
             document = {**fault.model_dump(), "attempt": self._attempt, "pid": os.getpid()}
-            jsonl.append(self._record, {**document, "triggered_at_step": step, "time": time.time()})
+            jsonl.append_line(
+                self._record, {**document, "triggered_at_step": step, "time": time.time()}
+            )
             effect = self._effects.get(fault.kind)
             if effect is None:
                 left.append(fault)
@@ -199,7 +201,7 @@ class FaultInjector(Hook):
     def after_step(self, step: int) -> None:
         flips = any(fault.kind == "flip" for fault in self.trigger("weights", step))
         if flips and self._model is not None:
-            _flip_bit(next(iter(self._model.replicas())))
+            _flip_bit(next(iter(self._model.replicated_tensors())))
 
     def before_evaluation(self, step: int) -> None:
         self.trigger("evaluate", step)
@@ -235,17 +237,17 @@ def _skip_collective(_: Fault) -> None:
     """Leave this process out of its next all-reduce."""
     import torch.distributed as dist
 
-    whole = dist.all_reduce
+    original = dist.all_reduce
 
     class Nothing:
         def wait(self) -> None:
             """Return at once."""
 
-    def skipped(*_: Any, async_op: bool = False, **__: Any) -> Nothing | None:
-        dist.all_reduce = whole
+    def skip(*_: Any, async_op: bool = False, **__: Any) -> Nothing | None:
+        dist.all_reduce = original
         return Nothing() if async_op else None
 
-    dist.all_reduce = skipped
+    dist.all_reduce = skip
 
 
 def _exhaust_memory(_: Fault) -> None:

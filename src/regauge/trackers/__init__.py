@@ -1,9 +1,10 @@
-"""Where a run's metrics go while it runs: one file per kind of place.
+"""Trackers: destinations of a run's metrics, one file for each kind.
 
-Rank 0 alone has trackers. A tracker's settings are frozen; what it holds open between `start` and
-`close` is a private attribute. Names of values: `train/…` for a line of training, and the name of
-a split, such as `heldout/recall@10`, for an evaluation. Of one of several tasks they are
-`train.words/loss` and `heldout.words/loss`.
+`start_trackers` is the entry point; only rank 0 calls it. The settings of a tracker are frozen;
+its open files and connections are private attributes. Training metrics are named `train/loss`,
+evaluation metrics have the name of their split, such as `heldout/recall@10`. In a multi-task run
+the name of the task is added: `train.words/loss`, `heldout.words/loss`. This package imports no
+other package of Regauge.
 """
 
 from __future__ import annotations
@@ -19,76 +20,76 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def of_training(name: str) -> bool:
-    """Return whether a value is of a line of training."""
+def is_train_metric(name: str) -> bool:
+    """Return whether a metric belongs to training, not to an evaluation."""
     return name.startswith(("train/", "train."))
 
 
 @dataclass(frozen=True)
-class RunFacts:
-    """What a tracker may know of the run that it follows."""
+class RunInfo:
+    """The run that a tracker records."""
 
     name: str
     run_id: str
-    """The same for every attempt of a run."""
+    """Identical for all attempts of a run."""
     folder: Path
     attempt: int = 1
     """Counts from 1."""
     total_steps: int | None = None
-    """None where the run has no length that is known before it ends."""
+    """None if the length of the run is not known before it ends."""
     resumed_step: int = 0
-    """The last step that earlier attempts finished and saved."""
+    """Step of the checkpoint from which this attempt resumes; 0 for a new run."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The resolved settings, JSON-ready."""
 
 
 class Tracker(Choice):
-    """A place that metrics go to.
+    """A destination of metrics.
 
-    Calls come in the order `start`, `log`…, `finish`, `close`. A run that fails is closed without
-    `finish`, and the next attempt starts on the same folder with a higher `attempt`.
+    The order of the calls is `start`, `log`…, `finish`, `close`. After a failure `close` is called
+    without `finish`; the next attempt starts in the same folder with a higher `attempt`.
     """
 
-    def start(self, run: RunFacts) -> None:
-        """Open what is written to; a later attempt goes on where the earlier ones ended."""
+    def start(self, run: RunInfo) -> None:
+        """Open the destination; a later attempt continues the records of the earlier ones."""
         raise NotImplementedError
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the values of one step: a line of training, or of an evaluation."""
+        """Record the metrics of one step, from training or from an evaluation."""
         raise NotImplementedError
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """Take the result of a run that reached its end."""
+        """Record the result of a run that reached its end."""
 
     def close(self) -> None:
-        """Let go of files and threads; harmless when nothing is open."""
+        """Release files and threads; does nothing if none are open."""
 
 
-class Together:
-    """Several trackers as one."""
+class TrackerGroup:
+    """Passes each call to several trackers."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = tuple(trackers)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Hand the values to every tracker."""
+        """Record the metrics of one step in every tracker."""
         for tracker in self._trackers:
             tracker.log(step, values)
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """Hand the result to every tracker."""
+        """Record the result in every tracker."""
         for tracker in self._trackers:
             tracker.finish(summary)
 
 
 @contextmanager
-def started(trackers: Sequence[Tracker], run: RunFacts) -> Iterator[Together]:
-    """Start the trackers, and close each of them however the block ends.
+def start_trackers(trackers: Sequence[Tracker], run: RunInfo) -> Iterator[TrackerGroup]:
+    """Start the trackers and close them at the end of the block, also after an error.
 
-    One that cannot start closes those before it.
+    If a tracker cannot start, the trackers before it are closed.
     """
     with ExitStack() as stack:
         for tracker in trackers:
             stack.callback(tracker.close)
             tracker.start(run)
-        yield Together(trackers)
+        yield TrackerGroup(trackers)

@@ -1,4 +1,4 @@
-"""The live bar of the console tracker: one line of progress, one line of figures."""
+"""The live display of the console tracker: a progress bar and a line of metrics."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REFRESH_PER_SECOND = 4
-"""Slow enough to cost a training process nothing."""
+"""Low enough to have no cost for the training process."""
 
 
-class _TwoLines(Progress):
-    """A bar with a second line that the columns need not share."""
+class _TwoLineProgress(Progress):
+    """A progress bar with a second line below its columns."""
 
     figures: str = ""
 
@@ -30,14 +30,14 @@ class _TwoLines(Progress):
         yield Text(f"  {self.figures}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
-class Live:
-    """A bar on the terminal from its construction until `stop`.
+class LiveDisplay:
+    """A progress bar on the terminal, from its construction until `stop`.
 
-    The process may end in any way that Python sees, and the terminal has its cursor back.
+    An exit handler restores the cursor of the terminal if `stop` is not called.
     """
 
     def __init__(self, name: str, total_steps: int | None, step: int) -> None:
-        self._progress = _TwoLines(
+        self._progress = _TwoLineProgress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -47,22 +47,22 @@ class Live:
             refresh_per_second=REFRESH_PER_SECOND,
             transient=True,
             expand=True,
-            # Standard output is the answer's: only where both are the same screen may rich
-            # print it above the bar.
+            # Standard output contains only the answer. rich may print it above the bar only if
+            # it is a terminal, too.
             redirect_stdout=sys.stdout.isatty(),
         )
         start = "starting" if total_steps is None else f"{step}/{total_steps}"
         self._bar = self._progress.add_task(name, total=total_steps, completed=step, progress=start)
         self._progress.figures = "waiting for the first line of metrics"
-        atexit.register(self.stop)  # first: Ctrl-C may come in the middle of the start
+        atexit.register(self.stop)  # before `start`, which Ctrl-C may interrupt
         self._progress.start()
 
     def show(self, step: int, progress: str, figures: str) -> None:
-        """Move the bar to a step and show its figures."""
+        """Move the bar to a step and show its metrics."""
         self._progress.figures = figures
         self._progress.update(self._bar, completed=step, progress=progress)
 
     def stop(self) -> None:
-        """Take the bar away, end its thread and give the cursor back."""
+        """Remove the bar, end its thread and restore the cursor."""
         self._progress.stop()
         atexit.unregister(self.stop)

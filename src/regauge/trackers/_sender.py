@@ -1,4 +1,4 @@
-"""Lines on their way to a place that may be slow, or gone: the run waits for none of them."""
+"""Delivers metrics in a background thread, so a run never waits for a slow or absent server."""
 
 from __future__ import annotations
 
@@ -10,120 +10,125 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from regauge.errors import plain
+from regauge.errors import first_line
 from regauge.log import logger
 
-MOST_WAITING = 10_000
-"""Lines that are kept for a place that does not take them."""
-MOST_AT_ONCE = 100
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-"""Before a line is tried again; doubled each time."""
+MAX_QUEUED_LINES = 10_000
+"""Capacity of the queue; lines beyond it are lost."""
+MAX_LINES_PER_DELIVERY = 100
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
+"""First and longest pause before a retry; the pause doubles each time."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Line:
-    """What is told of a run at one moment."""
+class MetricsLine:
+    """Metrics and tags of a run at one time."""
 
     step: int
     values: Mapping[str, float] = field(default_factory=dict)
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """Texts that belong to the run, and to no step."""
-    end: str = ""
-    """How the run ended, in the place's words; empty while it goes on."""
-    at: float = field(default_factory=time.time)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Texts that belong to the run, not to a step."""
+    final_status: str = ""
+    """Status of a run that has ended, in the destination's terms; empty while it runs."""
+    timestamp: float = field(default_factory=time.time)
     """Seconds since the epoch."""
 
     def __len__(self) -> int:
-        return len(self.values) + len(self.notes)
+        return len(self.values) + len(self.tags)
 
 
-Deliver = Callable[[list[Line]], None]
+Deliver = Callable[[list[MetricsLine]], None]
 
 
 class Sender:
-    """Hands lines to a place in their order, in a thread of its own.
+    """Delivers lines to a destination in their order, in a background thread.
 
-    `connect` returns what takes lines there. Both are tried again after an error, until the run
-    ends; lines that are `refused` are not.
+    `connect` returns the function that delivers lines. Both are retried after an error until the
+    run ends, unless `is_permanent` is true for the error. `destination` names it in warnings.
     """
 
     def __init__(
-        self, place: str, connect: Callable[[], Deliver], refused: Callable[[Exception], bool]
+        self,
+        destination: str,
+        connect: Callable[[], Deliver],
+        is_permanent: Callable[[Exception], bool],
     ) -> None:
-        self._place, self._connect, self._refused = place, connect, refused
-        self._waiting: deque[Line] = deque()
+        self._destination, self._connect, self._is_permanent = destination, connect, is_permanent
+        self._queue: deque[MetricsLine] = deque()
         self._changed = threading.Condition()
-        self._until: float | None = None
-        self._given = self._taken = 0
+        self._deadline: float | None = None
+        self._num_queued = self._num_delivered = 0
         self._problem = ""
-        self._thread = threading.Thread(target=self._work, name="sender", daemon=True)
+        self._thread = threading.Thread(target=self._deliver_lines, name="sender", daemon=True)
         self._thread.start()
 
-    def put(self, line: Line) -> None:
-        """Take a line at once; where too many wait already, this one is lost."""
+    def put(self, line: MetricsLine) -> None:
+        """Queue a line without waiting; the line is lost if the queue is full."""
         with self._changed:
-            self._given += len(line)
-            if len(self._waiting) < MOST_WAITING:
-                self._waiting.append(line)
+            self._num_queued += len(line)
+            if len(self._queue) < MAX_QUEUED_LINES:
+                self._queue.append(line)
                 self._changed.notify()
 
     def close(self, seconds: float) -> int:
-        """Wait so long for what is on its way; return how many values were lost, and say it."""
+        """Wait up to `seconds` for the queued lines; return and log the number of lost values."""
         with self._changed:
-            self._until = time.monotonic() + seconds
+            self._deadline = time.monotonic() + seconds
             self._changed.notify()
         self._thread.join(seconds)
-        lost = self._given - self._taken
-        if lost:
-            reason = self._problem or f"it was too slow to take them within {seconds:g} s"
-            logger.warning("%d values did not get to %s: %s", lost, self._place, reason)
-        return lost
+        num_lost = self._num_queued - self._num_delivered
+        if num_lost:
+            reason = self._problem or f"no answer within {seconds:g} s"
+            logger.warning("%d values not delivered to %s: %s", num_lost, self._destination, reason)
+        return num_lost
 
-    def _work(self) -> None:
-        deliver = self._tried(self._connect)
-        while deliver is not None and (lines := self._next()):
-            if self._tried(partial(_delivered, deliver, lines)):
-                self._taken += sum(map(len, lines))
+    def _deliver_lines(self) -> None:
+        deliver = self._retry(self._connect)
+        while deliver is not None and (lines := self._take_lines()):
+            if self._retry(partial(_deliver, deliver, lines)):
+                self._num_delivered += sum(map(len, lines))
 
-    def _next(self) -> list[Line]:
-        """Wait for lines and return some of them; none at the end."""
+    def _take_lines(self) -> list[MetricsLine]:
+        """Wait for lines and take some of them from the queue; returns none at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._until is not None)
-            count = min(len(self._waiting), MOST_AT_ONCE)
-            return [self._waiting.popleft() for _ in range(count)]
+            self._changed.wait_for(lambda: self._queue or self._deadline is not None)
+            count = min(len(self._queue), MAX_LINES_PER_DELIVERY)
+            return [self._queue.popleft() for _ in range(count)]
 
-    def _tried(self, action: Callable[[], T]) -> T | None:
-        """Return what an action returns, at last; None where it is refused or time is up."""
-        pause = FIRST_PAUSE_SECONDS
+    def _retry(self, action: Callable[[], T]) -> T | None:
+        """Run an action until it succeeds; None after a permanent error or the deadline."""
+        pause = MIN_PAUSE_SECONDS
         while True:
             try:
                 return action()
-            except Exception as error:  # noqa: BLE001 - none of them may end the run
-                first = not self._problem
-                self._problem = plain(error)[:200]
-                refused = self._refused(error)
-            if first and not refused:
+            except Exception as error:  # noqa: BLE001 - no error of a tracker may end the run
+                is_first = not self._problem
+                self._problem = first_line(error)[:200]
+                is_permanent = self._is_permanent(error)
+            if is_first and not is_permanent:
                 logger.warning(
-                    "%s takes nothing yet, the run goes on: %s", self._place, self._problem
+                    "%s is unreachable, retrying in the background: %s",
+                    self._destination,
+                    self._problem,
                 )
-            if refused or self._over(pause):
+            if is_permanent or self._pause(pause):
                 return None
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
-    def _over(self, pause: float) -> bool:
-        """Wait for a pause, or a short one where the run has ended; return whether time is up."""
+    def _pause(self, seconds: float) -> bool:
+        """Pause, only briefly after the end of the run; return whether the deadline is over."""
         with self._changed:
-            self._changed.wait_for(lambda: self._until is not None, pause)
-            until = self._until
-        if until is None:
+            self._changed.wait_for(lambda: self._deadline is not None, seconds)
+            deadline = self._deadline
+        if deadline is None:
             return False
-        left = until - time.monotonic()
-        time.sleep(max(0.0, min(left, FIRST_PAUSE_SECONDS)))
-        return left <= 0
+        seconds_left = deadline - time.monotonic()
+        time.sleep(max(0.0, min(seconds_left, MIN_PAUSE_SECONDS)))
+        return seconds_left <= 0
 
 
-def _delivered(deliver: Deliver, lines: list[Line]) -> bool:
+def _deliver(deliver: Deliver, lines: list[MetricsLine]) -> bool:
     deliver(lines)
     return True

@@ -1,6 +1,6 @@
-"""Metrics for the person who watches: a live bar on a terminal, plain lines elsewhere.
+"""Shows metrics as a live progress bar on a terminal, or as plain lines otherwise.
 
-Both go to standard error. The bar redraws itself below whatever else is printed there.
+Both are printed to standard error. The bar stays below all other lines.
 """
 
 from __future__ import annotations
@@ -11,77 +11,83 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import PrivateAttr
 
 from regauge import log
-from regauge.trackers import RunFacts, Tracker, of_training
-from regauge.trackers._words import Pace, duration, evaluation, training
+from regauge.trackers import RunInfo, Tracker, is_train_metric
+from regauge.trackers._formatting import (
+    Eta,
+    format_duration,
+    format_eval_metrics,
+    format_train_metrics,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regauge.trackers._live import Live
+    from regauge.trackers._live import LiveDisplay
 
 
 class Console(Tracker):
-    """A live bar on a terminal, one plain line per call elsewhere."""
+    """A live progress bar on a terminal, or one plain line for each call."""
 
     style: Literal["auto", "lines"] = "auto"
-    """`auto` draws a bar where standard error is a terminal; `lines` never does."""
+    """`auto` draws a progress bar if standard error is a terminal; `lines` prints plain lines."""
 
-    _pace: Pace | None = PrivateAttr(default=None)
-    _live: Live | None = PrivateAttr(default=None)
-    _began: float = PrivateAttr(default=0.0)
+    _eta: Eta | None = PrivateAttr(default=None)
+    _display: LiveDisplay | None = PrivateAttr(default=None)
+    _start_seconds: float = PrivateAttr(default=0.0)
     _figures: str = PrivateAttr(default="")
 
-    def start(self, run: RunFacts) -> None:
-        """Draw the bar where there is a terminal, at the step that the run goes on from."""
+    def start(self, run: RunInfo) -> None:
+        """Draw the bar at the step from which the run resumes, if there is a terminal."""
         self.close()
-        self._pace = Pace(run.total_steps, run.resumed_step)
-        self._began = time.monotonic()
-        if self.style == "auto" and log.interactive():
-            self._live = _drawn(run)
+        self._eta = Eta(run.total_steps, run.resumed_step)
+        self._start_seconds = time.monotonic()
+        if self.style == "auto" and log.is_interactive():
+            self._display = _open_display(run)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Show a line of training in the bar, and any other values as a line that stays."""
-        if self._pace is None:
+        """Show training metrics in the bar, and evaluation metrics as a permanent line."""
+        if self._eta is None:
             return
-        train = {name: value for name, value in values.items() if of_training(name)}
-        others = {name: value for name, value in values.items() if name not in train}
-        self._pace.seen(step, time.monotonic())
-        if others:
-            _say(f"step {self._pace.progress()}  {evaluation(others)}")
-        self._figures = training(train) if train else self._figures
-        if self._live:
-            self._live.show(step, self._pace.progress() + self._pace.eta(), self._figures)
+        train = {name: value for name, value in values.items() if is_train_metric(name)}
+        evaluation = {name: value for name, value in values.items() if name not in train}
+        self._eta.record_step(step, time.monotonic())
+        progress, eta = self._eta.format_progress(), self._eta.format_eta()
+        if evaluation:
+            _print_line(f"step {progress}  {format_eval_metrics(evaluation)}")
+        self._figures = format_train_metrics(train) if train else self._figures
+        if self._display:
+            self._display.show(step, progress + eta, self._figures)
         elif train:
-            _say(f"step {self._pace.progress()}  {self._figures}{self._pace.eta()}")
+            _print_line(f"step {progress}  {self._figures}{eta}")
 
     def finish(self, summary: Mapping[str, object]) -> None:  # noqa: ARG002  (the verb shows it)
-        """Take the bar away and say how long this attempt took; the verb shows the result."""
-        if self._pace is None:
+        """Remove the bar and print the duration of this attempt; the verb shows the result."""
+        if self._eta is None:
             return
-        took = duration(time.monotonic() - self._began)
-        line = f"finished at step {self._pace.progress()} after {took}  {self._figures}"
+        duration = format_duration(time.monotonic() - self._start_seconds)
+        line = f"finished at step {self._eta.format_progress()} after {duration}  {self._figures}"
         self.close()
-        _say(line.rstrip())
+        _print_line(line.rstrip())
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
-        if self._live:
-            self._live.stop()
-        self._live = None
-        self._pace = None
+        """Remove the bar."""
+        if self._display:
+            self._display.stop()
+        self._display = None
+        self._eta = None
 
 
-def _drawn(run: RunFacts) -> Live | None:
-    """Return the bar, or None where another progress display has the terminal."""
+def _open_display(run: RunInfo) -> LiveDisplay | None:
+    """Open the live display; returns None if another one already uses the terminal."""
     from rich.errors import LiveError
 
-    from regauge.trackers._live import Live
+    from regauge.trackers._live import LiveDisplay
 
     try:
-        return Live(run.name, run.total_steps, run.resumed_step)
+        return LiveDisplay(run.name, run.total_steps, run.resumed_step)
     except LiveError:
         return None
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     log.stderr.print(line, markup=False)

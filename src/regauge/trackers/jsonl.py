@@ -1,9 +1,9 @@
-"""Metrics as lines of JSON in the run's folder, for machines and for `report`.
+"""Writes metrics as JSON lines in the run's folder, for `report` and other programs.
 
-`metrics.jsonl` is only ever appended to. Each line is `{"attempt", "step", "seconds", …values}`,
-where `seconds` counts from the start of the attempt; a run that ends adds one line with its
-`summary` in place of values. Where attempts repeat a step, the last attempt is the one that
-counts. JSON has no NaN: such a value is the text "NaN", "Infinity" or "-Infinity".
+`metrics.jsonl` is append-only. Each line is `{"attempt", "step", "seconds", …values}`; `seconds`
+counts from the start of the attempt. A finished run adds a line with its `summary` instead of
+values. If several attempts contain a step, the last attempt is valid. JSON has no NaN: such a value
+is the text "NaN", "Infinity" or "-Infinity".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import PrivateAttr
 
 from regauge import jsonl
-from regauge.trackers import RunFacts, Tracker
+from regauge.trackers import RunInfo, Tracker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,61 +27,62 @@ FILE = "metrics.jsonl"
 
 
 class Jsonl(Tracker):
-    """One line of JSON per call, in `metrics.jsonl`."""
+    """One JSON line for each call, in `metrics.jsonl`."""
 
-    _lines: _Lines | None = PrivateAttr(default=None)
+    _file: _MetricsFile | None = PrivateAttr(default=None)
 
-    def start(self, run: RunFacts) -> None:
-        """Open the file at its end."""
+    def start(self, run: RunInfo) -> None:
+        """Open the file for appending."""
         self.close()
         run.folder.mkdir(parents=True, exist_ok=True)
-        self._lines = _Lines(jsonl.opened(run.folder / FILE), run.attempt, run.resumed_step)
+        file = jsonl.open_for_append(run.folder / FILE)
+        self._file = _MetricsFile(file, run.attempt, run.resumed_step)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write one line, complete when this returns."""
-        if self._lines:
-            self._lines.write(step, values)
+        """Write one line; the operating system has all of it when this method returns."""
+        if self._file:
+            self._file.write(step, values)
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """Write the line that says that the run reached its end."""
-        if self._lines:
-            self._lines.write(self._lines.step, {"summary": dict(summary)})
+        """Write the line with the result of the run."""
+        if self._file:
+            self._file.write(self._file.step, {"summary": dict(summary)})
 
     def close(self) -> None:
-        """Bring the lines to the disk and close the file."""
-        if self._lines:
-            self._lines.close()
-        self._lines = None
+        """Flush the lines to the disk and close the file."""
+        if self._file:
+            self._file.close()
+        self._file = None
 
 
 @dataclass
-class _Lines:
-    """The file between start and close."""
+class _MetricsFile:
+    """The open file, with the attempt and the last step."""
 
     file: FileIO
     attempt: int
     step: int
 
     def __post_init__(self) -> None:
-        self.began = time.monotonic()
+        self.start_seconds = time.monotonic()
 
     def write(self, step: int, values: Mapping[str, object]) -> None:
         self.step = step
-        seconds = round(time.monotonic() - self.began, 3)
-        line = {"attempt": self.attempt, "step": step, "seconds": seconds, **_strict(values)}
-        jsonl.write(self.file, line)
+        seconds = round(time.monotonic() - self.start_seconds, 3)
+        line = {"attempt": self.attempt, "step": step, "seconds": seconds}
+        jsonl.write_line(self.file, line | _replace_non_finite(values))
 
     def close(self) -> None:
         os.fsync(self.file.fileno())
         self.file.close()
 
 
-def _strict(value: Any) -> Any:
-    """Return the value with every number JSON cannot write as the text that names it."""
+def _replace_non_finite(value: Any) -> Any:
+    """Return the value with each NaN or infinity replaced by its name."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {str(key): _strict(item) for key, item in value.items()}
+        return {str(key): _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return value

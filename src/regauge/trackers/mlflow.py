@@ -1,9 +1,9 @@
-"""Metrics for MLflow: a tracking server, or a database in the run's folder.
+"""Sends metrics to MLflow: to a tracking server, or to a database in the run's folder.
 
-Every attempt of a run goes on in one MLflow run, which is found by its tag `regauge.run_id`. Of a
-step that is run again MLflow keeps both values and shows the later one. It allows neither `@` in a
-name (`recall@10` is `recall_at_10` there) nor another value of a parameter: what a later attempt
-has otherwise is a tag, `attempt-2/execution.processes`.
+All attempts of a run share one MLflow run, which is found by its tag `regauge.run_id`. If a step is
+repeated, MLflow keeps both values and shows the later one. MLflow allows no `@` in names, so
+`recall@10` becomes `recall_at_10`. MLflow parameters cannot change: a setting that differs in a
+later attempt is a tag, such as `attempt-2/execution.processes`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from regauge.config import flat
+from regauge.config import flatten
 from regauge.errors import SettingsError
-from regauge.trackers import RunFacts, Tracker
-from regauge.trackers._sender import Deliver, Line, Sender
+from regauge.trackers import RunInfo, Tracker
+from regauge.trackers._sender import Deliver, MetricsLine, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,9 +35,9 @@ VARIABLES = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
 }
-"""What MLflow is told in the environment while a run is tracked: to be quiet, and that not it but
-the sender tries again. A value from outside is left as it is."""
-REFUSED = {
+"""Environment variables of MLflow while a run is tracked: no telemetry, few log lines, and no
+retries, because the sender retries. Variables that are already set are not changed."""
+PERMANENT_ERROR_CODES = {
     "BAD_REQUEST",
     "INVALID_PARAMETER_VALUE",
     "INVALID_STATE",
@@ -45,25 +45,26 @@ REFUSED = {
     "RESOURCE_DOES_NOT_EXIST",
     "UNAUTHENTICATED",
 }
-"""Codes of MLflow's errors that come again however often something is tried."""
-MOST_METRICS, MOST_OTHERS = 1000, 100
-LONGEST_NAME, LONGEST_PARAMETER, LONGEST_TAG = 250, 6000, 5000
-"""What MLflow takes in one request, and of one text."""
+"""Error codes of MLflow that no retry can fix."""
+MAX_METRICS_PER_REQUEST, MAX_TEXTS_PER_REQUEST = 1000, 100
+MAX_NAME_LENGTH, MAX_PARAMETER_LENGTH, MAX_TAG_LENGTH = 250, 6000, 5000
+"""Limits of MLflow for one request and for the lengths of texts."""
 
 
 class Mlflow(Tracker):
     """One MLflow run with parameters, metrics by step, and the result."""
 
     uri: str | None = None
-    """Tracking server (`http://host:5000`) or `sqlite:///file`; by default one in the folder."""
+    """Tracking server (`http://host:5000`) or `sqlite:///file`. By default `mlflow.db` in the
+    folder of the run."""
     experiment: str = "regauge"
-    """Name of the experiment that the run belongs to."""
+    """Name of the MLflow experiment."""
     wait_seconds: float = Field(default=10.0, ge=0)
-    """Longest wait at the run's end for what MLflow has not taken yet."""
+    """Longest wait at the end of the run for values that are not delivered yet."""
 
     _sender: Sender | None = PrivateAttr(default=None)
-    _imposed: tuple[str, ...] = PrivateAttr(default=())
-    _ended: bool = PrivateAttr(default=False)
+    _changed_variables: tuple[str, ...] = PrivateAttr(default=())
+    _is_finished: bool = PrivateAttr(default=False)
     _step: int = PrivateAttr(default=0)
 
     @field_validator("uri")
@@ -71,141 +72,149 @@ class Mlflow(Tracker):
     def _is_an_address(cls, value: str | None) -> str | None:
         if value is None:
             return None
-        found = urlsplit(value)
-        if found.scheme not in SCHEMES or "//" not in value:
+        address = urlsplit(value)
+        if address.scheme not in SCHEMES or "//" not in value:
             raise ValueError("write http://host:port, https://host or sqlite:///file")
-        if found.password or found.username:
-            ways = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        if address.password or address.username:
+            variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             raise SettingsError(
-                "a password in 'uri' would be saved in run.json", f"put it into {ways}"
+                "a password in 'uri' would be saved in run.json", f"set {variables} instead"
             )
         return value
 
     @model_validator(mode="after")
     def _is_installed(self) -> Self:
-        database = self.uri is None or self.uri.startswith("sqlite")
-        needed = ("mlflow", "sqlalchemy", "alembic") if database else ("mlflow",)
-        missing = [name for name in needed if importlib.util.find_spec(name) is None]
+        is_database = self.uri is None or self.uri.startswith("sqlite")
+        packages = ("mlflow", "sqlalchemy", "alembic") if is_database else ("mlflow",)
+        missing = [name for name in packages if importlib.util.find_spec(name) is None]
         if missing:
             raise SettingsError(
                 f"the tracker 'mlflow' needs the package {missing[0]}",
-                'pip install "regauge[mlflow]", or leave the tracker out',
+                'pip install "regauge[mlflow]", or remove the tracker',
             )
         return self
 
-    def start(self, run: RunFacts) -> None:
-        """Begin to send; MLflow is imported and its run made or found beside the training."""
+    def start(self, run: RunInfo) -> None:
+        """Start the background thread, which imports MLflow and finds or creates its run."""
         self.close()
         run.folder.mkdir(parents=True, exist_ok=True)
-        self._imposed = tuple(name for name in VARIABLES if name not in os.environ)
-        os.environ.update({name: VARIABLES[name] for name in self._imposed})
-        own = self.uri or f"sqlite:///{run.folder.resolve() / FILE}"
-        self._sender = Sender(own, partial(_connected, own, self.experiment, run), _refused)
-        self._step, self._ended = run.resumed_step, False
+        self._changed_variables = tuple(name for name in VARIABLES if name not in os.environ)
+        os.environ.update({name: VARIABLES[name] for name in self._changed_variables})
+        uri = self.uri or f"sqlite:///{run.folder.resolve() / FILE}"
+        connect = partial(_connect, uri, self.experiment, run)
+        self._sender = Sender(f"mlflow at {uri}", connect, _is_permanent)
+        self._step, self._is_finished = run.resumed_step, False
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take values that are sent at another time."""
+        """Queue the metrics of one step."""
         self._step = step
         if self._sender:
-            self._sender.put(Line(step, dict(values)))
+            self._sender.put(MetricsLine(step, dict(values)))
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """Send the result: numbers as metrics `result/…`, texts as tags `result.…`."""
-        numbers = {f"result/{name}": float(value) for name, value in _numbers(summary)}
+        """Queue the result: numbers as metrics `result/…`, texts as tags `result.…`."""
+        numbers = {f"result/{name}": float(value) for name, value in _select_numbers(summary)}
         texts = {
             f"result.{name}": str(value)
             for name, value in summary.items()
             if f"result/{name}" not in numbers
         }
-        self._ended = True
+        self._is_finished = True
         if self._sender:
-            self._sender.put(Line(self._step, numbers, texts, end="FINISHED"))
+            self._sender.put(MetricsLine(self._step, numbers, texts, final_status="FINISHED"))
 
     def close(self) -> None:
-        """Wait for what is on its way, though not for long, and say what was lost."""
+        """Wait up to `wait_seconds` for queued values; lost values are logged."""
         if self._sender:
-            if not self._ended:
-                self._sender.put(Line(self._step, end="FAILED"))
+            if not self._is_finished:
+                self._sender.put(MetricsLine(self._step, final_status="FAILED"))
             self._sender.close(self.wait_seconds)
         self._sender = None
-        for name in self._imposed:
+        for name in self._changed_variables:
             os.environ.pop(name, None)
-        self._imposed = ()
+        self._changed_variables = ()
 
 
-def _numbers(summary: Mapping[str, object]) -> Iterator[tuple[str, float]]:
+def _select_numbers(summary: Mapping[str, object]) -> Iterator[tuple[str, float]]:
     for name, value in summary.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield name, value
 
 
-def _connected(uri: str, experiment: str, run: RunFacts) -> Deliver:
-    """Return what sends lines to the MLflow run of a run, which is made where there is none."""
+def _connect(uri: str, experiment: str, run: RunInfo) -> Deliver:
+    """Find or create the MLflow run of a run; return the function that sends lines to it."""
     from mlflow import MlflowClient
 
     client: Any = MlflowClient(tracking_uri=uri)
-    known = client.get_experiment_by_name(experiment)
-    if known is None:
-        place = str(run.folder.resolve() / "mlflow") if uri.startswith("sqlite") else None
-        number = client.create_experiment(experiment, artifact_location=place)
+    existing = client.get_experiment_by_name(experiment)
+    if existing is None:
+        artifacts = str(run.folder.resolve() / "mlflow") if uri.startswith("sqlite") else None
+        experiment_id = client.create_experiment(experiment, artifact_location=artifacts)
     else:
-        number = known.experiment_id
-    found = client.search_runs([number], f"tags.`{RUN_ID}` = '{run.run_id}'", max_results=1)
-    own = found[0] if found else client.create_run(number, tags={RUN_ID: run.run_id})
-    name = own.info.run_id
-    client.update_run(name, status="RUNNING", name=run.name)
-    asked = {_name(key): _text(value) for key, value in flat(run.settings)}
-    told = own.data.params
-    others = {key: text for key, text in asked.items() if told.get(key, text) != text}
+        experiment_id = existing.experiment_id
+    is_same_run = f"tags.`{RUN_ID}` = '{run.run_id}'"
+    runs = client.search_runs([experiment_id], is_same_run, max_results=1)
+    mlflow_run = runs[0] if runs else client.create_run(experiment_id, tags={RUN_ID: run.run_id})
+    run_id = mlflow_run.info.run_id
+    client.update_run(run_id, status="RUNNING", name=run.name)
+    settings = {_format_name(key): _format_setting(value) for key, value in flatten(run.settings)}
+    recorded = mlflow_run.data.params
+    changed = {key: text for key, text in settings.items() if recorded.get(key, text) != text}
     tags = {ATTEMPT: str(run.attempt), FOLDER: str(run.folder.resolve())}
-    tags |= {f"attempt-{run.attempt}/{key}": text for key, text in others.items()}
-    _note(client, name, {key: asked[key] for key in asked.keys() - told.keys()}, tags)
-    return partial(_deliver, client, name)
+    tags |= {f"attempt-{run.attempt}/{key}": text for key, text in changed.items()}
+    parameters = {key: settings[key] for key in settings.keys() - recorded.keys()}
+    _log_texts(client, run_id, parameters, tags)
+    return partial(_deliver, client, run_id)
 
 
-def _deliver(client: Any, name: str, lines: list[Line]) -> None:
-    """Send lines; sent once more they change nothing, since their times are the same."""
+def _deliver(client: Any, run_id: str, lines: list[MetricsLine]) -> None:
+    """Send lines; sending a line again changes nothing, because its timestamp is the same."""
     from mlflow.entities import Metric
 
     metrics = [
-        Metric(_name(key), value, int(line.at * 1000), line.step)
+        Metric(_format_name(key), value, int(line.timestamp * 1000), line.step)
         for line in lines
         for key, value in line.values.items()
     ]
-    for first in range(0, len(metrics), MOST_METRICS):
-        client.log_batch(name, metrics=metrics[first : first + MOST_METRICS])
-    _note(client, name, {}, {key: text for line in lines for key, text in line.notes.items()})
-    for end in (line.end for line in lines if line.end):
-        client.set_terminated(name, status=end)
+    for start in range(0, len(metrics), MAX_METRICS_PER_REQUEST):
+        client.log_batch(run_id, metrics=metrics[start : start + MAX_METRICS_PER_REQUEST])
+    _log_texts(client, run_id, {}, {key: text for line in lines for key, text in line.tags.items()})
+    for status in (line.final_status for line in lines if line.final_status):
+        client.set_terminated(run_id, status=status)
 
 
-def _note(client: Any, name: str, parameters: Mapping[str, str], tags: Mapping[str, str]) -> None:
-    """Send texts, some at a time."""
+def _log_texts(
+    client: Any, run_id: str, parameters: Mapping[str, str], tags: Mapping[str, str]
+) -> None:
+    """Send parameters and tags, in requests of limited size."""
     from mlflow.entities import Param, RunTag
 
     params = [Param(key, parameters[key]) for key in sorted(parameters)]
-    for first in range(0, len(params), MOST_OTHERS):
-        client.log_batch(name, params=params[first : first + MOST_OTHERS])
-    notes = [RunTag(_name(key), _cut(tags[key], LONGEST_TAG)) for key in sorted(tags)]
-    for first in range(0, len(notes), MOST_OTHERS):
-        client.log_batch(name, tags=notes[first : first + MOST_OTHERS])
+    for start in range(0, len(params), MAX_TEXTS_PER_REQUEST):
+        client.log_batch(run_id, params=params[start : start + MAX_TEXTS_PER_REQUEST])
+    run_tags = [
+        RunTag(_format_name(key), _truncate(tags[key], MAX_TAG_LENGTH)) for key in sorted(tags)
+    ]
+    for start in range(0, len(run_tags), MAX_TEXTS_PER_REQUEST):
+        client.log_batch(run_id, tags=run_tags[start : start + MAX_TEXTS_PER_REQUEST])
 
 
-def _refused(error: Exception) -> bool:
-    """Return whether MLflow will answer so however often it is asked."""
-    return isinstance(error, ImportError) or getattr(error, "error_code", "") in REFUSED
+def _is_permanent(error: Exception) -> bool:
+    """Return whether MLflow will raise the same error after every retry."""
+    error_code = getattr(error, "error_code", "")
+    return isinstance(error, ImportError) or error_code in PERMANENT_ERROR_CODES
 
 
-def _name(name: str) -> str:
-    """Return a name as MLflow allows it."""
-    return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"), flags=re.ASCII)[:LONGEST_NAME]
+def _format_name(name: str) -> str:
+    """Return a name with only the characters and the length that MLflow allows."""
+    return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"), flags=re.ASCII)[:MAX_NAME_LENGTH]
 
 
-def _text(value: object) -> str:
-    """Return a setting as text; a long one is cut, and run.json has all of it."""
+def _format_setting(value: object) -> str:
+    """Return a setting as text, truncated to the limit of MLflow; `run.json` has all of it."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return _cut(text, LONGEST_PARAMETER)
+    return _truncate(text, MAX_PARAMETER_LENGTH)
 
 
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+def _truncate(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"

@@ -1,1 +1,14 @@
-"""The machinery of a training run: loop, optimizer, precision, scoring, ledger."""
+"""Training: from the settings of a run to its final models.
+
+Entry point: `run.attempt`, which starts or resumes a run on this process. In the order of a run:
+
+- `settings`, `dry_run`, `resolve` (`defaults`, `warm_start`, `run_record`): what is computed.
+- `run_setup` builds a `RunContext` (`context`) and a `TrainState` (`state`); `objectives` builds
+  the parts of each task.
+- `trainer` is the loop: `optimizer_step`, `gradients`, `optimizer`, `guards`, `metrics`, `ledger`,
+  `heldout`, `generation`, `checkpointing`.
+- `export_models` writes the final models.
+
+Subpackages: `batch_finder`, `compile`, `profile` and `divergence`. The package may import
+`strategies`, `tasks`, `accelerators`, `models`, `data`, `checkpoint` and `supervision`.
+"""

@@ -1,4 +1,4 @@
-"""Activation checkpointing: memory for time, by computing blocks again in the backward pass."""
+"""Activation checkpointing: blocks are recomputed in the backward pass to save memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from regauge.models.dropout import DropoutKeys
 
-Amount = Literal["none", "selective", "full"]
+Mode = Literal["none", "selective", "full"]
 
 _ATEN = torch.ops.aten
-KEPT = frozenset(
+SAVED_OPERATIONS = frozenset(
     {
         _ATEN.mm.default,
         _ATEN.addmm.default,
@@ -36,51 +36,54 @@ KEPT = frozenset(
         _ATEN._scaled_dot_product_attention_math.default,  # noqa: SLF001
     }
 )
-"""Operations whose results `selective` keeps: those that cost most to compute again."""
+"""Operations whose results `selective` saves: matrix products, the costliest to recompute."""
 
 
-def install(blocks: Iterable[nn.Module], amount: Amount, keys: DropoutKeys) -> None:
-    """Make each block compute itself again in the backward pass, with the same dropout.
+def apply_checkpointing(blocks: Iterable[nn.Module], mode: Mode, keys: DropoutKeys) -> None:
+    """Make each block recompute its activations in the backward pass, with the same dropout masks.
 
-    The framework's generator is set back only for a block that draws from it.
+    The state of torch's generator is restored only for blocks with native dropout.
     """
-    if amount == "none":
+    if mode == "none":
         return
     for block in blocks:
-        draws = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in block.modules())
-        contexts = partial(_contexts, amount, keys)
+        has_native_dropout = any(
+            isinstance(module, torch.nn.Dropout) and module.p > 0 for module in block.modules()
+        )
         block.forward = partial(
             checkpoint,
             block.forward,
             use_reentrant=False,
-            preserve_rng_state=draws,
-            context_fn=contexts,
+            preserve_rng_state=has_native_dropout,
+            context_fn=partial(_build_contexts, mode, keys),
         )
 
 
-def _contexts(
-    amount: Amount, keys: DropoutKeys
+def _build_contexts(
+    mode: Mode, keys: DropoutKeys
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return the contexts of the forward pass and of its repetition."""
+    """Return the contexts of the forward pass and of its recomputation."""
     forward: AbstractContextManager[Any] = nullcontext()
-    again: AbstractContextManager[Any] = nullcontext()
-    if amount == "selective":
-        forward, again = create_selective_checkpoint_contexts(_policy)
-    return forward, _with_keys(again, keys, keys.rows)
+    recompute: AbstractContextManager[Any] = nullcontext()
+    if mode == "selective":
+        forward, recompute = create_selective_checkpoint_contexts(_policy)
+    return forward, _restore_dropout_keys(recompute, keys, keys.rows)
 
 
 @contextmanager
-def _with_keys(
+def _restore_dropout_keys(
     inner: AbstractContextManager[Any], keys: DropoutKeys, rows: torch.Tensor | None
 ) -> Iterator[None]:
-    """Repeat a block under the row keys that it was first computed with."""
-    later, keys.rows = keys.rows, rows
+    """Set the row keys of the first forward pass while a block is recomputed."""
+    current, keys.rows = keys.rows, rows
     try:
         with inner:
             yield
     finally:
-        keys.rows = later
+        keys.rows = current
 
 
-def _policy(_context: Any, operation: Any, *_values: Any, **_named: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    if operation in SAVED_OPERATIONS:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE

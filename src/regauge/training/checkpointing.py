@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from regauge import jsonl
-from regauge.checkpoint.loading import load
+from regauge.checkpoint.loading import load_checkpoint
 from regauge.errors import DataError
-from regauge.supervision.cost_meter import say_seen
+from regauge.supervision.cost_meter import write_last_seen
 from regauge.training import optimizer as optimizers
 from regauge.training.guards import check_replicas
 from regauge.training.ledger import LEDGER
 from regauge.training.state import MOMENT_PREFIX
 from regauge.training.task_schedule import data_identity
-from regauge.training.warm_start import checkpoint, steps_before
+from regauge.training.warm_start import count_earlier_steps, find_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from regauge.models.settings import Origin
+    from regauge.models.settings import InitFrom
     from regauge.training.context import RunContext
     from regauge.training.state import TrainState
 
@@ -29,13 +29,13 @@ def save_checkpoint(context: RunContext, state: TrainState, metrics: dict[str, f
     `metrics` is the evaluation of this step, or empty.
     """
     with context.hooks.phase("checkpoint"):
-        check_replicas(state.model.replicas(), context.world, state.step)
+        check_replicas(state.model.replicated_tensors(), context.world, state.step)
         document = build_document(context, state)
-        if context.world.first:
-            say_seen(context.folder)
+        if context.world.is_main_process:
+            write_last_seen(context.folder)
         context.saver.save(state.step, state.tensors(), document, metrics)
-        if context.accelerator.lazy:  # operations of two threads would be one graph
-            context.saver.settle()
+        if context.accelerator.is_lazy:  # operations of two threads would be one graph
+            context.saver.wait_for_copies()
 
 
 def build_document(context: RunContext, state: TrainState) -> dict[str, Any]:
@@ -57,12 +57,12 @@ def build_document(context: RunContext, state: TrainState) -> dict[str, Any]:
 
 def resume_latest(context: RunContext, state: TrainState) -> bool:
     """Load the newest whole checkpoint; return whether there is one."""
-    path = context.saver.newest()
+    path = context.saver.find_newest()
     if path is None:
         return False
     document = restore(context, state, path)
     state.attempt = document["attempt"] + 1
-    context.ledger.restore(document["ledger"], jsonl.last(context.folder / LEDGER))
+    context.ledger.restore(document["ledger"], jsonl.read_last_line(context.folder / LEDGER))
     return True
 
 
@@ -72,10 +72,10 @@ def restore(context: RunContext, state: TrainState, path: Path) -> dict[str, Any
     Frozen weights are in no checkpoint: they are those of step 0. Raises DataError if they have
     changed since.
     """
-    context.saver.settle()
+    context.saver.wait_for_copies()
     if not state.optimizer.state:
         optimizers.prime_state(state.optimizer)
-    document = load(path, state.tensors())
+    document = load_checkpoint(path, state.tensors())
     if document.get("frozen", state.frozen_checksum) != state.frozen_checksum:
         raise DataError(
             f"the frozen weights have changed since {path} was saved",
@@ -92,17 +92,17 @@ def restore(context: RunContext, state: TrainState, path: Path) -> dict[str, Any
     return document
 
 
-def take_over(state: TrainState, origin: Origin) -> None:
+def take_over(state: TrainState, origin: InitFrom) -> None:
     """Load what the settings take from an earlier run beside its weights.
 
     These are the position in the learning rate schedule and the optimizer moments.
     """
-    state.lr_schedule.offset = steps_before(origin)
-    if origin.optimizer == "fresh":
+    state.lr_schedule.offset = count_earlier_steps(origin)
+    if origin.optimizer == "reset":
         return
     optimizers.prime_state(state.optimizer)
     moments = {
         name: moment for name, moment in state.tensors().items() if name.startswith(MOMENT_PREFIX)
     }
-    document = load(checkpoint(origin), moments)
+    document = load_checkpoint(find_checkpoint(origin), moments)
     state.set_optimizer_steps(document["optimizer_step"])

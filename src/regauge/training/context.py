@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from regauge.hooks import Hooks
     from regauge.processes import World
     from regauge.supervision.channel import WorkerReporter
-    from regauge.training.compile.cache import Entry
+    from regauge.training.compile.cache import CacheEntry
     from regauge.training.heldout import HeldoutSet
     from regauge.training.ledger import Ledger
     from regauge.training.metrics import MetricsWindow, MfuMeter
     from regauge.training.objectives import TaskRuntime
-    from regauge.training.settings import Training
+    from regauge.training.settings import TrainSettings
     from regauge.training.task_schedule import TaskSchedule
 
 
@@ -40,7 +40,7 @@ class BatchShape(NamedTuple):
 class RunContext:
     """The settings, the process and the parts of a run that its steps use."""
 
-    settings: Training
+    settings: TrainSettings
     """Every choice is resolved."""
     world: World
     accelerator: Accelerator
@@ -53,7 +53,7 @@ class RunContext:
     metrics: MetricsWindow
     mfu: MfuMeter
     saver: Saver
-    cache: Entry | None
+    cache: CacheEntry | None
     """The cache entry of the compiled graphs, if the run has a cache."""
     reporter: WorkerReporter
 
@@ -75,7 +75,9 @@ class RunContext:
     @property
     def shapes(self) -> tuple[BatchShape, ...]:
         """Every shape that training batches have."""
-        return tuple(BatchShape(task, length) for task in self.tasks for length in task.ladder)
+        return tuple(
+            BatchShape(task, length) for task in self.tasks for length in task.bucket_lengths
+        )
 
     @property
     def heldout(self) -> dict[str, HeldoutSet]:
@@ -91,7 +93,7 @@ class RunContext:
         number, task_step = self.task_schedule.task_at(step)
         task = self.tasks[number]
         rows = task.order.batch(task_step, self.hooks.row_offset(step))
-        return task.feed.batches(rows, epoch=task.order.epoch(task_step), step=step)
+        return task.loader.load_batches(rows, epoch=task.order.epoch(task_step), step=step)
 
     def seal_cache(self, seconds: float = 0.0) -> float:
         """List the compiled graphs in their cache entry; return the seconds that they once took."""

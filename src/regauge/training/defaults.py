@@ -1,6 +1,7 @@
-"""What a run file leaves open is decided here, once, with the reason said.
+"""Resolves settings that a run file leaves open, once, and logs the reason of each choice.
 
-Decisions are written into the settings that the run saves, so that a resumed run keeps them.
+The choices are: accelerator, strategy, precision, threads and, if it is certain, compilation.
+They become part of the settings in `run.json`, so that a resumed run keeps them.
 """
 
 from __future__ import annotations
@@ -24,60 +25,74 @@ if TYPE_CHECKING:
     from regauge.processes import World
     from regauge.strategies import Strategy
     from regauge.supervision.channel import WorkerReporter
-    from regauge.training.settings import Batch, Execution, Training
+    from regauge.training.settings import Batch, Execution, TrainSettings
 
-
-ON_DEVICE = ("adamw", "lamb")
-"""Optimizers whose rate and count can be data on the device."""
-
-
-DECIDED, NAME = "precision.json", "precision"
-FASTER = 1.5
-"""Times the speed of the first that is offered; one that has less is not worth its memory."""
+CAPTURABLE_OPTIMIZERS = ("adamw", "lamb")
+"""Optimizers whose learning rate and step count can be tensors on the device."""
+DECISION_FILE, PRECISION = "precision.json", "precision"
+MIN_SPEEDUP = 1.5
+"""Measured speedup over the preferred precision that makes another precision the default."""
 PROBE = "probe"
-"""The folder of a run for such files, and for what was tried."""
+"""The folder, in the output folder, with measured decisions and the trials behind them."""
 
 
-def default_strategy(size: int) -> Strategy:
-    """Return how a model lies on so many processes where nothing else is asked for."""
-    found: Strategy = choices.load("strategies", "single" if size == 1 else "ddp")()
-    return found
+def default_strategy(num_processes: int) -> Strategy:
+    """Return the default strategy of a number of processes: `single` or `ddp`."""
+    strategy: Strategy = choices.load("strategies", "single" if num_processes == 1 else "ddp")()
+    return strategy
 
 
-def local_processes(wanted: int | Literal["auto"], accelerator: Accelerator | None) -> int:
-    """Return how many processes this machine starts; `auto` is one per device."""
-    if wanted != "auto":
-        return wanted
-    return (accelerator or accelerators.choose()[0]).count()
+def count_local_processes(requested: int | Literal["auto"], accelerator: Accelerator | None) -> int:
+    """Return the number of processes that this machine starts; `auto` is one per device."""
+    if requested != "auto":
+        return requested
+    return (accelerator or accelerators.choose()[0]).num_devices()
 
 
 def resolve_defaults(
-    settings: Training, world: World, report: WorkerReporter | None = None
-) -> Training:
-    """Return settings with accelerator, strategy, precision, threads and compiling decided.
+    settings: TrainSettings, world: World, reporter: WorkerReporter | None = None
+) -> TrainSettings:
+    """Resolve the accelerator, the strategy, the precision and the number of threads.
 
-    Where all processes of a run call this, with their reports, it is measured what the device
-    leaves open; else it is what the device says of itself. Raises SettingsError for a combination
+    With a `reporter`, all processes of a run call this together, and the precision may be measured.
+    Without one, the device's preferred precision is used. Raises SettingsError for a combination
     that cannot run, before anything is allocated.
     """
-    accelerator, execution = _usable(settings.accelerator, world), settings.execution
-    if report is not None:
-        found = resolve_precision(settings, accelerator, world, report)
-        execution = execution.model_copy(update={"precision": found})
-    execution = _execution(execution, accelerator, world)
+    accelerator, execution = _resolve_accelerator(settings.accelerator, world), settings.execution
+    if reporter is not None:
+        precision = resolve_precision(settings, accelerator, world, reporter)
+        execution = execution.model_copy(update={"precision": precision})
+    execution = _resolve_execution(execution, accelerator, world)
     strategy = settings.strategy or default_strategy(world.size)
-    lazy, optimizer = accelerator.lazy, settings.optimizer.kind
-    if lazy and optimizer not in ON_DEVICE:
+    if accelerator.is_lazy:
+        _check_lazy(settings, accelerator)
+    _check_strategy(strategy, world, settings.optimizer.kind, lazy=accelerator.is_lazy)
+    check_world_size(settings, world)
+    resolved = {"accelerator": accelerator, "strategy": strategy, "execution": execution}
+    if settings.model.attention == "auto":
+        attention = {"attention": accelerator.attention}
+        resolved["model"] = settings.model.model_copy(update=attention)
+    return settings.model_copy(update=resolved)
+
+
+def _check_lazy(settings: TrainSettings, accelerator: Accelerator) -> None:
+    """Raise SettingsError for settings that a lazy device does not support."""
+    optimizer = settings.optimizer.kind
+    if optimizer not in CAPTURABLE_OPTIMIZERS:
         raise SettingsError(
-            f"torch's {optimizer} takes its learning rate as a number: '{accelerator.kind}' would"
-            " compile a new graph in every step",
-            f"set optimizer.kind to one of: {', '.join(ON_DEVICE)}",
+            f"torch's {optimizer} needs the learning rate as a number;"
+            f" '{accelerator.kind}' would compile a new graph in each step",
+            f"set optimizer.kind to one of: {', '.join(CAPTURABLE_OPTIMIZERS)}",
         )
-    if lazy and execution.activation_checkpointing != "none":
+    if settings.execution.activation_checkpointing != "none":
         raise SettingsError(
-            f"'{accelerator.kind}' would merge what is computed again with its first computation",
+            f"the compiler of '{accelerator.kind}' would undo activation checkpointing",
             'set execution.activation_checkpointing = "none", and a smaller batch.microbatch_rows',
         )
+
+
+def _check_strategy(strategy: Strategy, world: World, optimizer: str, *, lazy: bool) -> None:
+    """Raise SettingsError if the strategy does not suit the world, the optimizer or the device."""
     obstacle = strategy.obstacle(world, optimizer, lazy=lazy)
     if obstacle:
         usable = [
@@ -89,173 +104,174 @@ def resolve_defaults(
             f"strategy '{strategy.kind}' cannot be used: {obstacle}",
             f"choose another strategy ({', '.join(usable)}) or number of processes",
         )
-    check_world_size(settings, world)
-    decided = {"accelerator": accelerator, "strategy": strategy, "execution": execution}
-    if settings.model.attention == "auto":
-        chosen = {"attention": accelerator.attention}
-        decided["model"] = settings.model.model_copy(update=chosen)
-    return settings.model_copy(update=decided)
 
 
-def check_world_size(settings: Training, world: World) -> None:
-    """Raise SettingsError when there are more processes than microbatches; say uneven shares."""
-    for batch in {aim.batch for aim in settings.task_configs}:
-        _check_share(batch, world)
+def check_world_size(settings: TrainSettings, world: World) -> None:
+    """Raise SettingsError if there are more processes than microbatches; log uneven shares."""
+    for batch in {config.batch for config in settings.task_configs}:
+        _check_batch(batch, world)
 
 
-def _check_share(batch: Batch, world: World) -> None:
-    left = batch.microbatch_rows == "auto"
-    batch = batch.model_copy(update={"microbatch_rows": 1}) if left else batch
-    pieces = batch.microbatches
-    if world.size > pieces:
+def _check_batch(batch: Batch, world: World) -> None:
+    is_open = batch.microbatch_rows == "auto"
+    batch = batch.model_copy(update={"microbatch_rows": 1}) if is_open else batch
+    microbatches = batch.microbatches
+    if world.size > microbatches:
         smaller = [
             size
             for size in range(1, batch.microbatch + 1)
             if batch.rows % size == 0 and batch.rows // size >= world.size
         ]
-        remedy = f"use at most {pieces} processes"
+        remedy = f"use at most {microbatches} processes"
         if smaller:
             remedy += f", or batch.microbatch_rows = {smaller[-1]}"
-        raise SettingsError(f"{world.size} processes for {pieces} microbatches a step", remedy)
-    if pieces % world.size and world.first and not left:
-        most = -(-pieces // world.size)
-        idle = 1 - pieces / (most * world.size)
+        problem = f"{world.size} processes, but only {microbatches} microbatches per step"
+        raise SettingsError(problem, remedy)
+    if microbatches % world.size and world.is_main_process and not is_open:
+        max_share = -(-microbatches // world.size)
+        idle = 1 - microbatches / (max_share * world.size)
         logger.info(
-            "%d microbatches on %d processes: shares of %d and %d, %.0f %% of the time is idle",
-            pieces,
+            "%d microbatches on %d processes: %d or %d per process, %.0f %% of the time is idle",
+            microbatches,
             world.size,
-            most,
-            pieces // world.size,
+            max_share,
+            microbatches // world.size,
             100 * idle,
         )
 
 
 def resolve_execution(
-    wanted: Accelerator | None, execution: Execution, world: World
+    requested: Accelerator | None, execution: Execution, world: World
 ) -> tuple[Accelerator, Execution]:
-    """Return the device to compute on, and how, with everything that was left open decided."""
-    accelerator = _usable(wanted, world)
-    return accelerator, _execution(execution, accelerator, world)
+    """Resolve the accelerator and the execution settings of an evaluation or a prediction."""
+    accelerator = _resolve_accelerator(requested, world)
+    return accelerator, _resolve_execution(execution, accelerator, world)
 
 
-def _usable(wanted: Accelerator | None, world: World) -> Accelerator:
-    if wanted is None:
-        wanted, reason = accelerators.choose()
-        if world.first:
+def _resolve_accelerator(requested: Accelerator | None, world: World) -> Accelerator:
+    if requested is None:
+        requested, reason = accelerators.choose()
+        if world.is_main_process:
             logger.info("accelerator %s", reason)
-    accelerators.require(wanted)
-    return wanted
+    accelerators.check_available(requested)
+    return requested
 
 
-def _execution(execution: Execution, accelerator: Accelerator, world: World) -> Execution:
+def _resolve_execution(execution: Execution, accelerator: Accelerator, world: World) -> Execution:
     precision = check_precision(accelerator, execution.precision)
-    compiling = execution.compile
-    obstacle = accelerator.obstacle_to_compiling() if compiling != "no" else None
+    compile_mode = execution.compile
+    obstacle = accelerator.compile_obstacle() if compile_mode != "off" else None
     if obstacle:
-        if compiling == "blocks":
-            logger.warning("the run is not compiled: %s", obstacle)
-        compiling = "no"
-    elif compiling == "auto" and execution.compile_cache is not None:
-        compiling = "blocks"  # what is kept of graphs is made once for many runs
-    threads = execution.threads or processes.share_of_cores(world)
-    if world.first and execution.precision == "auto":
-        logger.info("precision %s: the first that '%s' offers", precision, accelerator.kind)
+        if compile_mode == "blocks":
+            logger.warning("torch.compile off: %s", obstacle)
+        compile_mode = "off"
+    elif compile_mode == "auto" and execution.compile_cache is not None:
+        compile_mode = "blocks"  # cached graphs are compiled once for many runs
+    threads = execution.threads or processes.cores_per_process(world)
+    if world.is_main_process and execution.precision == "auto":
+        logger.info("precision %s: preferred by '%s'", precision, accelerator.kind)
     return execution.model_copy(
         update={
             "precision": precision,
-            "compile": compiling,
+            "compile": compile_mode,
             "threads": threads,
             "processes": world.size,
         }
     )
 
 
-def check_precision(accelerator: Accelerator, wanted: str) -> Precision:
-    """Return the precision to compute in; raises SettingsError for one the device lacks."""
+def check_precision(accelerator: Accelerator, requested: str) -> Precision:
+    """Return the requested precision, or for "auto" the one that the device prefers.
+
+    Raises SettingsError if the device does not support it.
+    """
     usable = accelerator.precisions()
-    found = next((each for each in usable if wanted in ("auto", each)), None)
-    if found is None:
-        problem = f"accelerator '{accelerator.kind}' does not train in {wanted} here"
+    precision = next((name for name in usable if requested in ("auto", name)), None)
+    if precision is None:
+        problem = f"accelerator '{accelerator.kind}' does not train in {requested} here"
         raise SettingsError(problem, f"set execution.precision to one of: {', '.join(usable)}")
-    return found
+    return precision
 
 
 def resolve_precision(
-    settings: Training, accelerator: Accelerator, world: World, report: WorkerReporter
+    settings: TrainSettings, accelerator: Accelerator, world: World, reporter: WorkerReporter
 ) -> Precision:
-    """Return what a run computes in; every process of it calls this, and all get the same.
+    """Resolve the precision of a run; every process calls this and gets the same precision.
 
-    Raises SettingsError for a precision that the device lacks.
+    Raises SettingsError for a precision that the device does not support.
     """
     execution = settings.execution
     if execution.precision != "auto":
         return check_precision(accelerator, execution.precision)
     if world.size == 1:
-        return check_precision(accelerator, _fastest(accelerator)[NAME])
-    file = Path(settings.output.folder) / PROBE / DECIDED
-    agreement = Rank0Decision(file, digest(dump(accelerator), world.size, world.local_size))
-    seconds = execution.timeout_seconds
-    found = agreement.broadcast(lambda: _fastest(accelerator), world, report, seconds)
-    return check_precision(accelerator, found[NAME])
+        return check_precision(accelerator, _choose_precision(accelerator)[PRECISION])
+    file = Path(settings.output.folder) / PROBE / DECISION_FILE
+    decision = Rank0Decision(file, digest(dump(accelerator), world.size, world.local_size))
+    document = decision.broadcast(
+        lambda: _choose_precision(accelerator), world, reporter, execution.timeout_seconds
+    )
+    return check_precision(accelerator, document[PRECISION])
 
 
-def _fastest(accelerator: Accelerator) -> dict[str, Any]:
-    """Return the first that is offered, or what was measured to be much faster, and log why.
+def _choose_precision(accelerator: Accelerator) -> dict[str, Any]:
+    """Return the preferred precision, or one that was measured to be much faster; log the reason.
 
-    The record names the rates that were measured more than once.
+    `measurements` counts the measurements of each rate that was measured more than once.
     """
     precision = check_precision(accelerator, "auto")
-    rates = accelerator.rates()
+    rates = accelerator.matmul_rates()
     if not rates:
-        logger.info("precision %s: the first that '%s' offers", precision, accelerator.kind)
-        return {NAME: precision}
-    best = max(rates, key=lambda name: rates[name].flops_per_second)
-    if rates[best].flops_per_second > FASTER * rates[precision].flops_per_second:
-        precision = best
-    repeats = {name: rate.measurements for name, rate in rates.items() if rate.measurements > 1}
+        logger.info("precision %s: preferred by '%s'", precision, accelerator.kind)
+        return {PRECISION: precision}
+    fastest = max(rates, key=lambda name: rates[name].flops_per_second)
+    if rates[fastest].flops_per_second > MIN_SPEEDUP * rates[precision].flops_per_second:
+        precision = fastest
+    counts = {name: rate.num_measurements for name, rate in rates.items()}
+    repeats = {name: count for name, count in counts.items() if count > 1}
     texts = [
         f"{name} {rate.flops_per_second / 1e9:.3g}"
-        + (f" (best of {rate.measurements})" if name in repeats else "")
+        + (f" (best of {rate.num_measurements})" if name in repeats else "")
         for name, rate in rates.items()
     ]
-    logger.info("precision %s: GFLOP/s measured here: %s", precision, ", ".join(texts))
-    return {NAME: precision, **({"measurements": repeats} if repeats else {})}
+    logger.info("precision %s: measured GFLOP/s: %s", precision, ", ".join(texts))
+    return {PRECISION: precision, **({"measurements": repeats} if repeats else {})}
 
 
 @dataclass(frozen=True)
 class Rank0Decision:
-    """One decision; `key` is a word for what it depends on, and all processes know it alike."""
+    """A decision that process 0 makes for all processes of a run, and shares by a file."""
 
     file: Path
     key: str
+    """Hash of the inputs of the decision, equal on all processes."""
 
     def broadcast(
         self,
-        find: Callable[[], dict[str, Any]],
+        decide: Callable[[], dict[str, Any]],
         world: World,
-        report: WorkerReporter,
-        seconds: float,
+        reporter: WorkerReporter,
+        timeout_seconds: float,
     ) -> dict[str, Any]:
-        """Return what the first process finds, or has found before; the others wait for it.
+        """Return the decision; process 0 makes it unless it is in the file already.
 
-        Raises TransientError where they have waited for so many seconds.
+        Raises TransientError if there is no decision after `timeout_seconds`.
         """
-        if world.first and self.read() is None:
-            self.write(find())
-        found = report.wait_for(self.read, seconds)
-        if found is None:
+        if world.is_main_process and self.read() is None:
+            self.write(decide())
+        decision = reporter.wait_for(self.read, timeout_seconds)
+        if decision is None:
             name = self.file.name
-            problem = f"process {world.rank} did not learn {name} within {seconds:g} s"
-            raise TransientError(problem, f"see the log of the first process, and its {PROBE}/")
-        return found
+            problem = f"process {world.rank} waited {timeout_seconds:g} s for {name} of process 0"
+            raise TransientError(problem, f"see the log of process 0, and {PROBE}/ of the run")
+        return decision
 
     def write(self, decision: dict[str, Any]) -> None:
-        """Leave a decision for all processes."""
+        """Write the decision for all processes."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.file, {"format": FORMAT, "key": self.key, **decision})
 
     def read(self) -> dict[str, Any] | None:
-        """Return what was decided of exactly this; None where nothing was."""
+        """Return the decision of exactly these inputs; None if there is none."""
         try:
             document: dict[str, Any] = json.loads(self.file.read_text())
         except (OSError, ValueError):
@@ -264,5 +280,5 @@ class Rank0Decision:
 
 
 def digest(*facts: object) -> str:
-    """Return a word that differs where facts differ that JSON can tell."""
+    """Return a hash of JSON-serializable values."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,4 +1,7 @@
-"""What can be known of a run before anything is allocated; no torch here."""
+"""Plans and checks a run before anything is allocated: `--dry-run`, and checks before the start.
+
+This module imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -8,135 +11,161 @@ from typing import TYPE_CHECKING, Any
 from regauge import processes
 from regauge.data import mixture, tokenizer
 from regauge.data.dataset import MANIFEST
-from regauge.data.unprepared import NOTHING, find_rows, is_prepared
+from regauge.data.unprepared import NO_ROWS, find_rows, is_prepared
 from regauge.errors import SettingsError, find_refusal
-from regauge.models.hub import at, local_only
-from regauge.planning.catalog import rate
-from regauge.supervision.nodes.topology import several
+from regauge.models.hub import local_only, resolve_model
+from regauge.planning.catalog import find_price
+from regauge.supervision.nodes.topology import resolve_topology
 from regauge.training import run_record, task_schedule, warm_start
 from regauge.training.defaults import check_world_size
 
 if TYPE_CHECKING:
-    from regauge.data.dataset import Manifest
-    from regauge.data.unprepared import Described
-    from regauge.training.settings import TaskConfig, Training
+    from regauge.data.dataset import DatasetManifest
+    from regauge.data.unprepared import RowsByFolder
+    from regauge.training.settings import TaskConfig, TrainSettings
 
 
-def plan(settings: Training) -> dict[str, Any]:
-    """Return the shape of a run: steps, rows, lengths, processes."""
-    aims = settings.task_configs
-    answer: dict[str, Any] = {
+def plan_run(settings: TrainSettings) -> dict[str, Any]:
+    """Return the steps, rows, batch shapes, processes and price of a run, for `--dry-run`."""
+    configs = settings.task_configs
+    plan: dict[str, Any] = {
         "output": settings.output.folder,
-        **_apart(aims, [_asked(aim) for aim in aims]),
+        **_merge_by_task(configs, [_describe_config(config) for config in configs]),
         "processes": settings.execution.processes,
-        "price": price.told if (price := rate(settings.execution.price)) else "unknown",
+        "price": price.description
+        if (price := find_price(settings.execution.price))
+        else "unknown",
     }
-    found = several(settings.execution.nodes, Path(settings.output.folder))
-    if found is not None:
-        nodes = f"{found.fewest} to {found.most}" if found.most > found.fewest else found.most
-        answer["nodes"] = f"{nodes}, meeting at {found.endpoint} ({found.kind})"
-    absent = [aim.data.path for aim in aims if not (Path(aim.data.path) / MANIFEST).exists()]
-    if absent:
-        return {**answer, "data": f"{absent[0]} is not prepared yet"}
-    manifests, refusal = check_local(settings)
-    left = any(aim.batch.microbatch_rows == "auto" for aim in aims)
-    lazy = settings.accelerator is not None and settings.accelerator.lazy
-    if lazy and not left and len(aims) == 1:
-        answer["graphs"] = graphs(settings, manifests[0])
+    topology = resolve_topology(settings.execution.nodes, Path(settings.output.folder))
+    if topology is not None:
+        fewest, most = topology.min_nodes, topology.max_nodes
+        nodes = f"{fewest} to {most}" if most > fewest else most
+        plan["nodes"] = f"{nodes}, rendezvous at {topology.endpoint} ({topology.backend})"
+    datasets = [config.data.path for config in configs]
+    unprepared = [dataset for dataset in datasets if not (Path(dataset) / MANIFEST).exists()]
+    if unprepared:
+        return {**plan, "data": f"{unprepared[0]} is not prepared yet"}
+    manifests, refusal = check_run_offline(settings)
+    is_open = any(config.batch.microbatch_rows == "auto" for config in configs)
+    is_lazy = settings.accelerator is not None and settings.accelerator.is_lazy
+    if is_lazy and not is_open and len(configs) == 1:
+        plan["graphs"] = count_graphs(settings, manifests[0])
     elif settings.execution.compile == "blocks":
-        pairs = zip(aims, manifests, strict=True)
-        lengths = sum(len(aim.task.ladder(manifest)) for aim, manifest in pairs)
-        answer["graphs_per_block"] = 2 * lengths
-    own = mixture.order(aims[0].data, manifests[0], aims[0].batch.rows, settings.seed)
-    weights = [aim.weight for aim in aims]
-    epoch = task_schedule.TaskSchedule(weights).steps_per_epoch(own.steps_per_epoch)
-    rows = [_found(aim, manifest) for aim, manifest in zip(aims, manifests, strict=True)]
+        pairs = zip(configs, manifests, strict=True)
+        lengths = sum(len(config.task.bucket_lengths(manifest)) for config, manifest in pairs)
+        plan["graphs_per_block"] = 2 * lengths
+    steps_per_epoch = _count_steps_per_epoch(settings, manifests[0])
+    pairs = zip(configs, manifests, strict=True)
     return {
-        **answer,
-        "steps": settings.stop.total_steps(epoch),
-        "steps_per_epoch": epoch,
-        **_apart(aims, rows),
+        **plan,
+        "steps": settings.stop.total_steps(steps_per_epoch),
+        "steps_per_epoch": steps_per_epoch,
+        **_merge_by_task(configs, [_describe_rows(config, manifest) for config, manifest in pairs]),
         **refusal,
     }
 
 
-@local_only()
-def check_local(settings: Training) -> tuple[list[Manifest], dict[str, str]]:
-    """Return what each task trains on, and why a run would not take its output folder, if so.
+def _count_steps_per_epoch(settings: TrainSettings, manifest: DatasetManifest) -> int:
+    """Return the steps in which the first task has one pass over its rows."""
+    configs = settings.task_configs
+    rows = configs[0].batch.rows
+    order = mixture.build_row_order(configs[0].data, manifest, rows, settings.seed)
+    schedule = task_schedule.TaskSchedule([config.weight for config in configs])
+    return schedule.steps_per_epoch(order.steps_per_epoch)
 
-    Raises as `check` does for anything else. Nothing is fetched: weights that are not on this
-    machine are not checked.
+
+@local_only()
+def check_run_offline(settings: TrainSettings) -> tuple[list[DatasetManifest], dict[str, str]]:
+    """Check a run without network access; return the manifests of its datasets.
+
+    Also returns `would_refuse` with the reason if the output folder belongs to another run. Raises
+    the errors of `check_run` for all other problems. Weights that are not on this machine are not
+    checked.
     """
     settings, manifests = _check_data(settings)
     output = Path(settings.output.folder)
     identity = task_schedule.data_identity(manifests)
     refusal = find_refusal(lambda: run_record.check_same_run(output, settings, identity))
-    if not refusal and uncountable(settings) is None:
+    if not refusal and find_count_obstacle(settings) is None:
         _check_weights(settings)
     _check_size(settings)
     return manifests, refusal
 
 
-def _apart(aims: tuple[TaskConfig, ...], told: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what is told of the only task, or of each under its name."""
-    if len(aims) == 1:
-        return told[0]
-    names = [f"{aim.name}_{key}" for aim, each in zip(aims, told, strict=True) for key in each]
-    return dict(zip(names, (value for each in told for value in each.values()), strict=True))
-
-
-def _asked(aim: TaskConfig) -> dict[str, Any]:
-    left = aim.batch.microbatch_rows == "auto"
+def _merge_by_task(
+    configs: tuple[TaskConfig, ...], descriptions: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Merge the descriptions of tasks; with several tasks, keys get the prefix `<name>_`."""
+    if len(configs) == 1:
+        return descriptions[0]
     return {
-        "task": aim.task.kind,
-        **({"turns": aim.weight} if aim.name else {}),
-        "global_batch_rows": aim.batch.rows,
-        "microbatches": "left to the finder" if left else aim.batch.microbatches,
+        f"{config.name}_{key}": value
+        for config, description in zip(configs, descriptions, strict=True)
+        for key, value in description.items()
     }
 
 
-def _found(aim: TaskConfig, manifest: Manifest) -> dict[str, Any]:
-    each, left = aim.task.texts_per_row(manifest), aim.batch.microbatch_rows == "auto"
-    texts = f"(microbatch_rows x {each})" if left else str(aim.batch.microbatch * each)
+def _describe_config(config: TaskConfig) -> dict[str, Any]:
+    is_open = config.batch.microbatch_rows == "auto"
+    return {
+        "task": config.task.kind,
+        **({"turns": config.weight} if config.name else {}),
+        "global_batch_rows": config.batch.rows,
+        "microbatches": "auto (batch size finder)" if is_open else config.batch.microbatches,
+    }
+
+
+def _describe_rows(config: TaskConfig, manifest: DatasetManifest) -> dict[str, Any]:
+    per_row = config.task.sequences_per_row(manifest)
+    if config.batch.microbatch_rows == "auto":
+        sequences = f"(microbatch_rows x {per_row})"
+    else:
+        sequences = str(config.batch.microbatch * per_row)
     return {
         "rows": manifest.splits["train"].rows,
         "heldout_rows": manifest.splits["heldout"].rows,
-        "shapes": [f"{texts} x {length}" for length in aim.task.ladder(manifest)],
-        "real_token_share": round(aim.task.real_share(manifest), 4),
+        "shapes": [f"{sequences} x {length}" for length in config.task.bucket_lengths(manifest)],
+        "real_token_share": round(config.task.real_token_share(manifest), 4),
     }
 
 
-def graphs(settings: Training, manifest: Manifest) -> int:
-    """Return how many graphs a lazy device makes for a run of one task that was not resumed.
+def count_graphs(settings: TrainSettings, manifest: DatasetManifest) -> int:
+    """Return the number of graphs that a lazy device compiles for a new run of one task.
 
-    The state of the optimizer is made in one and settled in another. A microbatch is one for each
-    shape, and another where a process adds to the gradients of an earlier one; a coupled loss has
-    one between the outputs, of a graph for each shape, and the gradients. An update is one. An
-    evaluation is one for each shape, and one more over all that a `whole` task keeps or for the
-    texts that a model goes on with.
+    - Optimizer state: one graph creates it, one finalizes it.
+    - Microbatches: one graph per shape, and one more per shape if gradients accumulate.
+    - A loss over the global batch: one graph per shape for the outputs, and one for the loss.
+    - The update: one graph.
+    - Evaluation: one graph per shape, one if metrics need all rows, one if samples are generated.
     """
-    (aim,) = settings.task_configs
-    shapes, size = len(aim.task.ladder(manifest)), settings.execution.processes
-    own = -(-aim.batch.microbatches // (size if isinstance(size, int) else 1))
-    training = min(2, own) * shapes + (shapes + 1 if aim.task.coupled else 0)
-    writes = settings.evaluation.samples.prompts > 0 and aim.task.writes
-    heldout = manifest.splits["heldout"].rows > 0
-    return 2 + training + 1 + ((shapes + aim.task.whole + writes) if heldout else 0)
+    (config,) = settings.task_configs
+    task, processes_per_node = config.task, settings.execution.processes
+    num_shapes = len(task.bucket_lengths(manifest))
+    num_processes = processes_per_node if isinstance(processes_per_node, int) else 1
+    local_microbatches = -(-config.batch.microbatches // num_processes)
+    graphs = 2 + min(2, local_microbatches) * num_shapes + 1
+    if task.needs_global_batch:
+        graphs += num_shapes + 1
+    if manifest.splits["heldout"].rows > 0:
+        has_samples = settings.evaluation.samples.prompts > 0 and task.generative
+        graphs += num_shapes + task.metrics_need_all_rows + has_samples
+    return graphs
 
 
-def uncountable(settings: Training, described: Described = NOTHING) -> str | None:
-    """Return why a run's model cannot be made yet, so that its weights cannot be counted; or None.
+def find_count_obstacle(settings: TrainSettings, described: RowsByFolder = NO_ROWS) -> str | None:
+    """Return why the parameters of the model cannot be counted yet, or None.
 
-    `described` has the rows of datasets that are not prepared yet. Nothing is fetched to know it.
+    `described` has the `[rows]` tables of datasets that are not prepared yet. Nothing is
+    downloaded.
     """
-    for aim in settings.task_configs:
-        unknown = not is_prepared(Path(aim.data.path)) and not describes(described, aim)
-        if aim.task.module_needs_fields and unknown:
+    for config in settings.task_configs:
+        has_fields = is_prepared(Path(config.data.path)) or has_rows_table(described, config)
+        if config.task.module_needs_fields and not has_fields:
             return "its inputs are the fields of the prepared data, or of [rows]"
     model = settings.model
     if model.path is not None:
         try:
-            at(model.path, fetch=False)
+            resolve_model(model.path, fetch=False)
         except SettingsError as error:
             return error.problem
         return None
@@ -146,16 +175,17 @@ def uncountable(settings: Training, described: Described = NOTHING) -> str | Non
     return None
 
 
-def describes(described: Described, aim: TaskConfig) -> bool:
-    """Return whether rows of the layout that a task reads are described for its dataset."""
-    rows = find_rows(described, aim.data.path)
-    return rows is not None and rows.layout == aim.task.reads()
+def has_rows_table(described: RowsByFolder, config: TaskConfig) -> bool:
+    """Return whether there is a `[rows]` table with the row layout of a task for its dataset."""
+    rows = find_rows(described, config.data.path)
+    return rows is not None and rows.layout == config.task.row_layout()
 
 
-def check(settings: Training) -> list[Manifest]:
-    """Return what each task trains on.
+def check_run(settings: TrainSettings) -> list[DatasetManifest]:
+    """Check that a run can start; return the manifests of its datasets.
 
-    Raises the error of a run that cannot start: data, task, output folder, shares.
+    Raises DataError or SettingsError for a problem with the data, the task, the weights, the output
+    folder or the number of processes.
     """
     settings, manifests = _check_data(settings)
     identity = task_schedule.data_identity(manifests)
@@ -165,40 +195,40 @@ def check(settings: Training) -> list[Manifest]:
     return manifests
 
 
-def _check_data(settings: Training) -> tuple[Training, list[Manifest]]:
-    """Return settings with the weights that a run begins from, and what each task trains on."""
-    begun = warm_start.use_copied_weights(settings)
-    if begun is settings and settings.model.init_from is not None:
-        warm_start.check(settings.model.init_from)
-    settings = begun
-    manifests = task_schedule.read_manifests(settings)
-    for aim, manifest in zip(settings.task_configs, manifests, strict=True):
+def _check_data(settings: TrainSettings) -> tuple[TrainSettings, list[DatasetManifest]]:
+    """Return settings with the path of copied weights, and the manifests of the datasets."""
+    resolved = warm_start.use_copied_weights(settings)
+    if resolved is settings and settings.model.init_from is not None:
+        warm_start.check_source(settings.model.init_from)
+    manifests = task_schedule.read_manifests(resolved)
+    for config, manifest in zip(resolved.task_configs, manifests, strict=True):
         if manifest.splits["train"].rows == 0:
-            raise SettingsError(f"{aim.data.path} has no training rows", "prepare more text")
-    return settings, manifests
+            raise SettingsError(f"{config.data.path} has no training rows", "prepare more text")
+    return resolved, manifests
 
 
-def _check_weights(settings: Training) -> None:
-    """Raise SettingsError for weights that a new run cannot begin from."""
-    output, start = Path(settings.output.folder), settings.model.path
-    if start and settings.model.weights == "saved" and run_record.read_run(output) is None:
-        tokenizer.check_same(Path(settings.task_configs[0].data.path), at(start))
-        for aim in settings.task_configs:
-            aim.task.check_weights(at(start))
+def _check_weights(settings: TrainSettings) -> None:
+    """Raise SettingsError if a new run cannot start from its pretrained weights."""
+    output, path = Path(settings.output.folder), settings.model.path
+    if path and settings.model.weights == "pretrained" and run_record.read_run(output) is None:
+        dataset = Path(settings.task_configs[0].data.path)
+        tokenizer.check_same_tokenizer(dataset, resolve_model(path))
+        for config in settings.task_configs:
+            config.task.check_weights(resolve_model(path))
 
 
-def _check_size(settings: Training) -> None:
-    """Raise SettingsError for more processes than microbatches."""
-    if not processes.launched() and isinstance(settings.execution.processes, int):
-        local = settings.execution.processes
-        found = several(settings.execution.nodes, Path(settings.output.folder))
-        size = local * (found.most if found else 1)
-        check_world_size(settings, processes.World(rank=1, size=size, local_size=local))
+def _check_size(settings: TrainSettings) -> None:
+    """Raise SettingsError if there are more processes than microbatches."""
+    if not processes.is_launched() and isinstance(settings.execution.processes, int):
+        local_size = settings.execution.processes
+        topology = resolve_topology(settings.execution.nodes, Path(settings.output.folder))
+        size = local_size * (topology.max_nodes if topology else 1)
+        check_world_size(settings, processes.World(rank=1, size=size, local_size=local_size))
 
 
-def check_cache(settings: Training) -> None:
-    """Raise SettingsError for a run that keeps no compiled graphs."""
+def check_cache(settings: TrainSettings) -> None:
+    """Raise SettingsError if the run has no cache of compiled graphs."""
     if settings.execution.compile_cache is None:
         raise SettingsError(
-            "the run keeps no compiled graphs", "set execution.compile_cache to a folder for them"
+            "the run has no cache of compiled graphs", "set execution.compile_cache to a folder"
         )

@@ -1,7 +1,7 @@
-"""The models that a run ends with, as folders that transformers loads.
+"""Writes the final models of a run as folders that transformers loads.
 
-model/                  that of the run's task, or of the first of several
-tasks/<name>/model/     those of the others
+model/                  the model of the only task, or of the first one
+tasks/<name>/model/     the models of the other tasks
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.models import architectures as models
 from regauge.models import (
+    architectures,
     dual_encoder,
     heads,
     lora,
@@ -28,89 +28,108 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from regauge.models.modules import TextModule
     from regauge.training.context import RunContext
     from regauge.training.objectives import TaskRuntime
     from regauge.training.state import TrainState
 
-INNER = "model."
-"""Before the names of transformers' model in the module of a task."""
+INNER_PREFIX = "model."
+"""Prefix of the names of the transformers model in the module of a task."""
 
 
 def write_models(context: RunContext, state: TrainState) -> None:
     """Write the model of each task; every process calls this."""
-    first, *others = context.tasks
-    write_model(context, state, first, context.folder / "model")
-    for each in others:
-        write_model(context, state, each, context.folder / TASKS / each.name / "model")
+    main_task, *other_tasks = context.tasks
+    write_model(context, state, main_task, context.folder / "model")
+    for task in other_tasks:
+        write_model(context, state, task, context.folder / TASKS / task.name / "model")
 
 
 def write_model(context: RunContext, state: TrainState, task: TaskRuntime, folder: Path) -> None:
-    """Write the model of one task; one that makes vectors says how.
+    """Write the model of one task; every process calls this.
 
-    The first process holds no more of its weights at a time than one file takes. Adapters are
-    written beside it, and merged in it.
+    A text encoder is also described for sentence-transformers. The first process holds at most the
+    weights of one file at a time. LoRA adapters are merged, and saved in a separate folder, too.
     """
-    module, adapters = (
-        modules_by_task(state.model.module)[task.name],
-        context.settings.model.lora,
-    )
-    inner: Any = module.model
-    named = {id(value): name for name, value in state.model.module.named_parameters()}
-    names = {name: named[id(value)] for name, value in module.named_parameters()}
-    trained = [name for name, value in module.named_parameters() if value.requires_grad]
-    values = ((name, state.model.full_tensor(names[name])) for name in trained)
-    if not context.world.first:
-        deque(values, maxlen=0)
+    module = modules_by_task(state.model.module)[task.name]
+    run_names = {id(value): name for name, value in state.model.module.named_parameters()}
+    names = {name: run_names[id(value)] for name, value in module.named_parameters()}
+    trained_names = [name for name, value in module.named_parameters() if value.requires_grad]
+    trained = ((name, state.model.full_tensor(names[name])) for name in trained_names)
+    if not context.world.is_main_process:
+        deque(trained, maxlen=0)
         return
-    if adapters:
-        found = dict(values)
-        beside, base = folder.with_name(lora.FOLDER), context.settings.model.path
-        for place, prefix, model in dual_encoder.encoders(module, beside):
-            own = {
-                name.removeprefix(prefix): found[name]
-                for name in trained
-                if name.startswith(prefix)
-            }
-            lora.save(place, model, adapters, own, blocks=models.blocks(model), base=base)
-        every = lora.merged(state.initial_weights, found)
+    if context.settings.model.lora:
+        trained_weights = dict(trained)
+        _save_adapters(context, module, trained_weights, folder.with_name(lora.ADAPTER_FOLDER))
+        all_weights = lora.merge_adapters(state.initial_weights, trained_weights)
     else:
-        frozen = {names[name]: name for name in names.keys() - set(trained)}
-        every = _with_frozen(state, values, frozen)
-    head = {name: value.cpu() for name, value in module.named_buffers() if heads.of_head(name)}
+        frozen_names = {names[name]: name for name in names.keys() - set(trained_names)}
+        all_weights = _add_frozen(state, trained, frozen_names)
+    _write_folder(context, module, all_weights, folder)
+    if isinstance(module, Encoder):
+        fields = task.task.input_spec(task.manifest)
+        tokens = fields.max_row_tokens(module.max_tokens) or task.bucket_lengths[-1]
+        description = sentence_transformers.SentenceEncoder(
+            tokenization=sentence_transformers.Tokenization(tokens=tokens), pooling=module.pooling
+        )
+        inner: Any = module.model
+        sentence_transformers.write_description(folder, description, inner.config.hidden_size)
 
-    other = dual_encoder.Beside(folder)
 
-    def of_model() -> Iterator[tuple[str, Tensor]]:
-        for name, value in other.rest(every):
-            if heads.of_head(name):
+def _save_adapters(
+    context: RunContext, module: TextModule, trained: dict[str, Tensor], root: Path
+) -> None:
+    """Write the LoRA adapters of each encoder of a module, without merging them."""
+    options, base = context.settings.model.lora, context.settings.model.path
+    if options is None:
+        raise AssertionError("the run trains no adapters")
+    for folder, prefix, model in dual_encoder.iterate_encoders(module, root):
+        adapters = {
+            name.removeprefix(prefix): value
+            for name, value in trained.items()
+            if name.startswith(prefix)
+        }
+        blocks = architectures.find_blocks(model)
+        lora.save_adapters(folder, model, options, adapters, blocks=blocks, base=base)
+
+
+def _write_folder(
+    context: RunContext,
+    module: TextModule,
+    all_weights: Iterator[tuple[str, Tensor]],
+    folder: Path,
+) -> None:
+    """Write the weights, the head, the configuration and the tokenizer of a model."""
+    inner: Any = module.model
+    document_encoder = dual_encoder.DualEncoderWriter(folder)
+    buffers = module.named_buffers()
+    head = {name: value.cpu() for name, value in buffers if heads.is_head_weight(name)}
+
+    def model_weights() -> Iterator[tuple[str, Tensor]]:
+        for name, value in document_encoder.split_off(all_weights):
+            if heads.is_head_weight(name):
                 head[name] = value
             else:
-                yield name.removeprefix(INNER), value
+                yield name.removeprefix(INNER_PREFIX), value
 
     config = inner.config
-    config.architectures = [models.class_name(inner)]
+    config.architectures = [architectures.class_name(inner)]
     tokenizer = Path(context.settings.task_configs[0].data.path) / "tokenizer"
-    weights.save(folder, config, of_model(), tokenizer)
-    other.finish(config, tokenizer)
+    weights.save_model_folder(folder, config, model_weights(), tokenizer)
+    document_encoder.finish(config, tokenizer)
     heads.write_head(folder, head)
-    tokenizer_convention.mark(folder)
-    if isinstance(module, Encoder):
-        fields = task.task.fields(task.manifest)
-        tokens = fields.longest(module.longest) or task.ladder[-1]
-        told = sentence_transformers.Sentences(
-            reads=sentence_transformers.Reads(tokens=tokens), pooling=module.pooling
-        )
-        sentence_transformers.write(folder, told, inner.config.hidden_size)
+    tokenizer_convention.write_convention(folder)
 
 
-def _with_frozen(
+def _add_frozen(
     state: TrainState,
     trained: Iterator[tuple[str, Tensor]],
     frozen: dict[str, str],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield trained weights, and those that are not as they were before the first step.
+    """Yield the trained weights, then the initial values of the frozen ones.
 
-    `frozen` has the names of these in the task's own module by those in the whole one.
+    `frozen` maps the names in the module of the run to the names in the module of the task.
     """
     yield from trained
     if frozen:

@@ -1,8 +1,8 @@
-"""Texts that the model goes on with: its greedy answers to held-out prompts.
+"""Greedy generation from held-out prompts.
 
-They are computed by the module that trains, in batches of the shape of an evaluation, so that
-nothing new is compiled and weights stay where a strategy has them. A row is computed anew for each
-of its tokens: simple, exact, and as dear as an evaluation of one microbatch per token.
+The module that trains computes the answers, in batches of the shape of an evaluation. So nothing
+new is compiled, and weights stay sharded. Every token needs a forward pass over whole rows, without
+a cache: one microbatch per token.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from regauge.data.batches import positions
-from regauge.data.tokenizer import Encoder
+from regauge.data.batches import build_position_ids
+from regauge.data.tokenizer import LoadedTokenizer
 from regauge.models.multitask import set_active_task
 
 if TYPE_CHECKING:
@@ -28,98 +28,108 @@ if TYPE_CHECKING:
     from regauge.training.heldout import HeldoutSet
     from regauge.training.settings import Samples
 
-FILE = "samples.jsonl"
+SAMPLES = "samples.jsonl"
+"""The file of the output folder with the answers."""
 
 
 @dataclass
-class Exchange:
-    """A prompt, what follows it in its row, and what the model says instead."""
+class GeneratedSample:
+    """A prompt of a held-out row, the reference and the answer of the model, as token ids."""
 
     prompt: np.ndarray
     reference: np.ndarray
+    """The tokens that follow the prompt in its row."""
     answer: list[int] = field(default_factory=list)
-    ended: bool = False
-    """Whether the model ended its answer by itself."""
+    is_complete: bool = False
+    """Whether the model ended the answer with a special token."""
 
 
 def generate_samples(
-    heldout: HeldoutSet, module: nn.Module, wanted: Samples, dataset: Path
+    heldout: HeldoutSet, module: nn.Module, options: Samples, dataset: Path
 ) -> list[dict[str, Any]]:
-    """Return the answers of a module as texts; every process calls this and has the same."""
-    if not wanted.prompts:
+    """Return prompts, answers and references as texts.
+
+    Every process calls this and gets the same values. `dataset` is the folder with the tokenizer.
+    """
+    if not options.prompts:
         return []
-    found = list(_exchanges(heldout, wanted))
-    encoder = Encoder(dataset / "tokenizer")
-    size, _ = heldout.feed.largest
-    set_active_task(module, heldout.of)
+    samples = list(_read_prompts(heldout, options))
+    tokenizer = LoadedTokenizer(dataset / "tokenizer")
+    size, _ = heldout.loader.largest_shape
+    set_active_task(module, heldout.task_name)
     module.eval()
     with torch.no_grad():
-        for at in range(0, len(found), size):
-            _answer(heldout, module, found[at : at + size], wanted, encoder.facts.special)
+        for start in range(0, len(samples), size):
+            batch = samples[start : start + size]
+            _generate_batch(heldout, module, batch, options, tokenizer.info.special)
     return [
         {
-            "prompt": encoder.decode(each.prompt.tolist()),
-            "answer": encoder.decode(each.answer),
-            "ended": each.ended,
-            "reference": encoder.decode(each.reference[: wanted.most_tokens].tolist()),
+            "prompt": tokenizer.decode(sample.prompt.tolist()),
+            "answer": tokenizer.decode(sample.answer),
+            "ended": sample.is_complete,
+            "reference": tokenizer.decode(sample.reference[: options.max_new_tokens].tolist()),
         }
-        for each in found
+        for sample in samples
     ]
 
 
-def _exchanges(heldout: HeldoutSet, wanted: Samples) -> Iterator[Exchange]:
-    """Yield the prompts of the first rows that have one, in the keyed order of the split."""
+def _read_prompts(heldout: HeldoutSet, options: Samples) -> Iterator[GeneratedSample]:
+    """Yield the first held-out rows that have a prompt, as samples without an answer."""
     count = 0
-    for number in heldout.numbers.tolist():
-        if count == wanted.prompts:
+    for row_number in heldout.row_numbers.tolist():
+        if count == options.prompts:
             return
-        found = heldout.task.exchange(heldout.feed.row(number), wanted.prompt_tokens)
-        if found is not None:
+        row = heldout.loader.read_row(row_number)
+        texts = heldout.task.prompt_and_reference(row, options.prompt_tokens)
+        if texts is not None:
             count += 1
-            yield Exchange(*found)
+            yield GeneratedSample(*texts)
 
 
-def _answer(
+def _generate_batch(
     heldout: HeldoutSet,
     module: nn.Module,
-    exchanges: list[Exchange],
-    wanted: Samples,
-    special: tuple[int, ...],
+    samples: list[GeneratedSample],
+    options: Samples,
+    special_ids: tuple[int, ...],
 ) -> None:
-    """Let a module answer prompts, of which no more than a microbatch has rows are given."""
-    size, length = heldout.feed.largest
-    arrays = heldout.feed.empty(size, length)
-    for row, each in enumerate(exchanges):
-        arrays["tokens"][row, : len(each.prompt)] = each.prompt
-    waiting = dict(enumerate(exchanges))
-    while waiting:
-        for row, each in waiting.items():
-            arrays["segments"][row, : len(each.prompt) + len(each.answer)] = 1
-        arrays["positions"][:] = positions(arrays["segments"])
-        predicted = _predicted(heldout, module, arrays)
-        for row, each in list(waiting.items()):
-            place = len(each.prompt) + len(each.answer)
-            token = int(predicted[row, place - 1])
-            each.ended = token in special
-            if not each.ended:
-                each.answer.append(token)
-            full = len(each.answer) == wanted.most_tokens or place + 1 >= length
-            if each.ended or full:
-                del waiting[row]
+    """Generate the answers of at most one microbatch of samples, in place."""
+    size, length = heldout.loader.largest_shape
+    arrays = heldout.loader.build_empty_batch(size, length)
+    for row, sample in enumerate(samples):
+        arrays["tokens"][row, : len(sample.prompt)] = sample.prompt
+    active = dict(enumerate(samples))
+    while active:
+        for row, sample in active.items():
+            arrays["segments"][row, : len(sample.prompt) + len(sample.answer)] = 1
+        arrays["positions"][:] = build_position_ids(arrays["segments"])
+        next_tokens = _predict_next_tokens(heldout, module, arrays)
+        for row, sample in list(active.items()):
+            position = len(sample.prompt) + len(sample.answer)
+            token = int(next_tokens[row, position - 1])
+            sample.is_complete = token in special_ids
+            if not sample.is_complete:
+                sample.answer.append(token)
+            is_full = len(sample.answer) == options.max_new_tokens or position + 1 >= length
+            if sample.is_complete or is_full:
+                del active[row]
             else:
-                arrays["tokens"][row, place] = token
+                arrays["tokens"][row, position] = token
 
 
-def _predicted(heldout: HeldoutSet, module: nn.Module, arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the likeliest next token after every one, [rows, length], as process 0 has it.
+def _predict_next_tokens(
+    heldout: HeldoutSet, module: nn.Module, arrays: dict[str, np.ndarray]
+) -> np.ndarray:
+    """Return the most likely next token at every position, [rows, length].
 
-    Processes must agree on when they are done; on devices of different kinds they might not.
+    Every process gets the tokens of process 0. Devices of different kinds might predict different
+    tokens, but all processes must finish together.
     """
     host = {name: torch.from_numpy(value.copy()) for name, value in arrays.items()}
-    with closing(heldout.accelerator.wrap_loader(iter([[host]]), heldout.device)) as placed:
-        (batch,) = next(placed)
+    with closing(heldout.accelerator.wrap_loader(iter([[host]]), heldout.device)) as batches:
+        (batch,) = next(batches)
     predicted = module(batch)["predicted"]
-    heldout.mark()
+    heldout.end_microbatch()
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.broadcast(predicted, src=0)
     return np.asarray(predicted.cpu().numpy())

@@ -1,6 +1,7 @@
-"""The gradients of one step: from this process's batches to sums over the global batch.
+"""Computes the gradients of one step: from the batches of a process to sums over the global batch.
 
-A loss is a sum with a weight. Nothing here divides: the loop does, once, by the global weight.
+A loss is a weighted sum and its weight. Gradients are sums as well; `optimizer_step` divides them
+once, by the weight of the global batch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regauge.data.randomness import keyed
+from regauge.data.randomness import hash_keys
 from regauge.errors import NoProgressError
 from regauge.models.multitask import set_active_task
 
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
     from regauge.tasks import Task
 
 
-FIRST_SCALE = 2.0**16
-LEAST_SCALE = 2.0**-16
-GROWTH_STEPS = 2000
+INITIAL_SCALE = 2.0**16
+MIN_SCALE = 2.0**-16
+"""Below this loss scale the run fails."""
+GROWTH_INTERVAL_STEPS = 2000
+"""Steps with finite gradients after which the loss scale doubles."""
 
 
 @dataclass(frozen=True)
 class DropoutSeed:
-    """What the framework's own generator is keyed by, so that native dropout can be resumed."""
+    """The key of torch's random generators, so that a run with native dropout can be resumed."""
 
     accelerator: Accelerator
     seed: int
@@ -39,106 +42,112 @@ class DropoutSeed:
     rank: int
 
     def seed_microbatch(self, microbatch: int) -> None:
-        """Seed every generator of this process for a microbatch of its step."""
-        word = int(keyed(self.seed, self.step, self.rank, microbatch))
-        self.accelerator.seed(word >> 1)
+        """Seed the generators of this process for a microbatch of the step."""
+        key = int(hash_keys(self.seed, self.step, self.rank, microbatch))
+        self.accelerator.seed(key >> 1)
 
 
 class GradientComputer:
-    """Computes a step's gradients for a task on a prepared module.
+    """Computes the gradients of a task on a model that is placed on the processes of a run.
 
-    `mark` ends a microbatch, `arrive` comes before this process may wait for others, `name` is the
-    task's where there are several.
+    `end_microbatch` is called after each microbatch. `before_collective` is called before this
+    process may wait for other processes. `num_slots` is the number of sequences of the global
+    batch, padding included. `task_name` selects the task of a multi-task model.
     """
 
     def __init__(
         self,
         task: Task,
-        prepared: ShardedModel,
-        mark: Callable[[], None],
-        slots: int,
-        arrive: Callable[[], None],
+        model: ShardedModel,
+        end_microbatch: Callable[[], None],
+        num_slots: int,
+        before_collective: Callable[[], None],
         *,
-        name: str = "",
+        task_name: str = "",
     ) -> None:
         self._task = task
-        self._prepared = prepared
-        self._slots = slots
-        self._mark = mark
-        self._arrive = arrive
-        self._name = name
+        self._model = model
+        self._num_slots = num_slots
+        self._end_microbatch = end_microbatch
+        self._before_collective = before_collective
+        self._task_name = task_name
 
     def accumulate_gradients(
-        self, batches: list[Batch], scale: Tensor, noise: DropoutSeed | None = None
+        self, batches: list[Batch], loss_scale: Tensor, dropout_seed: DropoutSeed | None = None
     ) -> Tensor:
-        """Add the gradients of a global batch times scale; return [loss sum, weight] of all.
+        """Accumulate the gradients of a global batch; return [loss sum, weight] of that batch.
 
-        `noise` is None where nothing draws from the framework's generator.
+        `loss_scale` multiplies the loss sum, and with it the gradients. `dropout_seed` is None if
+        nothing draws from the generators of torch.
         """
-        set_active_task(self._prepared.module, self._name)
-        self._prepared.module.train()
-        compute = self._coupled if self._task.coupled else self._alone
-        return compute(batches, scale, noise)
+        set_active_task(self._model.module, self._task_name)
+        self._model.module.train()
+        if self._task.needs_global_batch:
+            return self._accumulate_global_batch(batches, loss_scale, dropout_seed)
+        return self._accumulate_microbatches(batches, loss_scale, dropout_seed)
 
-    def _alone(self, batches: list[Batch], scale: Tensor, noise: DropoutSeed | None) -> Tensor:
-        parts = []
-        for number, batch in enumerate(batches, start=1):
-            with self._prepared.accumulating(last=number == len(batches)):
-                loss, weight = self._task.loss(self._outputs(batch, number, noise), batch)
-                (loss * scale).backward()
-            parts.append(torch.stack([loss.detach().float(), weight.float()]))
-            self._mark()
-        return all_reduce_sum(torch.stack(parts).sum(0))
+    def _accumulate_microbatches(
+        self, batches: list[Batch], loss_scale: Tensor, dropout_seed: DropoutSeed | None
+    ) -> Tensor:
+        totals = []
+        for index, batch in enumerate(batches, start=1):
+            with self._model.backward_pass(is_last=index == len(batches)):
+                outputs = self._compute_outputs(batch, index, dropout_seed)
+                loss, weight = self._task.loss(outputs, batch)
+                (loss * loss_scale).backward()
+            totals.append(torch.stack([loss.detach().float(), weight.float()]))
+            self._end_microbatch()
+        return all_reduce_sum(torch.stack(totals).sum(0))
 
-    def _coupled(self, batches: list[Batch], scale: Tensor, noise: DropoutSeed | None) -> Tensor:
-        """Compute every output, then the loss over all of them, then the gradients.
+    def _accumulate_global_batch(
+        self, batches: list[Batch], loss_scale: Tensor, dropout_seed: DropoutSeed | None
+    ) -> Tensor:
+        """Compute the outputs of all microbatches, then one loss over them, then the gradients.
 
-        Where only one graph may be alive, outputs are computed without one first and again for
-        their gradients (gradient caching, Gao et al., 2021); the result is the same.
+        If only one autograd graph may be alive, outputs are computed twice: first without a graph,
+        then again for their gradients (gradient caching, Gao et al., 2021). The result is the same.
         """
-        with torch.set_grad_enabled(not self._prepared.recomputes):
-            outputs = [
-                self._marked(self._outputs(batch, number, noise))
-                for number, batch in enumerate(batches, start=1)
-            ]
+        needs_recompute = self._model.needs_recompute
+        outputs = []
+        with torch.set_grad_enabled(not needs_recompute):
+            for index, batch in enumerate(batches, start=1):
+                outputs.append(self._compute_outputs(batch, index, dropout_seed))
+                self._end_microbatch()
         vectors = [output["vectors"].detach() for output in outputs]
-        everything = gather_by_slot(vectors, batches, self._slots)
-        leaf = everything["vectors"].requires_grad_()
-        loss, weight = self._task.loss({"vectors": leaf}, everything)
-        (slope,) = torch.autograd.grad(loss * scale, leaf)
+        global_batch = gather_by_slot(vectors, batches, self._num_slots)
+        leaf = global_batch["vectors"].requires_grad_()  # [slots, width]
+        loss, weight = self._task.loss({"vectors": leaf}, global_batch)
+        (gradient,) = torch.autograd.grad(loss * loss_scale, leaf)
         totals = torch.stack([loss.detach().float(), weight.float()])
-        self._mark()
-        for number, (batch, output) in enumerate(zip(batches, outputs, strict=True), start=1):
-            with self._prepared.accumulating(last=number == len(batches)):
-                again = self._prepared.recomputes
-                kept = self._outputs(batch, number, noise) if again else output
-                share = slope[batch["slots"]] * batch["real"][:, None]
-                kept["vectors"].backward(share)
-            self._mark()
+        self._end_microbatch()
+        for index, (batch, output) in enumerate(zip(batches, outputs, strict=True), start=1):
+            with self._model.backward_pass(is_last=index == len(batches)):
+                if needs_recompute:
+                    output = self._compute_outputs(batch, index, dropout_seed)  # noqa: PLW2901
+                local_gradient = gradient[batch["slots"]] * batch["real"][:, None]
+                output["vectors"].backward(local_gradient)
+            self._end_microbatch()
         return totals
 
-    def _outputs(self, batch: Batch, number: int, noise: DropoutSeed | None) -> Batch:
-        if noise is not None:
-            noise.seed_microbatch(number)
-        if self._prepared.gathers:
-            self._arrive()
-        outputs: Batch = self._prepared.module(batch)
-        self._arrive()
+    def _compute_outputs(self, batch: Batch, index: int, dropout_seed: DropoutSeed | None) -> Batch:
+        """Return the outputs of microbatch `index`, counted from 1."""
+        if dropout_seed is not None:
+            dropout_seed.seed_microbatch(index)
+        if self._model.has_forward_collectives:
+            self._before_collective()
+        outputs: Batch = self._model.module(batch)
+        self._before_collective()
         return outputs
 
-    def _marked(self, output: Batch) -> Batch:
-        self._mark()
-        return output
 
+def gather_by_slot(vectors: list[Tensor], batches: list[Batch], num_slots: int) -> Batch:
+    """Gather the vectors of all processes in the order of their slots.
 
-def gather_by_slot(vectors: list[Tensor], batches: list[Batch], slots: int) -> Batch:
-    """Return the vectors of all processes in the order of their slots, on every process.
-
-    [slots, width], and `real` [slots], 0 where a slot holds no row. Each slot is filled by one
-    process and zero on the others, so that the sum over processes is exact.
+    Every process gets `vectors` [num_slots, width] and `real` [num_slots], which is 0 for slots
+    without a row. One process fills a slot and the others add zeros, so that the sum over processes
+    is exact.
     """
-    first = vectors[0]
-    buffer = torch.zeros(slots, first.shape[1] + 1, device=first.device)
+    buffer = torch.zeros(num_slots, vectors[0].shape[1] + 1, device=vectors[0].device)
     for rows, batch in zip(vectors, batches, strict=True):
         real = batch["real"][:, None]
         buffer.index_add_(0, batch["slots"], torch.cat([rows * real, real], 1))
@@ -147,53 +156,58 @@ def gather_by_slot(vectors: list[Tensor], batches: list[Batch], slots: int) -> B
 
 
 def all_reduce_sum(value: Tensor) -> Tensor:
-    """Return a tensor summed over all processes."""
+    """Sum a tensor over all processes, in place, and return it."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(value)
     return value
 
 
 class LossScale:
-    """The factor of the loss, and the steps since it last changed."""
+    """Dynamic loss scaling: the factor of the loss in fp16, and the steps since its last change.
 
-    def __init__(self, *, scaled: bool) -> None:
-        self._scaled = scaled
-        self.value = FIRST_SCALE if scaled else 1.0
+    The rule is that of `torch.amp.GradScaler`: halve at a non-finite gradient norm, double after
+    `GROWTH_INTERVAL_STEPS` finite ones.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self.value = INITIAL_SCALE if enabled else 1.0
         self._steps = 0
-        self._sent: tuple[float, torch.Tensor] | None = None
+        self._device_value: tuple[float, torch.Tensor] | None = None
 
     def tensor(self, device: torch.device) -> torch.Tensor:
-        """Return the factor as a scalar on the device, sent when it has changed."""
-        if self._sent is None or self._sent[0] != self.value:
-            self._sent = (self.value, torch.tensor(self.value).to(device))
-        return self._sent[1]
+        """Return the factor as a scalar on the device; it is copied only after a change."""
+        if self._device_value is None or self._device_value[0] != self.value:
+            self._device_value = (self.value, torch.tensor(self.value).to(device))
+        return self._device_value[1]
 
-    def accepts(self, norm: torch.Tensor) -> bool:
-        """Return whether a step with this gradient norm counts, and adapt to it.
+    def should_update(self, norm: torch.Tensor) -> bool:
+        """Return whether to update with gradients of this norm, and adapt the scale.
 
-        Reads the norm from the device only where the loss is scaled. The norm is that of all
-        processes, so that all of them decide alike.
+        The norm is read from the device only if loss scaling is enabled. It is the norm over all
+        processes, so that all processes decide equally. Raises NoProgressError if the scale
+        falls below `MIN_SCALE`.
         """
-        if not self._scaled:
+        if not self._enabled:
             return True
-        finite = bool(torch.isfinite(norm))
-        self._steps = self._steps + 1 if finite else 0
-        if not finite:
+        is_finite = bool(torch.isfinite(norm))
+        self._steps = self._steps + 1 if is_finite else 0
+        if not is_finite:
             self.value /= 2
-            if self.value < LEAST_SCALE:
+            if self.value < MIN_SCALE:
                 raise NoProgressError(
-                    "the gradients are not finite, however small the loss is scaled",
-                    "lower optimizer.learning_rate, or go on from an earlier checkpoint",
+                    f"gradients are not finite at the smallest loss scale, {MIN_SCALE:.3g}",
+                    "lower optimizer.learning_rate, or resume from an earlier checkpoint",
                 )
-        elif self._steps == GROWTH_STEPS:
+        elif self._steps == GROWTH_INTERVAL_STEPS:
             self.value, self._steps = self.value * 2, 0
-        return finite
+        return is_finite
 
     def state(self) -> dict[str, float]:
-        """Return what a checkpoint keeps."""
+        """Return the state that a checkpoint holds."""
         return {"value": self.value, "steps": self._steps}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Go on from a checkpoint; a run in another precision starts with its own scale."""
-        if self._scaled and state["value"] != 1.0:
+        """Resume from a checkpoint; a run that had no loss scaling before starts anew."""
+        if self._enabled and state["value"] != 1.0:
             self.value, self._steps = state["value"], int(state["steps"])

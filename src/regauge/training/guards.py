@@ -1,7 +1,7 @@
-"""What must not get into the weights: gradients that are not finite, or far above the usual.
+"""Guards against bad updates: non-finite gradients, loss spikes, and replicas that differ.
 
-Every process sees the loss of the global batch and the norm of all gradients, so that all of them
-judge a step alike.
+Every process has the loss of the global batch and the norm of all gradients, so that all processes
+decide equally about a step.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from regauge.errors import DeviceError, NoProgressError, RollBackError
+from regauge.errors import DeviceError, NoProgressError, RollbackError
 from regauge.log import logger
-from regauge.models.tensors import bits
-from regauge.training.optimizer import REHEARSAL_RATE
+from regauge.models.tensors import bit_sum
+from regauge.training.optimizer import REHEARSAL_LR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from regauge.processes import World
-    from regauge.training.settings import Guarding
+    from regauge.training.settings import GuardSettings
 
 
-LEARNING_STEPS = 16
-"""Steps before anything counts as far above the usual."""
-NEWEST_SHARE = 0.02
-"""Share of the newest step in what is usual, once that is learned."""
+MIN_STATS_STEPS = 16
+"""Steps in the running statistics before a step can be a spike."""
+MIN_STEP_WEIGHT = 0.02
+"""Weight of the newest step in the running statistics, once there are 1 / 0.02 steps."""
 SLACK_LOSS, SLACK_LOG_NORM = 0.1, 0.7
-"""What is never far above: a tenth of the usual loss more, and twice the usual norm."""
-RUNNING_STATS = 5
-"""Values by which the usual is known, see `judged`."""
-REMEDY = "lower optimizer.learning_rate, or go on from an earlier checkpoint"
+"""Excess over the running mean that is never a spike: 10 % of the loss, twice the norm."""
+NUM_RUNNING_STATS = 5
+"""Values of the running statistics of a task; see `detect_spike`."""
+REMEDY = "lower optimizer.learning_rate, or resume from an earlier checkpoint"
 
 
 class Guard:
-    """Judges each step before its update, and counts what it has found.
+    """Decides before each update whether to skip it, and counts the bad steps.
 
-    torch's fused AdamW leaves a step out on the device, and nothing is read of it but at a line of
-    metrics; other optimizers wait for the verdict. On a lazy device nothing is read within a step:
-    there the update is one of no gradient and a vanishing rate, which changes the moments alone.
+    torch's fused AdamW skips an update on the device (`found_inf`): values are read only at a log
+    line. Other optimizers wait for the decision. On a lazy device nothing is read within a step. A
+    skipped update there has zero gradients and a vanishing learning rate, and changes only moments.
     """
 
     def __init__(
         self,
-        settings: Guarding,
+        settings: GuardSettings,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         *,
@@ -58,134 +58,152 @@ class Guard:
         self._device = device
         self._lazy = lazy
         groups = optimizer.param_groups
-        whole = not any(isinstance(value, DTensor) for value in groups[0]["params"])
-        self._on_device = bool(groups[0].get("fused")) and whole
-        self._usual = [torch.zeros(RUNNING_STATS)] * tasks
+        is_sharded = any(isinstance(value, DTensor) for value in groups[0]["params"])
+        self._skips_on_device = bool(groups[0].get("fused")) and not is_sharded
+        self._running_stats = [torch.zeros(NUM_RUNNING_STATS)] * tasks
         self.begin()
 
     def begin(self) -> None:
-        """Start to count; what is usual stays. Both are sent to the device as data."""
+        """Reset the counts; the running statistics stay. Both are copied to the device as data."""
         self._counts = torch.zeros(5).to(self._device)
-        self._usual = [each.cpu().to(self._device) for each in self._usual]
+        self._running_stats = [stats.cpu().to(self._device) for stats in self._running_stats]
 
     def state(self) -> list[float]:
-        """Return what is usual of each task, one behind the other, as a checkpoint keeps it."""
-        return [value for each in self._usual for value in each.tolist()]
+        """Return the running statistics of all tasks, concatenated; a checkpoint holds them."""
+        return [value for stats in self._running_stats for value in stats.tolist()]
 
     def restore(self, state: list[float]) -> None:
-        """Go on from a checkpoint."""
-        self._usual = [each.to(self._device) for each in torch.tensor(state).split(RUNNING_STATS)]
+        """Resume from a checkpoint."""
+        by_task = torch.tensor(state).split(NUM_RUNNING_STATS)
+        self._running_stats = [stats.to(self._device) for stats in by_task]
 
     def should_update(self, norm: Tensor, totals: Tensor, task: int = 0) -> bool:
-        """Return whether to update by a step of this gradient norm and [loss sum, weight]."""
-        finite = norm.isfinite() & totals.isfinite().all()
-        seen = torch.stack([totals[0] / totals[1], norm.log()])
-        spike, self._usual[task] = detect_spike(self._usual[task], seen, self._settings.deviations)
-        bad = ~finite if self._settings.spike == "say" else ~finite | spike
-        self._counts = _counted(self._counts, ~finite, spike, bad)
-        self._bad = bad
-        if self._on_device:
-            self._optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
-        return self._lazy or self._on_device or not bool(bad)
+        """Return whether to do the update of a step.
 
-    def masked_lr(self, rate: float | Tensor) -> float | Tensor:
-        """Return the learning rate of the update; a lazy device's gradients are made harmless."""
+        `norm` is the gradient norm and `totals` the [loss sum, weight] of the global batch. True if
+        the update is skipped on the device.
+        """
+        is_finite = norm.isfinite() & totals.isfinite().all()
+        values = torch.stack([totals[0] / totals[1], norm.log()])
+        is_spike, self._running_stats[task] = detect_spike(
+            self._running_stats[task], values, self._settings.sigmas
+        )
+        is_bad = ~is_finite if self._settings.spike == "warn" else ~is_finite | is_spike
+        self._counts = _update_counts(self._counts, ~is_finite, is_spike, is_bad)
+        self._is_bad = is_bad
+        if self._skips_on_device:
+            self._optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
+        return self._lazy or self._skips_on_device or not bool(is_bad)
+
+    def masked_lr(self, learning_rate: float | Tensor) -> float | Tensor:
+        """Return the learning rate of the update.
+
+        On a lazy device a bad step gets a vanishing learning rate and zero gradients.
+        """
         if not self._lazy:
-            return rate
+            return learning_rate
         for group in self._optimizer.param_groups:
             for value in group["params"]:
                 if value.grad is not None:
-                    value.grad = value.grad.masked_fill(self._bad, 0.0)
-        return torch.as_tensor(rate).masked_fill(self._bad, REHEARSAL_RATE)
+                    value.grad = value.grad.masked_fill(self._is_bad, 0.0)
+        return torch.as_tensor(learning_rate).masked_fill(self._is_bad, REHEARSAL_LR)
 
     def raise_if_needed(self, step: int) -> bool:
-        """Say what was found since the last look, and return whether the last step was good.
+        """Log the bad steps since the last call; return whether the last step was good.
 
-        After a bad one a save waits for the next that is due, so that a run never goes back to the
-        midst of them. Raises RollBackError where the run is to go back to its last checkpoint, and
-        NoProgressError where it is to stop.
+        The caller skips a due checkpoint after a bad step, so that no run rolls back into a series
+        of bad steps. Raises RollbackError if the run must return to its last checkpoint, and
+        NoProgressError if it must stop.
         """
-        steps, broken, spikes, in_a_row, first = (int(count) for count in self._counts.tolist())
-        self._counts = torch.tensor([0.0, 0.0, 0.0, in_a_row, 0.0]).to(self._device)
-        found = {
-            "gradients that are not finite": (broken, self._settings.not_finite),
-            "a loss or gradients far above the usual": (spikes, self._settings.spike),
+        counts = (int(count) for count in self._counts.tolist())
+        steps, not_finite, spikes, consecutive_skips, first_bad = counts
+        self._counts = torch.tensor([0.0, 0.0, 0.0, consecutive_skips, 0.0]).to(self._device)
+        problems = {
+            "gradients that are not finite": (not_finite, self._settings.not_finite),
+            "a spike of the loss or the gradient norm": (spikes, self._settings.spike),
         }
-        limit = self._settings.skipped_in_a_row
-        for what, (count, action) in found.items():
+        first_step = step - steps + first_bad
+        for problem, (count, action) in problems.items():
             if not count:
                 continue
-            said = f"{count} of {steps} steps had {what}, the first was step {step - steps + first}"
-            logger.warning("%s%s", said, "" if action == "say" else "; they were skipped")
-            if action == "roll-back":
-                raise RollBackError(said, REMEDY)
+            message = f"{count} of {steps} steps had {problem}, the first was step {first_step}"
+            logger.warning("%s%s", message, "" if action == "warn" else "; they were skipped")
+            if action == "rollback":
+                raise RollbackError(message, REMEDY)
             if action == "stop":
-                raise NoProgressError(said, REMEDY)
-        if in_a_row >= limit:
-            line = f"{in_a_row} steps in a row were skipped, up to step {step}"
-            raise RollBackError(line, REMEDY)
-        return in_a_row == 0
+                raise NoProgressError(message, REMEDY)
+        if consecutive_skips >= self._settings.max_consecutive_skips:
+            message = f"{consecutive_skips} consecutive steps were skipped, up to step {step}"
+            raise RollbackError(message, REMEDY)
+        return consecutive_skips == 0
 
 
-def detect_spike(usual: Tensor, seen: Tensor, deviations: float) -> tuple[Tensor, Tensor]:
-    """Return whether a step's [loss, log of the gradient norm] is a spike, and the usual after it.
+def detect_spike(running_stats: Tensor, values: Tensor, sigmas: float) -> tuple[Tensor, Tensor]:
+    """Return whether a step is a spike, and the updated running statistics.
 
-    The usual is [steps, 2 means, 2 variances], exponentially weighted (West, 1979). A spike counts
-    in it as the most that would have been none, so that a new level becomes usual in time.
+    `values` is [loss, log of the gradient norm]. The statistics are [steps, 2 means, 2 variances],
+    exponentially weighted (West, 1979). A spike enters them clipped to the threshold, so that the
+    mean follows a lasting new level.
     """
-    steps, mean, variance = usual[0], usual[1:3], usual[3:5]
-    above = seen - mean
+    steps, mean, variance = running_stats[0], running_stats[1:3], running_stats[3:5]
+    excess = values - mean
     slack = torch.stack([mean[0].abs() * SLACK_LOSS, torch.ones_like(mean[1]) * SLACK_LOG_NORM])
-    room = variance.sqrt() * deviations + slack
-    known = steps >= LEARNING_STEPS
-    counted = torch.where(known, above.minimum(room), above)
-    share = (1 / (steps + 1)).clamp(min=NEWEST_SHARE)
-    after = torch.cat(
+    threshold = variance.sqrt() * sigmas + slack
+    has_stats = steps >= MIN_STATS_STEPS
+    clipped = torch.where(has_stats, excess.minimum(threshold), excess)
+    weight = (1 / (steps + 1)).clamp(min=MIN_STEP_WEIGHT)
+    updated_stats = torch.cat(
         [
             (steps + 1)[None],
-            mean + share * counted,
-            (1 - share) * (variance + share * counted**2),
+            mean + weight * clipped,
+            (1 - weight) * (variance + weight * clipped**2),
         ]
     )
-    real = seen.isfinite().all()
-    return real & known & (above > room).any(), torch.where(real, after, usual)
+    is_finite = values.isfinite().all()
+    is_spike = is_finite & has_stats & (excess > threshold).any()
+    return is_spike, torch.where(is_finite, updated_stats, running_stats)
 
 
-def _counted(counts: Tensor, broken: Tensor, spike: Tensor, bad: Tensor) -> Tensor:
-    """Return [steps, broken ones, spikes, bad ones in a row, the first one] after one more step."""
+def _update_counts(
+    counts: Tensor, is_not_finite: Tensor, is_spike: Tensor, is_bad: Tensor
+) -> Tensor:
+    """Return the counts after one more step.
+
+    They are [steps, non-finite steps, spikes, consecutive bad steps, index of the first bad step].
+    """
     steps = counts[0] + 1
-    first = torch.where((broken | spike) & (counts[4] == 0), steps, counts[4])
-    in_a_row = (counts[3] + 1) * bad.float()
-    return torch.stack([steps, counts[1] + broken, counts[2] + spike, in_a_row, first])
+    first = torch.where((is_not_finite | is_spike) & (counts[4] == 0), steps, counts[4])
+    consecutive = (counts[3] + 1) * is_bad.float()
+    return torch.stack([steps, counts[1] + is_not_finite, counts[2] + is_spike, consecutive, first])
 
 
 def check_replicas(values: Iterable[Tensor], world: World, step: int) -> None:
-    """Raise DeviceError where what every process should hold alike has other bits on some of them.
+    """Raise DeviceError if replicated tensors are not bitwise equal on all processes.
 
-    From three processes on the smaller side is named.
+    With three or more processes the error names the minority.
     """
     if world.size == 1:
         return
-    own = bit_sum(values)
-    if own is None:
+    local_sum = replica_bit_sum(values)
+    if local_sum is None:
         return
-    everywhere = [torch.zeros_like(own) for _ in range(world.size)]
-    dist.all_gather(everywhere, own)
-    found = [int(each) for each in everywhere]
-    if len(set(found)) == 1:
+    gathered = [torch.zeros_like(local_sum) for _ in range(world.size)]
+    dist.all_gather(gathered, local_sum)
+    sums = [int(value) for value in gathered]
+    if len(set(sums)) == 1:
         return
-    usual = max(set(found), key=found.count)
-    others = [rank for rank, each in enumerate(found) if each != usual]
-    named = f"process {', '.join(map(str, others))} differs from the others"
-    if 2 * len(others) >= world.size:
-        named = "which of them is wrong cannot be told"
+    majority = max(set(sums), key=sums.count)
+    minority = [rank for rank, value in enumerate(sums) if value != majority]
+    culprit = f"process {', '.join(map(str, minority))} differs from the others"
+    if 2 * len(minority) >= world.size:
+        culprit = "there is no majority"
     raise DeviceError(
-        f"the processes hold other weights after step {step}: {named}",
-        "the run goes on from its last checkpoint; look at that device if it comes again",
+        f"weights differ between processes after step {step}: {culprit}",
+        "the run resumes from its last checkpoint; check that device if this happens again",
     )
 
 
-def bit_sum(values: Iterable[Tensor]) -> Tensor | None:
-    """Return the sum of the bits of tensors, read as integers; None of no tensor."""
-    sums = [bits(value) for value in values]
+def replica_bit_sum(values: Iterable[Tensor]) -> Tensor | None:
+    """Return the sum of the bits of tensors, read as integers; None if there is no tensor."""
+    sums = [bit_sum(value) for value in values]
     return torch.stack(sums).sum() if sums else None

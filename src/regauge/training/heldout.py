@@ -1,4 +1,4 @@
-"""The measurement on held-out rows: the same path in the loop and after it."""
+"""Evaluates a module on held-out rows: one path for the training loop and for `evaluate`."""
 
 from __future__ import annotations
 
@@ -19,91 +19,101 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regauge.accelerators import Accelerator, Batch
-    from regauge.data.loader import Feed
-    from regauge.tasks import Sums, Task
+    from regauge.data.loader import BatchLoader
+    from regauge.tasks import MetricSums, Task
 
 
 @dataclass(frozen=True)
 class HeldoutSet:
-    """The held-out rows of a dataset, ready to measure a prepared module on."""
+    """The held-out rows of a dataset, and the parts that evaluate a module on them."""
 
     task: Task
     accelerator: Accelerator
-    mark: Callable[[], None]
-    """Ends a batch."""
+    end_microbatch: Callable[[], None]
+    """Called after each microbatch."""
     device: torch.device
-    feed: Feed
-    numbers: np.ndarray
-    """The rows that stand for the split, in the order of the outputs."""
-    of: str = ""
-    """Name of the task; empty where there is one."""
-    part: str = ""
-    """Name of the dataset; empty for the task's own."""
+    loader: BatchLoader
+    row_numbers: np.ndarray
+    """The sampled rows of the split, in the order of the outputs."""
+    task_name: str = ""
+    """The name of the task; empty if the run has one task."""
+    dataset_name: str = ""
+    """The name of a dataset that is mixed in; empty for the main dataset of the task."""
 
-    def metrics(self, module: nn.Module) -> dict[str, float]:
-        """Return the metrics of a module, equal on every process."""
-        return self.outputs(module)[0]
+    def compute_metrics(self, module: nn.Module) -> dict[str, float]:
+        """Return the metrics of a module; every process gets the same values."""
+        return self.evaluate(module)[0]
 
-    def outputs(self, module: nn.Module) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-        """Return the metrics, and what a `whole` task keeps, in the order of the rows."""
-        set_active_task(module, self.of)
-        arrays, rows = self.feed.once(self.numbers)
+    def evaluate(self, module: nn.Module) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        """Return the metrics and the outputs of a module.
+
+        Only tasks with `metrics_need_all_rows` return outputs, in the order of the rows.
+        """
+        set_active_task(module, self.task_name)
+        arrays, rows = self.loader.load_evaluation_batches(self.row_numbers)
         host = (
-            [{name: torch.from_numpy(value) for name, value in part.items()}] for part in arrays
+            [{name: torch.from_numpy(value) for name, value in batch.items()}] for batch in arrays
         )
         batches = (batch for (batch,) in self.accelerator.wrap_loader(host, self.device))
-        slots = rows * self.task.slots_per_row()
-        return evaluate_batches(self.task, module, batches, slots, self.mark)
+        num_slots = rows * self.task.slots_per_row()
+        return evaluate_batches(self.task, module, batches, num_slots, self.end_microbatch)
 
 
 def evaluate_batches(
-    task: Task, module: nn.Module, batches: Iterable[Batch], slots: int, mark: Callable[[], None]
+    task: Task,
+    module: nn.Module,
+    batches: Iterable[Batch],
+    num_slots: int,
+    end_microbatch: Callable[[], None],
 ) -> tuple[dict[str, float], Batch]:
-    """Return the held-out metrics over the batches of all processes, equal on each of them.
+    """Return the metrics over the batches of all processes, and the outputs.
 
-    The one evaluation path: exact sums over all rows, each row once, means taken at the end.
-    `slots` is the number of places that the batches of all processes fill; what a `whole` task
-    keeps comes back in their order, the outputs of another do not. `mark` ends a batch.
+    Sums are exact and count each row once; means are taken at the end. Every process gets the same
+    values. Outputs are in slot order if the task has `metrics_need_all_rows`, else empty.
+
+    `num_slots` is the number of sequences in the batches of all processes, padding included.
+    `end_microbatch` is called after each batch.
     """
     module.eval()
     tables: list[Tensor] = []
     vectors: list[Tensor] = []
-    places: list[Batch] = []
+    slots: list[Batch] = []
     names: list[str] = []
     with torch.no_grad():
         for batch in batches:
             output = module(batch)
-            if task.whole:
-                vectors.append(task.kept(output, batch))
-                places.append({name: batch[name] for name in ("slots", "real")})
+            if task.metrics_need_all_rows:
+                vectors.append(task.eval_outputs(output, batch))
+                slots.append({name: batch[name] for name in ("slots", "real")})
             else:
-                names, table = _table(task.tally(output, batch))
+                names, table = _build_table(task.metric_sums(output, batch))
                 tables.append(table)
-            mark()
-        if task.whole:
-            everything = gather_by_slot(vectors, places, slots)
-            names, table = _table(task.tally(everything, everything))
-            mark()
-            return _quotients(names, table.cpu()), everything
+            end_microbatch()
+        if task.metrics_need_all_rows:
+            outputs = gather_by_slot(vectors, slots, num_slots)
+            names, table = _build_table(task.metric_sums(outputs, outputs))
+            end_microbatch()
+            return _divide(names, table.cpu()), outputs
         device = tables[0].device
         total = torch.stack([table.cpu() for table in tables]).double().sum(0).float()
-    return _quotients(names, all_reduce_sum(total.to(device)).cpu()), {}
+    return _divide(names, all_reduce_sum(total.to(device)).cpu()), {}
 
 
-def compute_means(sums: Sums) -> dict[str, float]:
-    """Return each sum over its weight, and the first weight; one reading of the device."""
-    names, table = _table(sums)
-    return _quotients(names, table.cpu())
+def compute_means(sums: MetricSums) -> dict[str, float]:
+    """Return the mean of each metric, and the number of items; the device is read once."""
+    names, table = _build_table(sums)
+    return _divide(names, table.cpu())
 
 
-def _table(sums: Sums) -> tuple[list[str], Tensor]:
-    """Return the names of metrics, and [metrics, 2] of their sums and weights."""
-    rows = [torch.stack([top.float(), weight.float()]) for top, weight in sums.values()]
+def _build_table(sums: MetricSums) -> tuple[list[str], Tensor]:
+    """Return the names of metrics, and a table [metrics, 2] of their sums and weights."""
+    rows = [torch.stack([total.float(), weight.float()]) for total, weight in sums.values()]
     return list(sums), torch.stack(rows)
 
 
-def _quotients(names: list[str], table: Tensor) -> dict[str, float]:
-    """Return the means, and how many items they are taken over."""
+def _divide(names: list[str], table: Tensor) -> dict[str, float]:
+    """Return each sum divided by its weight, and the weight of the first metric as `items`."""
     rows = table.tolist()
     pairs = zip(names, rows, strict=True)
-    return {name: top / max(weight, 1e-9) for name, (top, weight) in pairs} | {ITEMS: rows[0][1]}
+    means = {name: total / max(weight, 1e-9) for name, (total, weight) in pairs}
+    return means | {ITEMS: rows[0][1]}

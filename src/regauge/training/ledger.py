@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from regauge.hooks import Hook
-from regauge.supervision.cost_meter import reading
+from regauge.supervision.cost_meter import parse_cost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from regauge.supervision.cost_meter import Meter, Reading
+    from regauge.supervision.cost_meter import Cost, CostMeter
 
 LEDGER = "ledger.jsonl"
 """File of the output folder with a line for every interval of metrics."""
@@ -29,7 +29,7 @@ class Ledger(Hook):
 
     def __init__(
         self,
-        meter: Meter,
+        meter: CostMeter,
         on_phase: Callable[[str | None], None] | None = None,
         compile_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -85,7 +85,7 @@ class Ledger(Hook):
         return sum(self.seconds.values())
 
     @property
-    def paid(self) -> Reading:
+    def cost(self) -> Cost:
         """What was paid so far; dollars are None if no price is known."""
         return self._meter.read()
 
@@ -100,7 +100,7 @@ class Ledger(Hook):
             "seconds": self.seconds,
             "tokens": self.tokens,
             "slots": self.slots,
-            **self.paid.document,
+            **self.cost.document,
         }
 
     def restore(self, state: dict[str, Any], last_line: dict[str, Any] | None) -> None:
@@ -108,7 +108,7 @@ class Ledger(Hook):
         for name, seconds in state["seconds"].items():
             self._booked[name] += seconds
         self.tokens, self.slots = state["tokens"], state["slots"]
-        self._meter = self._meter.at_least(reading(state))
+        self._meter = self._meter.resume_from(parse_cost(state))
         if last_line is not None:
             after = sum(last_line["seconds"].values()) - sum(state["seconds"].values())
             self._booked["lost"] += max(0.0, after)

@@ -11,7 +11,7 @@ import torch
 
 from regauge import jsonl
 from regauge.errors import NoProgressError
-from regauge.models.tensors import local
+from regauge.models.tensors import local_shard
 from regauge.training import optimizer as optimizers
 from regauge.training.defaults import check_precision
 from regauge.training.gradients import all_reduce_sum
@@ -20,7 +20,7 @@ from regauge.training.ledger import LEDGER
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regauge.accelerators import Accelerator, Chip, Precision
+    from regauge.accelerators import Accelerator, ChipPeak, Precision
     from regauge.processes import World
     from regauge.training.context import RunContext
     from regauge.training.ledger import Ledger
@@ -80,7 +80,7 @@ class MetricsWindow:
             "train/padding_share": 1 - tokens / max(slots, 1),
             "train/epoch": state.step / context.steps_per_epoch,
             "train/mfu": context.mfu.measure(tokens / seconds),
-            "train/usd": self._ledger.paid.usd,
+            "train/usd": self._ledger.cost.usd,
         }
         self.begin()
         if not math.isfinite(metrics["train/loss"] or 0.0):
@@ -117,7 +117,7 @@ class MfuMeter:
     def __init__(
         self, accelerator: Accelerator, precision: Precision, flops_per_token: float, processes: int
     ) -> None:
-        self.chip: Chip = accelerator.chip(precision)
+        self.chip: ChipPeak = accelerator.chip_peak(precision)
         self._accelerator = accelerator
         self._precision = precision
         self.flops_per_token = flops_per_token
@@ -135,12 +135,12 @@ class MfuMeter:
         if peak is None:
             return None
         achieved = tokens_per_second * self.flops_per_token / self._processes
-        if achieved > IMPLAUSIBLE_MFU * peak and self.chip.measured:
-            self._accelerator.measure_again()
+        if achieved > IMPLAUSIBLE_MFU * peak and self.chip.is_measured:
+            self._accelerator.clear_measurements()
             precision = check_precision(self._accelerator, self._precision)
-            again = self._accelerator.chip(precision)
+            again = self._accelerator.chip_peak(precision)
             is_faster = again.flops_per_second[precision] > peak
-            self.chip = again if is_faster else replace(self.chip, measured=False)  # confirmed
+            self.chip = again if is_faster else replace(self.chip, is_measured=False)  # confirmed
         return achieved / self.chip.flops_per_second[self._precision]
 
 
@@ -159,7 +159,7 @@ def memory_by_part(context: RunContext, state: TrainState) -> dict[str, int]:
     peak = context.accelerator.peak_memory_bytes()
     return {
         **state.model.memory(),
-        "moments": sum(local(moment).nbytes for moment in moments),
+        "moments": sum(local_shard(moment).nbytes for moment in moments),
         **({"peak": peak} if peak is not None else {}),
     }
 
@@ -167,7 +167,7 @@ def memory_by_part(context: RunContext, state: TrainState) -> dict[str, int]:
 def write_ledger(context: RunContext, state: TrainState) -> None:
     """Append where time and money went so far to the ledger; every process calls this."""
     fields = context.hooks.ledger_fields()
-    if not context.world.first:
+    if not context.world.is_main_process:
         return
     ledger, mfu = context.ledger, context.mfu
     seconds = ledger.training_seconds
@@ -177,7 +177,7 @@ def write_ledger(context: RunContext, state: TrainState) -> None:
         "step": state.step,
         "seconds": {name: round(value, 6) for name, value in ledger.seconds.items()},
         "tokens": ledger.tokens,
-        **ledger.paid.document,
+        **ledger.cost.document,
         "mfu": mfu.measure(tokens_per_second),
         "mfu_formula": RUN_MFU_FORMULA,
         "chip": mfu.chip.name,
@@ -189,4 +189,4 @@ def write_ledger(context: RunContext, state: TrainState) -> None:
         "memory": memory_by_part(context, state),
         "device": context.accelerator.counters(),
     }
-    jsonl.append(context.folder / LEDGER, document)
+    jsonl.append_line(context.folder / LEDGER, document)

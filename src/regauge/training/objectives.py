@@ -1,13 +1,13 @@
-"""The tasks of a run where they are computed: each with its rows, its batches and its gradients."""
+"""Builds the parts of each task of a run: row order, batches, gradients and held-out sets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from regauge.data import mixture
-from regauge.data.loader import Facts, Feed, Share
-from regauge.data.row_order import sample
+from regauge.data.loader import BatchLoader, CollatorConfig, RankShare
+from regauge.data.row_order import sample_rows
 from regauge.models import multitask
 from regauge.models.flops import flops_per_token
 from regauge.models.init_weights import META
@@ -20,120 +20,155 @@ if TYPE_CHECKING:
     import torch
 
     from regauge.accelerators import Accelerator
-    from regauge.data.dataset import Dataset, Manifest
-    from regauge.data.row_order import Order
+    from regauge.data.dataset import Dataset, DatasetManifest
+    from regauge.data.row_order import RowOrder
     from regauge.models.modules import TextModule
     from regauge.processes import World
     from regauge.strategies import ShardedModel
     from regauge.tasks import Task
-    from regauge.training.settings import Batch, TaskConfig, Training
+    from regauge.training.settings import Batch, TaskConfig, TrainSettings
 
 
 @dataclass(frozen=True)
 class TaskRuntime:
-    """A task of a run, and all that its steps need."""
+    """A task of a run, with the parts that its steps need."""
 
     name: str
-    """Empty where the run has one task."""
+    """The name of the task; empty if the run has one task."""
     task: Task
     batch: Batch
-    manifest: Manifest
-    ladder: tuple[int, ...]
-    order: Order
-    feed: Feed
+    manifest: DatasetManifest
+    bucket_lengths: tuple[int, ...]
+    """The lengths of training batches, in tokens, ascending."""
+    order: RowOrder
+    loader: BatchLoader
     gradients: GradientComputer
     heldout: dict[str, HeldoutSet]
-    """What is measured, by the beginning of its metrics' names; empty where nothing is."""
+    """The held-out sets by the prefix of their metrics, such as `heldout`; may be empty."""
     flops_per_token: float
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where objectives are computed."""
+class DeviceContext:
+    """The process and the device on which tasks are computed."""
 
     world: World
     device: torch.device
     accelerator: Accelerator
-    mark: Callable[[], None]
-    """Ends a batch."""
-    arrive: Callable[[], None]
-    """Comes before this process may wait for others."""
+    end_microbatch: Callable[[], None]
+    """Called after each microbatch."""
+    before_collective: Callable[[], None]
+    """Called before this process may wait for other processes."""
 
 
 def build_module(
-    settings: Training, manifests: Sequence[Manifest]
+    settings: TrainSettings, manifests: Sequence[DatasetManifest]
 ) -> TextModule | multitask.MultiTaskModel:
-    """Return the module of a run's tasks on the meta device; `manifests` are those of each."""
+    """Return the module of all tasks of a run, on the meta device.
+
+    `manifests` are the manifests of the datasets, in the order of the tasks.
+    """
     with META:
-        found = {
-            aim.name: aim.task.module(settings.model, manifest, settings.seed)
-            for aim, manifest in zip(settings.task_configs, manifests, strict=True)
+        modules = {
+            config.name: config.task.build_module(settings.model, manifest, settings.seed)
+            for config, manifest in zip(settings.task_configs, manifests, strict=True)
         }
-        return multitask.combine(found)
+        return multitask.combine_modules(modules)
 
 
 def build_task_runtime(
-    settings: Training, aim: TaskConfig, dataset: Dataset, prepared: ShardedModel, place: Placement
+    settings: TrainSettings,
+    config: TaskConfig,
+    dataset: Dataset,
+    model: ShardedModel,
+    device_context: DeviceContext,
 ) -> TaskRuntime:
-    """Return a task of a run, on the module that was prepared for all of them."""
-    manifest, task, batch = dataset.manifest, aim.task, aim.batch
-    ladder = task.ladder(manifest)
-    given: dict[str, Any] = {"world": place.world, "ladder": ladder, "seed": settings.seed}
-    slots = batch.rows * task.slots_per_row()
+    """Return the parts of one task; `model` is the model of all tasks."""
+    manifest, task, batch = dataset.manifest, config.task, config.batch
+    bucket_lengths = task.bucket_lengths(manifest)
+    loader = build_loader(
+        task,
+        dataset,
+        "train",
+        world=device_context.world,
+        rows=batch.microbatch,
+        bucket_lengths=bucket_lengths,
+        seed=settings.seed,
+    )
+    gradients = GradientComputer(
+        task,
+        model,
+        device_context.end_microbatch,
+        batch.rows * task.slots_per_row(),
+        device_context.before_collective,
+        task_name=config.name,
+    )
+    module = multitask.modules_by_task(model.module)[config.name]
     return TaskRuntime(
-        name=aim.name,
+        name=config.name,
         task=task,
         batch=batch,
         manifest=manifest,
-        ladder=ladder,
-        order=mixture.order(aim.data, manifest, batch.rows, settings.seed),
-        feed=build_feed(task, dataset, "train", rows=batch.microbatch, **given),
-        gradients=GradientComputer(task, prepared, place.mark, slots, place.arrive, name=aim.name),
-        heldout=_heldout(settings, aim, dataset, place),
-        flops_per_token=flops_per_token(
-            multitask.modules_by_task(prepared.module)[aim.name].model, ladder[-1]
-        ),
+        bucket_lengths=bucket_lengths,
+        order=mixture.build_row_order(config.data, manifest, batch.rows, settings.seed),
+        loader=loader,
+        gradients=gradients,
+        heldout=_build_heldout_sets(settings, config, dataset, device_context),
+        flops_per_token=flops_per_token(module.model, bucket_lengths[-1]),
     )
 
 
-def _heldout(
-    settings: Training, aim: TaskConfig, dataset: Dataset, place: Placement
+def _build_heldout_sets(
+    settings: TrainSettings, config: TaskConfig, dataset: Dataset, device_context: DeviceContext
 ) -> dict[str, HeldoutSet]:
-    """Return what is held out of a task's datasets, by the beginning of its metrics' names."""
-    rows = settings.evaluation.microbatch_rows or aim.batch.microbatch
-    ladder = aim.task.ladder(dataset.manifest)
-    given: dict[str, Any] = {"world": place.world, "ladder": ladder, "seed": settings.seed}
-    found: dict[str, HeldoutSet] = {}
-    for name, part in dataset.heldout().items():
-        own = build_feed(aim.task, part, "heldout", rows=rows, **given)
-        if len(own):
-            numbers = sample(len(own), settings.evaluation.rows, part.manifest.identity)
-            split = ".".join(word for word in ("heldout", aim.name, name) if word)
-            found[split] = HeldoutSet(
-                aim.task, place.accelerator, place.mark, place.device, own, numbers, aim.name, name
-            )
-    return found
+    """Return the held-out sets of the datasets of a task, by the prefix of their metrics."""
+    heldout_sets: dict[str, HeldoutSet] = {}
+    for name, heldout_dataset in dataset.heldout_sets().items():
+        loader = build_loader(
+            config.task,
+            heldout_dataset,
+            "heldout",
+            world=device_context.world,
+            rows=settings.evaluation.microbatch_rows or config.batch.microbatch,
+            bucket_lengths=config.task.bucket_lengths(dataset.manifest),
+            seed=settings.seed,
+        )
+        if not len(loader):
+            continue
+        identity = heldout_dataset.manifest.identity
+        prefix = ".".join(word for word in ("heldout", config.name, name) if word)
+        heldout_sets[prefix] = HeldoutSet(
+            task=config.task,
+            accelerator=device_context.accelerator,
+            end_microbatch=device_context.end_microbatch,
+            device=device_context.device,
+            loader=loader,
+            row_numbers=sample_rows(len(loader), settings.evaluation.rows, identity),
+            task_name=config.name,
+            dataset_name=name,
+        )
+    return heldout_sets
 
 
-def build_feed(
+def build_loader(
     task: Task,
     dataset: Dataset,
     split: str,
     *,
     world: World,
     rows: int,
-    ladder: tuple[int, ...],
+    bucket_lengths: tuple[int, ...],
     seed: int,
-) -> Feed:
-    """Return the batches of a split for this process, `rows` rows a microbatch."""
+) -> BatchLoader:
+    """Return the loader of a split for this process; `rows` is the rows of a microbatch."""
     facts = dataset.manifest.tokenizer
     members = max(field.members for field in dataset.manifest.fields.values())
-    return Feed(
+    return BatchLoader(
         task,
-        dataset.split(split),
-        facts=Facts(facts.vocabulary, facts.pad, facts.mask, facts.special, members),
+        dataset.rows(split),
+        config=CollatorConfig(facts.vocabulary, facts.pad, facts.mask, facts.special, members),
         microbatch_rows=rows,
-        ladder=ladder,
-        share=Share(world.rank, world.size),
+        bucket_lengths=bucket_lengths,
+        share=RankShare(world.rank, world.size),
         seed=seed,
     )

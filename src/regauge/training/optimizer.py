@@ -1,4 +1,4 @@
-"""Optimizers as torch ships them, LAMB beside them, and the learning rate over the steps."""
+"""Builds optimizers (torch's, and LAMB), accesses their state, and schedules the learning rate."""
 
 from __future__ import annotations
 
@@ -17,46 +17,49 @@ if TYPE_CHECKING:
 
     from regauge.training.settings import Optimizer, Schedule
 
-MATRIX_DIMENSIONS = 2
-PRIMING_RATE = 1e-3
+MIN_MATRIX_DIMS = 2
+"""Parameters with fewer dimensions (biases, norms) have no weight decay."""
+PRIMING_LR = 1e-3
 TABLE_STEPS = 1024
-REHEARSAL_RATE = 1e-30
-"""So small that its product with a decay vanishes beside 1; 0 would be divided by."""
+"""Learning rates that a lazy device gets at a time."""
+REHEARSAL_LR = 1e-30
+"""A vanishing learning rate: 1 minus its product with the decay is 1. Division by 0 is avoided."""
 
 
 def build_optimizer(
-    settings: Optimizer, named: Iterable[tuple[str, nn.Parameter]], *, lazy: bool = False
+    settings: Optimizer, parameters: Iterable[tuple[str, nn.Parameter]], *, lazy: bool = False
 ) -> torch.optim.Optimizer:
-    """Return an optimizer over master weights; vectors are not decayed, nor scaled by lamb.
+    """Return an optimizer over named master weights.
 
-    On a lazy device its step count and its rate are data there (`capturable`).
+    Vectors (biases, norms) have no weight decay and no LAMB trust ratio. On a lazy device the step
+    count and the learning rate are tensors on the device (`capturable`).
     """
-    sorts: dict[tuple[float, bool], list[nn.Parameter]] = {}
-    for name, value in named:
+    members: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for name, value in parameters:
         if value.requires_grad:
-            matrix = value.ndim >= MATRIX_DIMENSIONS
-            sorts.setdefault((lr_multiplier(settings, name), matrix), []).append(value)
+            is_matrix = value.ndim >= MIN_MATRIX_DIMS
+            members.setdefault((lr_multiplier(settings, name), is_matrix), []).append(value)
     groups: list[dict[str, Any]] = [
         {
-            "params": sorts[of, matrix],
-            "weight_decay": settings.weight_decay if matrix else 0.0,
-            "share": of,
-            "adapted": matrix,
+            "params": members[multiplier, is_matrix],
+            "weight_decay": settings.weight_decay if is_matrix else 0.0,
+            "lr_multiplier": multiplier,
+            "use_trust_ratio": is_matrix,
         }
-        for of, matrix in sorted(sorts, reverse=True)
+        for multiplier, is_matrix in sorted(members, reverse=True)
     ]
-    groups = groups or [{"params": []}]  # of a process that owns nothing that is trained
-    rate = settings.learning_rate
+    groups = groups or [{"params": []}]  # a process that owns no trained parameter
+    lr = settings.learning_rate
     if settings.kind == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=settings.betas[0])
+        return torch.optim.SGD(groups, lr=lr, momentum=settings.betas[0])
     if settings.kind == "adafactor":
-        return torch.optim.Adafactor(groups, lr=rate)
-    held = torch.tensor(rate) if lazy else rate
+        return torch.optim.Adafactor(groups, lr=lr)
+    capturable_lr = torch.tensor(lr) if lazy else lr
     if settings.kind == "lamb":
-        return Lamb(groups, held, settings.betas, settings.epsilon, capturable=lazy)
+        return Lamb(groups, capturable_lr, settings.betas, settings.epsilon, capturable=lazy)
     return torch.optim.AdamW(
         groups,
-        lr=held,
+        lr=capturable_lr,
         betas=settings.betas,
         eps=settings.epsilon,
         fused=not lazy,
@@ -65,151 +68,153 @@ def build_optimizer(
 
 
 class LRSchedule:
-    """The learning rate of every step: a number, or read from a table on a lazy device.
+    """The learning rate of each step: a number, or on a lazy device an element of a table.
 
-    The table is sent anew every `TABLE_STEPS` steps, so that its size depends on no run's length.
+    The table is copied to the device every `TABLE_STEPS` steps. Its size does not depend on the
+    length of the run, so that graphs do not depend on it either.
     """
 
     def __init__(
-        self, settings: Optimizer, total: int, device: torch.device, *, lazy: bool
+        self, settings: Optimizer, total_steps: int, device: torch.device, *, lazy: bool
     ) -> None:
         self._settings = settings
-        self._total = total
+        self._total_steps = total_steps
         self._device = device
         self._lazy = lazy
         self.offset = 0
-        """Steps of the schedule that an earlier run has done."""
+        """Steps of the schedule that an earlier run has already done."""
         self.seek(0)
 
     def seek(self, step: int) -> None:
-        """Go to a step, counted from 0; -1 is a rehearsal."""
+        """Set the position to a step, counted from 0; -1 is a rehearsal step."""
         self._step = step
         if self._lazy:
             steps = range(step, step + TABLE_STEPS)
-            self._table = torch.tensor([self.rate_at(each) for each in steps]).to(self._device)
-            self._place = torch.tensor([0]).to(self._device)
-            self._last = steps.stop
+            self._table = torch.tensor([self.rate_at(index) for index in steps]).to(self._device)
+            self._index = torch.tensor([0]).to(self._device)
+            self._table_end = steps.stop
 
     def next(self) -> float | Tensor:
-        """Return the rate of the next step as the optimizer takes it."""
+        """Return the learning rate at the position, and advance the position by one step."""
         if not self._lazy:
             self._step += 1
             return self.rate_at(self._step - 1)
-        if self._step == self._last:
+        if self._step == self._table_end:
             self.seek(self._step)
         self._step += 1
-        here = self._table.index_select(0, self._place)[0]
-        self._place += 1
-        return here
+        rate = self._table.index_select(0, self._index)[0]
+        self._index += 1
+        return rate
 
     def rate_at(self, step: int) -> float:
-        """Return the rate of a step as a number."""
+        """Return the learning rate of a step as a number."""
         if step < 0:
-            return REHEARSAL_RATE
+            return REHEARSAL_LR
         return learning_rate(
             self._settings.learning_rate,
             self._settings.schedule,
             self.offset + step,
-            self.offset + self._total,
+            self.offset + self._total_steps,
         )
 
 
-def learning_rate(peak: float, schedule: Schedule, step: int, total: int) -> float:
-    """Return the learning rate of a step, counted from 0, of a run of `total` steps.
+def learning_rate(peak: float, schedule: Schedule, step: int, total_steps: int) -> float:
+    """Return the learning rate of a step, counted from 0, in a run of `total_steps`.
 
-    "wsd" is warm-up, stable, decay (Hu et al., 2024, "MiniCPM", section 4); what a warm-up leaves
-    of the steps is the most that it decays in.
+    "wsd" is warm-up, stable, decay (Hu et al., 2024, "MiniCPM", section 4). Its decay is at most as
+    long as the steps after the warm-up.
     """
     if step < schedule.warmup_steps:
         return peak * (step + 1) / schedule.warmup_steps
-    after = max(1, total - schedule.warmup_steps)
-    left = max(0.0, 1 - (step - schedule.warmup_steps) / after)
-    decaying = min(after, schedule.decay_share * total)
-    shapes = {
+    steps_after_warmup = max(1, total_steps - schedule.warmup_steps)
+    remaining = max(0.0, 1 - (step - schedule.warmup_steps) / steps_after_warmup)
+    decay_steps = min(steps_after_warmup, schedule.decay_fraction * total_steps)
+    factors = {
         "constant": 1.0,
-        "linear": left,
-        "cosine": (1 + math.cos(math.pi * (1 - left))) / 2,
-        "polynomial": math.pow(left, schedule.power),
-        "wsd": min(1.0, left * after / decaying),
+        "linear": remaining,
+        "cosine": (1 + math.cos(math.pi * (1 - remaining))) / 2,
+        "polynomial": math.pow(remaining, schedule.power),
+        "wsd": min(1.0, remaining * steps_after_warmup / decay_steps),
     }
-    shape = shapes[schedule.kind]
-    return peak * (schedule.final_share + (1 - schedule.final_share) * shape)
+    factor = factors[schedule.kind]
+    return peak * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * factor)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
-    """Give every group of an optimizer a learning rate."""
+    """Set the learning rate of each parameter group: `rate` times the multiplier of the group."""
     for group in optimizer.param_groups:
-        own = group.get("share", 1.0)
-        group["lr"] = rate if own == 1 else rate * own
+        multiplier = group.get("lr_multiplier", 1.0)
+        group["lr"] = rate if multiplier == 1 else rate * multiplier
 
 
 def lr_multiplier(settings: Optimizer, name: str) -> float:
-    """Return the share of the learning rate that a weight gets: that of the longest beginning."""
-    fitting = [each for each in settings.shares if name.startswith(each)]
-    return settings.shares[max(fitting, key=len)] if fitting else 1.0
+    """Return the learning rate multiplier of a weight; the longest matching prefix decides."""
+    prefixes = [prefix for prefix in settings.lr_multipliers if name.startswith(prefix)]
+    return settings.lr_multipliers[max(prefixes, key=len)] if prefixes else 1.0
 
 
 def check_lr_multipliers(settings: Optimizer, names: Iterable[str]) -> None:
-    """Raise SettingsError for a share of the learning rate that no weight gets."""
-    known = list(names)
-    for beginning in settings.shares:
-        if not any(name.startswith(beginning) for name in known):
-            first = sorted({f"{name.partition('.')[0]}." for name in known})
+    """Raise SettingsError for a learning rate multiplier whose prefix matches no weight."""
+    weight_names = list(names)
+    for prefix in settings.lr_multipliers:
+        if not any(name.startswith(prefix) for name in weight_names):
+            valid = sorted({f"{name.partition('.')[0]}." for name in weight_names})
             raise SettingsError(
-                f"optimizer.shares: no weight's name begins with '{beginning}'",
-                f"names begin with {', '.join(first)}",
+                f"optimizer.lr_multipliers: no weight's name begins with '{prefix}'",
+                f"names begin with {', '.join(valid)}",
             )
 
 
 def prime_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make an optimizer allocate its state, with weights unchanged, so that it can be loaded.
+    """Allocate the state of an optimizer, so that a checkpoint can be loaded into it.
 
-    Without gradients and decay no rate changes a weight; a rate of 0 would be divided by.
+    It does one update with zero gradients and no decay, which changes no weight. The learning rate
+    is not 0, because some optimizers divide by it.
     """
-    kept = [(parameter, parameter.grad) for parameter in _parameters(optimizer)]
+    gradients = [(parameter, parameter.grad) for parameter in _parameters(optimizer)]
     settings = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
-    for parameter, gradient in kept:
+    for parameter, gradient in gradients:
         parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient.zero_()
     for group in optimizer.param_groups:
-        group["lr"], group["weight_decay"] = PRIMING_RATE, 0.0
+        group["lr"], group["weight_decay"] = PRIMING_LR, 0.0
     optimizer.step()
-    for group, (rate, decay) in zip(optimizer.param_groups, settings, strict=True):
-        group["lr"], group["weight_decay"] = rate, decay
-    for parameter, gradient in kept:
+    for group, (lr, weight_decay) in zip(optimizer.param_groups, settings, strict=True):
+        group["lr"], group["weight_decay"] = lr, weight_decay
+    for parameter, gradient in gradients:
         parameter.grad = gradient
 
 
 def state_tensors(
     optimizer: torch.optim.Optimizer, masters: dict[str, nn.Parameter]
 ) -> dict[str, Any]:
-    """Return the optimizer's tensors as `<state>.<parameter>`, without its scalars."""
+    """Return the tensors of an optimizer by name, `<state>.<parameter>`; scalars are left out."""
     return {
         f"{key}.{name}": value
-        for name, state in _states(optimizer, masters)
+        for name, state in _parameter_states(optimizer, masters)
         for key, value in state.items()
         if isinstance(value, torch.Tensor) and value.ndim > 0
     }
 
 
-def steps_taken(optimizer: torch.optim.Optimizer, masters: dict[str, nn.Parameter]) -> float:
-    """Return the step that an optimizer counts for its parameters; 0 where it counts none.
+def step_count(optimizer: torch.optim.Optimizer, masters: dict[str, nn.Parameter]) -> float:
+    """Return the update count that an optimizer keeps; 0 if it keeps none.
 
-    They are equal, and one is read: each reading of a device is a wait for it.
+    It is equal for all parameters. Only one is read, because each read waits for the device.
     """
-    counts = (state["step"] for _, state in _states(optimizer, masters) if "step" in state)
-    return float(next(counts, 0.0))
+    states = (state for _, state in _parameter_states(optimizer, masters))
+    return float(next((state["step"] for state in states if "step" in state), 0.0))
 
 
-def set_steps_taken(
+def set_step_count(
     optimizer: torch.optim.Optimizer, masters: dict[str, nn.Parameter], count: float
 ) -> None:
-    """Put back what `steps_taken` returned."""
-    for _, state in _states(optimizer, masters):
+    """Set the update count of an optimizer; see `step_count`."""
+    for _, state in _parameter_states(optimizer, masters):
         if "step" in state:
             state["step"].copy_(torch.tensor(count))
 
 
-def _states(
+def _parameter_states(
     optimizer: torch.optim.Optimizer, masters: dict[str, nn.Parameter]
 ) -> list[tuple[str, dict[str, Any]]]:
     return [

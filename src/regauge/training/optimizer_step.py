@@ -26,7 +26,7 @@ def optimizer_step(
     """
     task = task or context.task_at(state.step)
     task_index = context.tasks.index(task)
-    model, max_norm = state.model, context.settings.optimizer.clip_norm
+    model, max_norm = state.model, context.settings.optimizer.max_grad_norm
     scale = state.loss_scale.tensor(context.device)
     fault_factor = context.hooks.gradient_factor(state.step)
     with context.hooks.compilation():
@@ -40,10 +40,12 @@ def optimizer_step(
         norm = model.gradient_norm() * factor
         if max_norm is not None:
             factor = factor * (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        if state.loss_scale.accepts(norm) and state.guard.should_update(norm, totals, task_index):
+        if state.loss_scale.should_update(norm) and state.guard.should_update(
+            norm, totals, task_index
+        ):
             model.scale_gradients(factor)
             set_learning_rate(state.optimizer, state.guard.masked_lr(learning_rate))
-            context.saver.settle()
+            context.saver.wait_for_copies()
             state.optimizer.step()
             model.sync_weights()
         model.clear_gradients()

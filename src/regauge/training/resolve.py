@@ -18,20 +18,20 @@ from regauge.training.warm_start import resolve_warm_start
 if TYPE_CHECKING:
     from regauge.processes import World
     from regauge.supervision.channel import WorkerReporter
-    from regauge.training.settings import Training
+    from regauge.training.settings import TrainSettings
 
 
 @dataclass(frozen=True)
 class ResolvedRun:
     """The settings of a run with every choice resolved, and which run it is."""
 
-    settings: Training
+    settings: TrainSettings
     data_identity: str
     """Hash of all rows and their order."""
     run_id: str
 
 
-def resolve_run(settings: Training, world: World, reporter: WorkerReporter) -> ResolvedRun:
+def resolve_run(settings: TrainSettings, world: World, reporter: WorkerReporter) -> ResolvedRun:
     """Resolve the settings of a run; every process calls this.
 
     A choice is taken from the command or the run file, else from the first attempt of the run, else

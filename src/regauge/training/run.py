@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from regauge.checkpoint.layout import steps
+from regauge.checkpoint.layout import list_steps
 from regauge.choices import did_you_mean
 from regauge.config import FORMAT, dump
 from regauge.errors import PreflightError, SettingsError
@@ -19,11 +19,11 @@ from regauge.health.machine import free_bytes
 from regauge.log import logger
 from regauge.supervision import channel
 from regauge.supervision.channel import WorkerReporter
-from regauge.trackers import RunFacts, started
+from regauge.trackers import RunInfo, start_trackers
 from regauge.training import run_record
 from regauge.training.checkpointing import resume_latest, take_over
 from regauge.training.compile.decision import resolve_compile
-from regauge.training.compile.warmup import settle_state, warm_up
+from regauge.training.compile.warmup import finalize_state, warm_up
 from regauge.training.export_models import write_models
 from regauge.training.resolve import ResolvedRun, resolve_run
 from regauge.training.run_setup import Run, set_up
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from regauge.processes import World
     from regauge.testing.faults import FaultInjector
     from regauge.training.context import RunContext
-    from regauge.training.settings import Training
+    from regauge.training.settings import TrainSettings
     from regauge.training.state import TrainState
 
 VALUES_PER_WEIGHT = 3
 """In a checkpoint: the weight and two moments."""
 
 
-def attempt(settings: Training, world: World) -> dict[str, Any]:
+def attempt(settings: TrainSettings, world: World) -> dict[str, Any]:
     """Start or resume a run and return its result; every process calls this.
 
     If a supervisor started the process, it receives heartbeats and how the attempt ends.
@@ -50,17 +50,17 @@ def attempt(settings: Training, world: World) -> dict[str, Any]:
         return _attempt(settings, world, reporter)
 
 
-def _attempt(settings: Training, world: World, reporter: WorkerReporter) -> dict[str, Any]:
+def _attempt(settings: TrainSettings, world: World, reporter: WorkerReporter) -> dict[str, Any]:
     reporter.heartbeat.beat("init")
     resolved = resolve_run(settings, world, reporter)
     joined = dist.is_initialized()
     injector = _fault_injector(resolved.settings, world, reporter)
     context, state = set_up(resolved.settings, world, reporter, injector=injector)
-    context.ledger.add("init", time.monotonic() - reporter.began)
+    context.ledger.add("init", time.monotonic() - reporter.start_clock)
     try:
         _check_disk(context, state)
         context = replace(context, settings=resolve_compile(context, state))
-        if world.first:
+        if world.is_main_process:
             _record(resolved, context, state)
         outcome = _train(Run(context, state), resolved.run_id)
         return _finish(context, state, outcome)
@@ -70,7 +70,7 @@ def _attempt(settings: Training, world: World, reporter: WorkerReporter) -> dict
 
 
 def _fault_injector(
-    settings: Training, world: World, reporter: WorkerReporter
+    settings: TrainSettings, world: World, reporter: WorkerReporter
 ) -> FaultInjector | None:
     spec = reporter.spec
     if spec is None or spec.fault_plan is None:
@@ -90,7 +90,7 @@ def _record(resolved: ResolvedRun, context: RunContext, state: TrainState) -> No
         resolved.run_id,
         state.weights_checksum,
     )
-    context.reporter.begin(context.folder)
+    context.reporter.record_start(context.folder)
 
 
 def _check_disk(context: RunContext, state: TrainState) -> None:
@@ -103,13 +103,13 @@ def _check_disk(context: RunContext, state: TrainState) -> None:
     count = sum(weight.numel() for weight in weights if weight.requires_grad)
     needed = count * VALUES_PER_WEIGHT * torch.float32.itemsize
     free = free_bytes(context.folder)
-    copies = options.keep + 1 + (options.best is not None)
-    existing = len(steps(context.folder / "checkpoints"))
+    copies = options.keep_last + 1 + (options.best_metric is not None)
+    existing = len(list_steps(context.folder / "checkpoints"))
     problem = f"a checkpoint needs about {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
     if free < needed:
         remedy = "free some space, or set another output.folder"
         raise PreflightError(f"{problem} at {context.folder}", remedy)
-    if context.world.first and free < needed * (copies - existing):
+    if context.world.is_main_process and free < needed * (copies - existing):
         logger.warning("%s: not enough for the %d that are kept at a time", problem, copies)
 
 
@@ -122,23 +122,23 @@ def _train(run: Run, run_id: str) -> Outcome:
     context.reporter.report_step(state.step)
     if context.reporter.spec:
         state.attempt = context.reporter.spec.attempt
-    settle_state(context, state)
+    finalize_state(context, state)
     if not is_resumed:
         if context.settings.model.init_from is not None:
             take_over(state, context.settings.model.init_from)
         state.initial_metrics = evaluate(context, state)
     context.seal_cache(compile_seconds)
     _check_metrics(context, state)
-    if context.settings.profile and context.world.first:
+    if context.settings.profile and context.world.is_main_process:
         from regauge.training.profile.profiler import StepProfiler
 
         context.hooks.add(StepProfiler(context, state))
-    if context.world.first and is_resumed:
+    if context.world.is_main_process and is_resumed:
         logger.info("Resuming from step %d (attempt %d).", state.step, state.attempt)
-    if context.world.first and not state.initial_metrics:
+    if context.world.is_main_process and not state.initial_metrics:
         logger.info("no rows are held out: the run is not evaluated")
-    trackers = context.settings.output.trackers if context.world.first else ()
-    with started(trackers, _facts(context, state, run_id)) as tracker:
+    trackers = context.settings.output.trackers if context.world.is_main_process else ()
+    with start_trackers(trackers, _facts(context, state, run_id)) as tracker:
         if not is_resumed and state.initial_metrics:
             tracker.log(0, state.initial_metrics)
         outcome = train(context, state, tracker)
@@ -146,8 +146,8 @@ def _train(run: Run, run_id: str) -> Outcome:
     return outcome
 
 
-def _facts(context: RunContext, state: TrainState, run_id: str) -> RunFacts:
-    return RunFacts(
+def _facts(context: RunContext, state: TrainState, run_id: str) -> RunInfo:
+    return RunInfo(
         name=context.folder.name,
         run_id=run_id,
         folder=context.folder,
@@ -161,10 +161,10 @@ def _facts(context: RunContext, state: TrainState, run_id: str) -> RunFacts:
 def _check_metrics(context: RunContext, state: TrainState) -> None:
     """Raise SettingsError for a metric that the run needs and no evaluation measures."""
     settings, known = context.settings, tuple(state.initial_metrics)
-    target, best = settings.stop.target, settings.output.checkpoint.best
+    target, best = settings.stop.target, settings.output.checkpoint.best_metric
     needed = {
         "stop.target.metric": target.metric if target else None,
-        "output.checkpoint.best": best,
+        "output.checkpoint.best_metric": best,
     }
     for key, name in needed.items():
         if name is not None and name not in known:
@@ -185,8 +185,8 @@ def _finish(context: RunContext, state: TrainState, outcome: Outcome) -> dict[st
         "metrics": outcome.metrics,
         "seconds": round(context.ledger.total_seconds, 3),
         "tokens": context.ledger.tokens,
-        **context.ledger.paid.document,
+        **context.ledger.cost.document,
     }
-    if context.world.first:
+    if context.world.is_main_process:
         write_json(context.folder / run_record.RESULT, result)
     return result

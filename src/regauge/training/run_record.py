@@ -1,7 +1,7 @@
-"""The documents of an output folder that say what ran: `run.json` and `environment.json`.
+"""Writes and compares the records of a run in its output folder: `run.json`, `environment.json`.
 
-A folder belongs to one run. What may differ when the run is started again is how it is computed
-and when it stops; what it computes may not.
+An output folder belongs to one run. When the run is started again, settings of the execution and of
+the end of the run may differ. Settings that identify the run (`IDENTITY_KEYS`) may not.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from regauge import processes
-from regauge.config import FACTS, FORMAT, Tables, dump, first_difference
+from regauge.config import FORMAT, RUN_IDENTITY, Tables, describe_first_difference, dump
 from regauge.errors import SettingsError
 from regauge.files import write_json
 from regauge.log import logger
 from regauge.training.defaults import PROBE
-from regauge.training.warm_start import START
+from regauge.training.warm_start import START_FOLDER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from regauge.training.settings import Training
+    from regauge.training.settings import TrainSettings
 
 RUN = "run.json"
 ENVIRONMENT = "environment.json"
 RESULT = "result.json"
 TASKS = "tasks"
-"""Folder with the models of the tasks behind the first."""
-IDENTITY = (
+"""The folder with the models of all tasks but the first."""
+IDENTITY_KEYS = (
     "seed",
     "task",
     "model",
@@ -39,14 +39,16 @@ IDENTITY = (
     "data.mix",
     "data.identity",
 )
-"""What makes two runs the same; everything else may change between attempts."""
-VARIABLES = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "KMP_", "GOMP_", "MKL_")
-"""Beginnings of the environment variables that torch and its threads read, on every device."""
+"""Settings that identify a run; all others may change between attempts."""
+VARIABLE_PREFIXES = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "KMP_", "GOMP_", "MKL_")
+"""Prefixes of environment variables that torch and its thread libraries read."""
 PACKAGES = ("regauge", "torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 
 
-def build_document(settings: Training, identity: str, run_id: str, weights: str = "") -> Tables:
-    """Return the content of run.json: the settings, who they belong to, and the first weights."""
+def build_document(
+    settings: TrainSettings, identity: str, run_id: str, weights: str = ""
+) -> Tables:
+    """Return the content of run.json: settings, identity, and the checksum of the weights."""
     facts = {
         "format": FORMAT,
         "verb": "train",
@@ -54,49 +56,49 @@ def build_document(settings: Training, identity: str, run_id: str, weights: str 
         "data_identity": identity,
         "weights": weights,
     }
-    return {**dump(settings), FACTS: facts}
+    return {**dump(settings), RUN_IDENTITY: facts}
 
 
 def read_run(folder: Path) -> Tables | None:
-    """Return the run.json of an output folder, or None."""
+    """Return the content of run.json of an output folder; None if there is no such file."""
     path = folder / RUN
     if not path.exists():
         return None
     try:
-        saved: Tables = json.loads(path.read_text())
+        document: Tables = json.loads(path.read_text())
     except ValueError:
         raise SettingsError(f"{path} is damaged", "name another output.folder") from None
-    return saved
+    return document
 
 
-def check_same_run(folder: Path, settings: Training, identity: str) -> str:
-    """Return the id of the run that owns a folder, a new one for a new folder.
+def check_same_run(folder: Path, settings: TrainSettings, identity: str) -> str:
+    """Return the id of the run that owns a folder; a new id for a new folder.
 
-    Raises SettingsError when another run lives there, naming the first difference.
+    Raises SettingsError with the first difference if the folder belongs to another run.
     """
     saved = read_run(folder)
     if saved is None:
         _check_empty(folder)
         return uuid.uuid4().hex[:12]
-    facts = saved.get(FACTS, {})
-    now = build_document(settings, identity, "")
-    now["data"]["identity"], saved["data"]["identity"] = identity, facts.get("data_identity")
-    now["task"], saved["task"] = _tasks(now["task"]), _tasks(saved["task"])
-    for each in (now, saved):
-        each["model"].pop("attention", None)  # it says how a model is computed
-    for key in IDENTITY:
-        ours, theirs = _at(now, key), _at(saved, key)
+    facts = saved.get(RUN_IDENTITY, {})
+    current = build_document(settings, identity, "")
+    current["data"]["identity"], saved["data"]["identity"] = identity, facts.get("data_identity")
+    for document in (current, saved):
+        document["task"] = _index_tasks(document["task"])
+        document["model"].pop("attention", None)  # a setting of the execution
+    for key in IDENTITY_KEYS:
+        ours, theirs = _get_value(current, key), _get_value(saved, key)
         if ours != theirs:
-            difference = first_difference(key, ours, theirs)
+            difference = describe_first_difference(key, ours, theirs)
             raise SettingsError(
                 f"{folder} belongs to another run: {difference}",
-                "name another output.folder, or set it back to go on with that run",
+                "name another output.folder, or restore that setting to resume the run",
             )
     return str(facts["id"])
 
 
-def inherit_decisions(settings: Training, folder: Path) -> Training:
-    """Return settings with what the run's first attempt decided, where this one leaves it open."""
+def inherit_decisions(settings: TrainSettings, folder: Path) -> TrainSettings:
+    """Return settings whose open choices are taken from the first attempt of the run."""
     saved = (read_run(folder) or {}).get("execution", {})
     execution = settings.execution
     update: dict[str, Any] = {}
@@ -110,34 +112,39 @@ def inherit_decisions(settings: Training, folder: Path) -> Training:
 
 
 def write_records(
-    folder: Path, settings: Training, identity: str, run_id: str, weights: str
+    folder: Path, settings: TrainSettings, identity: str, run_id: str, weights: str
 ) -> None:
-    """Save what will run, and on what, before the first step."""
+    """Write run.json and environment.json, before the first step."""
     folder.mkdir(parents=True, exist_ok=True)
-    now, before = build_document(settings, identity, run_id, weights), read_run(folder)
-    if before is not None:
-        _say_other_length(now, before)
-    write_json(folder / RUN, now)
-    found = environment(settings.accelerator.variables if settings.accelerator else ())
-    if found["variables"] and found["variables"] != _variables_before(folder):
-        said = ", ".join(f"{name}={value}" for name, value in found["variables"].items())
-        logger.info("set from outside, and recorded: %s", said)
-    write_json(folder / ENVIRONMENT, found)
+    document, previous = build_document(settings, identity, run_id, weights), read_run(folder)
+    if previous is not None:
+        _warn_changed_length(document, previous)
+    write_json(folder / RUN, document)
+    accelerator = settings.accelerator
+    environment = describe_environment(accelerator.env_prefixes if accelerator else ())
+    variables = environment["variables"]
+    if variables and variables != _read_previous_variables(folder):
+        assignments = ", ".join(f"{name}={value}" for name, value in variables.items())
+        logger.info("environment variables that affect the run: %s", assignments)
+    write_json(folder / ENVIRONMENT, environment)
 
 
-def environment(variables: tuple[str, ...]) -> dict[str, Any]:
-    """Return the versions, the machine and the foreign variables that a run depends on."""
-    read = (*VARIABLES, *variables)
+def describe_environment(prefixes: tuple[str, ...]) -> dict[str, Any]:
+    """Return the package versions, the machine and the environment variables of a run.
+
+    `prefixes` are prefixes of further variables, which the device reads.
+    """
+    prefixes = (*VARIABLE_PREFIXES, *prefixes)
     return {
         "format": FORMAT,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": platform.node(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: number for name in PACKAGES if (number := _version(name))},
         "variables": {
             name: value
-            for name, value in sorted(processes.INHERITED.items())
-            if name.startswith(read) and name not in processes.RECORDER
+            for name, value in sorted(processes.INHERITED_ENVIRONMENT.items())
+            if name.startswith(prefixes) and name not in processes.FLIGHT_RECORDER_VARIABLES
         },
     }
 
@@ -150,49 +157,52 @@ def _version(name: str) -> str | None:
 
 
 def _check_empty(folder: Path) -> None:
-    """Raise SettingsError for a folder in use; what the first process of this run writes is not."""
-    strangers = [path.name for path in folder.glob("*")] if folder.is_dir() else []
+    """Raise SettingsError if the folder has files that no process of a new run has written."""
+    names = [path.name for path in folder.glob("*")] if folder.is_dir() else []
     known = {RUN, ENVIRONMENT, "ranks", "metrics.jsonl", "ledger.jsonl", "attempts.jsonl"}
-    known |= {"failures", "faults.jsonl", START, PROBE}
-    foreign = [name for name in strangers if name not in known and not name.startswith(".")]
+    known |= {"failures", "faults.jsonl", START_FOLDER, PROBE}
+    foreign = [name for name in names if name not in known and not name.startswith(".")]
     if foreign:
         raise SettingsError(
-            f"{folder} holds something else ({min(foreign)}) and no run",
+            f"{folder} contains other files ({min(foreign)}) and no run",
             "name another output.folder",
         )
 
 
-def _variables_before(folder: Path) -> Any:
-    """Return the foreign variables that the attempt before this one has recorded."""
+def _read_previous_variables(folder: Path) -> Any:
+    """Return the environment variables that the previous attempt recorded; None if unknown."""
     try:
         return json.loads((folder / ENVIRONMENT).read_text())["variables"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _say_other_length(now: Tables, before: Tables) -> None:
-    """Warn where a run of another length has another learning rate from here on."""
-    schedule = now["optimizer"]["schedule"]["kind"]
+def _warn_changed_length(current: Tables, previous: Tables) -> None:
+    """Warn if a changed length of the run changes the learning rate of the remaining steps."""
+    schedule = current["optimizer"]["schedule"]["kind"]
     for key in ("stop.steps", "stop.epochs"):
-        ours, theirs = _at(now, key), _at(before, key)
+        ours, theirs = _get_value(current, key), _get_value(previous, key)
         if ours != theirs and schedule != "constant":
-            difference = first_difference(key, ours, theirs)
-            logger.warning("%s: the %s schedule now ends elsewhere", difference, schedule)
+            difference = describe_first_difference(key, ours, theirs)
+            logger.warning("%s: this changes the %s schedule", difference, schedule)
 
 
-def _tasks(found: Any) -> Any:
-    """Return a run's task, or of each of several by its name what may not change."""
-    if isinstance(found, dict):
-        return found
-    told = {}
-    for each in found:
-        data, batch = each.get("data") or {}, each.get("batch", {})
-        own = {"data": {"mix": data.get("mix")}, "batch": {"rows": batch.get("rows")}}
-        told[each["name"]] = each | own
-    return told
+def _index_tasks(tasks: Any) -> Any:
+    """Return the table of a single task, or the tables of several tasks by name.
+
+    Of the tables `data` and `batch` of a task only the keys remain that identify a run.
+    """
+    if isinstance(tasks, dict):
+        return tasks
+    tables = {}
+    for table in tasks:
+        data, batch = table.get("data") or {}, table.get("batch", {})
+        identity = {"data": {"mix": data.get("mix")}, "batch": {"rows": batch.get("rows")}}
+        tables[table["name"]] = table | identity
+    return tables
 
 
-def _at(tables: Tables, key: str) -> Any:
+def _get_value(tables: Tables, key: str) -> Any:
     value: Any = tables
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None

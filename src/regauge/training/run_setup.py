@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from regauge import jsonl
-from regauge.accelerators import Accelerator, Precision, join, take
+from regauge.accelerators import Accelerator, Precision, claim_device, init_process_group
 from regauge.checkpoint.saver import Saver
 from regauge.data import mixture
 from regauge.errors import SettingsError
-from regauge.health.preflight import preflight
+from regauge.health.preflight import run_preflight
 from regauge.hooks import Hook, Hooks, Inject, inject_nothing
 from regauge.log import logger
 from regauge.models import architectures, multitask
-from regauge.models.init_weights import initial_weights
-from regauge.models.tensors import dtype_of
-from regauge.planning.catalog import rate
-from regauge.strategies import ShardedModel, Site, Strategy
+from regauge.models.init_weights import build_initial_weights
+from regauge.models.tensors import precision_dtype
+from regauge.planning.catalog import find_price
+from regauge.strategies import Placement, ShardedModel, Strategy
 from regauge.supervision.channel import WorkerReporter
-from regauge.supervision.cost_meter import Meter, reading
+from regauge.supervision.cost_meter import CostMeter, parse_cost
 from regauge.supervision.watchdog import PREFLIGHT
 from regauge.training import activation_checkpointing
 from regauge.training import optimizer as optimizers
 from regauge.training.compile import cache as caches
 from regauge.training.compile import decision
-from regauge.training.compile.cache import Entry
+from regauge.training.compile.cache import CacheEntry
 from regauge.training.context import RunContext
 from regauge.training.defaults import check_precision
 from regauge.training.gradients import LossScale
@@ -36,13 +36,13 @@ from regauge.training.guards import Guard
 from regauge.training.ledger import LEDGER, Ledger
 from regauge.training.metrics import MetricsWindow, MfuMeter
 from regauge.training.objectives import (
-    Placement,
+    DeviceContext,
     TaskRuntime,
     build_module,
     build_task_runtime,
 )
+from regauge.training.profile.straggler import StragglerDetector
 from regauge.training.state import TrainState
-from regauge.training.straggler import StragglerDetector
 from regauge.training.task_schedule import TaskSchedule
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from regauge.data.dataset import Dataset, Manifest
+    from regauge.data.dataset import Dataset, DatasetManifest
     from regauge.models.init_weights import InitialWeights
     from regauge.models.modules import TextModule
     from regauge.models.multitask import MultiTaskModel
     from regauge.processes import World
     from regauge.testing.faults import FaultInjector
-    from regauge.training.settings import Execution, Training
+    from regauge.training.settings import Execution, TrainSettings
 
 NO_SUPERVISOR = WorkerReporter(None, 0)
 """The reporter of a process without a supervisor."""
@@ -71,7 +71,7 @@ class Run(NamedTuple):
 
 
 def set_up(
-    settings: Training,
+    settings: TrainSettings,
     world: World,
     reporter: WorkerReporter = NO_SUPERVISOR,
     *,
@@ -87,20 +87,20 @@ def set_up(
     if accelerator is None or strategy is None:
         raise SettingsError("accelerator and strategy are open", "call resolve_defaults first")
     precision = check_precision(accelerator, execution.precision)
-    datasets = [mixture.opened(task.data) for task in settings.task_configs]
+    datasets = [mixture.open_data(task.data) for task in settings.task_configs]
     module, weights = _build_module(settings, [dataset.manifest for dataset in datasets], world)
     inject = injector.inject if injector else inject_nothing
     device = _take_device(accelerator, execution, world, reporter, inject, precision=precision)
-    module.compute_dtype = dtype or dtype_of(precision)
-    blocks = tuple(architectures.blocks(module))
-    site = Site(world, device, module.compute_dtype, blocks, accelerator.lazy, weights)
+    module.compute_dtype = dtype or precision_dtype(precision)
+    blocks = tuple(architectures.find_blocks(module))
+    site = Placement(world, device, module.compute_dtype, blocks, accelerator.is_lazy, weights)
     model = _shard(module, site, strategy, execution, accelerator)
     ledger = Ledger(
         _meter(settings, world, reporter), reporter.heartbeat.beat, accelerator.compile_seconds
     )
     hooks = _hooks(ledger, injector, world, device)
     mark = _end_microbatch(accelerator, reporter)
-    placement = Placement(world, device, accelerator, mark, hooks.before_collective)
+    placement = DeviceContext(world, device, accelerator, mark, hooks.before_collective)
     tasks = _tasks(settings, datasets, model, placement)
     schedule = TaskSchedule([task.weight for task in settings.task_configs])
     context = RunContext(
@@ -115,7 +115,7 @@ def set_up(
         metrics=MetricsWindow(device, world, ledger, tuple(task.name for task in tasks)),
         mfu=MfuMeter(accelerator, precision, _flops_per_token(tasks, schedule), world.size),
         saver=_saver(settings, world, hooks, reporter),
-        cache=_open_cache(settings, module, [task.ladder for task in tasks], world),
+        cache=_open_cache(settings, module, [task.bucket_lengths for task in tasks], world),
         reporter=reporter,
     )
     state = _state(context, model, weights, precision)
@@ -127,13 +127,13 @@ def set_up(
 def _state(
     context: RunContext, model: ShardedModel, weights: InitialWeights, precision: Precision
 ) -> TrainState:
-    settings, device, lazy = context.settings.optimizer, context.device, context.accelerator.lazy
+    settings, device, lazy = context.settings.optimizer, context.device, context.accelerator.is_lazy
     optimizer = optimizers.build_optimizer(settings, model.masters().items(), lazy=lazy)
     return TrainState(
         model=model,
         optimizer=optimizer,
         lr_schedule=optimizers.LRSchedule(settings, context.total_steps, device, lazy=lazy),
-        loss_scale=LossScale(scaled=precision == "fp16"),
+        loss_scale=LossScale(enabled=precision == "fp16"),
         guard=Guard(settings.guard, optimizer, device, lazy=lazy, tasks=len(context.tasks)),
         initial_weights=weights,
     )
@@ -151,7 +151,7 @@ def _hooks(
 
 
 def _tasks(
-    settings: Training, datasets: list[Dataset], model: ShardedModel, placement: Placement
+    settings: TrainSettings, datasets: list[Dataset], model: ShardedModel, placement: DeviceContext
 ) -> tuple[TaskRuntime, ...]:
     return tuple(
         build_task_runtime(settings, config, dataset, model, placement)
@@ -170,7 +170,7 @@ def _end_microbatch(accelerator: Accelerator, reporter: WorkerReporter) -> Calla
 
 
 def _build_module(
-    settings: Training, manifests: list[Manifest], world: World
+    settings: TrainSettings, manifests: list[DatasetManifest], world: World
 ) -> tuple[TextModule | MultiTaskModel, InitialWeights]:
     """Return the module on the meta device, and its initial weights.
 
@@ -181,12 +181,12 @@ def _build_module(
     for (task, manifest), part in zip(
         pairs, multitask.modules_by_task(module).values(), strict=True
     ):
-        _check_length(part, task.task.ladder(manifest))
+        _check_length(part, task.task.bucket_lengths(manifest))
     optimizers.check_lr_multipliers(
         settings.optimizer, (name for name, _ in module.named_parameters())
     )
-    weights = initial_weights(module, settings.model, settings.seed)
-    for remark in weights.remarks if world.first else ():
+    weights = build_initial_weights(module, settings.model, settings.seed)
+    for remark in weights.warnings if world.is_main_process else ():
         logger.warning("%s", remark)
     return module, weights
 
@@ -201,29 +201,29 @@ def _take_device(
     precision: Precision,
 ) -> torch.device:
     """Take this process's device and join the others; check both if the supervisor asks for it."""
-    device = take(accelerator, world.device, execution.threads or 1)
+    device = claim_device(accelerator, world.device_index, execution.threads or 1)
     if execution.compile == "blocks":
-        accelerator.expect_compiling()
-    accelerator.use(precision)
-    join(accelerator, world, execution.timeout_seconds)
-    if reporter.spec and reporter.spec.preflight:
+        accelerator.warm_up_compiler()
+    accelerator.set_precision(precision)
+    init_process_group(accelerator, world, execution.timeout_seconds)
+    if reporter.spec and reporter.spec.needs_preflight:
         with reporter.phase(PREFLIGHT):
-            preflight(accelerator, device, precision, world, inject)
+            run_preflight(accelerator, device, precision, world, inject)
     return device
 
 
-def _meter(settings: Training, world: World, reporter: WorkerReporter) -> Meter:
+def _meter(settings: TrainSettings, world: World, reporter: WorkerReporter) -> CostMeter:
     """Return the supervisor's meter of dollars, or one that continues the last ledger line."""
     if reporter.spec:
         return reporter.spec.meter
-    last_line = jsonl.last(Path(settings.output.folder) / LEDGER) or {}
+    last_line = jsonl.read_last_line(Path(settings.output.folder) / LEDGER) or {}
     machines = -(-world.size // world.local_size)
-    price = rate(settings.execution.price)
+    price = find_price(settings.execution.price)
     usd = price.usd_per_hour if price else None
-    return Meter(reading(last_line), reporter.began, machines, world.size, usd)
+    return CostMeter(parse_cost(last_line), reporter.start_clock, machines, world.size, usd)
 
 
-def _saver(settings: Training, world: World, hooks: Hooks, reporter: WorkerReporter) -> Saver:
+def _saver(settings: TrainSettings, world: World, hooks: Hooks, reporter: WorkerReporter) -> Saver:
     def at_point(point: str, *, step: int) -> None:
         hooks.during_save(point, step=step)
         if point == "rename":
@@ -235,34 +235,34 @@ def _saver(settings: Training, world: World, hooks: Hooks, reporter: WorkerRepor
 
 def _shard(
     module: TextModule | MultiTaskModel,
-    site: Site,
+    site: Placement,
     strategy: Strategy,
     execution: Execution,
     accelerator: Accelerator,
 ) -> ShardedModel:
     """Place the module on the processes, with activation checkpointing and compilation."""
-    activation_checkpointing.install(
+    activation_checkpointing.apply_checkpointing(
         site.blocks, execution.activation_checkpointing, module.dropout_keys
     )
     model = strategy.prepare(module, site)
-    accelerator.keep_memory()
+    accelerator.retain_freed_memory()
     if execution.activation_checkpointing != "none":
-        model.recomputes = True
+        model.needs_recompute = True
     if execution.compile == "blocks":
         decision.compile_parts(module, accelerator)
     return model
 
 
 def _open_cache(
-    settings: Training, module: nn.Module, ladders: list[tuple[int, ...]], world: World
-) -> Entry | None:
+    settings: TrainSettings, module: nn.Module, bucket_lengths: list[tuple[int, ...]], world: World
+) -> CacheEntry | None:
     """Return the cache entry of the run's graphs, which the accelerator uses from now on."""
     root, accelerator = settings.execution.compile_cache, settings.accelerator
     if root is None or accelerator is None:
         return None
-    facts = caches.facts(settings, module, ladders, world)
+    facts = caches.describe_graphs(settings, module, bucket_lengths, world)
     entry = caches.open_entry(Path(root).resolve(), facts, world)
-    accelerator.use_cache(entry.graphs)
+    accelerator.set_graph_cache(entry.graphs_folder)
     return entry
 
 
@@ -272,10 +272,10 @@ def _flops_per_token(tasks: tuple[TaskRuntime, ...], schedule: TaskSchedule) -> 
     return sum(weight * task.flops_per_token for weight, task in pairs) / sum(schedule.weights)
 
 
-def _check_length(module: TextModule, ladder: tuple[int, ...]) -> None:
-    limit = module.longest
-    if limit is not None and ladder[-1] > limit:
+def _check_length(module: TextModule, bucket_lengths: tuple[int, ...]) -> None:
+    limit = module.max_tokens
+    if limit is not None and bucket_lengths[-1] > limit:
         raise SettingsError(
-            f"rows of {ladder[-1]} tokens do not fit the model's {limit} positions",
+            f"rows of {bucket_lengths[-1]} tokens do not fit the model's {limit} positions",
             "prepare shorter rows, or raise model.config.max_position_embeddings",
         )

@@ -45,12 +45,12 @@ class TrainState:
     @property
     def weights_checksum(self) -> str:
         """The sum of the bits of all weights of step 0, in hexadecimal."""
-        return _checksum(self.initial_weights.sums.values())
+        return _checksum(self.initial_weights.bit_sums.values())
 
     @property
     def frozen_checksum(self) -> str:
         """The same of the weights that are not trained; empty if all are trained."""
-        sums = self.initial_weights.sums
+        sums = self.initial_weights.bit_sums
         named = self.model.module.named_parameters()
         frozen = [sums[name] for name, weight in named if not weight.requires_grad]
         return _checksum(frozen) if frozen else ""
@@ -58,7 +58,7 @@ class TrainState:
     @property
     def optimizer_steps(self) -> float:
         """The update count that the optimizer keeps; it differs from `step` after skipped steps."""
-        return optimizers.steps_taken(self.optimizer, self.model.masters())
+        return optimizers.step_count(self.optimizer, self.model.masters())
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every tensor of a checkpoint that this process holds, by its name there."""
@@ -71,7 +71,7 @@ class TrainState:
 
     def set_optimizer_steps(self, count: float) -> None:
         """Set the update count of the optimizer."""
-        optimizers.set_steps_taken(self.optimizer, self.model.masters(), count)
+        optimizers.set_step_count(self.optimizer, self.model.masters(), count)
 
 
 def _checksum(sums: Iterable[int]) -> str:

@@ -10,15 +10,15 @@ import hashlib
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from regauge.config import first_difference
+from regauge.config import describe_first_difference
 from regauge.data import mixture
 from regauge.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from regauge.data.dataset import Manifest
-    from regauge.training.settings import Training
+    from regauge.data.dataset import DatasetManifest
+    from regauge.training.settings import TrainSettings
 
 
 class ScheduledTask(NamedTuple):
@@ -62,21 +62,21 @@ class TaskSchedule:
         return math.ceil(first_task_steps * len(self._cycle) / self.weights[0])
 
 
-def read_manifests(settings: Training) -> list[Manifest]:
+def read_manifests(settings: TrainSettings) -> list[DatasetManifest]:
     """Return the manifest of each task's dataset.
 
     Raises DataError if a task cannot train on its dataset, or if the tokenizers differ.
     """
     manifests = []
     for config in settings.task_configs:
-        manifest = mixture.manifest_of(config.data)
-        config.task.check(manifest)
+        manifest = mixture.read_data_manifest(config.data)
+        config.task.check_dataset(manifest)
         manifests.append(manifest)
     ours = manifests[0].tokenizer.model_dump()
     for config, manifest in zip(settings.task_configs, manifests, strict=True):
         theirs = manifest.tokenizer.model_dump()
         if theirs != ours:
-            difference = first_difference("tokenizer", ours, theirs)
+            difference = describe_first_difference("tokenizer", ours, theirs)
             first = settings.task_configs[0].data.path
             raise DataError(
                 f"{config.data.path} and {first} have different tokenizers: {difference}",
@@ -85,7 +85,7 @@ def read_manifests(settings: Training) -> list[Manifest]:
     return manifests
 
 
-def data_identity(manifests: Sequence[Manifest]) -> str:
+def data_identity(manifests: Sequence[DatasetManifest]) -> str:
     """Return the hash of all rows that a run trains on, and of their order."""
     if len(manifests) == 1:
         return manifests[0].identity

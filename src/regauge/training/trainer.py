@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 
 from regauge import jsonl
-from regauge.data.loader import in_turn
+from regauge.data.loader import prefetch_batches
 from regauge.errors import LimitReachedError, PreemptedError, RegaugeError
 from regauge.log import logger
-from regauge.supervision.signals import Caught
+from regauge.supervision.signals import SignalHandler
 from regauge.training.checkpointing import save_checkpoint
-from regauge.training.compile.warmup import GraphGuard
-from regauge.training.generation import FILE, generate_samples
+from regauge.training.compile.warmup import RecompileMonitor
+from regauge.training.generation import SAMPLES, generate_samples
 from regauge.training.guards import check_replicas
 from regauge.training.metrics import write_ledger
 from regauge.training.optimizer_step import optimizer_step
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from regauge.accelerators import Batch
     from regauge.data.batches import Arrays
-    from regauge.trackers import Together
+    from regauge.trackers import TrackerGroup
     from regauge.training.context import RunContext
     from regauge.training.heldout import HeldoutSet
     from regauge.training.state import TrainState
@@ -49,7 +49,7 @@ class Outcome:
     reason: str = "finished"
 
 
-def train(context: RunContext, state: TrainState, trackers: Together) -> Outcome:
+def train(context: RunContext, state: TrainState, trackers: TrackerGroup) -> Outcome:
     """Run the remaining steps; every process calls this.
 
     Raises LimitReachedError or PreemptedError, after a save, if a limit or a signal stops the run.
@@ -58,7 +58,7 @@ def train(context: RunContext, state: TrainState, trackers: Together) -> Outcome
     context.metrics.begin()
     state.guard.begin()
     state.lr_schedule.seek(state.step)
-    graphs = GraphGuard(context.accelerator, settings.execution.recompile_budget)
+    graphs = RecompileMonitor(context.accelerator, settings.execution.recompile_budget)
     outcome, stop, is_last = Outcome(), NO_STOP, True
     stop_condition = StopCondition(context, state)
     with closing(context.hooks), stop_condition, context.hooks.phase("step"):
@@ -67,7 +67,7 @@ def train(context: RunContext, state: TrainState, trackers: Together) -> Outcome
             graphs.check_step(state.step, batches)
             stop = stop_condition.reason()
             is_last = state.step == total_steps
-            if is_last or stop or _is_due(state.step, settings.output.every_steps):
+            if is_last or stop or _is_due(state.step, settings.output.log_every_steps):
                 state.guard.raise_if_needed(state.step)
                 trackers.log(state.step, context.metrics.flush(context, state))
                 write_ledger(context, state)
@@ -77,7 +77,7 @@ def train(context: RunContext, state: TrainState, trackers: Together) -> Outcome
                 graphs.check_evaluation(state.step)
                 if metrics:
                     trackers.log(state.step, metrics)
-                if settings.stop.target and settings.stop.target.reached(metrics):
+                if settings.stop.target and settings.stop.target.is_reached(metrics):
                     outcome.reason = f"reached {settings.stop.target.metric}"
             is_over = is_last or stop != NO_STOP or outcome.reason != "finished"
             is_save_due = _is_due(state.step, settings.output.checkpoint.every_steps)
@@ -104,21 +104,21 @@ def _run_step(
         state.step += 1
         context.metrics.count(arrays)
         context.reporter.report_step(state.step)
-        context.saver.look()
+        context.saver.check_save()
         context.hooks.after_step(state.step)
-        if _is_due(state.step, context.settings.optimizer.guard.check_every_steps):
-            check_replicas(state.model.replicas(), context.world, state.step)
+        if _is_due(state.step, context.settings.optimizer.guard.check_replicas_every_steps):
+            check_replicas(state.model.replicated_tensors(), context.world, state.step)
 
 
 def _batches(context: RunContext, state: TrainState) -> Generator[tuple[list[Arrays], list[Batch]]]:
     """Yield the batches of each remaining step, as arrays and as tensors on the device."""
     data = context.settings.data
-    steps = in_turn(
+    steps = prefetch_batches(
         context.read_batches,
         state.step,
         context.total_steps,
         workers=data.workers,
-        ahead=data.prefetch_steps,
+        max_ahead=data.prefetch_steps,
     )
     pending: deque[list[Arrays]] = deque()
     host = _as_tensors(steps, pending)
@@ -158,8 +158,8 @@ def evaluate(context: RunContext, state: TrainState) -> dict[str, float]:
     for prefix, heldout in context.heldout.items():
         with context.hooks.phase("evaluate"), context.hooks.compilation():
             context.hooks.before_evaluation(state.step)
-            values = heldout.metrics(state.model.module)
-            if heldout.task.writes and not heldout.part:
+            values = heldout.compute_metrics(state.model.module)
+            if heldout.task.generative and not heldout.dataset_name:
                 _write_samples(context, state, heldout)
         metrics |= {f"{prefix}/{name}": value for name, value in values.items()}
     return metrics
@@ -170,12 +170,12 @@ def _write_samples(context: RunContext, state: TrainState, heldout: HeldoutSet) 
     options = context.settings.evaluation.samples
     dataset = Path(context.settings.task_configs[0].data.path)
     samples = generate_samples(heldout, state.model.module, options, dataset)
-    if not context.world.first or not options.prompts:
+    if not context.world.is_main_process or not options.prompts:
         return
     for sample in samples:
-        task = {"task": heldout.of} if heldout.of else {}
+        task = {"task": heldout.task_name} if heldout.task_name else {}
         document = {"attempt": state.attempt, "step": state.step, **task, **sample}
-        jsonl.append(context.folder / FILE, document)
+        jsonl.append_line(context.folder / SAMPLES, document)
     if samples:
         prompt = samples[0]["prompt"][-LOGGED_CHARACTERS:]
         answer = samples[0]["answer"][:LOGGED_CHARACTERS]
@@ -185,7 +185,7 @@ def _write_samples(context: RunContext, state: TrainState, heldout: HeldoutSet) 
         logger.warning("no held-out row has a prompt: see evaluation.samples")
 
 
-class StopCondition(Caught):
+class StopCondition(SignalHandler):
     """Watches signals and limits within its block; a second signal ends the process at once."""
 
     def __init__(self, context: RunContext, state: TrainState) -> None:
@@ -208,10 +208,10 @@ class StopCondition(Caught):
         dist.all_reduce(self._shared_reason, dist.ReduceOp.MAX)
         return agreed
 
-    def caught(self, number: int) -> None:
+    def handle(self, number: int) -> None:
         """Note a signal; the next one ends the process."""
         self._is_signalled = True
-        self.give_back(number)
+        self.restore(number)
 
     def error(self, reason: int) -> RegaugeError:
         """Return the error with which a stopped run ends."""
@@ -228,10 +228,10 @@ class StopCondition(Caught):
             return SIGNAL
         if limits.tokens is not None and ledger.tokens >= limits.tokens:
             return TOKENS
-        if not self._context.world.first:
+        if not self._context.world.is_main_process:
             return NO_STOP
         if limits.seconds is not None and ledger.total_seconds >= limits.seconds:
             return SECONDS
-        usd = ledger.paid.usd
+        usd = ledger.cost.usd
         is_spent = limits.usd is not None and usd is not None and usd >= limits.usd
         return USD if is_spent else NO_STOP

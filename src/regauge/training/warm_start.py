@@ -1,6 +1,7 @@
-"""Where a run begins: with weights, moments and a schedule of an earlier one; no torch here.
+"""Warm start: resolves the weights, moments and schedule that a run takes from an earlier run.
 
-What is taken over is copied before the first step, so that the earlier run may go on, or go.
+The weights are copied to the output folder before the first step. So the earlier run may continue,
+or its folder may be deleted. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -9,95 +10,101 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.checkpoint import layout as checkpoints
+from regauge.checkpoint import layout
 from regauge.errors import SettingsError, TransientError
-from regauge.models.hub import CONFIG, final
+from regauge.models.hub import CONFIG, final_model_dir
 
 if TYPE_CHECKING:
-    from regauge.models.settings import Origin
+    from regauge.models.settings import InitFrom
     from regauge.processes import World
     from regauge.supervision.channel import WorkerReporter
-    from regauge.training.settings import Training
+    from regauge.training.settings import TrainSettings
 
-START = "start"
-"""Folder of a run with the weights of the moment that it begins from."""
+START_FOLDER = "start"
+"""The folder, in the output folder, with the copied weights."""
 
 
-def check(origin: Origin) -> None:
-    """Raise SettingsError where there is nothing to begin from."""
+def check_source(origin: InitFrom) -> None:
+    """Raise SettingsError if the earlier run lacks the checkpoint or the final model."""
     if origin.step != "final":
-        checkpoint(origin)
-        if not (final(origin.path) / CONFIG).is_file():
+        find_checkpoint(origin)
+        if not (final_model_dir(origin.path) / CONFIG).is_file():
             problem = f"{origin.path} has no final model, whose configuration is needed"
             raise SettingsError(problem, "let that run finish first")
-    elif origin.optimizer == "kept" or origin.schedule == "continue":
-        checkpoint(origin)
+    elif origin.optimizer == "keep" or origin.schedule == "continue":
+        find_checkpoint(origin)
 
 
-def checkpoint(origin: Origin) -> Path:
-    """Return the checkpoint that a run begins from; that of a final model is the latest one."""
+def find_checkpoint(origin: InitFrom) -> Path:
+    """Return the checkpoint to start from; for a final model the latest one."""
     root = Path(origin.path) / "checkpoints"
-    kept = checkpoints.steps(root)
+    steps = layout.list_steps(root)
     if origin.step == "best":
-        best = checkpoints.best(root)
-        step = checkpoints.number_of(best["name"]) if best else None
+        best = layout.read_best(root)
+        step = layout.parse_step(best["name"]) if best else None
     else:
-        step = origin.step if isinstance(origin.step, int) else max(kept, default=None)
-    if step is None or step not in kept:
-        told = ", ".join(map(str, sorted(kept))) or "none"
-        raise SettingsError(f"{origin.path} has no checkpoint '{origin.step}'", f"kept: {told}")
-    return root / checkpoints.name_of(step)
+        step = origin.step if isinstance(origin.step, int) else max(steps, default=None)
+    if step is None or step not in steps:
+        available = ", ".join(map(str, sorted(steps))) or "none"
+        raise SettingsError(
+            f"{origin.path} has no checkpoint '{origin.step}'",
+            f"set model.init_from.step to one of: {available}",
+        )
+    return root / layout.checkpoint_name(step)
 
 
-def steps_before(origin: Origin | None) -> int:
-    """Return how many steps of the schedule an earlier run has done."""
+def count_earlier_steps(origin: InitFrom | None) -> int:
+    """Return the number of steps of the learning rate schedule that earlier runs have done."""
     if origin is None or origin.schedule == "restart":
         return 0
-    state = checkpoints.read_state(checkpoint(origin))
+    state = layout.read_state(find_checkpoint(origin))
     return int(state["step"]) + int(state.get("steps_before", 0))
 
 
-def use_copied_weights(settings: Training) -> Training:
-    """Return settings whose model is the moment that the run begins from, where it is copied."""
-    origin, target = settings.model.init_from, Path(settings.output.folder) / START
+def use_copied_weights(settings: TrainSettings) -> TrainSettings:
+    """Return settings whose `model.path` is the copy of the weights, if there is a copy."""
+    origin, target = settings.model.init_from, Path(settings.output.folder) / START_FOLDER
     if origin is None or origin.step == "final" or not (target / CONFIG).is_file():
         return settings
     model = settings.model.model_copy(update={"path": str(target)})
     return settings.model_copy(update={"model": model})
 
 
-def resolve_warm_start(settings: Training, world: World, report: WorkerReporter) -> Training:
-    """Return settings whose model is the moment that the run begins from, copied to its folder.
+def resolve_warm_start(
+    settings: TrainSettings, world: World, reporter: WorkerReporter
+) -> TrainSettings:
+    """Copy the weights of a checkpoint to the output folder; return settings with that path.
 
-    The first process of each machine copies, and the others wait for it.
+    The first process of each machine copies; the others wait for it. Raises TransientError after
+    `execution.timeout_seconds`.
     """
     origin, seconds = settings.model.init_from, settings.execution.timeout_seconds
     if origin is None or origin.step == "final":
         return settings
-    target = Path(settings.output.folder) / START
+    target = Path(settings.output.folder) / START_FOLDER
     if world.local_rank == 0:
         if not (target / CONFIG).is_file():
             _copy(origin, target, world.rank)
-    elif not report.wait_for((target / CONFIG).is_file, seconds):
+    elif not reporter.wait_for((target / CONFIG).is_file, seconds):
         problem = f"{target} was not copied within {seconds} s"
         raise TransientError(problem, "see the log of the first process")
     return use_copied_weights(settings)
 
 
-def _copy(origin: Origin, target: Path, rank: int) -> None:
-    """Write the moment's model as `target`; the adapters of the earlier run are left out of it."""
-    from regauge.checkpoint.export_weights import moment
+def _copy(origin: InitFrom, target: Path, rank: int) -> None:
+    """Export the model of the checkpoint to `target`, without adapter files."""
+    from regauge.checkpoint.export_weights import export_checkpoint
 
-    step = checkpoints.number_of(checkpoint(origin).name)
+    step = layout.parse_step(find_checkpoint(origin).name)
     if step is None:
         raise AssertionError(target)
-    aside = target.with_name(f".{target.name}.{rank}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    written = moment(Path(origin.path), step, aside / "model")
+    staging = target.with_name(f".{target.name}.{rank}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    model_folder = export_checkpoint(Path(origin.path), step, staging / "model")
     try:
-        written.replace(target)
+        model_folder.replace(target)
     except OSError:  # another machine was faster
         if not (target / CONFIG).is_file():
             raise
-    shutil.rmtree(aside)
+    shutil.rmtree(staging)

@@ -1,8 +1,10 @@
-"""One file per verb: its settings root (`ROOT`) and a `main` that reads top to bottom.
+"""The verbs of the command line, one file for each.
 
-A verb file imports its machinery inside of its functions, so that a run file is checked, and help
-printed, without torch. `OUTPUT` is the key under which a pipeline hands a verb its output folder.
-A verb that reads other tables under a flag names them in `ALSO`, by that flag.
+A verb file defines `main`, whose parameters are the command line; `ROOT`, its settings root; and
+`plan` and `run`, which take the settings. `OUTPUT` is the settings key of the output folder, which
+a pipeline sets. `FLAG_ROOTS` has the roots of flags that read other tables. A verb imports its
+machinery inside its functions, so `--help` and the check of a run file need no torch. Verbs may
+import every other package; no package imports a verb.
 """
 
 from __future__ import annotations
@@ -28,55 +30,55 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=config.Settings)
 
-# The parameters that every verb with a run file has, with their help on the command line.
-RunFile = Annotated[Path, Parameter(help="a run file (TOML), or the run.json of an earlier run")]
-Override = Annotated[str, Parameter(help="key.path=value, laid over the run file")]
-DryRun = Annotated[bool, Parameter(help="show what would happen, and do nothing")]
-AsJson = Annotated[bool, Parameter(help="print one JSON document on standard output")]
-RUN_FILES = (".toml", ".json")
-"""Ends of the names of run files."""
+# Parameters that several verbs share, with their help on the command line.
+RunFile = Annotated[Path, Parameter(help="Run file (TOML), or the run.json of an earlier run.")]
+Override = Annotated[str, Parameter(help="Overrides of the run file, as key.path=value.")]
+DryRun = Annotated[bool, Parameter(help="Print what would be done, without doing it.")]
+AsJson = Annotated[bool, Parameter(help="Print one JSON document to standard output.")]
+RUN_FILE_SUFFIXES = (".toml", ".json")
 
 
-def module(verb: str) -> ModuleType:
-    """Return the file of a verb, which may have a flag behind it, imported."""
+def import_verb(verb: str) -> ModuleType:
+    """Import the module of a verb; a flag after the verb's name is ignored."""
     return importlib.import_module(choices.module_name("verbs", verb.partition(" ")[0]))
 
 
-def roots() -> dict[str, type[config.Settings]]:
-    """Return every settings root by its verb, or by `verb --flag` where a flag asks for another."""
-    found: dict[str, type[config.Settings]] = {}
+def settings_roots() -> dict[str, type[config.Settings]]:
+    """Return the settings root of every verb, and of every `verb --flag` with another root."""
+    roots: dict[str, type[config.Settings]] = {}
     for verb in choices.names("verbs"):
-        file = module(verb)
-        if hasattr(file, "ROOT"):
-            found[verb] = file.ROOT
-        found |= {f"{verb} {flag}": root for flag, root in getattr(file, "ALSO", {}).items()}
-    return found
+        module = import_verb(verb)
+        if hasattr(module, "ROOT"):
+            roots[verb] = module.ROOT
+        flag_roots = getattr(module, "FLAG_ROOTS", {})
+        roots |= {f"{verb} {flag}": root for flag, root in flag_roots.items()}
+    return roots
 
 
-def tables() -> tuple[str, ...]:
-    """Return every table name that some verb reads."""
-    return tuple(sorted({name for root in roots().values() for name in root.model_fields}))
+def table_names() -> tuple[str, ...]:
+    """Return the names of all tables that the verbs read, sorted."""
+    return tuple(sorted({name for root in settings_roots().values() for name in root.model_fields}))
 
 
-def load(root: type[S], run_file: Path, overrides: tuple[str, ...]) -> S:
-    """Return a verb's settings out of a run file and the command line's assignments."""
-    assigned = own(run_file, config.override(config.read(run_file), overrides))
-    return config.build(root, assigned, tables(), str(run_file))
+def load_settings(root: type[S], run_file: Path, overrides: tuple[str, ...]) -> S:
+    """Build a verb's settings from a run file and the overrides of the command line."""
+    tables = allow_user_code(run_file, config.apply_overrides(config.read(run_file), overrides))
+    return config.build(root, tables, table_names(), str(run_file))
 
 
-def own(run_file: Path, tables: config.Tables) -> config.Tables:
-    """Return the tables that a user gives to a verb; the code that they name may be imported.
+def allow_user_code(run_file: Path, tables: config.Tables) -> config.Tables:
+    """Permit the import of the custom code that a user's tables name; return the tables.
 
-    A `run.json` may lie anywhere: modules are looked for beside a run file alone.
+    Modules are searched in the folder of a TOML run file, not in the folder of a `run.json`.
     """
-    choices.allow(tables, run_file.parent if run_file.suffix != ".json" else None)
+    choices.allow_imports(tables, run_file.parent if run_file.suffix != ".json" else None)
     return tables
 
 
 def show(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
-    """Print a verb's answer: JSON for machines, one `name: value` line each for people."""
+    """Print a verb's answer, as JSON or as one `name: value` line for each entry; return it."""
     if as_json:
-        log.answer(answer)
+        log.print_json(answer)
     else:
         for name, value in answer.items():
             _show_value(name.replace("_", " "), value)
@@ -84,89 +86,90 @@ def show(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
 
 
 def is_table(value: Any) -> bool:
-    """Return whether a value of an answer is a list of rows."""
-    rows = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-    return rows and all(isinstance(row, Mapping) for row in value)
+    """Return whether a value of an answer is a nonempty list of mappings, the rows of a table."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    return is_list and all(isinstance(row, Mapping) for row in value)
 
 
 def _show_value(name: str, value: Any) -> None:
-    """Print mappings as a table, a mapping or sentences as a line each, anything else as one."""
+    """Print rows as a table, a mapping or texts as several lines, any other value as one line."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             _show_value(f"{name} {key}".replace("_", " "), item)
     elif is_table(value):
-        log.stdout.print(_table(name, value), soft_wrap=False)
+        log.stdout.print(_build_table(name, value), soft_wrap=False)
     elif isinstance(value, tuple | list) and any(" " in str(item) for item in value):
         log.stdout.print(f"{name}:", *value, sep="\n  ", markup=False)
     else:
-        log.stdout.print(f"{name}: {_text(value)}", markup=False)
+        log.stdout.print(f"{name}: {_format_value(value)}", markup=False)
 
 
-def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return rows as a table, with every column that some row has."""
+def _build_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Build a table with the columns of all rows; the column `name` is the first."""
     table = Table(title=title, title_justify="left")
     names = list(dict.fromkeys(key for row in rows for key in row))
     names.sort(key=lambda name: name != "name")
-    columns = [_column(name, rows) for name in names]
-    room = log.stdout.width - sum(column.width for column in columns) - len("│")
-    words = sum(column.width for column in columns if not column.number)
+    columns = [_build_column(name, rows) for name in names]
+    spare_width = log.stdout.width - sum(column.width for column in columns) - len("│")
+    text_width = sum(column.width for column in columns if not column.is_numeric)
     for column in columns:
-        # Words are folded before numbers are.
-        whole = room >= 0 or (column.number and room + words // 2 >= 0)
-        justify: Literal["left", "right"] = "right" if column.number else "left"
-        table.add_column(column.heading, justify=justify, overflow="fold", no_wrap=whole)
+        # If the table is too wide, text columns are folded before numeric columns.
+        no_wrap = spare_width >= 0 or (column.is_numeric and spare_width + text_width // 2 >= 0)
+        justify: Literal["left", "right"] = "right" if column.is_numeric else "left"
+        table.add_column(column.heading, justify=justify, overflow="fold", no_wrap=no_wrap)
     for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*row)
     return table
 
 
 class _Column(NamedTuple):
-    """A column of a table, with its name on as many lines as keep it as narrow as its cells."""
+    """A column of a table; its heading is folded to the width of its cells."""
 
     heading: str
     cells: list[Text]
-    number: bool
+    is_numeric: bool
 
     @property
     def width(self) -> int:
-        """Return the characters that it takes, with a line before it and spaces around it."""
-        parts = (*Text(self.heading).split(), *self.cells)
-        widest: int = max(text.cell_len for text in parts)
-        return widest + len("│  ")
+        """Width in characters, with one border and the spaces around the cells."""
+        texts = (*Text(self.heading).split(), *self.cells)
+        max_length: int = max(text.cell_len for text in texts)
+        return max_length + len("│  ")
 
 
-def _column(name: str, rows: Sequence[Mapping[str, Any]]) -> _Column:
+def _build_column(name: str, rows: Sequence[Mapping[str, Any]]) -> _Column:
     values = [row.get(name, "") for row in rows]
-    cells = [Text(_text(value)) for value in values]
-    words = name.replace("_", " ")
-    narrowest = max(map(len, words.split()), default=1)
-    lines = textwrap.wrap(words, max(narrowest, *(cell.cell_len for cell in cells)))
-    number = any(value is None or isinstance(value, int | float) for value in values)
-    return _Column("\n".join(lines), cells, number)
+    cells = [Text(_format_value(value)) for value in values]
+    heading = name.replace("_", " ")
+    min_width = max(map(len, heading.split()), default=1)
+    lines = textwrap.wrap(heading, max(min_width, *(cell.cell_len for cell in cells)))
+    is_numeric = any(value is None or isinstance(value, int | float) for value in values)
+    return _Column("\n".join(lines), cells, is_numeric)
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def spread(
+def run_in_processes(
     verb: str,
     settings: config.Settings,
     size: int,
     folder: Path,
     arguments: tuple[str, ...] = (),
 ) -> None:
-    """Run a verb on resolved settings as `size` processes of this machine.
+    """Run a verb with resolved settings as `size` processes of this machine.
 
-    Raises ChildError with the code of the first process that failed.
+    `arguments` are appended to its command line. Raises ChildError with the exit code of the first
+    process that failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     request = folder / ".request.json"
     request.write_text(json.dumps(config.dump(settings)))
     command = [sys.executable, "-m", "regauge", verb, str(request), *arguments]
-    code = processes.start(command, size, folder / "ranks")
+    code = processes.run_processes(command, size, folder / "ranks")
     if code:
-        problem = f"a process of '{verb}' ended with code {code}"
-        raise ChildError(code, f"{problem}; see {folder / 'ranks'}, then start it again")
+        problem = f"a process of '{verb}' ended with exit code {code}"
+        raise ChildError(code, f"{problem}; see the logs in {folder / 'ranks'}, then run it again")

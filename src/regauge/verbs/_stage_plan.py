@@ -1,4 +1,4 @@
-"""What a stage of a pipeline that is to do would do: its verb's own dry run."""
+"""Plans of unfinished pipeline stages, from the dry runs of their verbs."""
 
 from __future__ import annotations
 
@@ -12,41 +12,46 @@ from regauge.errors import RegaugeError, SettingsError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regauge.verbs._stage_status import Status
-    from regauge.verbs._stages import Ready
+    from regauge.verbs._stage_status import StageStatus
+    from regauge.verbs._stages import ResolvedStage
 
-Described = dict[str, Any]
-"""The rows of datasets, by the folders of these: see `data/unprepared.py`."""
+DatasetRows = dict[str, Any]
+"""Row layouts of datasets by folder; see `data/unprepared.py`."""
 
 
-def describe_datasets(stages: list[Ready], shared: config.Tables) -> Described:
-    """Return the rows of datasets that the shared tables describe or that stages prepare."""
+def describe_datasets(stages: list[ResolvedStage], shared: config.Tables) -> DatasetRows:
+    """Return the row layouts of datasets in the shared tables, and of those that stages prepare."""
     from regauge.data import unprepared
 
-    described: Described = {}
-    with suppress(SettingsError):  # stages may complete shared rows
-        described |= unprepared.describe_datasets(shared)
+    dataset_rows: DatasetRows = {}
+    with suppress(SettingsError):  # the tables of a stage may complete the shared ones
+        dataset_rows |= unprepared.describe_datasets(shared)
     for stage in stages:
-        list_datasets = getattr(verbs.module(stage.verb), "list_datasets", None)
+        list_datasets = getattr(verbs.import_verb(stage.verb), "list_datasets", None)
         if list_datasets is not None:
-            described |= list_datasets(stage.settings)
-    return described
+            dataset_rows |= list_datasets(stage.settings)
+    return dataset_rows
 
 
-def make_plan(stage: Ready, statuses: Mapping[str, Status], described: Described) -> dict[str, Any]:
-    """Return a verb's own dry run; one that needs what no stage has made yet says so."""
-    plan = getattr(verbs.module(stage.verb), "plan", None)
+def make_plan(
+    stage: ResolvedStage, statuses: Mapping[str, StageStatus], dataset_rows: DatasetRows
+) -> dict[str, Any]:
+    """Return the dry run of a stage's verb.
+
+    If it depends on inputs that are stale or unfinished, the plan only names them.
+    """
+    plan = getattr(verbs.import_verb(stage.verb), "plan", None)
     if plan is None:
         return {}
     states = {name: statuses[name].state for name in stage.inputs}
     if stale := [name for name, state in states.items() if state == "stale"]:
         return {"known_after": ", ".join(stale)}
-    takes_rows = "described" in inspect.signature(plan).parameters
+    needs_rows = "dataset_rows" in inspect.signature(plan).parameters
     try:
-        return dict(plan(stage.settings, **({"described": described} if takes_rows else {})))
+        return dict(plan(stage.settings, **({"dataset_rows": dataset_rows} if needs_rows else {})))
     except RegaugeError as error:
-        unmade = [name for name, state in states.items() if state != "done"]
-        if not unmade:
-            error.within(f"stage '{stage.name}'")
+        unfinished = [name for name, state in states.items() if state != "done"]
+        if not unfinished:
+            error.add_location(f"stage '{stage.name}'")
             raise
-        return {"known_after": ", ".join(unmade)}
+        return {"known_after": ", ".join(unfinished)}

@@ -1,4 +1,4 @@
-"""Whether a stage of a pipeline is done, stale or to do, and why; nothing here writes."""
+"""Finds which stages of a pipeline are done, stale or to do, and why. It writes nothing."""
 
 from __future__ import annotations
 
@@ -12,83 +12,87 @@ from regauge.errors import SettingsError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from regauge.verbs._stages import Ready
+    from regauge.verbs._stages import ResolvedStage
 
 DONE = "done.json"
 
 
 @dataclass(frozen=True)
-class Status:
+class StageStatus:
     """The state of a stage."""
 
     state: Literal["done", "stale", "to do"]
-    """A stale stage was finished with other settings or inputs; it makes a run refuse to start."""
+    """A stale stage was finished with other settings or inputs; a run refuses to start."""
     reason: str = ""
-    """Why it is not done."""
+    """The reason why the stage is not done."""
     outcome: dict[str, Any] = field(default_factory=dict)
-    """What `done.json` holds of a stage that is done."""
+    """Content of `done.json` if the stage is done."""
     refusal: SettingsError | None = None
-    """What a run raises for a stale stage."""
+    """The error that a run raises for a stale stage."""
 
     @property
     def summary(self) -> str:
-        """The state in words, with the seconds of a stage that is done."""
+        """The state as text, with the seconds of a finished stage or the reason."""
         detail = f", {self.outcome['seconds']:.1f} s" if self.outcome else f": {self.reason}"
         return self.state + detail
 
 
-def inspect(stages: list[Ready]) -> dict[str, Status]:
-    """Return the status of every stage by its name."""
-    statuses: dict[str, Status] = {}
+def inspect_stages(stages: list[ResolvedStage]) -> dict[str, StageStatus]:
+    """Return the status of every stage by name."""
+    statuses: dict[str, StageStatus] = {}
     hashes: dict[str, str] = {}
     for stage in stages:
-        identity = stage.identity(hashes)
+        identity = stage.compute_identity(hashes)
         hashes[stage.name] = identity["sha256"]
         statuses[stage.name] = _inspect_stage(stage, identity, statuses)
     return statuses
 
 
-def _inspect_stage(stage: Ready, identity: dict[str, Any], earlier: dict[str, Status]) -> Status:
+def _inspect_stage(
+    stage: ResolvedStage, identity: dict[str, Any], earlier: dict[str, StageStatus]
+) -> StageStatus:
     stale_input = next((name for name in stage.inputs if earlier[name].state == "stale"), None)
-    remedy = f"delete {stage.folder} to make it again"
+    remedy = f"delete {stage.folder} to run it again"
     path = stage.folder / DONE
     if not path.exists():
-        started = stage.folder.is_dir() and any(stage.folder.iterdir())
-        reason = "started, and not finished" if started else "not run yet"
-        return Status("to do", f"its input '{stale_input}' is stale" if stale_input else reason)
+        is_started = stage.folder.is_dir() and any(stage.folder.iterdir())
+        reason = "started, but not finished" if is_started else "not run yet"
+        return StageStatus(
+            "to do", f"its input '{stale_input}' is stale" if stale_input else reason
+        )
     before = _read_done(path)
     if before is None:
         problem = f"{path} cannot be read"
-        return Status("stale", problem, refusal=SettingsError(problem, remedy))
+        return StageStatus("stale", problem, refusal=SettingsError(problem, remedy))
     if before.get("sha256") != identity["sha256"]:
         reason = _describe_change(before, identity, earlier)
-        problem = f"stage '{stage.name}' is finished, and {reason}"
+        problem = f"stage '{stage.name}' is finished, but {reason}"
         refusal = SettingsError(problem, f"set another output.folder, or {remedy}")
-        return Status("stale", reason, refusal=refusal)
+        return StageStatus("stale", reason, refusal=refusal)
     missing = next((name for name in stage.inputs if earlier[name].state != "done"), None)
     if missing:
         problem = f"stage '{stage.name}' is finished, but its input '{missing}' is not"
         state = "stale" if missing == stale_input else "not finished"
         reason = f"its input '{missing}' is {state}"
-        return Status("stale", reason, refusal=SettingsError(problem, remedy))
-    return Status("done", outcome=before)
+        return StageStatus("stale", reason, refusal=SettingsError(problem, remedy))
+    return StageStatus("done", outcome=before)
 
 
 def _read_done(path: Path) -> dict[str, Any] | None:
-    """Return the record of a finished stage, or None when it cannot be read."""
+    """Return the record of a finished stage; None if it is damaged or has a later format."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        readable = isinstance(document, dict) and int(document["format"]) <= config.FORMAT
+        is_valid = isinstance(document, dict) and int(document["format"]) <= config.FORMAT
     except (ValueError, KeyError, TypeError):
-        readable = False
-    return dict(document) if readable else None
+        is_valid = False
+    return dict(document) if is_valid else None
 
 
 def _describe_change(
-    before: dict[str, Any], now: dict[str, Any], earlier: dict[str, Status]
+    before: dict[str, Any], now: dict[str, Any], earlier: dict[str, StageStatus]
 ) -> str:
-    """Return the first difference between two identities, in words."""
-    old, new = (dict(config.flat(side.get("settings", {}))) for side in (before, now))
+    """Describe the first difference between two identities of a stage."""
+    old, new = (dict(config.flatten(side.get("settings", {}))) for side in (before, now))
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):
             return f"'{key}' has changed from {old.get(key)!r} to {new.get(key)!r}"

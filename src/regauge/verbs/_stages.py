@@ -1,7 +1,7 @@
-"""What a pipeline is made of: stages with resolved settings, and the record of a finished one.
+"""The stages of a pipeline with resolved settings, and the record of a finished stage.
 
-Nothing here runs a verb. A value that starts with `@name` stands for the output folder of the
-stage of that name; `@@` is a plain `@`.
+A value that starts with `@name` refers to the output folder of the stage `name`; `@@` is a literal
+`@`. This module runs no verb.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from regauge import choices, config, verbs
 from regauge.errors import SettingsError
 from regauge.verbs._stage_status import DONE
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_STAGE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
 class Stage(config.Settings):
-    """One verb of a pipeline; any further table is laid over the shared one of that name."""
+    """One verb of a pipeline; its other tables override the shared tables of the same name."""
 
     model_config = ConfigDict(extra="allow")
 
     verb: str
-    """The verb that this stage runs, with its flag where that asks for other tables."""
+    """The verb of this stage, with a flag if the flag reads other tables."""
     name: str | None = None
-    """Name of the stage and of its folder; `@name` in a later stage is that folder. The verb's
-    name when left out."""
+    """Name of the stage and of its folder; `@name` in a later stage is that folder. By default the
+    name of the verb."""
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A stage that can start: what it runs, where, on which settings, after which others."""
+class ResolvedStage:
+    """A stage with its resolved settings, its folder and the names of its input stages."""
 
     number: int
     name: str
@@ -45,51 +45,61 @@ class Ready:
     settings: config.Settings
     inputs: tuple[str, ...]
 
-    def identity(self, made: dict[str, str]) -> dict[str, Any]:
-        """Return what makes this stage's result what it is; `made` has the inputs' hashes."""
+    def compute_identity(self, input_hashes: dict[str, str]) -> dict[str, Any]:
+        """Return everything that determines this stage's result, with its SHA-256.
+
+        `input_hashes` has the hashes of earlier stages by name.
+        """
         document = {
             "verb": self.verb,
             "settings": config.dump(self.settings),
-            "inputs": {name: made[name] for name in self.inputs},
+            "inputs": {name: input_hashes[name] for name in self.inputs},
         }
         text = json.dumps(document, sort_keys=True)
         return {**document, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def resolve(stages: tuple[Stage, ...], shared: config.Tables, folder: Path) -> list[Ready]:
-    """Return every stage with its settings built, or raise SettingsError for the first fault.
+def resolve_stages(
+    stages: tuple[Stage, ...], shared: config.Tables, folder: Path
+) -> list[ResolvedStage]:
+    """Build the settings of every stage; raises SettingsError for the first invalid stage.
 
-    Assignments of the command line are part of `shared` and of the stages already.
+    `shared` and the stages already include the overrides of the command line.
     """
-    ready: list[Ready] = []
+    resolved_stages: list[ResolvedStage] = []
     for number, stage in enumerate(stages, start=1):
-        name = _checked_name(stage, ready)
-        root = _root(stage.verb, name)
-        place = folder / f"{number}-{name}"
-        tables = _tables(stage, name, root, shared)
-        output = getattr(verbs.module(stage.verb), "OUTPUT", None)
-        _set_output(tables, output, place)
-        references = _References(name, {earlier.name: earlier.folder for earlier in ready})
+        name = _check_name(stage, resolved_stages)
+        root = _find_root(stage.verb, name)
+        stage_folder = folder / f"{number}-{name}"
+        tables = _merge_tables(stage, name, root, shared)
+        output_key = getattr(verbs.import_verb(stage.verb), "OUTPUT", None)
+        _set_output(tables, output_key, stage_folder)
+        earlier_folders = {earlier.name: earlier.folder for earlier in resolved_stages}
+        references = _References(name, earlier_folders)
         resolved = {
             key: references.replace(value) if key in root.model_fields else value
             for key, value in tables.items()
         }
-        settings = config.build(root, resolved, verbs.tables(), f"stage '{name}'")
+        settings = config.build(root, resolved, verbs.table_names(), f"stage '{name}'")
         inputs = tuple(sorted(references.used))
-        ready.append(Ready(number, name, stage.verb, place, settings, inputs))
-    return ready
+        resolved_stages.append(
+            ResolvedStage(number, name, stage.verb, stage_folder, settings, inputs)
+        )
+    return resolved_stages
 
 
-def mark(stage: Ready, made: dict[str, str], outcome: dict[str, Any]) -> str:
-    """Record that a stage finished, and return the hash that later stages know it by."""
-    identity = stage.identity(made)
+def save_outcome(
+    stage: ResolvedStage, input_hashes: dict[str, str], outcome: dict[str, Any]
+) -> str:
+    """Record that a stage is finished; return its hash, which is part of later identities."""
+    identity = stage.compute_identity(input_hashes)
     stage.folder.mkdir(parents=True, exist_ok=True)
     config.save(stage.folder / DONE, {**identity, **outcome})
     return str(identity["sha256"])
 
 
 class _References:
-    """Puts folders of earlier stages in the place of `@name`, and remembers which it used."""
+    """Replaces `@name` with the folder of an earlier stage, and collects the used names."""
 
     def __init__(self, stage: str, folders: dict[str, Path]) -> None:
         self.stage = stage
@@ -111,7 +121,7 @@ class _References:
             remedy = (
                 choices.did_you_mean(name, tuple(self.folders))
                 if self.folders
-                else "the first stage has no earlier one; write @@ for a plain @"
+                else "the first stage has no earlier stage; write @@ for a literal @"
             )
             raise SettingsError(
                 f"stage '{self.stage}': '{reference}' names no earlier stage", remedy
@@ -120,47 +130,47 @@ class _References:
         return str(self.folders[name] / rest) if slash else str(self.folders[name])
 
 
-def _checked_name(stage: Stage, earlier: list[Ready]) -> str:
+def _check_name(stage: Stage, earlier: list[ResolvedStage]) -> str:
     name = stage.name or stage.verb
-    if not _NAME.fullmatch(name):
-        remedy = "use small letters, digits, '-', '_' and '.'"
-        raise SettingsError(f"'{name}' cannot name a stage", remedy)
+    if not _STAGE_NAME.fullmatch(name):
+        remedy = "use lowercase letters, digits, '-', '_' and '.'"
+        raise SettingsError(f"'{name}' is not a valid name of a stage", remedy)
     if name in {other.name for other in earlier}:
         raise SettingsError(f"two stages are named '{name}'", "give one of them another name")
     return name
 
 
-def _root(verb: str, name: str) -> type[config.Settings]:
-    """Return the settings root of a verb, or of a verb with a flag, that can be a stage."""
-    known = {
-        other: root
-        for other, root in verbs.roots().items()
-        if other != "pipeline" and hasattr(verbs.module(other), "run")
+def _find_root(verb: str, name: str) -> type[config.Settings]:
+    """Return the settings root of a stage's verb, which may have a flag."""
+    stage_roots = {
+        stage_verb: root
+        for stage_verb, root in verbs.settings_roots().items()
+        if stage_verb != "pipeline" and hasattr(verbs.import_verb(stage_verb), "run")
     }
-    if verb not in known:
-        remedy = choices.did_you_mean(verb, tuple(known))
+    if verb not in stage_roots:
+        remedy = choices.did_you_mean(verb, tuple(stage_roots))
         raise SettingsError(f"stage '{name}': no verb '{verb}' that a stage can run", remedy)
-    return known[verb]
+    return stage_roots[verb]
 
 
-def _tables(
+def _merge_tables(
     stage: Stage, name: str, root: type[config.Settings], shared: config.Tables
 ) -> config.Tables:
-    own = dict(stage.model_extra or {})
-    for key in own:
+    """Return the shared tables with the tables of a stage applied."""
+    stage_tables = dict(stage.model_extra or {})
+    for key in stage_tables:
         if key not in root.model_fields:
             remedy = choices.did_you_mean(key, tuple(root.model_fields))
             raise SettingsError(f"stage '{name}': {stage.verb} has no '{key}'", remedy)
-    for key in ("output.folder", getattr(verbs.module(stage.verb), "OUTPUT", None) or ""):
-        if key in _flat(own):
-            raise SettingsError(
-                f"stage '{name}' sets {key}, which the pipeline sets", f"remove {key} there"
-            )
-    return config.merge(shared, own)
+    for key in ("output.folder", getattr(verbs.import_verb(stage.verb), "OUTPUT", None) or ""):
+        if key in _flatten(stage_tables):
+            problem = f"stage '{name}' sets {key}, which the pipeline sets"
+            raise SettingsError(problem, f"remove {key} from the stage")
+    return config.merge(shared, stage_tables)
 
 
 def _set_output(tables: config.Tables, key: str | None, folder: Path) -> None:
-    """Put the stage's folder under the verb's output key, and under no other."""
+    """Set the output key of a verb to the stage's folder, and remove another `output.folder`."""
     output = tables.get("output")
     if isinstance(output, dict):
         tables["output"] = {name: item for name, item in output.items() if name != "folder"}
@@ -168,20 +178,20 @@ def _set_output(tables: config.Tables, key: str | None, folder: Path) -> None:
             del tables["output"]
     if key is None:
         return
-    *parents, last = key.split(".")
-    place = tables
+    *parents, last_key = key.split(".")
+    table = tables
     for parent in parents:
-        old = place.get(parent)
-        place[parent] = dict(old) if isinstance(old, dict) else {}
-        place = place[parent]
-    place[last] = str(folder)
+        old = table.get(parent)
+        table[parent] = dict(old) if isinstance(old, dict) else {}
+        table = table[parent]
+    table[last_key] = str(folder)
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
+def _flatten(value: Any, path: str = "") -> dict[str, Any]:
     if not isinstance(value, dict):
         return {path: value}
     return {
         key: leaf
         for name, item in value.items()
-        for key, leaf in _flat(item, f"{path}.{name}" if path else str(name)).items()
+        for key, leaf in _flatten(item, f"{path}.{name}" if path else str(name)).items()
     }

@@ -1,4 +1,4 @@
-"""Compare runs: quality within a band or not, where they part, and what each cost."""
+"""Compare runs: quality within a tolerance, first divergence, and cost."""
 
 from __future__ import annotations
 
@@ -9,202 +9,219 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from regauge import config, verbs
-from regauge.comparison.settings import PAIR, Comparison
+from regauge.comparison.settings import MIN_RUNS, Comparison
 from regauge.config import Settings
-from regauge.errors import DifferenceError, NotShownError, SettingsError
-from regauge.reporting.settings import ReportSettings
-from regauge.training.settings import Batch, Output, Training
+from regauge.errors import DifferenceError, InconclusiveError, SettingsError
+from regauge.reporting.settings import ReportOptions
+from regauge.training.settings import Batch, Output, TrainSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.comparison.compare import Compared, Place
+    from regauge.comparison.compare import ComparisonResult, DivergenceSummary
 
 OUTPUT = "output.folder"
-AGAIN = "-again"
-"""Behind the name of a run's folder: of its repetition."""
+REPEAT_SUFFIX = "-again"
+"""Suffix of the folder of a repeated run."""
 
 
-class Compare(Settings):
-    """Everything about a comparison."""
+class CompareSettings(Settings):
+    """Settings of a comparison of runs."""
 
     output: Output | None = None
-    """Folder for a report of the runs; none by default."""
+    """Folder for a report about the runs; by default no report is written."""
     comparison: Comparison
-    """The runs."""
-    report: ReportSettings = ReportSettings()
-    """How they are told."""
+    """The compared runs."""
+    report: ReportOptions = ReportOptions()
+    """Options of the report."""
 
 
-ROOT = Compare
+ROOT = CompareSettings
 
 
 def main(
     run_file: Annotated[
-        Path, Parameter(help="the first run or its run file, or a run file with [comparison]")
+        Path, Parameter(help="Baseline run or its run file, or a run file with [comparison].")
     ],
-    *overrides: Annotated[str, Parameter(help="the other runs, and key.path=value")],
+    *overrides: Annotated[
+        str, Parameter(help="Candidate runs or their run files, and overrides as key.path=value.")
+    ],
     noise_floor: Annotated[
-        bool, Parameter(help="repeat the first run in another order of its sums, and compare both")
+        bool,
+        Parameter(
+            help="Re-run the baseline with a different reduction order to measure run-to-run noise."
+        ),
     ] = False,
-    localise: Annotated[
-        bool, Parameter(help="compute the step again in which they part, and name the module")
+    localize: Annotated[
+        bool, Parameter(help="Compute the first divergent step again and name the module.")
     ] = False,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
-    """Compare runs with the first of them; run files are run before."""
-    settings, files = read((str(run_file), *overrides))
+    """Compare candidate runs with a baseline; run files are trained first."""
+    settings, files = load((str(run_file), *overrides))
     if dry_run:
         return verbs.show({**plan(settings), "run_before": list(files)}, as_json=json)
     for file in files:
-        _train(verbs.load(Training, file, ()))
+        _train(verbs.load_settings(TrainSettings, file, ()))
     if noise_floor:
-        again = repeated(Path(settings.comparison.runs[0]))
-        _train(again)
-        told = (*settings.comparison.noise, again.output.folder)
-        settings = settings.model_copy(
-            update={"comparison": settings.comparison.model_copy(update={"noise": told})}
-        )
-    found = _compared(settings)
-    if localise:
-        found = replace(found, places=tuple(_places(found, settings)))
-    answer = verbs.show(_answer(found, settings), as_json=json)
-    _judge(found, settings.comparison)
+        repeat = build_repeat(Path(settings.comparison.runs[0]))
+        _train(repeat)
+        noise_runs = (*settings.comparison.noise_runs, repeat.output.folder)
+        comparison = settings.comparison.model_copy(update={"noise_runs": noise_runs})
+        settings = settings.model_copy(update={"comparison": comparison})
+    result = _compare(settings)
+    if localize:
+        result = replace(result, divergences=tuple(_localize_divergences(result, settings)))
+    answer = verbs.show(_build_answer(result, settings), as_json=json)
+    _raise_if_different(result, settings.comparison)
     return answer
 
 
-def read(what: tuple[str, ...]) -> tuple[Compare, tuple[Path, ...]]:
-    """Return the settings of a command line, and the run files whose runs are compared."""
-    paths = [Path(word) for word in what if "=" not in word or Path(word).exists()]
-    overrides = tuple(word for word in what if "=" in word and not Path(word).exists())
-    if len(paths) == 1 and paths[0].suffix in verbs.RUN_FILES:
-        return verbs.load(Compare, paths[0], overrides), ()
-    if len(paths) < PAIR:
-        remedy = "name two runs or more: regauge compare out/a out/b"
+def load(arguments: tuple[str, ...]) -> tuple[CompareSettings, tuple[Path, ...]]:
+    """Build the settings of a command line; also return the run files that are trained first."""
+    paths = [Path(word) for word in arguments if "=" not in word or Path(word).exists()]
+    overrides = tuple(word for word in arguments if "=" in word and not Path(word).exists())
+    if len(paths) == 1 and paths[0].suffix in verbs.RUN_FILE_SUFFIXES:
+        return verbs.load_settings(CompareSettings, paths[0], overrides), ()
+    if len(paths) < MIN_RUNS:
+        remedy = "name two or more runs: regauge compare out/a out/b"
         raise SettingsError("nothing to compare with", remedy)
-    files = tuple(path for path in paths if path.suffix in verbs.RUN_FILES)
+    files = tuple(path for path in paths if path.suffix in verbs.RUN_FILE_SUFFIXES)
     folders = [
-        verbs.load(Training, path, ()).output.folder if path in files else str(path)
+        verbs.load_settings(TrainSettings, path, ()).output.folder if path in files else str(path)
         for path in paths
     ]
-    tables = config.override({"comparison": {"runs": tuple(folders)}}, overrides)
-    return config.build(Compare, tables, verbs.tables(), "the command line"), files
+    tables = config.apply_overrides({"comparison": {"runs": tuple(folders)}}, overrides)
+    return config.build(CompareSettings, tables, verbs.table_names(), "the command line"), files
 
 
-def plan(settings: Compare) -> dict[str, Any]:
-    """Return what would be compared; runs that do not exist yet are named."""
+def plan(settings: CompareSettings) -> dict[str, Any]:
+    """Return the runs that would be compared, and which of them do not exist yet."""
     runs = settings.comparison.runs
     missing = [folder for folder in runs if not Path(folder).is_dir()]
-    answer = {"first": runs[0], "compared": list(runs[1:]), "band": settings.comparison.band}
+    answer = {"first": runs[0], "compared": list(runs[1:]), "band": settings.comparison.tolerance}
     return answer | ({"not_there_yet": missing} if missing else {})
 
 
-def run(settings: Compare) -> dict[str, Any]:
-    """Compare runs that are there; return the verdicts."""
-    found = _compared(settings)
-    answer = _answer(found, settings)
-    _judge(found, settings.comparison)
+def run(settings: CompareSettings) -> dict[str, Any]:
+    """Compare existing runs; return the verdicts.
+
+    Raises DifferenceError or InconclusiveError if a candidate does not pass.
+    """
+    result = _compare(settings)
+    answer = _build_answer(result, settings)
+    _raise_if_different(result, settings.comparison)
     return answer
 
 
-def repeated(folder: Path) -> Training:
-    """Return the settings of a run again, in a folder beside it and with other microbatches.
+def build_repeat(folder: Path) -> TrainSettings:
+    """Return the settings of a repetition of a run with another microbatch size.
 
-    Their gradients are summed in another order, which is all that differs.
+    Only the order in which its gradients are summed differs. Its folder is next to the run's.
     """
     path = folder / "run.json"
-    # Not `verbs.load`: this command's user did not write it, so what code it names is not run.
-    settings = config.build(Training, config.read(path), verbs.tables(), str(path))
-    found = [_otherwise(aim.batch) for aim in settings.task_configs]
-    if not any(found):
+    # Unlike `verbs.load_settings`, this permits no custom code: the user did not write the file.
+    settings = config.build(TrainSettings, config.read(path), verbs.table_names(), str(path))
+    sizes = [_find_other_microbatch(task_config.batch) for task_config in settings.task_configs]
+    if not any(sizes):
         raise SettingsError(
-            f"{folder} has a batch of one row, whose sums have one order",
-            "name a repetition of it with comparison.noise",
+            f"{folder} has batches of one row, so its reduction order cannot change",
+            "name a repetition of it in comparison.noise_runs",
         )
     changed: dict[str, Any] = {}
     if isinstance(settings.task, tuple):
         changed["task"] = tuple(
-            each.model_copy(
-                update={"batch": each.batch.model_copy(update={"microbatch_rows": size})}
+            entry.model_copy(
+                update={"batch": entry.batch.model_copy(update={"microbatch_rows": size})}
             )
             if size
-            else each
-            for each, size in zip(settings.task, found, strict=True)
+            else entry
+            for entry, size in zip(settings.task, sizes, strict=True)
         )
     else:
-        changed["batch"] = settings.batch.model_copy(update={"microbatch_rows": found[0]})
-    place = folder.with_name(folder.name + AGAIN)
-    output = settings.output.model_copy(update={"folder": str(place)})
+        changed["batch"] = settings.batch.model_copy(update={"microbatch_rows": sizes[0]})
+    repeat_folder = folder.with_name(folder.name + REPEAT_SUFFIX)
+    output = settings.output.model_copy(update={"folder": str(repeat_folder)})
     return settings.model_copy(update={**changed, "output": output})
 
 
-def _otherwise(batch: Batch) -> int | None:
-    """Return another size of microbatches of which a batch consists; None for a batch of one."""
-    own = batch.microbatch
-    return next((size for size in (own // 2, own * 2) if size and batch.rows % size == 0), None)
+def _find_other_microbatch(batch: Batch) -> int | None:
+    """Return half or twice the microbatch size if it divides the batch; None if neither does."""
+    size = batch.microbatch
+    sizes = (size // 2, size * 2)
+    return next((other for other in sizes if other and batch.rows % other == 0), None)
 
 
-def _train(settings: Training) -> None:
-    verbs.module("train").run(settings)
+def _train(settings: TrainSettings) -> None:
+    verbs.import_verb("train").run(settings)
 
 
-def _compared(settings: Compare) -> Compared:
-    from regauge.comparison.compare import compared
+def _compare(settings: CompareSettings) -> ComparisonResult:
+    from regauge.comparison.compare import compare_runs
 
-    return compared(settings.comparison)
+    return compare_runs(settings.comparison)
 
 
-def _answer(found: Compared, settings: Compare) -> dict[str, Any]:
-    """Return the verdicts and the costs; the report is written where a folder is named."""
-    from regauge.comparison.sentences import cost_sentences, cost_table, sentences
+def _build_answer(result: ComparisonResult, settings: CompareSettings) -> dict[str, Any]:
+    """Return the verdicts and the costs; write a report if an output folder is set."""
+    from regauge.comparison.sentences import build_cost_table, describe_costs, describe_parity
 
     answer: dict[str, Any] = {
-        each.theirs: {"verdict": each.verdict, "told": sentences(each)} for each in found.parities
+        parity.candidate: {"verdict": parity.verdict, "told": describe_parity(parity)}
+        for parity in result.parities
     }
-    for place in found.places:
-        answer[f"{place.run} parts"] = place.named
-        answer[f"{place.run} around it"] = place.values
-    if found.target is not None:
-        answer["cost"] = cost_sentences(found)
-        answer["to_target"] = cost_table(found)
+    for divergence in result.divergences:
+        answer[f"{divergence.run} parts"] = divergence.sentence
+        answer[f"{divergence.run} around it"] = divergence.rows
+    if result.target is not None:
+        answer["cost"] = describe_costs(result)
+        answer["to_target"] = build_cost_table(result)
     if settings.output is not None:
-        from regauge.reporting.page import tell
-        from regauge.reporting.render import path_of, write
+        from regauge.reporting.page import build_report
+        from regauge.reporting.render import report_path, write_report
 
-        path = path_of(settings.output.folder, settings.report)
-        write(path, tell(found.runs, settings.report.title, found))
+        path = report_path(settings.output.folder, settings.report)
+        write_report(path, build_report(result.runs, settings.report.title, result))
         answer["report"] = str(path)
     return answer
 
 
-def _places(found: Compared, settings: Compare) -> Iterator[Place]:
-    """Yield for each run that parts from the first where it does."""
+def _localize_divergences(
+    result: ComparisonResult, settings: CompareSettings
+) -> Iterator[DivergenceSummary]:
+    """Yield the divergence of each candidate that diverges from the baseline."""
     from regauge.comparison import first_divergence
-    from regauge.comparison.compare import Place
-    from regauge.verbs._localise import localise
+    from regauge.comparison.compare import DivergenceSummary
+    from regauge.verbs._localize import localize_divergence
 
-    first, *others = found.runs
-    folder = Path(settings.output.folder) if settings.output else first.folder
-    float64 = settings.comparison.reference == "fp64"
-    for parity, other in zip(found.parities, others, strict=True):
-        if parity.parted is None or parity.prevented:
+    baseline, *candidates = result.runs
+    folder = Path(settings.output.folder) if settings.output else baseline.folder
+    float64 = settings.comparison.reference_precision == "fp64"
+    for parity, candidate in zip(result.parities, candidates, strict=True):
+        if parity.first_divergence is None or parity.blocking_differences:
             continue
-        place = folder / f"beside-{other.folder.name}"
-        where = localise((first.folder, other.folder), parity, place, float64=float64)
-        named = first_divergence.sentence(where)
-        yield Place(other.name, named, first_divergence.table(where))
+        divergence = localize_divergence(
+            (baseline.folder, candidate.folder),
+            parity,
+            folder / f"beside-{candidate.folder.name}",
+            float64=float64,
+        )
+        sentence = first_divergence.describe_divergence(divergence)
+        rows = first_divergence.build_value_table(divergence)
+        yield DivergenceSummary(candidate.name, sentence, rows)
 
 
-def _judge(found: Compared, comparison: Comparison) -> None:
-    """Raise DifferenceError or NotShownError for the first run that does not pass."""
-    from regauge.comparison.sentences import sentences, unreached, way_out
+def _raise_if_different(result: ComparisonResult, comparison: Comparison) -> None:
+    """Raise DifferenceError or InconclusiveError for the first candidate that does not pass."""
+    from regauge.comparison.sentences import describe_parity, describe_unreached, suggest_remedy
 
-    for each in found.parities:
-        line = sentences(each)[0].rstrip(".")
-        if each.verdict == "not shown":
-            raise NotShownError(line, way_out(each))
-        if each.verdict == "fail" and comparison.on_difference == "fail":
-            raise DifferenceError(line, way_out(each))
-    if comparison.target is not None and (missed := unreached(found)):
-        raise NotShownError(missed[0].rstrip("."), "train longer, or set a nearer target")
+    for parity in result.parities:
+        problem = describe_parity(parity)[0].rstrip(".")
+        if parity.verdict == "inconclusive":
+            raise InconclusiveError(problem, suggest_remedy(parity))
+        if parity.verdict == "fail" and comparison.on_difference == "fail":
+            raise DifferenceError(problem, suggest_remedy(parity))
+    if comparison.target is not None and (unreached := describe_unreached(result)):
+        problem = unreached[0].rstrip(".")
+        raise InconclusiveError(problem, "train longer, or set an easier comparison.target")

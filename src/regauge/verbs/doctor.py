@@ -1,4 +1,4 @@
-"""Say whether a run may start here: devices, their collectives, storage, and what is missing."""
+"""Check whether a run can start here: devices, collectives, storage and packages."""
 
 from __future__ import annotations
 
@@ -11,74 +11,80 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from regauge import accelerators, choices, verbs
-from regauge.health.findings import require
-from regauge.training.defaults import local_processes
-from regauge.training.settings import Training
+from regauge.health.findings import raise_if_bad
+from regauge.training.defaults import count_local_processes
+from regauge.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from regauge.accelerators import Accelerator
     from regauge.health.findings import Bandwidth, Finding
 
-HERE = "."
+DEFAULT_FOLDER = "."
 
 
 def main(
     run_file: Annotated[
-        Path | None, Parameter(help="a run file, whose device, processes and folder are checked")
+        Path | None, Parameter(help="Run file whose device, processes and folder are checked.")
     ] = None,
     *overrides: verbs.Override,
-    survey: Annotated[bool, Parameter(help="only list what there is, and compute nothing")] = False,
-    quick: Annotated[bool, Parameter(help="without large messages and the vendor's tools")] = False,
-    processes: Annotated[int | None, Parameter(help="check with so many processes")] = None,
-    chaos: Annotated[Path | None, Parameter(show=False, help="a plan of faults to inject")] = None,
+    survey: Annotated[
+        bool, Parameter(help="Only list devices and packages, without computing anything.")
+    ] = False,
+    quick: Annotated[
+        bool, Parameter(help="Skip large messages and the diagnostic tools of vendors.")
+    ] = False,
+    processes: Annotated[int | None, Parameter(help="Number of processes.")] = None,
+    chaos: Annotated[Path | None, Parameter(show=False, help="Plan of faults to inject.")] = None,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
-    """Measure what a run needs of this machine; exit code 76 where it may not start.
+    """Measure the resources that a run needs; the exit code is 76 if the run cannot start.
 
-    Devices are used by processes that are killed when they hang.
+    Child processes use the devices; they are killed if they hang.
     """
-    found = _survey()
+    machine = _survey()
     if survey:
-        return verbs.show(found, as_json=json)
-    settings = verbs.load(Training, run_file, overrides) if run_file else None
+        return verbs.show(machine, as_json=json)
+    settings = verbs.load_settings(TrainSettings, run_file, overrides) if run_file else None
     accelerator = (settings.accelerator if settings else None) or accelerators.choose()[0]
-    accelerators.require(accelerator)
-    wanted = processes or (settings.execution.processes if settings else "auto")
-    size = local_processes(wanted, accelerator)
-    folder = Path(settings.output.folder if settings else HERE)
-    root = settings.output.checkpoint.root if settings else None
-    findings, bandwidths = _checked(accelerator, size, (folder, root), quick=quick, chaos=chaos)
-    checked = {"checks": [finding.row() for finding in findings]}
+    accelerators.check_available(accelerator)
+    num_processes = processes or (settings.execution.processes if settings else "auto")
+    size = count_local_processes(num_processes, accelerator)
+    folder = Path(settings.output.folder if settings else DEFAULT_FOLDER)
+    remote = settings.output.checkpoint.remote if settings else None
+    findings, bandwidths = _run_checks(
+        accelerator, size, (folder, remote), quick=quick, chaos=chaos
+    )
+    results = {"checks": [finding.to_row() for finding in findings]}
     if bandwidths:
-        checked["bandwidth"] = [asdict(row) for row in bandwidths]
-    answer = verbs.show({**found, **checked}, as_json=json)
-    require(findings)
+        results["bandwidth"] = [asdict(bandwidth) for bandwidth in bandwidths]
+    answer = verbs.show({**machine, **results}, as_json=json)
+    raise_if_bad(findings)
     return answer
 
 
 def _survey() -> dict[str, Any]:
-    """Look at every accelerator without using one, and at what torch.compile needs."""
-    found = accelerators.survey()
+    """List the accelerators without using them, and check the requirements of torch.compile."""
+    availabilities = accelerators.survey()
     rows = [
         {
             "name": kind,
             "usable": "yes" if availability.fitness else "no",
             "why": availability.reason,
-            "precisions": _precisions(kind) if availability.fitness else "",
+            "precisions": _format_precisions(kind) if availability.fitness else "",
         }
-        for kind, availability in found.items()
+        for kind, availability in availabilities.items()
     ]
-    chosen = max(found, key=lambda kind: found[kind].fitness)
+    chosen = max(availabilities, key=lambda kind: availabilities[kind].fitness)
     return {
         "python": platform.python_version(),
         "torch": version("torch"),
         "accelerators": rows,
         "chosen": chosen,
-        "compiling": choices.load("accelerators", chosen)().obstacle_to_compiling() or "possible",
+        "compiling": choices.load("accelerators", chosen)().compile_obstacle() or "possible",
     }
 
 
-def _checked(
+def _run_checks(
     accelerator: Accelerator,
     size: int,
     storage: tuple[Path, str | None],
@@ -86,6 +92,10 @@ def _checked(
     quick: bool,
     chaos: Path | None,
 ) -> tuple[list[Finding], list[Bandwidth]]:
+    """Run all checks; return their findings and the measured bandwidths.
+
+    `storage` is the output folder and the address of remote checkpoints, if any.
+    """
     from regauge.health.examination import examine
     from regauge.health.machine import check_machine
     from regauge.health.vendors import check_vendors
@@ -95,12 +105,12 @@ def _checked(
         read_plan(chaos)
     findings = list(check_machine(*storage))
     plan = str(chaos.resolve()) if chaos else None
-    examined = examine(accelerator, size, quick=quick, fault_plan=plan)
-    findings += examined.findings
+    examination = examine(accelerator, size, quick=quick, fault_plan=plan)
+    findings += examination.findings
     if not quick:
         findings += check_vendors(accelerator, size)
-    return findings, examined.bandwidths
+    return findings, examination.bandwidths
 
 
-def _precisions(kind: str) -> str:
+def _format_precisions(kind: str) -> str:
     return ", ".join(choices.load("accelerators", kind)().precisions())

@@ -1,4 +1,4 @@
-"""Measure trained models on held-out rows, side by side."""
+"""Evaluate trained models on held-out rows, side by side."""
 
 from __future__ import annotations
 
@@ -6,46 +6,46 @@ from pathlib import Path
 from typing import Any
 
 from regauge import config, processes, verbs
-from regauge.evaluation.settings import EVALUATION, Evaluating
-from regauge.training.defaults import local_processes
+from regauge.evaluation.settings import EVALUATION, EvaluateSettings
+from regauge.training.defaults import count_local_processes
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
-ROOT = Evaluating
+ROOT = EvaluateSettings
 OUTPUT = "output.folder"
 
 
 def main(
     run_file: RunFile, *overrides: Override, dry_run: DryRun = False, json: AsJson = False
 ) -> dict[str, Any]:
-    """Measure the models that a run file names on the held-out rows of its dataset."""
-    settings = verbs.load(Evaluating, run_file, overrides)
+    """Evaluate the models of a run file on the held-out rows of its dataset."""
+    settings = verbs.load_settings(EvaluateSettings, run_file, overrides)
     return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
 
 
-def plan(settings: Evaluating) -> dict[str, Any]:
-    """Return what would be measured, without torch."""
+def plan(settings: EvaluateSettings) -> dict[str, Any]:
+    """Return the planned evaluation, without importing torch."""
     from regauge.data.dataset import read_manifest
 
     manifest = read_manifest(Path(settings.data.path))
-    if settings.subjects.tasks == "given":
-        settings.task.check(manifest)
-    heldout = manifest.splits["heldout"].rows
+    if settings.evaluate.task_settings == "given":
+        settings.task.check_dataset(manifest)
+    num_rows = manifest.splits["heldout"].rows
     return {
         "output": settings.output.folder,
-        "models": dict(settings.subjects.models),
-        "heldout_rows": min(heldout, settings.evaluation.rows or heldout),
+        "models": dict(settings.models),
+        "heldout_rows": min(num_rows, settings.evaluation.rows or num_rows),
         "processes": settings.execution.processes,
     }
 
 
-def run(settings: Evaluating) -> dict[str, Any]:
-    """Measure on as many processes as the settings or the launcher say; return the table."""
+def run(settings: EvaluateSettings) -> dict[str, Any]:
+    """Evaluate with the number of processes of the settings or the launcher; return the table."""
     plan(settings)
-    size = local_processes(settings.execution.processes, settings.accelerator)
-    if size == 1 or processes.launched():
-        from regauge.evaluation.offline import measure
+    size = count_local_processes(settings.execution.processes, settings.accelerator)
+    if size == 1 or processes.is_launched():
+        from regauge.evaluation.offline import evaluate_models
 
-        return measure(settings, processes.world())
+        return evaluate_models(settings, processes.detect_world())
     folder = Path(settings.output.folder)
-    verbs.spread("evaluate", settings, size, folder)
+    verbs.run_in_processes("evaluate", settings, size, folder)
     return config.read(folder / EVALUATION)

@@ -1,4 +1,4 @@
-"""Say what a table, a key, a choice or an exit code is; without a word, list all tables."""
+"""Document a table, key, choice, verb or exit code; without a name, list all tables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from pydantic.fields import FieldInfo
 
 from regauge import choices, config, log, verbs
 from regauge.errors import SettingsError
-from regauge.verbs import _markdown, _settings
+from regauge.verbs import _markdown, _reference
 
 Document = dict[str, Any]
 
@@ -19,149 +20,162 @@ Document = dict[str, Any]
 def main(
     word: Annotated[
         str | None,
-        Parameter(help="as optimizer.learning_rate, train.optimizer, strategies/fsdp, train, 65"),
+        Parameter(
+            help="Name to explain, such as batch, optimizer.learning_rate, train.optimizer, "
+            "strategies/fsdp, train or 65."
+        ),
     ] = None,
     *,
-    markdown: Annotated[bool, Parameter(help="print the whole reference page")] = False,
+    markdown: Annotated[
+        bool, Parameter(help="Print the reference page of all settings as Markdown.")
+    ] = False,
     json: verbs.AsJson = False,
 ) -> Document:
-    """Explain a word out of the settings classes themselves."""
+    """Document a name, from the settings classes themselves."""
     if markdown:
-        text = _markdown.page()
+        text = _markdown.build_page()
         sys.stdout.write(text)
         return {"markdown": text}
-    documents = _overview() if word is None else _lookup(word)
+    documents = _list_everything() if word is None else _look_up(word)
     if json:
-        log.answer({"found": documents})
+        log.print_json({"found": documents})
     else:
         for document in documents:
             verbs.show(document, as_json=False)
     return {"found": documents}
 
 
-def _overview() -> list[Document]:
+def _list_everything() -> list[Document]:
+    """Return all tables with the verbs that read them, and all exit codes."""
     readers: dict[tuple[str, str], list[str]] = {}
-    for verb, root in _settings.roots().items():
+    for verb, root in _reference.settings_roots().items():
         for name, field in root.model_fields.items():
-            readers.setdefault((name, _what(name, field)), []).append(verb)
+            readers.setdefault((name, _summarize_field(name, field)), []).append(verb)
     rows = [
-        {"table": name, "what": what, "read by": ", ".join(found)}
-        for (name, what), found in sorted(readers.items())
+        {"table": name, "summary": summary, "read by": ", ".join(table_readers)}
+        for (name, summary), table_readers in sorted(readers.items())
     ]
-    codes = [{"code": code, "meaning": text} for code, text in _settings.exit_codes().items()]
+    codes = [{"code": code, "meaning": text} for code, text in _reference.list_exit_codes().items()]
     return [{"tables": rows, "exit_codes": codes}]
 
 
-def _what(name: str, field: Any) -> str:
-    key = _settings.Key(name, field)
-    if key.table:
-        return _settings.summary(key.table)
-    return key.row()["help"] or key.type_text()
+def _look_up(word: str) -> list[Document]:
+    """Return the documents of an exit code, folder, choice, key or verb.
 
-
-def _lookup(word: str) -> list[Document]:
-    """Return what a word stands for: an exit code, a folder, a choice, a key, a verb."""
+    Raises SettingsError for an unknown name.
+    """
     if word.isdigit():
-        return [_exit_code(int(word))]
-    if "/" in word or word in _settings.folders():
-        choices.allow(word.rpartition("/")[2], Path())
-        return [_choice(word)]
-    first, _, rest = word.partition(".")
-    by_verb = _settings.roots()
-    found = _find(by_verb, word)
-    if not found and first in choices.names("verbs"):
-        if not rest:
-            return [_verb(first)]
-        own = {name: root for name, root in by_verb.items() if name.split()[0] == first}
-        found = _find(own, rest)
-    if not found:
-        raise SettingsError(f"nothing is named '{word}'", choices.did_you_mean(word, _words()))
-    return found
+        return [_explain_exit_code(int(word))]
+    if "/" in word or word in _reference.list_folders():
+        choices.allow_imports(word.rpartition("/")[2], Path())
+        return [_explain_choice(word)]
+    verb, _, path = word.partition(".")
+    roots = _reference.settings_roots()
+    documents = _find_keys(roots, word)
+    if not documents and verb in choices.names("verbs"):
+        if not path:
+            return [_explain_verb(verb)]
+        verb_roots = {name: root for name, root in roots.items() if name.split()[0] == verb}
+        documents = _find_keys(verb_roots, path)
+    if not documents:
+        raise SettingsError(f"nothing is named '{word}'", choices.did_you_mean(word, _list_words()))
+    return documents
 
 
-def _exit_code(code: int) -> Document:
-    codes = _settings.exit_codes()
+def _explain_exit_code(code: int) -> Document:
+    codes = _reference.list_exit_codes()
     if code not in codes:
         known = ", ".join(map(str, codes))
         raise SettingsError(f"no exit code {code}", f"known: {known}")
     return {"exit_code": code, "meaning": codes[code]}
 
 
-def _choice(word: str) -> Document:
+def _explain_choice(word: str) -> Document:
     """Explain `strategies`, `strategies/fsdp` or `data/sources/text`."""
-    folders = _settings.folders()
+    folders = _reference.list_folders()
     if word in folders:
-        return {"folder": word, "choices": _choices(word)}
+        return {"folder": word, "choices": _list_choices(word)}
     folder, _, name = word.rpartition("/")
     if folder not in folders:
         raise SettingsError(f"no folder '{folder}'", choices.did_you_mean(folder, folders))
-    return {"choice": word, "what": choices.summary(folder, name)} | _keys_of(
-        choices.load(folder, name)
-    )
+    summary = choices.summary(folder, name)
+    return {"choice": word, "summary": summary} | _format_keys(choices.load(folder, name))
 
 
-def _choices(folder: str) -> list[Document]:
+def _list_choices(folder: str) -> list[Document]:
     names = choices.names(folder)
-    return [{"choice": name, "what": choices.summary(folder, name)} for name in names]
+    return [{"choice": name, "summary": choices.summary(folder, name)} for name in names]
 
 
-def _verb(name: str) -> Document:
-    document: Document = {"verb": name, "what": choices.summary("verbs", name)}
-    root = _settings.roots().get(name)
+def _explain_verb(name: str) -> Document:
+    document: Document = {"verb": name, "summary": choices.summary("verbs", name)}
+    root = _reference.settings_roots().get(name)
     if root is None:
         return document
-    rows = [{"table": key, "what": _what(key, field)} for key, field in root.model_fields.items()]
+    rows = [
+        {"table": key, "summary": _summarize_field(key, field)}
+        for key, field in root.model_fields.items()
+    ]
     return document | {"tables": rows}
 
 
-def _find(by_verb: dict[str, type[config.Settings]], path: str) -> list[Document]:
-    """Return what a dotted path names in each root, once where roots share it."""
-    found: list[tuple[Document, list[str]]] = []
-    for verb, root in by_verb.items():
-        for document in _walk(root, path.split("."), ""):
-            same = next((readers for other, readers in found if other == document), None)
-            if same is None:
-                found.append((document, [verb]))
-            elif verb not in same:
-                same.append(verb)
-    return [document | {"read_by": ", ".join(readers)} for document, readers in found]
+def _summarize_field(name: str, field: FieldInfo) -> str:
+    """Return the summary of a table's class, or the help text of any other field."""
+    key = _reference.Key(name, field)
+    if key.table:
+        return _reference.first_docstring_line(key.table)
+    return key.format_row()["help"] or key.format_type()
 
 
-def _walk(model: type[config.Settings], parts: list[str], inside: str) -> Iterator[Document]:
-    """Yield what the path names; below a choice, in each choice that has the key."""
-    name, *rest = parts
+def _find_keys(roots: dict[str, type[config.Settings]], path: str) -> list[Document]:
+    """Return the documents of a dotted path in all roots; equal documents are merged."""
+    documents: list[tuple[Document, list[str]]] = []
+    for verb, root in roots.items():
+        for document in _walk_path(root, path.split("."), ""):
+            readers = next((readers for other, readers in documents if other == document), None)
+            if readers is None:
+                documents.append((document, [verb]))
+            elif verb not in readers:
+                readers.append(verb)
+    return [document | {"read_by": ", ".join(readers)} for document, readers in documents]
+
+
+def _walk_path(model: type[config.Settings], names: list[str], prefix: str) -> Iterator[Document]:
+    """Yield the document of a path; below a choice, one for each choice that has the key."""
+    name, *inner_names = names
     if name not in model.model_fields:
         return
-    key = _settings.Key(f"{inside}{name}", model.model_fields[name])
-    if not rest:
-        yield _key(key)
+    key = _reference.Key(f"{prefix}{name}", model.model_fields[name])
+    if not inner_names:
+        yield _explain_key(key)
     elif key.folder:
         for choice in choices.names(key.folder):
-            where = f"{key.path} ({choice})."
-            yield from _walk(choices.load(key.folder, choice), rest, where)
+            choice_class = choices.load(key.folder, choice)
+            yield from _walk_path(choice_class, inner_names, f"{key.path} ({choice}).")
     elif key.table:
-        yield from _walk(key.table, rest, f"{key.path}.")
+        yield from _walk_path(key.table, inner_names, f"{key.path}.")
 
 
-def _key(key: _settings.Key) -> Document:
-    document: Document = dict(key.row())
+def _explain_key(key: _reference.Key) -> Document:
+    """Document a key; the help text of a table is the summary of its class."""
+    document: Document = dict(key.format_row())
     if key.folder:
-        return document | {"choices": _choices(key.folder)}
+        return document | {"choices": _list_choices(key.folder)}
     if key.table:
-        return document | {"what": _settings.summary(key.table)} | _keys_of(key.table)
+        return document | {"help": _summarize_field(key.path, key.field)} | _format_keys(key.table)
     return document
 
 
-def _keys_of(model: type[config.Settings]) -> Document:
-    rows = [key.row() for key in _settings.keys(model)]
+def _format_keys(model: type[config.Settings]) -> Document:
+    rows = [key.format_row() for key in _reference.list_keys(model)]
     return {"keys": rows} if rows else {}
 
 
-def _words() -> tuple[str, ...]:
-    """Return every word that can be explained, for did-you-mean."""
-    words = {*choices.names("verbs"), *_settings.folders()}
-    for root in _settings.roots().values():
-        words |= {*root.model_fields, *(key.path for key in _settings.keys(root))}
-    for folder in _settings.folders():
+def _list_words() -> tuple[str, ...]:
+    """Return every name that can be explained, for the remedy of an unknown one."""
+    words = {*choices.names("verbs"), *_reference.list_folders()}
+    for root in _reference.settings_roots().values():
+        words |= {*root.model_fields, *(key.path for key in _reference.list_keys(root))}
+    for folder in _reference.list_folders():
         words |= {f"{folder}/{name}" for name in choices.names(folder)}
     return tuple(sorted(words))

@@ -1,4 +1,4 @@
-"""Compile a trained model into an artifact with its evidence, or write it as others load it."""
+"""Compile a trained model into a verified artifact, or convert it to another format."""
 
 from __future__ import annotations
 
@@ -8,134 +8,142 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from regauge import choices, config, verbs
-from regauge.artifacts.export_settings import Exporting, Format
+from regauge.artifacts.export_settings import ExportSettings, Format
 from regauge.artifacts.manifest import ARTIFACT
-from regauge.backends import Level
+from regauge.backends import IsaLevel
 from regauge.checkpoint.layout import check_free
 from regauge.errors import SettingsError, find_refusal
 from regauge.log import logger
 
-OUTPUT = "target.path"
-ROOT = Exporting
-ORIGINS = ("run", "model", "module")
+OUTPUT = "export.to"
+ROOT = ExportSettings
+SOURCE_KEYS = ("run", "model", "module")
 
 
 def main(
-    run_file: Annotated[
-        Path | None, Parameter(help="a run file, or the output folder of a run")
-    ] = None,
+    run_file: Annotated[Path | None, Parameter(help="Run file, or output folder of a run.")] = None,
     *overrides: verbs.Override,
-    model: Annotated[str | None, Parameter(help="a model's folder or its name on the hub")] = None,
-    to: Annotated[Path | None, Parameter(help="folder or file to write")] = None,
-    format: Annotated[Format | None, Parameter(help="form to write")] = None,  # noqa: A002 - the flag
-    module: Annotated[str | None, Parameter(help="a function of yours, module:name")] = None,
-    portable: Annotated[Level | None, Parameter(help="instruction set to compile for")] = None,
+    model: Annotated[
+        str | None, Parameter(help="Folder of a model, or its name on the Hugging Face Hub.")
+    ] = None,
+    to: Annotated[Path | None, Parameter(help="Folder or file to write.")] = None,
+    format: Annotated[Format | None, Parameter(help="Output format.")] = None,  # noqa: A002 - the flag
+    module: Annotated[
+        str | None, Parameter(help="Custom function that returns a model, as module:name.")
+    ] = None,
+    portable: Annotated[IsaLevel | None, Parameter(help="Instruction set to compile for.")] = None,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
-    """Write the model of a run, or of a folder, compiled for this machine and proved.
+    """Export the model of a run or of a folder.
 
-    Several ways to compute it are tried; the best that keeps the quality is kept.
+    An artifact is compiled for this machine: several backends and precisions are timed, and the
+    best one that preserves quality is written with its evidence.
     """
     flags = [
-        ("target.model", model),
-        ("target.module", module),
-        ("target.path", to),
-        ("target.format", format),
+        ("export.model", model),
+        ("export.module", module),
+        ("export.to", to),
+        ("export.format", format),
         ("candidates.portable", portable),
     ]
-    given = tuple(f"{key}={value}" for key, value in flags if value is not None)
-    settings = _settings(run_file, (*overrides, *given))
+    assignments = tuple(f"{key}={value}" for key, value in flags if value is not None)
+    settings = _load_settings(run_file, (*overrides, *assignments))
     return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
 
 
-def _settings(run_file: Path | None, assigned: tuple[str, ...]) -> Exporting:
-    """Return the settings; what is trained by a run file, or in a folder, is what is exported."""
-    if run_file is not None and "=" in str(run_file):  # only assignments were given
-        run_file, assigned = None, (str(run_file), *assigned)
+def _load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSettings:
+    """Build the settings; by default the run of the run file or of the folder is exported."""
+    if run_file is not None and "=" in str(run_file):  # the first argument is an override
+        run_file, overrides = None, (str(run_file), *overrides)
     file = run_file if run_file is not None and not run_file.is_dir() else None
-    tables = config.override(config.read(file) if file else {}, assigned)
+    tables = config.apply_overrides(config.read(file) if file else {}, overrides)
     if file:
-        tables = verbs.own(file, tables)
+        tables = verbs.allow_user_code(file, tables)
     else:
-        choices.allow(tables)
-    target = dict(tables.get("target", {}))
-    tables["target"] = target
-    if not target.keys() & set(ORIGINS):
+        choices.allow_imports(tables)
+    target = dict(tables.get("export", {}))
+    tables["export"] = target
+    if not target.keys() & set(SOURCE_KEYS):
         output = tables.get("output") if file else {"folder": str(run_file)} if run_file else None
         if not isinstance(output, dict) or "folder" not in output:
-            raise SettingsError("nothing is said to be exported", "name a run's folder, or --model")
+            raise SettingsError("no model to export", "name a run's folder, or add --model")
         target["run"] = output["folder"]
-    if "path" not in target and "run" not in target:
-        raise SettingsError("nothing says where the artifact goes", "name a folder with --to")
-    target.setdefault("path", str(Path(target.get("run", "")) / ARTIFACT))
-    where = str(run_file) if run_file else "the command line"
-    return config.build(Exporting, tables, verbs.tables(), where)
+    if "to" not in target and "run" not in target:
+        raise SettingsError("the artifact has no folder", "name it with --to")
+    target.setdefault("to", str(Path(target.get("run", "")) / ARTIFACT))
+    source = str(run_file) if run_file else "the command line"
+    return config.build(ExportSettings, tables, verbs.table_names(), source)
 
 
-def plan(settings: Exporting) -> dict[str, Any]:
-    """Return what would be written, and why it would not be when something is there."""
-    target = settings.target
-    refusal = find_refusal(lambda: check_free(Path(target.path)))
-    origin = {name: getattr(target, name) for name in ORIGINS if getattr(target, name) is not None}
+def plan(settings: ExportSettings) -> dict[str, Any]:
+    """Return the model and the path that would be written, and the refusal if the path exists."""
+    target = settings.export
+    refusal = find_refusal(lambda: check_free(Path(target.to)))
+    values = {name: getattr(target, name) for name in SOURCE_KEYS}
+    source = {name: value for name, value in values.items() if value is not None}
     step = {"step": target.step} if target.run else {}
-    return {**origin, **step, "path": target.path, "format": target.format, **refusal}
+    return {**source, **step, "path": target.to, "format": target.format, **refusal}
 
 
-def run(settings: Exporting) -> dict[str, Any]:
-    """Write the model; return where it lies, and of an artifact what was found."""
+def run(settings: ExportSettings) -> dict[str, Any]:
+    """Write the model; return its path and, for an artifact, the measurements."""
     from regauge.checkpoint import export_weights
 
-    target = settings.target
-    export_weights.make_way(Path(target.path))
+    target = settings.export
+    export_weights.remove_empty_folder(Path(target.to))
     if target.run is not None:
-        return _of_run(settings, Path(target.run))
+        return _export_run(settings, Path(target.run))
     from regauge.artifacts import sources
-    from regauge.artifacts.export import export
+    from regauge.artifacts.export import export_artifact
     from regauge.models import hub
 
     if target.module is not None:
-        return export(settings, sources.OfModule(target.module), None)
-    return export(settings, sources.OfFolder(hub.at(str(target.model)), settings, None), None)
+        return export_artifact(settings, sources.CustomModuleSource(target.module), None)
+    folder = hub.resolve_model(str(target.model))
+    return export_artifact(settings, sources.ModelFolder(folder, settings, None), None)
 
 
-def _of_run(settings: Exporting, folder: Path) -> dict[str, Any]:
+def _export_run(settings: ExportSettings, folder: Path) -> dict[str, Any]:
     """Write the model of a run."""
     import tempfile
 
     from regauge.checkpoint import export_weights
     from regauge.models import hub
 
-    target, tables = settings.target, config.read(folder / "run.json")
+    target, tables = settings.export, config.read(folder / "run.json")
     if not (folder / "model" / hub.CONFIG).is_file():
         raise SettingsError(f"{folder} has no final model", "let the run finish first")
     with tempfile.TemporaryDirectory() as scratch:
         model = folder / "model"
         if target.step != "final":
-            model = export_weights.moment(folder, target.step, Path(scratch) / "model")
+            model = export_weights.export_checkpoint(folder, target.step, Path(scratch) / "model")
         if target.format == "artifact":
-            return _artifact(settings, model, tables)
-        written = export_weights.export(model, Path(target.path), target.format)
+            return _export_artifact(settings, model, tables)
+        written = export_weights.export_model(model, Path(target.to), target.format)
     return {"written": str(written), "format": target.format}
 
 
-def _artifact(settings: Exporting, model: Path, tables: config.Tables) -> dict[str, Any]:
-    """Compile a model that a run trained for its task, the first where it has several."""
+def _export_artifact(
+    settings: ExportSettings, model: Path, tables: config.Tables
+) -> dict[str, Any]:
+    """Compile the model of a run for its task, or for the first task of a multi-task run."""
     from functools import partial
 
     from regauge.artifacts import sources
-    from regauge.artifacts.export import export
-    from regauge.evaluation.artifact_metrics import metrics
-    from regauge.training.settings import Training
+    from regauge.artifacts.export import export_artifact
+    from regauge.evaluation.artifact_metrics import compute_heldout_metrics
+    from regauge.training.settings import TrainSettings
 
-    aim = config.build(Training, tables, verbs.tables()).task_configs[0]
-    dataset = Path(aim.data.path)
+    task_config = config.build(TrainSettings, tables, verbs.table_names()).task_configs[0]
+    task, dataset = task_config.task, Path(task_config.data.path)
     if not dataset.is_dir():
-        told = "%s is gone: how the run cut its texts is not known, its metrics are not measured"
-        logger.warning(told, dataset)
-        return export(settings, sources.OfFolder(model, settings, None), None)
-    subject = sources.OfFolder(model, settings, sources.Trained(aim.task, dataset))
-    if settings.proof.metrics == "no" or aim.task.writes:
-        return export(settings, subject, None)
-    rows = settings.proof.texts
-    return export(settings, subject, partial(metrics, task=aim.task, dataset=dataset, rows=rows))
+        warning = "dataset %s is missing: token limits are unknown and metrics are not measured"
+        logger.warning(warning, dataset)
+        return export_artifact(settings, sources.ModelFolder(model, settings, None), None)
+    source = sources.ModelFolder(model, settings, sources.TrainedTask(task, dataset))
+    if not settings.parity.metrics or task.generative:
+        return export_artifact(settings, source, None)
+    num_rows = settings.parity.num_texts
+    compute_metrics = partial(compute_heldout_metrics, task=task, dataset=dataset, rows=num_rows)
+    return export_artifact(settings, source, compute_metrics)

@@ -1,4 +1,4 @@
-"""Take in foreign weights: of transformers, torch, DeepSpeed or a plain state dict."""
+"""Import weights from transformers, DeepSpeed, DCP or a state dict."""
 
 from __future__ import annotations
 
@@ -13,76 +13,77 @@ from regauge.config import Settings
 from regauge.errors import find_refusal
 from regauge.models.settings import Model
 
-OUTPUT = "origin.to"
+OUTPUT = "weights.to"
 
 
-class Origin(Settings):
-    """What is taken in."""
+class ImportedWeights(Settings):
+    """The weights to import."""
 
     path: str
-    """A file of weights, or a folder: transformers, DeepSpeed, torch.distributed.checkpoint."""
+    """File of weights, or folder of transformers, DeepSpeed or torch.distributed.checkpoint."""
     to: str
-    """Folder to write; `model.path` then names it."""
+    """Folder to write, which a run then names as `model.path`."""
     head: Literal["none", "masked", "causal"] = "none"
-    """The head that a state dict was saved with."""
+    """Head of the model that a state dict contains."""
     prefix: str | None = None
-    """What precedes the weights' names, such as `ema.`, where more than one set is there."""
+    """Prefix of the weights' names, such as `ema.`, if the file contains several sets."""
     tokenizer: str | None = None
-    """Folder of the tokenizer that belongs to a state dict."""
+    """Folder of the tokenizer of a state dict."""
 
 
-class Import(Settings):
-    """Everything about an import."""
+class ImportSettings(Settings):
+    """Settings of an import of weights."""
 
-    origin: Origin
-    """What is taken in."""
+    weights: ImportedWeights
+    """The weights to import."""
     model: Model | None = None
-    """Architecture and dimensions of a state dict, which does not say them itself."""
+    """Architecture and dimensions of a state dict, which does not contain them."""
 
 
-ROOT = Import
+ROOT = ImportSettings
 
 
 def main(
-    run_file: Annotated[Path, Parameter(help="folder or file of weights, or run file (.toml)")],
+    run_file: Annotated[Path, Parameter(help="Folder or file of weights, or run file (.toml).")],
     *overrides: verbs.Override,
-    to: Annotated[Path | None, Parameter(help="folder to write")] = None,
+    to: Annotated[Path | None, Parameter(help="Folder to write.")] = None,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
-    """Check foreign weights and write them as a folder that a run starts from."""
-    given = () if to is None else (f"origin.to={to}",)
-    if run_file.suffix in {".toml", ".json"}:
-        settings = verbs.load(Import, run_file, (*overrides, *given))
+    """Check the weights and write them as a folder from which a run can start."""
+    assignments = () if to is None else (f"weights.to={to}",)
+    overrides = (*overrides, *assignments)
+    if run_file.suffix in verbs.RUN_FILE_SUFFIXES:
+        settings = verbs.load_settings(ImportSettings, run_file, overrides)
     else:
-        tables = config.override({"origin": {"path": str(run_file)}}, (*overrides, *given))
-        settings = config.build(Import, tables, (), str(run_file))
+        tables = config.apply_overrides({"weights": {"path": str(run_file)}}, overrides)
+        settings = config.build(ImportSettings, tables, (), str(run_file))
     return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
 
 
-def plan(settings: Import) -> dict[str, Any]:
-    """Return what would be read and written, and why it would not be when something is there.
+def plan(settings: ImportSettings) -> dict[str, Any]:
+    """Return the paths that would be read and written, and the refusal if the target exists.
 
     Raises SettingsError for weights that cannot be read.
     """
     from regauge.checkpoint import import_weights
 
-    path = Path(settings.origin.path)
-    refusal = find_refusal(lambda: check_free(Path(settings.origin.to)))
-    import_weights.find(path, settings.model)
-    return {"path": str(path), "to": settings.origin.to, **refusal}
+    path = Path(settings.weights.path)
+    refusal = find_refusal(lambda: check_free(Path(settings.weights.to)))
+    import_weights.find_weights(path, settings.model)
+    return {"path": str(path), "to": settings.weights.to, **refusal}
 
 
-def run(settings: Import) -> dict[str, Any]:
-    """Read the weights, check them against the model, and write the folder."""
+def run(settings: ImportSettings) -> dict[str, Any]:
+    """Read the weights, check them against the model and write the folder."""
     from regauge.checkpoint import import_weights
 
-    origin = settings.origin
-    return import_weights.take_in(
-        Path(origin.path),
-        Path(origin.to),
+    weights = settings.weights
+    return import_weights.import_weights(
+        Path(weights.path),
+        Path(weights.to),
         settings.model,
-        head=origin.head,
-        prefix=origin.prefix,
-        tokenizer=Path(origin.tokenizer) if origin.tokenizer else None,
+        head=weights.head,
+        prefix=weights.prefix,
+        tokenizer=Path(weights.tokenizer) if weights.tokenizer else None,
     )

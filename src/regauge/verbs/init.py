@@ -1,4 +1,4 @@
-"""Write a golden run file to start from; without a name, list them."""
+"""Write an example run file; without a name, list the examples."""
 
 from __future__ import annotations
 
@@ -12,40 +12,44 @@ from regauge.errors import SettingsError
 
 
 def main(
-    name: Annotated[str | None, Parameter(help="a golden run file, as quickstart")] = None,
+    name: Annotated[
+        str | None, Parameter(help="Name of an example run file, such as quickstart.")
+    ] = None,
     file: Annotated[
-        Path | None, Parameter(help="file to write; <name>.toml here if absent")
+        Path | None, Parameter(help="File to write; by default <name>.toml in this folder.")
     ] = None,
     *,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
-    """Write the golden run file of that name, and never over another file."""
-    known = {path.stem: path for path in sorted(folder().glob("*.toml"))}
+    """Write the example run file of this name; never overwrites a file."""
+    examples = {path.stem: path for path in sorted(find_folder().glob("*.toml"))}
     if name is None:
-        listed = [{"name": stem, "what": _summary(path)} for stem, path in known.items()]
-        return verbs.show({"run_files": listed}, as_json=json)
-    if name not in known:
-        raise SettingsError(f"no golden run file '{name}'", choices.did_you_mean(name, [*known]))
+        rows = [{"name": stem, "summary": _read_summary(path)} for stem, path in examples.items()]
+        return verbs.show({"run_files": rows}, as_json=json)
+    if name not in examples:
+        remedy = choices.did_you_mean(name, [*examples])
+        raise SettingsError(f"no example run file '{name}'", remedy)
+    example = examples[name]
     target = Path(f"{name}.toml") if file is None else Path(file)
     try:
-        with target.open("x", encoding="utf-8") as new:
-            new.write(known[name].read_text(encoding="utf-8"))
+        with target.open("x", encoding="utf-8") as new_file:
+            new_file.write(example.read_text(encoding="utf-8"))
     except FileExistsError:
         raise SettingsError(f"{target} exists", "name another file to write") from None
     except FileNotFoundError:
         raise SettingsError(
             f"no folder {target.parent}", "create it, or name another file"
         ) from None
-    return verbs.show({"written": str(target), "what": _summary(known[name])}, as_json=json)
+    return verbs.show({"written": str(target), "summary": _read_summary(example)}, as_json=json)
 
 
-def folder() -> Path:
-    """Return the folder of the golden run files: in the wheel, else in the checkout."""
+def find_folder() -> Path:
+    """Return the folder of the example run files, in the installed package or in the repository."""
     installed = choices.PACKAGE / "runs"
     return installed if installed.is_dir() else choices.PACKAGE.parent.parent / "runs"
 
 
-def _summary(path: Path) -> str:
-    """Return what the first comment of a run file says."""
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
+def _read_summary(path: Path) -> str:
+    """Return the comment in the first line of a run file."""
+    first_line = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first_line.removeprefix("#").strip() if first_line.startswith("#") else ""

@@ -1,4 +1,4 @@
-"""Answer every record of some files: embeddings, classes, scores or values, in files again."""
+"""Run batch inference over files and write embeddings, classes or scores."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cyclopts import Parameter
 
 from regauge import config, verbs
 from regauge.errors import SettingsError, find_refusal
-from regauge.prediction.settings import Predicting
+from regauge.prediction.settings import PredictSettings
 
 OUTPUT = "output.folder"
-ROOT = Predicting
-FORMS = {
+ROOT = PredictSettings
+SOURCE_KINDS = {
     ".jsonl": "jsonl",
     ".json": "jsonl",
     ".parquet": "parquet",
@@ -22,76 +22,85 @@ FORMS = {
     ".txt": "text",
     ".arrow": "arrow",
 }
-"""Which source reads files with such an ending."""
-PACKED = {".gz", ".zst"}
-WILD = set("*?[")
-"""What stands for several endings, as in 'items/*.jsonl.*'."""
+"""The kind of the source that reads files with a suffix."""
+COMPRESSED_SUFFIXES = {".gz", ".zst"}
+WILDCARDS = set("*?[")
+"""Characters of a suffix that matches several ones, as in 'items/*.jsonl.*'."""
 
 
 def main(
     run_file: Annotated[
-        Path | None, Parameter(help="a run file, or an artifact's folder with --source and --to")
+        Path | None, Parameter(help="Run file, or artifact with --source and --to.")
     ] = None,
     *overrides: verbs.Override,
-    source: Annotated[str | None, Parameter(help="files, such as 'items/*.jsonl'")] = None,
-    to: Annotated[Path | None, Parameter(help="folder of the answers")] = None,
-    max_usd: Annotated[float | None, Parameter(help="dollars at which to stop")] = None,
-    index: Annotated[int | None, Parameter(help="which of several equal jobs this is")] = None,
-    count: Annotated[int | None, Parameter(help="how many equal jobs there are")] = None,
+    source: Annotated[str | None, Parameter(help="Input files, such as 'items/*.jsonl'.")] = None,
+    to: Annotated[Path | None, Parameter(help="Output folder.")] = None,
+    max_usd: Annotated[
+        float | None, Parameter(help="Stop when the cost reaches this many dollars.")
+    ] = None,
+    index: Annotated[
+        int | None, Parameter(help="Index of this job among several jobs with the same work.")
+    ] = None,
+    count: Annotated[int | None, Parameter(help="Number of jobs that share the work.")] = None,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
-    """Answer every record of a source; a command that is given again goes on where it was."""
+    """Run an artifact on every record of a source; the same command resumes a stopped job."""
     flags = [
         ("output.folder", to),
         ("predict.max_usd", max_usd),
-        ("predict.index", index),
-        ("predict.count", count),
+        ("predict.job_index", index),
+        ("predict.job_count", count),
     ]
-    given = tuple(f"{key}={value}" for key, value in flags if value is not None)
-    settings = _settings(run_file, source, (*overrides, *given))
+    assignments = tuple(f"{key}={value}" for key, value in flags if value is not None)
+    settings = _load_settings(run_file, source, (*overrides, *assignments))
     return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
 
 
-def _settings(run_file: Path | None, source: str | None, assigned: tuple[str, ...]) -> Predicting:
-    """Return the settings of a run file, or of an artifact and what is assigned."""
+def _load_settings(
+    run_file: Path | None, source: str | None, overrides: tuple[str, ...]
+) -> PredictSettings:
+    """Build the settings from a run file, or from an artifact and the flags."""
     if run_file is None:
-        raise SettingsError("nothing says what answers", "name a run file, or an artifact's folder")
+        raise SettingsError("no artifact to run", "name a run file, or an artifact's folder")
     if not run_file.exists():
-        raise SettingsError(f"there is no {run_file}", "name an artifact's folder, or a run file")
-    alone = run_file.is_dir()
-    tables: config.Tables = {"artifact": str(run_file)} if alone else config.read(run_file)
+        raise SettingsError(f"{run_file} does not exist", "name an artifact's folder or a run file")
+    is_artifact = run_file.is_dir()
+    tables: config.Tables = {"artifact": str(run_file)} if is_artifact else config.read(run_file)
     if source is not None:
-        tables["source"] = _source(source)
-    tables = config.override(tables, assigned)
-    if alone:
-        for key, remedy in (("source", "--source"), ("output", "--to")):
+        tables["source"] = _build_source(source)
+    tables = config.apply_overrides(tables, overrides)
+    if is_artifact:
+        for key, flag in (("source", "--source"), ("output", "--to")):
             if key not in tables:
-                raise SettingsError(f"no {key} is named", f"add {remedy}")
-    tables = verbs.own(run_file, tables)
-    return config.build(Predicting, tables, verbs.tables(), str(run_file))
+                raise SettingsError(f"no {key} is named", f"add {flag}")
+    tables = verbs.allow_user_code(run_file, tables)
+    return config.build(PredictSettings, tables, verbs.table_names(), str(run_file))
 
 
-def _source(files: str) -> dict[str, Any]:
-    """Return the table of a source of files; which kind it is their ending says."""
-    suffixes = Path(files).suffixes
-    endings = [each for each in suffixes if each not in PACKED and not WILD & set(each)]
-    kind = FORMS.get(endings[-1]) if endings else None
+def _build_source(files: str) -> dict[str, Any]:
+    """Build the table of a source of files; the suffix of the files selects its kind."""
+    suffixes = [
+        suffix
+        for suffix in Path(files).suffixes
+        if suffix not in COMPRESSED_SUFFIXES and not WILDCARDS & set(suffix)
+    ]
+    kind = SOURCE_KINDS.get(suffixes[-1]) if suffixes else None
     if kind is None:
-        problem = f"'{files}' does not end in what says how to read it"
-        raise SettingsError(problem, f"known: {', '.join(FORMS)}; or write a table source")
-    lines = {"document": "line"} if kind == "text" else {}
-    return {"kind": kind, "files": (files,), **lines}
+        remedy = f"use one of {', '.join(SOURCE_KINDS)}, or write a table source"
+        raise SettingsError(f"'{files}' has no known suffix", remedy)
+    document = {"document": "line"} if kind == "text" else {}
+    return {"kind": kind, "files": (files,), **document}
 
 
-def plan(settings: Predicting) -> dict[str, Any]:
-    """Return what would be read, answered and written; nobody outside of this machine is asked."""
-    from regauge.artifacts import artifact as artifacts
-    from regauge.prediction.predict import check_answers, planned
+def plan(settings: PredictSettings) -> dict[str, Any]:
+    """Return the planned work of a job; contacts no other machine."""
+    from regauge.artifacts.artifact import open_artifact
+    from regauge.prediction.predict import check_output_folder, plan_predict
 
-    address = settings.source.elsewhere()
-    work = None if address else planned(settings)
-    manifest = (work.artifact if work else artifacts.opened(settings.artifact)).manifest
+    address = settings.source.remote_location()
+    work = None if address else plan_predict(settings)
+    manifest = (work.artifact if work else open_artifact(settings.artifact)).manifest
     answer = {
         "output": settings.output.folder,
         "artifact": settings.artifact,
@@ -99,23 +108,23 @@ def plan(settings: Predicting) -> dict[str, Any]:
         "answers": manifest.program.answers,
     }
     if work is None:
-        return {**answer, "source": f"{address}, which the job asks for"}
+        return {**answer, "source": f"{address} (not read in a dry run)"}
     job = work.job
-    refusal = find_refusal(lambda: check_answers(work))
+    refusal = find_refusal(lambda: check_output_folder(work))
     return {
         **answer,
-        "texts": list(work.order.texts),
-        "kept": list(work.order.kept),
-        "pieces": len(job.share),
-        "bytes": sum(job.pieces[number].bytes for number in job.share),
-        "job": f"{job.place.index} of {job.place.count}",
-        "shards_done": 0 if refusal else len(job.finished()),
+        "texts": list(work.worker_spec.text_fields),
+        "kept": list(work.worker_spec.kept_fields),
+        "pieces": len(job.piece_numbers),
+        "bytes": sum(job.pieces[number].bytes for number in job.piece_numbers),
+        "job": f"{job.slot.index} of {job.slot.count}",
+        "shards_done": 0 if refusal else len(job.read_finished_shards()),
         **refusal,
     }
 
 
-def run(settings: Predicting) -> dict[str, Any]:
-    """Answer what is not answered yet; return what was counted, and what it cost."""
+def run(settings: PredictSettings) -> dict[str, Any]:
+    """Run the remaining shards of the job; return its counts and costs."""
     from regauge.prediction.predict import predict
 
     return predict(settings)

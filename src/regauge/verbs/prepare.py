@@ -1,4 +1,4 @@
-"""Turn text into a dataset: tokenizer, rows, a held-out split, and a manifest over all of it."""
+"""Prepare a dataset from text: tokenizer, rows, held-out split and manifest."""
 
 from __future__ import annotations
 
@@ -8,65 +8,66 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, SerializeAsAny, model_validator
 
 from regauge import log, verbs
-from regauge.config import Settings, chosen
+from regauge.config import Settings, choice_of
 from regauge.data.settings import (
-    ALONE,
-    Data,
+    UNNAMED,
+    DataSettings,
     Filter,
     Layouts,
     RowLayout,
-    Split,
-    Tokenizer,
-    unwrapped,
+    SplitSettings,
+    TokenizerSettings,
+    unwrap_single,
 )
 from regauge.data.sources import Source
 from regauge.errors import find_refusal
 
 if TYPE_CHECKING:
-    from regauge.data.dataset import Manifest
+    from regauge.data.dataset import DatasetManifest
     from regauge.data.layouts import Layout
-    from regauge.preparation.prepare import Job
+    from regauge.preparation.prepare import PrepareJob
 
 OUTPUT = "data.path"
-SHOWN = ("tokens", "number")
-"""The kinds of columns that a dry run tells of."""
+SHOWN_KINDS = ("tokens", "number")
+"""The kinds of columns whose limits a dry run shows."""
 
 
-class Work(Settings):
-    """How `prepare` works; nothing here changes a byte of the dataset."""
+class PrepareOptions(Settings):
+    """Execution of `prepare`; these options do not change the dataset."""
 
     processes: int = Field(default=0, ge=0)
-    """Processes that read and encode; 0 is one for every core."""
+    """Number of processes that read and encode; 0 is one for each CPU core."""
 
 
-class Prepare(Settings):
-    """A source, and the rows to make of it."""
+class PrepareSettings(Settings):
+    """A source of text, and the dataset that is prepared from it."""
 
-    data: Data
-    """Where the dataset goes."""
-    source: Annotated[SerializeAsAny[Source], chosen("data/sources")]
-    """Where the text comes from."""
+    data: DataSettings
+    """The dataset that is written."""
+    source: Annotated[SerializeAsAny[Source], choice_of("data/sources")]
+    """Source of the text."""
     filter: Filter = {}
-    """How long texts may be; `[filter.<field>]` for those of other fields than `text`."""
-    tokenizer: Tokenizer = Tokenizer()
-    """What turns text into tokens."""
-    rows: Layouts = Field(default_factory=lambda: {ALONE: RowLayout()})
-    """What a row is, or several layouts by name: each makes the dataset `<data.path>/<name>`."""
-    split: Split = Split()
-    """What is held out."""
-    prepare: Work = Work()
-    """How the work is done."""
+    """Length limits of the field `text`; `[filter.<field>]` limits another field."""
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    """Tokenizer that is loaded or trained."""
+    rows: Layouts = Field(default_factory=lambda: {UNNAMED: RowLayout()})
+    """Layout of the rows, or several layouts by name: each writes a dataset
+    `<data.path>/<name>`."""
+    split: SplitSettings = SplitSettings()
+    """Selection of the held-out set."""
+    prepare: PrepareOptions = PrepareOptions()
+    """Execution of the work."""
 
     @model_validator(mode="after")
-    def _split_suits_the_rows(self) -> Prepare:
-        from regauge.data.layouts import layout_of
+    def _check_split(self) -> PrepareSettings:
+        from regauge.data.layouts import build_layout
 
         for rows in self.rows.values():
-            layout_of(rows).check_split(self.split)
+            build_layout(rows).check_split(self.split)
         return self
 
 
-ROOT = Prepare
+ROOT = PrepareSettings
 
 
 def main(
@@ -75,73 +76,76 @@ def main(
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
-    """Prepare the dataset of a run file; a finished one is left as it is.
+    """Prepare the dataset of a run file; a finished dataset is not changed.
 
-    A job that was stopped goes on where it was, and ends with the same bytes.
+    The same command resumes a stopped job; the result has the same bytes.
     """
-    settings = verbs.load(ROOT, run_file, overrides)
+    settings = verbs.load_settings(ROOT, run_file, overrides)
     answer = plan(settings) if dry_run else run(settings)
     return verbs.show(answer, as_json=json)
 
 
-def run(settings: Prepare) -> dict[str, Any]:
-    """Make the dataset and return what it holds."""
+def run(settings: PrepareSettings) -> dict[str, Any]:
+    """Prepare the dataset; return its sizes and its identity."""
     from regauge.preparation import prepare
 
-    job = _job(settings)
-    manifests = prepare.prepare(job)
-    log.logger.info(f"prepared: {job.folder}")
-    return unwrapped({name: _answer(job.folder / name, manifests[name]) for name in manifests})
+    job = _build_job(settings)
+    manifests = prepare.prepare_datasets(job)
+    log.logger.info(f"prepared {job.folder}")
+    return unwrap_single(
+        {name: _build_answer(job.folder / name, manifest) for name, manifest in manifests.items()}
+    )
 
 
-def plan(settings: Prepare) -> dict[str, Any]:
-    """Return what `run` would do; raises what it would raise before it starts.
+def plan(settings: PrepareSettings) -> dict[str, Any]:
+    """Return the planned work; raises the errors of `run` that do not depend on the output folder.
 
-    Why the folder of another dataset would be refused is part of the answer.
+    If the output folder belongs to another dataset, the answer contains the refusal.
     """
     from regauge.preparation import prepare
 
-    job = _job(settings)
-    prepare.check(job)
+    job = _build_job(settings)
+    prepare.check_job(job)
+    layouts = job.build_layouts()
     return {
         "dataset": str(job.folder),
-        **_survey(job),
+        **_describe_work(job),
         "source": job.source.kind,
-        "rows": unwrapped({name: _columns(layout) for name, layout in job.made().items()}),
-        "tokenizer": settings.tokenizer.path or f"trained, {settings.tokenizer.vocabulary} entries",
-        "heldout_share": job.split.heldout_share,
+        "rows": unwrap_single({name: _describe_layout(layouts[name]) for name in layouts}),
+        "tokenizer": settings.tokenizer.path or f"trained, {settings.tokenizer.vocab_size} entries",
+        "heldout_fraction": job.split.heldout_fraction,
         "processes": job.processes,
     }
 
 
-def list_datasets(settings: Prepare) -> dict[str, RowLayout]:
-    """Return the rows of the datasets that `run` makes, by their folders."""
-    from regauge.data.unprepared import by_folder
+def list_datasets(settings: PrepareSettings) -> dict[str, RowLayout]:
+    """Return the row layouts of the datasets that `run` writes, by folder."""
+    from regauge.data.unprepared import map_by_folder
 
-    return dict(by_folder(settings.data.path, settings.rows))
+    return dict(map_by_folder(settings.data.path, settings.rows))
 
 
-def _survey(job: Job) -> dict[str, Any]:
-    """Return what there is to do, and how much of it; nobody outside of this machine is asked."""
+def _describe_work(job: PrepareJob) -> dict[str, Any]:
+    """Return the remaining work and the size of the inputs; contacts no other machine."""
     from regauge.preparation import prepare, workdir
 
-    if address := job.source.elsewhere():
-        return {"would_do": f"ask for {address}, and prepare it"}
-    inputs = job.inputs()
-    amount = {"pieces": len(inputs.pieces), "bytes": sum(piece.bytes for piece in inputs.pieces)}
-    if refusal := find_refusal(lambda: workdir.finished(job.folder, inputs)):
-        return {"would_do": "nothing", **amount, **refusal}
-    if workdir.finished(job.folder, inputs):
-        return {"would_do": "nothing: it is there already", **amount}
+    if address := job.source.remote_location():
+        return {"would_do": f"read {address} and prepare the dataset"}
+    inputs = job.collect_inputs()
+    sizes = {"pieces": len(inputs.pieces), "bytes": sum(piece.bytes for piece in inputs.pieces)}
+    if refusal := find_refusal(lambda: workdir.find_finished(job.folder, inputs)):
+        return {"would_do": "nothing", **sizes, **refusal}
+    if workdir.find_finished(job.folder, inputs):
+        return {"would_do": "nothing; the dataset is finished", **sizes}
     prepare.check_disk(job, inputs.pieces)
-    return {"would_do": "prepare it", **amount}
+    return {"would_do": "prepare the dataset", **sizes}
 
 
-def _job(settings: Prepare) -> Job:
-    from regauge.preparation.prepare import Job
+def _build_job(settings: PrepareSettings) -> PrepareJob:
+    from regauge.preparation.prepare import PrepareJob
     from regauge.processes import available_cores
 
-    return Job(
+    return PrepareJob(
         folder=Path(settings.data.path).resolve(),
         source=settings.source,
         tokenizer=settings.tokenizer,
@@ -152,17 +156,17 @@ def _job(settings: Prepare) -> Job:
     )
 
 
-def _columns(layout: Layout) -> dict[str, Any]:
-    columns = layout.fields({}).items()
-    limits = {name: field.limit for name, field in columns if field.kind in SHOWN}
+def _describe_layout(layout: Layout) -> dict[str, Any]:
+    columns = layout.describe_columns({}).items()
+    limits = {name: field.limit for name, field in columns if field.kind in SHOWN_KINDS}
     return {"layout": layout.kind, "limits": limits}
 
 
-def _answer(folder: Path, manifest: Manifest) -> dict[str, Any]:
+def _build_answer(folder: Path, manifest: DatasetManifest) -> dict[str, Any]:
     counts = {
-        f"{name}_{what}": getattr(split, what)
+        f"{name}_{unit}": getattr(split, unit)
         for name, split in manifest.splits.items()
-        for what in ("rows", "tokens")
+        for unit in ("rows", "tokens")
     }
     return {
         "dataset": str(folder),

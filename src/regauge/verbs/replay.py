@@ -1,4 +1,4 @@
-"""Compute some steps of a run again, and write down what each module computed."""
+"""Compute steps of a run again, and record the values of every module."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from regauge import processes, verbs
-from regauge.training.defaults import local_processes
-from regauge.training.divergence.settings import Replay
+from regauge.training.defaults import count_local_processes
+from regauge.training.divergence.settings import ReplaySettings
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
-ROOT = Replay
+ROOT = ReplaySettings
 OUTPUT = "output.folder"
 
 
@@ -20,31 +20,31 @@ def main(
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> dict[str, Any]:
-    """Compute steps of a run again in another folder, and write down what each module computed."""
-    settings = verbs.load(ROOT, run_file, overrides)
+    """Compute steps of a run again in another folder, and record the values of every module."""
+    settings = verbs.load_settings(ROOT, run_file, overrides)
     answer = plan(settings) if dry_run else run(settings)
-    return answer if processes.launched() else verbs.show(answer, as_json=json)
+    return answer if processes.is_launched() else verbs.show(answer, as_json=json)
 
 
-def plan(settings: Replay) -> dict[str, Any]:
-    """Return what would be computed, without torch where the device is named."""
-    asked = settings.replay
+def plan(settings: ReplaySettings) -> dict[str, Any]:
+    """Return the steps that would be computed, without importing torch."""
+    options = settings.replay
     return {
         "output": settings.output.folder,
-        "from": asked.state or "the first weights",
-        "until_step": asked.until,
-        "watched": list(asked.watch),
+        "from": options.checkpoint or "initial weights",
+        "until_step": options.until,
+        "watched": list(options.capture_steps),
         "processes": settings.execution.processes,
     }
 
 
-def run(settings: Replay) -> dict[str, Any]:
-    """Compute on as many processes as the run has; return where the record is."""
-    size = local_processes(settings.execution.processes, settings.accelerator)
-    if size == 1 or processes.launched():
+def run(settings: ReplaySettings) -> dict[str, Any]:
+    """Compute the steps with the processes of the run; return the folder of the record."""
+    size = count_local_processes(settings.execution.processes, settings.accelerator)
+    if size == 1 or processes.is_launched():
         from regauge.training.divergence.replay import replay
 
-        return replay(settings, processes.world())
+        return replay(settings, processes.detect_world())
     folder = Path(settings.output.folder)
-    verbs.spread("replay", settings, size, folder)
+    verbs.run_in_processes("replay", settings, size, folder)
     return {"output": str(folder), "steps": settings.replay.until}

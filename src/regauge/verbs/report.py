@@ -1,4 +1,4 @@
-"""Report on runs as one self-contained page, with the results first."""
+"""Write a self-contained report about runs, with the results first."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from cyclopts import Parameter
 
 from regauge import config, verbs
 from regauge.comparison.settings import Comparison
-from regauge.reporting.settings import ReportSettings
+from regauge.reporting.settings import ReportOptions
 from regauge.training.settings import Output
 
 
-class Report(config.Settings):
-    """Which runs are told, and where the report goes."""
+class ReportSettings(config.Settings):
+    """The runs of a report, and its folder."""
 
     output: Output
-    """The folder that the report is written to."""
-    report: ReportSettings = ReportSettings()
-    """What is told, and how."""
+    """Folder of the report."""
+    report: ReportOptions = ReportOptions()
+    """Runs, format and title of the report."""
     comparison: Comparison | None = None
-    """Runs that are told beside the first of them; none by default."""
+    """Runs that the report compares; none by default."""
 
 
-ROOT = Report
+ROOT = ReportSettings
 
-RunFile = Annotated[
-    Path, Parameter(help="a run file, or the output folder of a run or of a pipeline")
-]
+RunFile = Annotated[Path, Parameter(help="Run file, or output folder of a run or of a pipeline.")]
 OUTPUT = "output.folder"
 
 
@@ -36,65 +34,68 @@ def main(
     run_file: RunFile,
     *overrides: verbs.Override,
     form: Annotated[
-        Literal["html", "md", "json"] | None, Parameter(name="--format", help="of the report")
+        Literal["html", "md", "json"] | None,
+        Parameter(name="--format", help="Format of the report."),
     ] = None,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
-    """Write report.html about the runs of a run file, or about a run's or a pipeline's folder."""
-    asked = () if form is None else (f"report.format={form}",)
-    settings = load(Path(run_file), (*overrides, *asked))
+    """Write a report about the runs of a run file, or about the runs in a folder."""
+    assignments = () if form is None else (f"report.format={form}",)
+    settings = load(Path(run_file), (*overrides, *assignments))
     return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
 
 
-def load(run_file: Path, overrides: tuple[str, ...]) -> Report:
-    """Return the settings of a run file; a folder is reported on in itself."""
+def load(run_file: Path, overrides: tuple[str, ...]) -> ReportSettings:
+    """Build the settings from a run file, or from a folder, which also gets the report."""
     if not run_file.is_dir():
-        return verbs.load(ROOT, run_file, overrides)
-    tables = config.override({"output": {"folder": str(run_file)}}, overrides)
+        return verbs.load_settings(ROOT, run_file, overrides)
+    tables = config.apply_overrides({"output": {"folder": str(run_file)}}, overrides)
     if not tables.get("report", {}).get("runs"):
         tables = config.merge(tables, {"report": {"runs": (str(run_file),)}})
-    return config.build(ROOT, tables, verbs.tables(), str(run_file))
+    return config.build(ROOT, tables, verbs.table_names(), str(run_file))
 
 
-def plan(settings: Report) -> dict[str, Any]:
-    """Return what would be read and written; runs that do not exist yet are named."""
+def plan(settings: ReportSettings) -> dict[str, Any]:
+    """Return the paths that would be read and written, and which runs do not exist yet."""
     runs = settings.report.runs or (settings.output.folder,)
     missing = [folder for folder in runs if not Path(folder).is_dir()]
-    from regauge.reporting.render import path_of
+    from regauge.reporting.render import report_path
 
-    path = path_of(settings.output.folder, settings.report)
+    path = report_path(settings.output.folder, settings.report)
     answer = {"report": str(path), "runs": list(runs)}
     return answer | ({"not_there_yet": missing} if missing else {})
 
 
-def run(settings: Report) -> dict[str, Any]:
+def run(settings: ReportSettings) -> dict[str, Any]:
     """Read the runs and write the report."""
-    from regauge.comparison.compare import compared
+    from regauge.comparison.compare import compare_runs
     from regauge.reporting import page
-    from regauge.reporting.render import path_of, write
+    from regauge.reporting.render import report_path, write_report
     from regauge.results import run_folder
 
     folders = [
-        folder for name in settings.report.runs for folder in run_folder.discover(Path(name))
+        folder
+        for name in settings.report.runs
+        for folder in run_folder.find_run_folders(Path(name))
     ]
-    folders = folders or list(_default(settings))
-    told = page.tell(
-        tuple(run_folder.read(folder) for folder in folders),
+    folders = folders or list(_find_default_runs(settings))
+    report = page.build_report(
+        tuple(run_folder.read_run_folder(folder) for folder in folders),
         settings.report.title,
-        compared(settings.comparison) if settings.comparison else None,
+        compare_runs(settings.comparison) if settings.comparison else None,
     )
-    path = path_of(settings.output.folder, settings.report)
-    write(path, told)
-    return {"report": str(path), "verdict": " ".join(told.verdict)}
+    path = report_path(settings.output.folder, settings.report)
+    write_report(path, report)
+    return {"report": str(path), "verdict": " ".join(report.verdict)}
 
 
-def _default(settings: Report) -> tuple[Path, ...]:
-    """Return the runs in the output folder, or those beside it where a pipeline made it."""
+def _find_default_runs(settings: ReportSettings) -> tuple[Path, ...]:
+    """Return the runs in the output folder, or the runs of its pipeline if it is a stage."""
     from regauge.results import run_folder
 
     folder = Path(settings.output.folder)
-    beside = folder.absolute().parent
-    found = run_folder.stages(beside) if beside.is_dir() else ()
-    in_pipeline = found and not (folder.is_dir() and run_folder.holds_run(folder))
-    return found if in_pipeline else run_folder.discover(folder)
+    parent = folder.absolute().parent
+    stage_folders = run_folder.find_stage_folders(parent) if parent.is_dir() else ()
+    is_run = folder.is_dir() and run_folder.is_run_folder(folder)
+    return stage_folders if stage_folders and not is_run else run_folder.find_run_folders(folder)

@@ -10,12 +10,12 @@ from regauge.errors import DataError
 
 
 class Output(config.Settings):
-    """Where the joined text goes."""
+    """The output of the verb."""
 
     folder: str
     """Folder of the joined text."""
     separator: str = ""
-    """What stands between two texts."""
+    """Separator between two texts."""
 
 
 class Join(config.Settings):
@@ -32,18 +32,18 @@ OUTPUT = "output.folder"
 
 def plan(settings: Join) -> dict[str, Any]:
     """Return the length of the joined text."""
-    return {"length": len(_joined(settings))}
+    return {"length": len(_join(settings))}
 
 
 def run(settings: Join) -> dict[str, Any]:
     """Join the texts into one file."""
     folder = Path(settings.output.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "joined.txt").write_text(_joined(settings))
-    return {"length": len(_joined(settings)), "report": str(folder / "joined.txt")}
+    (folder / "joined.txt").write_text(_join(settings))
+    return {"length": len(_join(settings)), "report": str(folder / "joined.txt")}
 
 
-def _joined(settings: Join) -> str:
+def _join(settings: Join) -> str:
     try:
         return settings.output.separator.join(Path(file).read_text() for file in settings.inputs)
     except FileNotFoundError as error:

@@ -10,14 +10,14 @@ from regauge.errors import DataError
 
 
 class Text(config.Settings):
-    """What is written."""
+    """The text to write."""
 
     value: str = "hello"
-    """The words; `fail` makes the stage fail."""
+    """The text; `fail` makes the stage fail."""
 
 
 class Data(config.Settings):
-    """Where it is written."""
+    """The output of the verb."""
 
     path: str
     """Folder of the text."""
@@ -35,12 +35,12 @@ OUTPUT = "data.path"
 
 
 def plan(settings: Write) -> dict[str, Any]:
-    """Return what would be written."""
+    """Return the length of the text."""
     return {"characters": len(settings.text.value)}
 
 
 def run(settings: Write) -> dict[str, Any]:
-    """Write, and count how often in a file beside it."""
+    """Write the text, and count the runs in another file."""
     folder = Path(settings.data.path)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "runs").open("a") as runs:

@@ -1,9 +1,9 @@
-"""What a row is: one layout per file, which says everything that is particular to it.
+"""Row layouts: how the records of a source become the rows of a dataset. One layout per file.
 
-A layout names the settings that it reads and the fields of a record that it needs; it turns a
-record into encoded rows, or parts of rows, and these into the columns of a shard. Nothing else in
-`data` asks which layout it has. What a file leaves out is the simplest answer: a record is a row,
-with a column for each of its texts and numbers.
+A layout defines the settings and the record fields that it reads. It encodes a record as rows, or
+as chunks of rows, and it builds the columns of a shard from these. No other module of `data`
+depends on the kind of layout. By default, a record is a row with a column for each of its texts and
+values.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ import pyarrow.compute as pc
 from regauge import choices, config
 from regauge.choices import did_you_mean
 from regauge.data import dataset
-from regauge.data.columns import TOKENS, VALUES, Found, Kind, described, value
-from regauge.data.settings import LAYOUTS, RowLayout, Split
+from regauge.data.columns import (
+    TOKENS_TYPE,
+    VALUE_TYPES,
+    ColumnStats,
+    ValueKind,
+    describe_column,
+    encode_value,
+)
+from regauge.data.settings import LAYOUTS, RowLayout, SplitSettings
 from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -28,184 +35,198 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from regauge.data.settings import Tokenizer
+    from regauge.data.settings import TokenizerSettings
     from regauge.data.sources import Value
-    from regauge.data.tokenizer import Encoder
+    from regauge.data.tokenizer import LoadedTokenizer
 
     Lengths = dict[str, np.ndarray]
 
-WORDS: dict[Kind, str] = {"number": "integer", "real": "real", "category": "category"}
-"""How the kinds of values are called where one is missing."""
+WORDS: dict[ValueKind, str] = {"number": "integer", "real": "real", "category": "category"}
+"""The kinds of values in messages."""
 
 
-class Unfit(Exception):  # noqa: N818 (it ends nothing: a record is counted and passed over)
-    """Why a record becomes no row; what is bad about it is written down as well."""
+class UnusableRecord(Exception):  # noqa: N818 (no failure: the record is counted and skipped)
+    """A record that becomes no row. It is counted; a rejected one is also written to a file."""
 
-    def __init__(self, reason: str, detail: str = "", *, bad: bool = True) -> None:
+    def __init__(self, reason: str, detail: str = "", *, is_rejected: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
-        """One of few, because they are counted."""
+        """A short reason from a small set, because reasons are counted."""
         self.detail = detail
-        self.bad = bad
+        self.is_rejected = is_rejected
 
 
-class Encoded(NamedTuple):
+class EncodedRecord(NamedTuple):
     """A record whose texts are encoded."""
 
     record: dict[str, Value]
     ids: list[np.ndarray]
-    """Those of each of its texts, without special tokens around them."""
-    encoder: Encoder
+    """Token ids of each text, without special tokens around it."""
+    tokenizer: LoadedTokenizer
     truncated: Counter[str]
-    """Texts that are cut, by field; a layout counts them here."""
+    """Number of truncated texts by field; the layout updates it."""
 
 
 class Layout(ABC):
-    """One kind of row, made by its settings."""
+    """One kind of row, configured by the table `rows`."""
 
     kind: ClassVar[str]
-    """The value of `rows.layout`: the name of the file."""
-    keys: ClassVar[tuple[str, ...]]
-    """The settings of `rows` that it reads; any other one is refused."""
+    """The value of `rows.layout`, which is the name of the file."""
+    setting_names: ClassVar[tuple[str, ...]]
+    """The keys of `rows` that the layout reads; any other key is an error."""
     defaults: ClassVar[dict[str, Any]] = {}
-    """Settings whose default is another one here."""
+    """Defaults of settings that differ from the defaults of `RowLayout`."""
 
     def __init__(self, settings: RowLayout) -> None:
         self.settings = settings
         self.left_out: Counter[str] = Counter()
-        """Records that no row has room for, by reason, of those that were laid out."""
+        """Number of records that did not fit into a row, by reason."""
 
     @classmethod
-    def check(cls, settings: RowLayout) -> None:
-        """Raise ValueError for settings that do not fit together."""
+    def check_settings(cls, settings: RowLayout) -> None:
+        """Raise ValueError if settings contradict each other."""
         del settings
 
-    def check_split(self, split: Split) -> None:
-        """Raise ValueError where rows of the layout cannot be split so."""
+    def check_split(self, split: SplitSettings) -> None:
+        """Raise ValueError if the rows of this layout do not allow a split."""
         del split
 
     @abstractmethod
-    def reads(self) -> tuple[str, ...]:
+    def text_fields(self) -> tuple[str, ...]:
         """Return the text fields that a record must have."""
 
-    def values(self) -> dict[str, Kind]:
-        """Return the fields that are no text, each with its kind."""
+    def value_kinds(self) -> dict[str, ValueKind]:
+        """Return the kinds of the fields that are values, by name."""
         return {}
 
     @abstractmethod
-    def limits(self) -> dict[str, int]:
-        """Return the columns of a row that hold tokens, with the most tokens of each."""
+    def token_limits(self) -> dict[str, int]:
+        """Return the maximum number of tokens of each column of tokens."""
 
-    def check_fields(self, known: tuple[str, ...]) -> None:
-        """Raise SettingsError where these are all fields of a source, and not enough."""
-        for name in (*self.reads(), *self.values()):
-            if name not in known:
-                remedy = did_you_mean(name, known) if known else "its records hold no text"
+    def check_fields(self, field_names: tuple[str, ...]) -> None:
+        """Raise SettingsError if a source with these fields lacks one that the layout needs."""
+        for name in (*self.text_fields(), *self.value_kinds()):
+            if name not in field_names:
+                if field_names:
+                    remedy = did_you_mean(name, field_names)
+                else:
+                    remedy = "its records have no text; use another source"
                 raise SettingsError(f"the source has no field '{name}'", remedy)
 
-    def check_inputs(self, tokenizer: Tokenizer) -> None:
-        """Raise SettingsError where it is known before anything is read that no row can be made."""
+    def check_inputs(self, tokenizer: TokenizerSettings) -> None:
+        """Raise SettingsError if it is known before reading that no row can be made."""
         del tokenizer
 
-    def check_tokenizer(self, encoder: Encoder) -> None:
-        """Raise SettingsError where rows cannot be made with a tokenizer."""
-        for name, limit in self.limits().items():
-            if limit <= encoder.overhead:
+    def check_tokenizer(self, tokenizer: LoadedTokenizer) -> None:
+        """Raise SettingsError if rows cannot be made with a tokenizer."""
+        for name, limit in self.token_limits().items():
+            if limit <= tokenizer.num_special_tokens:
                 raise SettingsError(
-                    f"'{name}' has {limit} tokens and the tokenizer's special ones take them all",
-                    "raise its limit",
+                    f"the limit of '{name}' is {limit} tokens and the tokenizer adds"
+                    f" {tokenizer.num_special_tokens} special tokens",
+                    "increase the limit",
                 )
 
-    def document(self) -> dict[str, Any]:
-        """Return everything of the layout that decides the bytes of a dataset."""
+    def to_document(self) -> dict[str, Any]:
+        """Return everything of the layout that determines the bytes of a dataset, JSON-ready."""
         return config.dump(self.settings)
 
-    def finish(self, tokenizer: Path) -> None:
-        """Write what the layout adds to the folder of the dataset's tokenizer."""
-        del tokenizer
+    def write_tokenizer_files(self, folder: Path) -> None:
+        """Write the files that the layout adds to the folder of the dataset's tokenizer."""
+        del folder
 
-    def columns(self) -> list[pa.Field]:
-        """Return what is encoded of a record: the columns of a row, or of a part of one."""
-        tokens = [pa.field(name, TOKENS) for name in self.limits()]
-        return [*tokens, *(pa.field(name, VALUES[kind]) for name, kind in self.values().items())]
+    def encoded_columns(self) -> list[pa.Field]:
+        """Return the columns of an encoded record: the cells of a row, or of a chunk of one."""
+        tokens = [pa.field(name, TOKENS_TYPE) for name in self.token_limits()]
+        return [
+            *tokens,
+            *(pa.field(name, VALUE_TYPES[kind]) for name, kind in self.value_kinds().items()),
+        ]
 
-    def kept(self) -> list[pa.Field]:
-        """Return the columns of the whole texts that are kept of a held-out record."""
+    def record_text_columns(self) -> list[pa.Field]:
+        """Return the columns of texts that are stored of a held-out record, before truncation."""
         return []
 
-    def kept_of_row(self) -> list[pa.Field]:
-        """Return the same columns of a row."""
-        return self.kept()
+    def row_text_columns(self) -> list[pa.Field]:
+        """Return the same columns for rows."""
+        return self.record_text_columns()
 
-    def texts(self, record: dict[str, Value], encoder: Encoder) -> list[str]:
-        """Return the texts of a record that are to be encoded; raises Unfit."""
-        del encoder
-        for name in self.reads():
+    def select_texts(self, record: dict[str, Value], tokenizer: LoadedTokenizer) -> list[str]:
+        """Return the texts of a record to encode; raises UnusableRecord."""
+        del tokenizer
+        for name in self.text_fields():
             if not isinstance(record.get(name), str):
-                raise Unfit(f"no text in '{name}'")
-        for name in self.reads():
+                raise UnusableRecord(f"no text in '{name}'")
+        for name in self.text_fields():
             if not str(record[name]).strip():
-                raise Unfit(f"empty '{name}'", bad=False)
-        return [str(record[name]) for name in self.reads()]
+                raise UnusableRecord(f"empty '{name}'", is_rejected=False)
+        return [str(record[name]) for name in self.text_fields()]
 
-    def cells(self, record: dict[str, Value]) -> list[int | float]:
-        """Return the cells of a record's values; raises Unfit for one of the wrong kind."""
-        found = []
-        for name, kind in self.values().items():
+    def encode_values(self, record: dict[str, Value]) -> list[int | float]:
+        """Return the cells of a record's values; raises UnusableRecord for one of another kind."""
+        cells = []
+        for name, kind in self.value_kinds().items():
             try:
-                found.append(value(record.get(name), kind))
+                cells.append(encode_value(record.get(name), kind))
             except TypeError as error:
-                raise Unfit(f"no {WORDS[kind]} field '{name}'", str(error)) from None
-        return found
+                raise UnusableRecord(f"no {WORDS[kind]} field '{name}'", str(error)) from None
+        return cells
 
-    def encode(self, texts: list[str], encoder: Encoder) -> list[np.ndarray]:
-        """Return the ids of texts of many records."""
-        return encoder.encode(texts)
+    def encode_texts(self, texts: list[str], tokenizer: LoadedTokenizer) -> list[np.ndarray]:
+        """Return the token ids of the texts of many records."""
+        return tokenizer.encode(texts)
 
     @abstractmethod
-    def rows(self, encoded: Encoded) -> Iterator[list[Any]]:
-        """Yield the cells of `columns` that a record gives; raises Unfit."""
+    def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
+        """Yield the cells of `encoded_columns` that a record gives; raises UnusableRecord."""
 
-    def laid_out(self, encoded: Iterable[pa.RecordBatch], pad: int) -> Iterator[pa.Table]:
-        """Yield the rows of encoded records in the source's order; their first column is apart."""
-        del pad
-        places = list(range(1, 1 + len(self.columns())))
+    def build_rows(self, encoded: Iterable[pa.RecordBatch], pad_id: int) -> Iterator[pa.Table]:
+        """Yield the rows of encoded records in the order of the source; column 0 is the split."""
+        del pad_id
+        indices = list(range(1, 1 + len(self.encoded_columns())))
         for batch in encoded:
-            yield pa.Table.from_batches([batch.select(places)])
+            yield pa.Table.from_batches([batch.select(indices)])
 
-    def laid_texts(self, encoded: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield the whole texts of each row, in the order of `laid_out`."""
-        columns = self.kept_of_row()
+    def build_row_texts(self, encoded: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """Yield the texts of each row before truncation, in the order of `build_rows`."""
+        columns = self.row_text_columns()
         for batch in encoded:
             yield pa.table(batch.columns[-len(columns) :], schema=pa.schema(columns))
 
-    def lengths(self, rows: pa.Table) -> Lengths:
-        """Return how many tokens each row has in every column of `limits`."""
-        return {name: pc.list_value_length(rows.column(name)).to_numpy() for name in self.limits()}
+    def count_lengths(self, rows: pa.Table) -> Lengths:
+        """Return the number of tokens of each row in every column of tokens."""
+        return {
+            name: pc.list_value_length(rows.column(name)).to_numpy() for name in self.token_limits()
+        }
 
-    def tokens(self, rows: pa.Table, lengths: Lengths) -> int:
-        """Return how many real tokens rows of these `lengths` have."""
+    def count_tokens(self, rows: pa.Table, lengths: Lengths) -> int:
+        """Return the number of tokens of rows with these `lengths`, without padding."""
         del rows
-        return sum(int(found.sum()) for found in lengths.values())
+        return sum(int(counts.sum()) for counts in lengths.values())
 
-    def fields(self, found: dict[str, Found]) -> dict[str, dataset.Field]:
-        """Return the columns of a row for the manifest, of what was found in each split."""
+    def describe_columns(
+        self, stats_by_split: dict[str, ColumnStats]
+    ) -> dict[str, dataset.ColumnInfo]:
+        """Return the manifest entries of the columns of a row, from their statistics by split."""
         texts = {
-            name: dataset.Field(
+            name: dataset.ColumnInfo(
                 limit=limit,
                 lengths={
-                    split: tuple(each.lengths[name].tolist()) for split, each in found.items()
+                    split: tuple(stats.lengths[name].tolist())
+                    for split, stats in stats_by_split.items()
                 },
             )
-            for name, limit in self.limits().items()
+            for name, limit in self.token_limits().items()
         }
         return texts | {
-            name: described(kind, {split: each.values[name] for split, each in found.items()})
-            for name, kind in self.values().items()
+            name: describe_column(
+                kind, {split: stats.values[name] for split, stats in stats_by_split.items()}
+            )
+            for name, kind in self.value_kinds().items()
         }
 
 
-def layout_of(settings: RowLayout) -> Layout:
-    """Return the layout that a table of a run file describes."""
-    found: Layout = choices.load(LAYOUTS, settings.layout)(settings)
-    return found
+def build_layout(settings: RowLayout) -> Layout:
+    """Return the layout that a table `rows` defines."""
+    layout: Layout = choices.load(LAYOUTS, settings.layout)(settings)
+    return layout

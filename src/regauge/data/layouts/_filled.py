@@ -1,4 +1,4 @@
-"""What the layouts share whose rows have one length and are filled with chunks."""
+"""Base of the layouts whose rows have one length and are filled with chunks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from regauge.data import dataset, packing
-from regauge.data.columns import TOKENS, Found, even_lists
+from regauge.data.columns import TOKENS_TYPE, ColumnStats, build_fixed_list_column
 from regauge.data.layouts import Layout
 
 if TYPE_CHECKING:
@@ -18,46 +18,50 @@ if TYPE_CHECKING:
 
     from regauge.data.layouts import Lengths
 
-ROWS_AT_A_TIME = 4096
+ROWS_PER_TABLE = 4096
 SEGMENTS = "segments"
 
 
-class Filled(Layout, ABC):
+class FilledLayout(Layout, ABC):
     """Rows of `length` tokens; each chunk of a record is a segment, and the rest is padding."""
 
-    def limits(self) -> dict[str, int]:
+    def token_limits(self) -> dict[str, int]:
         return {"tokens": self.settings.length}
 
-    def laid_out(self, encoded: Iterable[pa.RecordBatch], pad: int) -> Iterator[pa.Table]:
-        """Yield rows that are filled up with the chunks that wait."""
-        rows = packing.pack(_chunks(encoded), self.settings.length)
-        while ready := list(islice(rows, ROWS_AT_A_TIME)):
-            yield self._table(ready, pad)
+    def build_rows(self, encoded: Iterable[pa.RecordBatch], pad_id: int) -> Iterator[pa.Table]:
+        """Yield rows that are filled with waiting chunks."""
+        rows = packing.pack_chunks(_split_chunks(encoded), self.settings.length)
+        while batch := list(islice(rows, ROWS_PER_TABLE)):
+            yield self._build_table(batch, pad_id)
 
-    def _table(self, rows: list[list[np.ndarray]], pad: int) -> pa.Table:
-        """Return rows of chunks as tokens, segments, and what else is encoded."""
-        tokens, *others = self.columns()
+    def _build_table(self, rows: list[list[np.ndarray]], pad_id: int) -> pa.Table:
+        """Return rows of chunks as columns: tokens, segments and the other encoded columns."""
+        tokens, *others = self.encoded_columns()
         length = self.settings.length
-        values, segments = packing.laid_out(rows, length, [pad, *(0 for _ in others)])
-        fields = [tokens, pa.field(SEGMENTS, TOKENS), *others]
+        values, segments = packing.assemble_rows(rows, length, [pad_id, *(0 for _ in others)])
+        fields = [tokens, pa.field(SEGMENTS, TOKENS_TYPE), *others]
         columns = zip(fields, (values[0], segments, *values[1:]), strict=True)
-        return pa.table({field.name: even_lists(found, field.type) for field, found in columns})
+        return pa.table(
+            {field.name: build_fixed_list_column(cells, field.type) for field, cells in columns}
+        )
 
-    def lengths(self, rows: pa.Table) -> Lengths:
+    def count_lengths(self, rows: pa.Table) -> Lengths:
         segments = rows.column(SEGMENTS).combine_chunks().flatten().to_numpy()
-        real = (segments.reshape(rows.num_rows, self.settings.length) > 0).sum(axis=1)
-        return {"tokens": real}
+        num_tokens = (segments.reshape(rows.num_rows, self.settings.length) > 0).sum(axis=1)
+        return {"tokens": num_tokens}
 
-    def fields(self, found: dict[str, Found]) -> dict[str, dataset.Field]:
-        segments = dataset.Field(limit=self.settings.length, kind="segments")
-        return {**super().fields(found), SEGMENTS: segments}
+    def describe_columns(
+        self, stats_by_split: dict[str, ColumnStats]
+    ) -> dict[str, dataset.ColumnInfo]:
+        segments = dataset.ColumnInfo(limit=self.settings.length, kind="segments")
+        return {**super().describe_columns(stats_by_split), SEGMENTS: segments}
 
 
-def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[np.ndarray]:
-    """Yield [tokens, columns] for each chunk."""
+def _split_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[np.ndarray]:
+    """Yield an array, [tokens, columns], for each chunk."""
     for batch in batches:
         columns = batch.columns[1:]
         values = np.stack([column.values.to_numpy() for column in columns], 1)
         offsets = columns[0].offsets.to_numpy().tolist()
-        for at in range(batch.num_rows):
-            yield values[offsets[at] : offsets[at + 1]]
+        for index in range(batch.num_rows):
+            yield values[offsets[index] : offsets[index + 1]]

@@ -1,60 +1,60 @@
-"""What the layouts share whose rows are records: named texts, each cut at its limit, and values."""
+"""Base of the layouts whose rows are records: texts with token limits, and values."""
 
 from __future__ import annotations
 
 from abc import ABC
 from typing import TYPE_CHECKING, Any
 
-from regauge.data.columns import Kind
+from regauge.data.columns import ValueKind
 from regauge.data.layouts import Layout
-from regauge.data.settings import SHORTEST
+from regauge.data.settings import MIN_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.data.layouts import Encoded
+    from regauge.data.layouts import EncodedRecord
     from regauge.data.settings import RowLayout
 
-KEYS = ("fields", "numbers", "reals", "categories")
-"""The settings that they read."""
+RECORD_SETTINGS = ("fields", "integers", "floats", "categories")
+"""The keys of `rows` that these layouts read."""
 
 
-class OfRecords(Layout, ABC):
-    """Texts and values of a record, side by side."""
+class RecordLayout(Layout, ABC):
+    """The texts and values of a record; each text is truncated at its token limit."""
 
     @classmethod
-    def check(cls, settings: RowLayout) -> None:
+    def check_settings(cls, settings: RowLayout) -> None:
         if not settings.fields:
-            raise ValueError(f"layout '{cls.kind}' needs fields, such as {{summary = 32}}")
+            raise ValueError(f"layout '{cls.kind}' needs fields; set for example {{summary = 32}}")
         for name, limit in settings.fields.items():
-            if limit < SHORTEST:
-                raise ValueError(f"the limit of '{name}' is below {SHORTEST} tokens")
-        names = [*settings.fields, *settings.numbers, *settings.reals, *settings.categories]
+            if limit < MIN_TOKENS:
+                raise ValueError(f"the limit of '{name}' is below {MIN_TOKENS} tokens; increase it")
+        names = [*settings.fields, *settings.integers, *settings.floats, *settings.categories]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"'{name}' is named twice: a field is of one kind")
+                raise ValueError(f"'{name}' is listed twice in rows; keep one kind")
 
-    def reads(self) -> tuple[str, ...]:
+    def text_fields(self) -> tuple[str, ...]:
         return tuple(self.settings.fields)
 
-    def values(self) -> dict[str, Kind]:
+    def value_kinds(self) -> dict[str, ValueKind]:
         settings = self.settings
-        kinds: dict[Kind, tuple[str, ...]] = {
-            "number": settings.numbers,
-            "real": settings.reals,
+        kinds: dict[ValueKind, tuple[str, ...]] = {
+            "number": settings.integers,
+            "real": settings.floats,
             "category": settings.categories,
         }
         return {name: kind for kind, names in kinds.items() for name in names}
 
-    def limits(self) -> dict[str, int]:
+    def token_limits(self) -> dict[str, int]:
         return dict(self.settings.fields)
 
-    def rows(self, encoded: Encoded) -> Iterator[list[Any]]:
-        """Yield the one row of a record."""
+    def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
+        """Yield the cells of the record's row."""
         cells: list[Any] = []
-        for (name, limit), tokens in zip(self.limits().items(), encoded.ids, strict=True):
-            room = limit - encoded.encoder.overhead
-            if len(tokens) > room:
+        for (name, limit), tokens in zip(self.token_limits().items(), encoded.ids, strict=True):
+            max_tokens = limit - encoded.tokenizer.num_special_tokens
+            if len(tokens) > max_tokens:
                 encoded.truncated[name] += 1
-            cells.append(encoded.encoder.wrap(tokens[:room]))
-        yield [*cells, *self.cells(encoded.record)]
+            cells.append(encoded.tokenizer.add_special_tokens(tokens[:max_tokens]))
+        yield [*cells, *self.encode_values(encoded.record)]

@@ -1,4 +1,4 @@
-"""Rows of one length, filled with conversations in a chat template; their answers are marked."""
+"""Rows of one length, filled with conversations in a chat template; answer tokens are marked."""
 
 from __future__ import annotations
 
@@ -10,145 +10,159 @@ import numpy as np
 import pyarrow as pa
 
 from regauge.data import chat_templates, dataset
-from regauge.data.columns import MARKS, Found
+from regauge.data.columns import MARKS_TYPE, ColumnStats
 from regauge.data.dataset import TOKENIZER
-from regauge.data.layouts import Unfit
-from regauge.data.layouts._filled import Filled
-from regauge.data.tokenizer import Encoder
+from regauge.data.layouts import UnusableRecord
+from regauge.data.layouts._filled import FilledLayout
+from regauge.data.tokenizer import LoadedTokenizer
 from regauge.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.data.layouts import Encoded
-    from regauge.data.settings import RowLayout, Tokenizer
+    from regauge.data.layouts import EncodedRecord
+    from regauge.data.settings import RowLayout, TokenizerSettings
     from regauge.data.sources import Value
 
 ANSWERS = "answers"
-WAYS = '"alpaca", "chatml" or a file of your own'
+"""The column that marks the tokens of answers."""
+REMEDY_VALUES = '"alpaca", "chatml" or a Jinja file'
+"""Values of `rows.chat_template` in remedies."""
 
 
-class Chat(Filled):
-    """The tokens of a conversation are those of its template; none is added or written twice."""
+class ChatLayout(FilledLayout):
+    """A conversation has exactly the tokens of its template; none is added."""
 
     kind: ClassVar[str] = "chat"
-    keys: ClassVar[tuple[str, ...]] = ("length", "too_long", "template")
+    setting_names: ClassVar[tuple[str, ...]] = ("length", "too_long", "chat_template")
     defaults: ClassVar[dict[str, Any]] = {"too_long": "truncate"}
 
     @classmethod
-    def check(cls, settings: RowLayout) -> None:
+    def check_settings(cls, settings: RowLayout) -> None:
         if settings.too_long == "split":
-            raise ValueError("a conversation is not split: set too_long to truncate or reject")
+            raise ValueError(
+                'conversations cannot be split; set too_long to "truncate" or "reject"'
+            )
 
-    def reads(self) -> tuple[str, ...]:
-        """Return nothing: a record has one set of fields or another."""
+    def text_fields(self) -> tuple[str, ...]:
+        """Return nothing: the fields of a record depend on its format."""
         return ()
 
-    def check_fields(self, known: tuple[str, ...]) -> None:
-        if "messages" not in known and not {"instruction", "output"} <= set(known):
+    def check_fields(self, field_names: tuple[str, ...]) -> None:
+        if "messages" not in field_names and not {"instruction", "output"} <= set(field_names):
             raise SettingsError(
-                "the source has no field 'messages', and no 'instruction' with an 'output'",
-                'for lists of messages set source.columns = ["messages"]',
+                "the source has neither 'messages' nor 'instruction' and 'output'",
+                'if messages are lists, set source.columns = ["messages"]',
             )
 
-    def check_inputs(self, tokenizer: Tokenizer) -> None:
-        given = Path(tokenizer.path) if tokenizer.path else None
-        if self.settings.template is None and not (given and chat_templates.has_template(given)):
-            owner = f"the tokenizer '{given}'" if given else "a trained tokenizer"
-            raise SettingsError(f"{owner} has no chat template", f"set rows.template to {WAYS}")
-        if given and (given / TOKENIZER).is_file():
-            self.check_tokenizer(Encoder(given))
+    def check_inputs(self, tokenizer: TokenizerSettings) -> None:
+        folder = Path(tokenizer.path) if tokenizer.path else None
+        if self.settings.chat_template is None and not (
+            folder and chat_templates.has_template(folder)
+        ):
+            name = f"the tokenizer '{folder}'" if folder else "a trained tokenizer"
+            raise SettingsError(
+                f"{name} has no chat template", f"set rows.chat_template to {REMEDY_VALUES}"
+            )
+        if folder and (folder / TOKENIZER).is_file():
+            self.check_tokenizer(LoadedTokenizer(folder))
 
-    def check_tokenizer(self, encoder: Encoder) -> None:
-        """Raise SettingsError for a template that loses answers, or writes them without an end."""
-        name = self.settings.template or "of the tokenizer"
+    def check_tokenizer(self, tokenizer: LoadedTokenizer) -> None:
+        """Raise SettingsError for a template that loses answers or does not terminate them."""
+        name = self.settings.chat_template or "of the tokenizer"
         try:
-            written = self._template(encoder).written(chat_templates.PROBE)
+            rendered = self._load_template(tokenizer).render(chat_templates.TEST_MESSAGES)
         except chat_templates.TemplateError as error:
             problem = f"the chat template {name} cannot be used: {error}"
-            raise SettingsError(problem, f"set rows.template to {WAYS}") from None
-        ids = self.encode(_parts(written), encoder)
-        if not np.isin(ids[0][_marks(ids) > 0], encoder.facts.special).any():
+            raise SettingsError(problem, f"set rows.chat_template to {REMEDY_VALUES}") from None
+        ids = self.encode_texts(_list_prefixes(rendered), tokenizer)
+        if not np.isin(ids[0][_mark_answers(ids) > 0], tokenizer.info.special).any():
             raise SettingsError(
-                f"the chat template {name} ends no answer with a special token of the tokenizer,"
-                " so that no model would learn to stop",
-                'end them with {{ eos_token }} or the like, as rows.template = "alpaca" does',
+                f"the chat template {name} ends no answer with a special token of the tokenizer;"
+                " a model would not learn to stop",
+                'end answers with {{ eos_token }}, or set rows.chat_template = "alpaca"',
             )
 
-    def document(self) -> dict[str, Any]:
-        if self.settings.template is None:
-            return super().document()
-        content = chat_templates.template_file(self.settings.template).read_bytes()
-        return {**super().document(), "template_sha256": hashlib.sha256(content).hexdigest()}
+    def to_document(self) -> dict[str, Any]:
+        if self.settings.chat_template is None:
+            return super().to_document()
+        content = chat_templates.find_template_file(self.settings.chat_template).read_bytes()
+        return {**super().to_document(), "template_sha256": hashlib.sha256(content).hexdigest()}
 
-    def finish(self, tokenizer: Path) -> None:
-        """Make the template that of the dataset's tokenizer, and so of every model's."""
-        if self.settings.template is not None:
-            chat_templates.adopt(tokenizer, chat_templates.template_file(self.settings.template))
+    def write_tokenizer_files(self, folder: Path) -> None:
+        """Write the template to the tokenizer of the dataset, and so of every model."""
+        if self.settings.chat_template is not None:
+            template = chat_templates.find_template_file(self.settings.chat_template)
+            chat_templates.install_template(folder, template)
 
-    def columns(self) -> list[pa.Field]:
-        return [*super().columns(), pa.field(ANSWERS, MARKS)]
+    def encoded_columns(self) -> list[pa.Field]:
+        return [*super().encoded_columns(), pa.field(ANSWERS, MARKS_TYPE)]
 
-    def fields(self, found: dict[str, Found]) -> dict[str, dataset.Field]:
-        answers = dataset.Field(limit=self.settings.length, kind="answers")
-        return {**super().fields(found), ANSWERS: answers}
+    def describe_columns(
+        self, stats_by_split: dict[str, ColumnStats]
+    ) -> dict[str, dataset.ColumnInfo]:
+        answers = dataset.ColumnInfo(limit=self.settings.length, kind="answers")
+        return {**super().describe_columns(stats_by_split), ANSWERS: answers}
 
-    def texts(self, record: dict[str, Value], encoder: Encoder) -> list[str]:
-        """Return a conversation, and its beginnings up to where each answer begins and ends."""
-        messages = chat_templates.conversation(record)
+    def select_texts(self, record: dict[str, Value], tokenizer: LoadedTokenizer) -> list[str]:
+        """Return a conversation, and its prefixes up to the start and the end of each answer."""
+        messages = chat_templates.parse_conversation(record)
         if messages is None:
-            wanted = "'messages' of role and content, or texts 'instruction' and 'output'"
-            raise Unfit("no conversation", f"needs {wanted}")
+            detail = "needs 'messages' with role and content, or 'instruction' and 'output'"
+            raise UnusableRecord("no conversation", detail)
         for message in messages:
-            for token in encoder.special:
+            for token in tokenizer.special_tokens:
                 if token in message["content"]:
-                    raise Unfit("a special token in a message", token)
+                    raise UnusableRecord("a special token in a message", token)
         try:
-            written = self._template(encoder).written(messages)
+            rendered = self._load_template(tokenizer).render(messages)
         except chat_templates.TemplateError as error:
-            raise Unfit("the chat template cannot write it", str(error)) from None
-        if not written.answers:
-            raise Unfit("no answer", bad=False)
-        return _parts(written)
+            raise UnusableRecord("the chat template cannot render it", str(error)) from None
+        if not rendered.answers:
+            raise UnusableRecord("no answer", is_rejected=False)
+        return _list_prefixes(rendered)
 
-    def encode(self, texts: list[str], encoder: Encoder) -> list[np.ndarray]:
-        return encoder.encode(texts, special=True)
+    def encode_texts(self, texts: list[str], tokenizer: LoadedTokenizer) -> list[np.ndarray]:
+        return tokenizer.encode(texts, parse_special_tokens=True)
 
-    def rows(self, encoded: Encoded) -> Iterator[list[Any]]:
-        """Yield the one chunk of a conversation; one that is cut loses its end."""
-        tokens, marks, length = encoded.ids[0], _marks(encoded.ids), self.settings.length
+    def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
+        """Yield the one chunk of a conversation; a truncated one loses its end."""
+        tokens, marks, length = encoded.ids[0], _mark_answers(encoded.ids), self.settings.length
         if len(tokens) > length and self.settings.too_long == "reject":
-            raise Unfit(f"longer than {length} tokens", f"{len(tokens)} tokens")
+            raise UnusableRecord(f"longer than {length} tokens", f"{len(tokens)} tokens")
         if not marks[:length].any():
-            raise Unfit(f"no answer within {length} tokens", f"{len(tokens)} tokens")
+            raise UnusableRecord(f"no answer within {length} tokens", f"{len(tokens)} tokens")
         if len(tokens) > length:
             encoded.truncated["messages"] += 1
         yield [tokens[:length], marks[:length]]
 
-    def _template(self, encoder: Encoder) -> chat_templates.Template:
-        return chat_templates.template(encoder.folder, self.settings.template)
+    def _load_template(self, tokenizer: LoadedTokenizer) -> chat_templates.ChatTemplate:
+        return chat_templates.load_template(tokenizer.folder, self.settings.chat_template)
 
 
-def _parts(written: chat_templates.Written) -> list[str]:
-    """Return the text, and its beginnings up to both ends of each answer."""
-    return [written.text, *(written.text[:at] for pair in written.answers for at in pair)]
+def _list_prefixes(rendered: chat_templates.RenderedConversation) -> list[str]:
+    """Return the text, and its prefixes up to both ends of each answer."""
+    return [
+        rendered.text,
+        *(rendered.text[:offset] for span in rendered.answers for offset in span),
+    ]
 
 
-def _marks(ids: list[np.ndarray]) -> np.ndarray:
-    """Return 1 for each token of an answer, 0 for others; `ids` are those of `_parts`.
+def _mark_answers(ids: list[np.ndarray]) -> np.ndarray:
+    """Return 1 for each token of an answer, else 0; `ids` encodes the texts of `_list_prefixes`.
 
-    An answer begins with the first token that its prompt alone does not have, so that a prompt has
-    the same tokens in training and where it is answered.
+    An answer starts at the first token that is not in its encoded prompt. The prompt then has the
+    same tokens in training and in generation.
     """
-    whole, *cuts = ids
-    marks = np.zeros(len(whole), np.uint8)
-    for begin, end in zip(cuts[::2], cuts[1::2], strict=True):
-        marks[_shared(begin, whole) : _shared(end, whole)] = 1
+    tokens, *prefixes = ids
+    marks = np.zeros(len(tokens), np.uint8)
+    for prompt, answered in zip(prefixes[::2], prefixes[1::2], strict=True):
+        marks[_count_shared(prompt, tokens) : _count_shared(answered, tokens)] = 1
     return marks
 
 
-def _shared(beginning: np.ndarray, whole: np.ndarray) -> int:
-    """Return how many tokens two texts have in common from the start on."""
-    size = min(len(beginning), len(whole))
-    differ = np.flatnonzero(beginning[:size] != whole[:size])
-    return int(differ[0]) if len(differ) else size
+def _count_shared(prefix: np.ndarray, tokens: np.ndarray) -> int:
+    """Return the length of the common prefix of two token sequences."""
+    size = min(len(prefix), len(tokens))
+    differences = np.flatnonzero(prefix[:size] != tokens[:size])
+    return int(differences[0]) if len(differences) else size

@@ -1,4 +1,4 @@
-"""A row of each record: its named texts, each cut at its limit, and its values."""
+"""One row per record: its texts, each truncated at its limit, and its values."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from regauge.data.columns import WHOLE
-from regauge.data.layouts._of_records import KEYS, OfRecords
+from regauge.data.columns import TEXT_TYPE
+from regauge.data.layouts._of_records import RECORD_SETTINGS, RecordLayout
 
 
-class Fields(OfRecords):
-    """Texts and values side by side; of a held-out row the whole texts are kept as well."""
+class FieldsLayout(RecordLayout):
+    """Columns of texts and values; the texts of held-out rows are also stored before truncation."""
 
     kind: ClassVar[str] = "fields"
-    keys: ClassVar[tuple[str, ...]] = KEYS
+    setting_names: ClassVar[tuple[str, ...]] = RECORD_SETTINGS
 
-    def kept(self) -> list[pa.Field]:
-        return [pa.field(name, WHOLE) for name in self.settings.fields]
+    def record_text_columns(self) -> list[pa.Field]:
+        return [pa.field(name, TEXT_TYPE) for name in self.settings.fields]

@@ -1,6 +1,6 @@
-"""A row of all records of one group, such as a query and the documents it was shown with.
+"""One row per group of records, such as a query and the documents that were shown for it.
 
-Records of a group follow one another in the source, as in files for learning to rank.
+The records of a group must be consecutive in the source, as in files for learning to rank.
 """
 
 from __future__ import annotations
@@ -12,174 +12,186 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from regauge.data import dataset
-from regauge.data.columns import WHOLE, Found, category
-from regauge.data.layouts import Unfit
-from regauge.data.layouts._of_records import KEYS, OfRecords
+from regauge.data.columns import TEXT_TYPE, ColumnStats, hash_category
+from regauge.data.layouts import UnusableRecord
+from regauge.data.layouts._of_records import RECORD_SETTINGS, RecordLayout
 from regauge.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from regauge.data.layouts import Encoded, Lengths
-    from regauge.data.settings import RowLayout, Split
+    from regauge.data.layouts import EncodedRecord, Lengths
+    from regauge.data.settings import RowLayout, SplitSettings
 
 KEY = ""
-"""The name of the column of keys, which no field has."""
+"""Name of the column of group keys; no field has this name."""
 
 
-class Groups(OfRecords):
-    """Texts that a group shares, and lists of the other texts and of values, one of each record.
+class GroupsLayout(RecordLayout):
+    """Texts that a group shares, and lists with the other texts and the values of its records.
 
-    Of a held-out row the whole texts are kept as well.
+    The texts of held-out rows are also stored before truncation.
     """
 
     kind: ClassVar[str] = "groups"
-    keys: ClassVar[tuple[str, ...]] = (*KEYS, "group", "shared", "members")
+    setting_names: ClassVar[tuple[str, ...]] = (
+        *RECORD_SETTINGS,
+        "group_by",
+        "shared",
+        "max_group_size",
+    )
 
     @classmethod
-    def check(cls, settings: RowLayout) -> None:
-        super().check(settings)
-        if settings.group is None:
-            raise ValueError("layout 'groups' needs group, the field that records of a row share")
+    def check_settings(cls, settings: RowLayout) -> None:
+        super().check_settings(settings)
+        if settings.group_by is None:
+            raise ValueError(
+                "layout 'groups' needs group_by, the field that the records of a row share"
+            )
         for name in settings.shared:
             if name not in settings.fields:
                 raise ValueError(f"'{name}' is shared and has no limit in fields")
 
-    def check_split(self, split: Split) -> None:
-        if split.by != self.settings.group:
-            raise ValueError(f'a group must not be parted: set split.by = "{self.settings.group}"')
+    def check_split(self, split: SplitSettings) -> None:
+        if split.group_by != self.settings.group_by:
+            raise ValueError(
+                "records of a group must stay in one split;"
+                f' set split.group_by = "{self.settings.group_by}"'
+            )
 
-    def columns(self) -> list[pa.Field]:
-        return [pa.field(KEY, pa.int64()), *super().columns()]
+    def encoded_columns(self) -> list[pa.Field]:
+        return [pa.field(KEY, pa.int64()), *super().encoded_columns()]
 
-    def rows(self, encoded: Encoded) -> Iterator[list[Any]]:
-        """Yield the key and the cells of a record."""
-        key = encoded.record.get(str(self.settings.group))
+    def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
+        """Yield the group key and the cells of a record."""
+        key = encoded.record.get(str(self.settings.group_by))
         if key is None:
-            raise Unfit(f"no field '{self.settings.group}'")
-        for cells in super().rows(encoded):
-            yield [category(key), *cells]
+            raise UnusableRecord(f"no field '{self.settings.group_by}'")
+        for cells in super().build_cells(encoded):
+            yield [hash_category(key), *cells]
 
-    def laid_out(self, encoded: Iterable[pa.RecordBatch], pad: int) -> Iterator[pa.Table]:
-        """Yield a row for the records of each group; raises DataError where one is in parts."""
-        del pad
-        seen: set[int] = set()
-        names = [field.name for field in self.columns()[1:]]
-        for records in _groups(encoded, range(2, 2 + len(names)), names):
-            self._check(records, seen)
-            yield self._rows(records)
+    def build_rows(self, encoded: Iterable[pa.RecordBatch], pad_id: int) -> Iterator[pa.Table]:
+        """Yield one row per group; raises DataError if records of a group are not consecutive."""
+        del pad_id
+        earlier_keys: set[int] = set()
+        names = [field.name for field in self.encoded_columns()[1:]]
+        for records in _read_groups(encoded, range(2, 2 + len(names)), names):
+            self._check_groups(records, earlier_keys)
+            yield self._build_table(records)
 
-    def kept(self) -> list[pa.Field]:
-        return [pa.field(name, WHOLE) for name in self.settings.fields]
+    def record_text_columns(self) -> list[pa.Field]:
+        return [pa.field(name, TEXT_TYPE) for name in self.settings.fields]
 
-    def kept_of_row(self) -> list[pa.Field]:
-        """Return a column for each text, of lists where a group does not share it."""
+    def row_text_columns(self) -> list[pa.Field]:
+        """Return a column for each text; it has lists unless the group shares the text."""
         shared = self.settings.shared
         return [
-            pa.field(name, WHOLE if name in shared else pa.list_(WHOLE))
+            pa.field(name, TEXT_TYPE if name in shared else pa.list_(TEXT_TYPE))
             for name in self.settings.fields
         ]
 
-    def laid_texts(self, encoded: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    def build_row_texts(self, encoded: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         names = list(self.settings.fields)
-        first = 1 + len(self.columns())
-        for records in _groups(encoded, range(first, first + len(names)), names):
-            yield self._rows(records).cast(pa.schema(self.kept_of_row()))
+        first = 1 + len(self.encoded_columns())
+        for records in _read_groups(encoded, range(first, first + len(names)), names):
+            yield self._build_table(records).cast(pa.schema(self.row_text_columns()))
 
-    def lengths(self, rows: pa.Table) -> Lengths:
-        """Return the tokens of each row's texts: of a list of them the longest."""
-        return {name: _longest(rows.column(name)) for name in self.limits()}
+    def count_lengths(self, rows: pa.Table) -> Lengths:
+        """Return the number of tokens of each row's texts; of a list, the maximum."""
+        return {name: _max_lengths(rows.column(name)) for name in self.token_limits()}
 
-    def tokens(self, rows: pa.Table, lengths: Lengths) -> int:
-        """Return the tokens of all texts, that of a shared one once."""
+    def count_tokens(self, rows: pa.Table, lengths: Lengths) -> int:
+        """Return the number of tokens of all texts; a shared text counts once."""
         del lengths
-        columns = (rows.column(name).combine_chunks() for name in self.limits())
+        columns = (rows.column(name).combine_chunks() for name in self.token_limits())
         return sum(len(pc.list_flatten(cells, recursive=True)) for cells in columns)
 
-    def fields(self, found: dict[str, Found]) -> dict[str, dataset.Field]:
-        listed = {"members": self.settings.members}
+    def describe_columns(
+        self, stats_by_split: dict[str, ColumnStats]
+    ) -> dict[str, dataset.ColumnInfo]:
+        update = {"members": self.settings.max_group_size}
         return {
-            name: field if name in self.settings.shared else field.model_copy(update=listed)
-            for name, field in super().fields(found).items()
+            name: column if name in self.settings.shared else column.model_copy(update=update)
+            for name, column in super().describe_columns(stats_by_split).items()
         }
 
-    def _check(self, records: pa.Table, seen: set[int]) -> None:
-        """Raise DataError for a group that was seen before, and count what is left out."""
-        starts, sizes = _runs(records)
+    def _check_groups(self, records: pa.Table, earlier_keys: set[int]) -> None:
+        """Raise DataError if a group occurred earlier, and count the records that do not fit."""
+        group_by, max_size = self.settings.group_by, self.settings.max_group_size
+        starts, sizes = _find_runs(records)
         keys = records.column(KEY).to_numpy()[starts].tolist()
-        before = len(seen)
-        seen.update(keys)
-        if len(seen) < before + len(keys):
+        num_earlier = len(earlier_keys)
+        earlier_keys.update(keys)
+        if len(earlier_keys) < num_earlier + len(keys):
             raise DataError(
-                f"records of one '{self.settings.group}' do not follow one another",
-                f"sort the source by '{self.settings.group}'",
+                f"the records of one '{group_by}' are not consecutive",
+                f"sort the source by '{group_by}'",
             )
-        most = self.settings.members
-        if left := int(np.maximum(sizes - most, 0).sum()):
-            self.left_out[f"beyond {most} of one '{self.settings.group}'"] += left
+        if num_left_out := int(np.maximum(sizes - max_size, 0).sum()):
+            self.left_out[f"more than {max_size} records of one '{group_by}'"] += num_left_out
 
-    def _rows(self, records: pa.Table) -> pa.Table:
-        """Return a row for each run of records with one key."""
-        starts, sizes = _runs(records)
-        places = np.arange(records.num_rows) - np.repeat(starts, sizes)
-        kept = places < self.settings.members
+    def _build_table(self, records: pa.Table) -> pa.Table:
+        """Return one row for each run of records with the same key."""
+        starts, sizes = _find_runs(records)
+        positions = np.arange(records.num_rows) - np.repeat(starts, sizes)
+        is_kept = positions < self.settings.max_group_size
         offsets = np.zeros(len(starts) + 1, np.int32)
-        np.cumsum(np.minimum(sizes, self.settings.members), out=offsets[1:])
-        members = records.filter(pa.array(kept)).combine_chunks()
+        np.cumsum(np.minimum(sizes, self.settings.max_group_size), out=offsets[1:])
+        members = records.filter(pa.array(is_kept)).combine_chunks()
         return pa.table(
             {
                 name: records.column(name).take(starts)
                 if name in self.settings.shared
-                else _listed(members.column(name), offsets)
+                else _build_lists(members.column(name), offsets)
                 for name in records.column_names[1:]
             }
         )
 
 
-def _groups(
+def _read_groups(
     encoded: Iterable[pa.RecordBatch], columns: range, names: list[str]
 ) -> Iterator[pa.Table]:
-    """Yield the records of whole groups: their keys, and some of the columns by these names."""
+    """Yield the records of whole groups: the group keys, and the given columns by name."""
     waiting: list[pa.Table] = []
     for batch in encoded:
-        mine = pa.Table.from_batches([batch.select([1, *columns])])
-        waiting.append(mine.rename_columns([KEY, *names]))
-        *whole, last = _cuts(waiting)
-        if whole:
+        table = pa.Table.from_batches([batch.select([1, *columns])])
+        waiting.append(table.rename_columns([KEY, *names]))
+        *complete, last = _find_starts(waiting)
+        if complete:
             records = pa.concat_tables(waiting).combine_chunks()
             yield records.slice(0, last)
             waiting = [records.slice(last)]
-    if waiting and (left := pa.concat_tables(waiting).combine_chunks()).num_rows:
-        yield left
+    if waiting and (rest := pa.concat_tables(waiting).combine_chunks()).num_rows:
+        yield rest
 
 
-def _runs(records: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return where runs of records with one key begin, and how long each is."""
-    starts = np.array(_cuts([records]), np.int64)
+def _find_runs(records: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return the starts and the lengths of runs of records with the same key."""
+    starts = np.array(_find_starts([records]), np.int64)
     return starts, np.diff([*starts.tolist(), records.num_rows])
 
 
-def _cuts(tables: list[pa.Table]) -> list[int]:
-    """Return where runs of records with one key begin; that of the last may go on."""
+def _find_starts(tables: list[pa.Table]) -> list[int]:
+    """Return the starts of runs of records with the same key; the last run may be incomplete."""
     keys = np.concatenate([table.column(KEY).to_numpy() for table in tables])
     return [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist()]
 
 
-def _listed(cells: pa.ChunkedArray, offsets: np.ndarray) -> pa.Array:
-    """Return cells as lists of them."""
-    return pa.ListArray.from_arrays(pa.array(offsets), _whole(cells))
+def _build_lists(cells: pa.ChunkedArray, offsets: np.ndarray) -> pa.Array:
+    """Return a column as lists of cells."""
+    return pa.ListArray.from_arrays(pa.array(offsets), _combine_chunks(cells))
 
 
-def _whole(cells: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array whose offsets begin at 0."""
+def _combine_chunks(cells: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array with offsets from 0."""
     return pa.concat_arrays(cells.chunks) if cells.num_chunks else cells.combine_chunks()
 
 
-def _longest(cells: pa.ChunkedArray) -> np.ndarray:
-    """Return the most tokens of each row's texts."""
-    whole = cells.combine_chunks()
-    counts: np.ndarray = pc.list_value_length(whole).to_numpy()
-    if not pa.types.is_list(whole.type.value_type):
+def _max_lengths(cells: pa.ChunkedArray) -> np.ndarray:
+    """Return the maximum number of tokens of each row's texts."""
+    column = cells.combine_chunks()
+    counts: np.ndarray = pc.list_value_length(column).to_numpy()
+    if not pa.types.is_list(column.type.value_type):
         return counts
-    texts = pc.list_value_length(whole.flatten()).to_numpy()
-    return np.maximum.reduceat(texts, np.cumsum([0, *counts[:-1].tolist()]))
+    text_lengths = pc.list_value_length(column.flatten()).to_numpy()
+    return np.maximum.reduceat(text_lengths, np.cumsum([0, *counts[:-1].tolist()]))

@@ -1,38 +1,38 @@
-"""Rows of one length, filled with documents: whole ones, or parts of those that are longer."""
+"""Rows of one length, filled with whole documents and with chunks of longer ones."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from regauge.data.layouts import Unfit
-from regauge.data.layouts._filled import Filled
+from regauge.data.layouts import UnusableRecord
+from regauge.data.layouts._filled import FilledLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.data.layouts import Encoded
+    from regauge.data.layouts import EncodedRecord
 
 
-class Packed(Filled):
-    """One text field; a document has the special tokens of its tokenizer around it."""
+class PackedLayout(FilledLayout):
+    """One text field; a document is enclosed in the special tokens of its tokenizer."""
 
     kind: ClassVar[str] = "packed"
-    keys: ClassVar[tuple[str, ...]] = ("text", "length", "too_long")
+    setting_names: ClassVar[tuple[str, ...]] = ("text", "length", "too_long")
 
-    def reads(self) -> tuple[str, ...]:
+    def text_fields(self) -> tuple[str, ...]:
         return (self.settings.text,)
 
-    def rows(self, encoded: Encoded) -> Iterator[list[Any]]:
+    def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
         """Yield the chunks of a document."""
-        settings, (tokens,), encoder = self.settings, encoded.ids, encoded.encoder
-        room = settings.length - encoder.overhead
-        if len(tokens) > room and settings.too_long == "reject":
-            detail = f"{len(tokens) + encoder.overhead} tokens"
-            raise Unfit(f"longer than {settings.length} tokens", detail)
-        if len(tokens) > room and settings.too_long == "truncate":
+        settings, (tokens,), tokenizer = self.settings, encoded.ids, encoded.tokenizer
+        max_tokens = settings.length - tokenizer.num_special_tokens
+        if len(tokens) > max_tokens and settings.too_long == "reject":
+            detail = f"{len(tokens) + tokenizer.num_special_tokens} tokens"
+            raise UnusableRecord(f"longer than {settings.length} tokens", detail)
+        if len(tokens) > max_tokens and settings.too_long == "truncate":
             encoded.truncated[settings.text] += 1
-            tokens = tokens[:room]
+            tokens = tokens[:max_tokens]
         if not len(tokens):
-            raise Unfit("no token", bad=False)
-        for at in range(0, len(tokens), room):
-            yield [encoder.wrap(tokens[at : at + room])]
+            raise UnusableRecord("no token", is_rejected=False)
+        for start in range(0, len(tokens), max_tokens):
+            yield [tokenizer.add_special_tokens(tokens[start : start + max_tokens])]

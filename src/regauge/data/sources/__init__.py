@@ -1,7 +1,7 @@
-"""Where records come from: one choice per file, each listing pieces and reading one.
+"""Sources: readers of records. One choice per file; a source lists pieces and reads a piece.
 
-A source knows nothing of rows, tokenizers or processes. What it cannot use it yields as
-`Rejected`, with the place and the reason: nothing is dropped in silence.
+A source does not depend on rows, tokenizers or processes. Input that it cannot use is yielded as
+`Rejected`, with the location and the reason, so nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -15,67 +15,78 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Value = str | int | float
-"""A text, or a finite number."""
+"""A text or a finite number."""
 
 
 class Piece(NamedTuple):
-    """A unit of work that any process can read alone."""
+    """A unit of work that any process can read independently."""
 
     name: str
     bytes: int
-    """What has to be read, for the progress."""
+    """Number of bytes to read, for progress reports."""
     text_bytes: int
-    """An estimate of the text within, for the disk."""
+    """Estimated number of bytes of text, for the check of the disk."""
     stamp: str
-    """Another one means that the input has changed."""
+    """Identifies the version of the input; it changes when the input changes."""
     files: tuple[str, ...]
+    """Names of the files, or of the one file that the piece is a part of."""
     start: int = 0
-    """First byte, or first row group, of a part of a single file."""
+    """First byte, row group or batch of a part of a file."""
     stop: int | None = None
-    """Where the part ends, exclusive; None is the end of the file."""
+    """End of the part, exclusive; None for the end of the file."""
     source: int = 0
-    """Of which of several sources it is."""
+    """Index of the source, if several sources are combined."""
 
 
 class Record(NamedTuple):
-    """One document: named texts and numbers. What is missing has no name in it."""
+    """One document: texts and numbers by field. Fields without a value are left out."""
 
     file: str
-    place: str
-    """Where in the file, for people: "line 12", "byte 4096", "module.Class"."""
+    location: str
+    """Human-readable location in the file: "line 12", "byte 4096", "module.Class"."""
     fields: dict[str, Value]
 
 
 class Rejected(NamedTuple):
-    """What could not be used, and why."""
+    """Input that could not be used; it is counted by reason and written to `rejected.jsonl`."""
 
     file: str
-    place: str
+    location: str
+    """Human-readable location in the file."""
     reason: str
-    """One of few, because they are counted."""
+    """A short reason from a small set, because reasons are counted."""
     detail: str = ""
+
+    def to_document(self) -> dict[str, str]:
+        """Return the form that is stored in files, JSON-ready."""
+        return {
+            "file": self.file,
+            "place": self.location,
+            "reason": self.reason,
+            "detail": self.detail,
+        }
 
 
 class Skipped(NamedTuple):
-    """What was left out because that was asked for: it is counted and not written down."""
+    """A record that the settings exclude; it is counted by reason but not written anywhere."""
 
     reason: str
     fields: dict[str, Value]
 
 
-Found = Record | Rejected | Skipped
-"""What a source or a filter comes to."""
+SourceItem = Record | Rejected | Skipped
+"""The items that a source or a filter yields."""
 
 
-def legible(found: Found) -> Found:
-    """Return what was found, rejected where a text of it is no Unicode: half a character."""
-    if isinstance(found, Record) and not all(map(is_unicode, found.fields.values())):
-        return Rejected(found.file, found.place, "undecodable bytes", "lone surrogate")
-    return found
+def reject_undecodable(item: SourceItem) -> SourceItem:
+    """Return an item, or a rejection if a text of it has a lone surrogate."""
+    if isinstance(item, Record) and not all(map(is_unicode, item.fields.values())):
+        return Rejected(item.file, item.location, "undecodable bytes", "lone surrogate")
+    return item
 
 
 def is_unicode(value: Value) -> bool:
-    """Return whether a text holds whole characters alone, as everything but a text does."""
+    """Return whether a value can be encoded as UTF-8; numbers always can."""
     try:
         str(value).encode()
     except UnicodeEncodeError:
@@ -84,28 +95,28 @@ def is_unicode(value: Value) -> bool:
 
 
 class Source(Choice):
-    """Real input, as a deterministic list of pieces."""
+    """An input, as a deterministic list of pieces."""
 
     duplicates: Literal["keep", "drop"] = "keep"
-    """What becomes of a record that equals an earlier one in every field."""
+    """Whether to keep or to drop a record that equals an earlier one in every field."""
 
     @abstractmethod
-    def pieces(self) -> tuple[Piece, ...]:
-        """Return the pieces in a fixed order; raises DataError where there is nothing to read."""
+    def list_pieces(self) -> tuple[Piece, ...]:
+        """Return the pieces in a fixed order; raises DataError if there is nothing to read."""
 
     @abstractmethod
-    def read(self, piece: Piece) -> Iterator[Found]:
-        """Yield what a piece holds, in a fixed order."""
+    def read(self, piece: Piece) -> Iterator[SourceItem]:
+        """Yield the items of a piece, in a fixed order."""
 
-    def elsewhere(self) -> str:
-        """Return what has to be asked, outside of this machine, before the pieces are known."""
+    def remote_location(self) -> str:
+        """Return the remote location that is needed to list the pieces; empty for local files."""
         return ""
 
-    def fields(self) -> tuple[str, ...]:
-        """Return the names of the fields, or none where only reading tells."""
+    def field_names(self) -> tuple[str, ...]:
+        """Return the names of the fields, or nothing if they are only known after reading."""
         return ()
 
-    def kinds(self, piece: Piece) -> dict[str, str]:
-        """Return which fields of a piece are "text", "integer" or "real", as far as it says so."""
+    def field_kinds(self, piece: Piece) -> dict[str, str]:
+        """Return the kind of each field of a piece ("text", "integer" or "real"), if known."""
         del piece
         return {}

@@ -1,4 +1,4 @@
-"""Compressed files (.gz, .zst) as the bytes within."""
+"""Reads compressed files (.gz, .zst)."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 SUFFIXES = (".gz", ".zst")
-EXPANSION = 5
-"""Text bytes per compressed byte, as an estimate for the disk."""
+EXPANSION_FACTOR = 5
+"""Estimated bytes of text per compressed byte, for the check of the disk."""
 BUFFER_BYTES = 2**17
 
 
-def suffix(name: str) -> str:
-    """Return the end of a path, or of an address without its query."""
+def find_suffix(name: str) -> str:
+    """Return the suffix of a path, or of a URL without its query."""
     if name.startswith(("http://", "https://")):
         name = urlsplit(name).path
     return PurePosixPath(name).suffix
 
 
-def inside(file: BinaryIO, name: str) -> BinaryIO:
-    """Return the contents of an open file: itself, or what is compressed in it."""
-    if suffix(name) == ".gz":
+def open_decompressed(file: BinaryIO, name: str) -> BinaryIO:
+    """Return an open file itself, or its decompressed contents."""
+    if find_suffix(name) == ".gz":
         return cast("BinaryIO", gzip.GzipFile(fileobj=file, mode="rb"))
-    if suffix(name) == ".zst":
-        return io.BufferedReader(_Zstandard(file), BUFFER_BYTES)
+    if find_suffix(name) == ".zst":
+        return io.BufferedReader(_ZstandardReader(file), BUFFER_BYTES)
     return file
 
 
-def damage() -> tuple[type[Exception], ...]:
-    """Return what reading a damaged compressed file raises."""
-    return (EOFError, zlib.error, gzip.BadGzipFile, *_zstd_errors())
+def list_damage_errors() -> tuple[type[Exception], ...]:
+    """Return the exception types that reading a damaged compressed file raises."""
+    return (EOFError, zlib.error, gzip.BadGzipFile, *_list_zstd_errors())
 
 
-class _Zstandard(io.RawIOBase):
-    """A .zst file of any number of frames; raises EOFError where the last one is cut off."""
+class _ZstandardReader(io.RawIOBase):
+    """A .zst file with any number of frames; raises EOFError if the last one is truncated."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__()
         self._file = file
         self._frame = self._new_frame()
-        self._ready = memoryview(b"")
-        self._inside = False
+        self._decompressed = memoryview(b"")
+        self._is_in_frame = False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        while not self._ready:
+        while not self._decompressed:
             data = self._frame.unused_data if self._frame.eof else b""
             if self._frame.eof:
-                self._frame, self._inside = self._new_frame(), False
+                self._frame, self._is_in_frame = self._new_frame(), False
             data = data or self._file.read(BUFFER_BYTES)
             if not data:
-                if self._inside:
-                    raise EOFError("the file ends inside of a compressed frame")
+                if self._is_in_frame:
+                    raise EOFError("the file ends within a compressed frame")
                 return 0
-            self._inside = True
-            self._ready = memoryview(self._frame.decompress(data))
+            self._is_in_frame = True
+            self._decompressed = memoryview(self._frame.decompress(data))
         target = memoryview(buffer).cast("B")
-        count = min(len(target), len(self._ready))
-        target[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
+        count = min(len(target), len(self._decompressed))
+        target[:count] = self._decompressed[:count]
+        self._decompressed = self._decompressed[count:]
         return count
 
     @staticmethod
@@ -77,7 +77,7 @@ class _Zstandard(io.RawIOBase):
         return zstandard.ZstdDecompressor().decompressobj()
 
 
-def _zstd_errors() -> tuple[type[Exception], ...]:
+def _list_zstd_errors() -> tuple[type[Exception], ...]:
     try:
         import zstandard
     except ImportError:

@@ -1,4 +1,4 @@
-"""Docstrings of Python files, and the topics of `help()`: nothing is imported, nothing is run."""
+"""Extracts docstrings from Python files, and the topics of `help()`; no code is imported or run."""
 
 from __future__ import annotations
 
@@ -22,71 +22,77 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TEXT_SHARE = 0.3
-"""Documentation per byte of source, as an estimate for the disk."""
+"""Estimated bytes of documentation per byte of code, for the check of the disk."""
 PACKAGE = "package"
+"""Prefix of a root that is an installed package."""
 TOPICS = "pydoc_data/topics.py"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Node = ast.Module | ast.ClassDef | Function
 
 
-class Documented(NamedTuple):
-    """What a file documents."""
+class DocumentedObject(NamedTuple):
+    """A documented object of a file."""
 
-    place: str
-    """Its qualified name."""
+    location: str
+    """Qualified name."""
     text: str
-    """The docstring, cleaned."""
+    """The docstring without indentation."""
     kind: Literal["module", "class", "function", "topic"]
     parameters: int | None = None
-    """How many a function has; None of what is none."""
+    """Number of parameters of a function; None for other objects."""
 
 
-class Documentation(Source):
-    """The documentation of the Python that is installed."""
+class DocumentationSource(Source):
+    """The documentation of the installed Python."""
 
     roots: tuple[str, ...] = ()
-    """"stdlib" and "purelib" (both by default), "purelib/x", "package/torch", or folders."""
+    """"stdlib", "purelib", a folder below these such as "purelib/x", an installed package such as
+    "package/torch", or other folders; by default the standard library and all installed
+    packages."""
     exclude: tuple[str, ...] = ("test", "tests", "idle_test")
-    """Folder names that are passed over."""
-    summary_words: int = Field(default=3, ge=1)
-    """Words that a summary must have, or the record has no pair."""
-    longest_summary_words: int = Field(default=40, ge=1)
-    """Words that a summary may have, or the record has no pair."""
-    body_words: int = Field(default=20, ge=1)
-    """Words that a body must have, or the record has no pair."""
+    """Names of folders to skip."""
+    min_summary_words: int = Field(default=3, ge=1)
+    """Minimum number of words of a summary; a record with fewer has no pair of summary and body."""
+    max_summary_words: int = Field(default=40, ge=1)
+    """Maximum number of words of a summary; a record with more has no pair."""
+    min_body_words: int = Field(default=20, ge=1)
+    """Minimum number of words of a body; a record with fewer has no pair."""
 
-    def files(self) -> list[list[_files.File]]:
-        """Return the Python files of every root; raises DataError where there is none."""
-        roots = self._folders()
-        found = [
-            [_files.local(path) for path in _python_files(root, self.exclude)] for root in roots
+    def list_files(self) -> list[list[_files.InputFile]]:
+        """Return the Python files of every root; raises DataError if there are none."""
+        roots = self._find_roots()
+        files = [
+            [_files.stat_file(path) for path in _list_python_files(root, self.exclude)]
+            for root in roots
         ]
-        if not any(found):
-            where = ", ".join(str(root) for root in roots)
-            raise DataError(f"no Python file under {where}", "correct source.roots")
-        return found
+        if not any(files):
+            names = ", ".join(str(root) for root in roots)
+            raise DataError(f"no Python files in {names}", "correct source.roots")
+        return files
 
-    def pair(self, text: str) -> tuple[str, str] | None:
-        """Return the summary and the body of a docstring, where it has both."""
-        summary, body = divide(text)
-        short_enough = len(summary.split()) <= self.longest_summary_words
-        long_enough = len(summary.split()) >= self.summary_words
-        whole = short_enough and long_enough and len(body.split()) >= self.body_words
-        return (summary, body) if whole else None
+    def split_pair(self, text: str) -> tuple[str, str] | None:
+        """Return the summary and the body of a docstring if both have the right length."""
+        summary, body = split_docstring(text)
+        num_words = len(summary.split())
+        is_pair = (
+            self.min_summary_words <= num_words <= self.max_summary_words
+            and len(body.split()) >= self.min_body_words
+        )
+        return (summary, body) if is_pair else None
 
-    def _folders(self) -> list[Path]:
-        places = [_installed(root) for root in self.roots]
-        for place in places:
-            if not place.is_dir():
-                raise DataError(f"no folder {place}", "correct source.roots")
-        everything = map(_installed, ("stdlib", "purelib", "platlib"))
-        return [place for place in dict.fromkeys(places or everything) if place.is_dir()]
+    def _find_roots(self) -> list[Path]:
+        folders = [_resolve_root(root) for root in self.roots]
+        for folder in folders:
+            if not folder.is_dir():
+                raise DataError(f"no folder {folder}", "correct source.roots")
+        defaults = map(_resolve_root, ("stdlib", "purelib", "platlib"))
+        return [folder for folder in dict.fromkeys(folders or defaults) if folder.is_dir()]
 
 
-def _installed(root: str) -> Path:
-    """Return a folder; one that begins with sysconfig's name of a path lies there.
+def _resolve_root(root: str) -> Path:
+    """Return the folder of a root; the first part may be a path name of `sysconfig`.
 
-    A package lies where it is installed, which may be elsewhere; it is not imported.
+    For a package it is the folder of its installation; the package is not imported.
     """
     first, *rest = Path(root).parts or (".",)
     if first == PACKAGE and rest:
@@ -94,26 +100,26 @@ def _installed(root: str) -> Path:
         if spec is None or not spec.submodule_search_locations:
             raise DataError(f"no package '{rest[0]}' is installed", "correct source.roots")
         return Path(spec.submodule_search_locations[0], *rest[1:])
-    known = sysconfig.get_path(first) if first in sysconfig.get_path_names() else first
-    return Path(known, *rest)
+    base = sysconfig.get_path(first) if first in sysconfig.get_path_names() else first
+    return Path(base, *rest)
 
 
-def documents(name: str) -> Iterator[Documented | Rejected]:
-    """Yield what a file documents, or why it cannot be read."""
+def read_documentation(name: str) -> Iterator[DocumentedObject | Rejected]:
+    """Yield the documented objects of a file, or a rejection if it cannot be parsed."""
     try:
         data = Path(name).read_bytes()
-        with _uncollected():
-            found = list(_documented(name, data))
+        with _disable_garbage_collection():
+            objects = list(_extract_objects(name, data))
     except (SyntaxError, ValueError, RecursionError) as error:
-        yield Rejected(name, "the whole file", "no Python source", str(error))
+        yield Rejected(name, "the whole file", "invalid Python source", str(error))
         return
-    yield from found
+    yield from objects
 
 
-def divide(text: str) -> tuple[str, str]:
-    """Return the first paragraph of a cleaned docstring as one line, and the rest.
+def split_docstring(text: str) -> tuple[str, str]:
+    """Return the first paragraph of a docstring as one line, and the rest.
 
-    Lines of punctuation (the underlines of titles) are no part of a summary.
+    Lines of punctuation, such as underlines of titles, are not part of the summary.
     """
     first, _, rest = text.partition("\n\n")
     lines = (line.strip() for line in first.splitlines())
@@ -121,67 +127,70 @@ def divide(text: str) -> tuple[str, str]:
     return summary, rest.strip("\n")
 
 
-def _python_files(root: Path, exclude: tuple[str, ...]) -> list[Path]:
-    passed = {*exclude, "__pycache__", "site-packages", "dist-packages"}
-    found: list[Path] = []
-    for folder, below, files in os.walk(root):
-        below[:] = sorted(name for name in below if name not in passed)
-        found.extend(Path(folder, name) for name in sorted(files) if name.endswith(".py"))
-    return found
+def _list_python_files(root: Path, exclude: tuple[str, ...]) -> list[Path]:
+    excluded = {*exclude, "__pycache__", "site-packages", "dist-packages"}
+    paths: list[Path] = []
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = sorted(name for name in subfolders if name not in excluded)
+        paths.extend(Path(folder, name) for name in sorted(files) if name.endswith(".py"))
+    return paths
 
 
-def _documented(name: str, data: bytes) -> Iterator[Documented]:
+def _extract_objects(name: str, data: bytes) -> Iterator[DocumentedObject]:
     if Path(name).as_posix().endswith(TOPICS):
-        yield from _topics(_tree(data))
+        yield from _extract_topics(_parse(data))
     elif b'"""' in data or b"'''" in data:
-        stack: list[tuple[str, Node]] = [(Path(name).stem, _tree(data))]
+        stack: list[tuple[str, Node]] = [(Path(name).stem, _parse(data))]
         while stack:
-            place, node = stack.pop()
+            location, node = stack.pop()
             text = ast.get_docstring(node)
             if text and text.strip():
-                yield _described(place, node, text)
-            stack.extend(reversed([(f"{place}.{item.name}", item) for item in _inside(node)]))
+                yield _describe(location, node, text)
+            stack.extend(
+                reversed([(f"{location}.{item.name}", item) for item in _list_definitions(node)])
+            )
 
 
-def _described(place: str, node: Node, text: str) -> Documented:
+def _describe(location: str, node: Node, text: str) -> DocumentedObject:
     if isinstance(node, Function):
-        given = node.args
-        count = len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs)
-        return Documented(place, text, "function", count)
-    return Documented(place, text, "class" if isinstance(node, ast.ClassDef) else "module")
+        arguments = node.args
+        lists = (arguments.posonlyargs, arguments.args, arguments.kwonlyargs)
+        num_parameters = sum(map(len, lists))
+        return DocumentedObject(location, text, "function", num_parameters)
+    return DocumentedObject(location, text, "class" if isinstance(node, ast.ClassDef) else "module")
 
 
-def _tree(data: bytes) -> ast.Module:
+def _parse(data: bytes) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         return ast.parse(data)
 
 
-def _inside(node: ast.AST) -> Iterator[ast.ClassDef | Function]:
-    """Yield what a body defines, also under `if`, `try` and `with`."""
+def _list_definitions(node: ast.AST) -> Iterator[ast.ClassDef | Function]:
+    """Yield the classes and functions of a body, also under `if`, `try` and `with`."""
     for part in ("body", "handlers", "orelse", "finalbody"):
         for item in getattr(node, part, ()):
             if isinstance(item, ast.ClassDef | Function):
                 yield item
             elif isinstance(item, ast.If | ast.Try | ast.ExceptHandler | ast.With):
-                yield from _inside(item)
+                yield from _list_definitions(item)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Collect no garbage: a tree holds no cycles, and looking for some costs a third more."""
-    collecting = gc.isenabled()
+def _disable_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection: a tree has no cycles, and a search costs a third more time."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if was_enabled:
             gc.enable()
 
 
-def _topics(tree: ast.Module) -> Iterator[Documented]:
+def _extract_topics(tree: ast.Module) -> Iterator[DocumentedObject]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             for key, value in ast.literal_eval(node).items():
-                yield Documented(f"topic {key}", inspect.cleandoc(value).strip(), "topic")
+                yield DocumentedObject(f"topic {key}", inspect.cleandoc(value).strip(), "topic")

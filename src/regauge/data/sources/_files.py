@@ -1,7 +1,7 @@
-"""Files as lines of bytes: globs, and large files in parts.
+"""Reads files as lines of bytes: expands globs, and divides large files into parts.
 
-A part of a file owns the lines that begin in it, so that parts can be read by different processes
-and together yield every line once.
+A part of a file has the lines that start in it. Parts can be read by different processes, and
+together they yield every line once.
 """
 
 from __future__ import annotations
@@ -23,204 +23,211 @@ from regauge.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-LONGEST_LINE = 64 * 2**20
-LARGEST_GROUP = 1000
-"""Files in one piece at most."""
+MAX_LINE_BYTES = 64 * 2**20
+"""Maximum length of a line; longer ones are rejected."""
+MAX_FILES_PER_PIECE = 1000
+"""Maximum number of files in one piece."""
 FIRST_LINE = "line 1"
+"""Location of the first line of a file."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class FileSource(Source):
-    """A source of files."""
+    """A source that reads files."""
 
     files: tuple[str, ...] = Field(min_length=1)
-    """Globs of paths, or of addresses such as s3://bucket/*.txt; `**` crosses folders."""
+    """Globs of paths, or of URLs such as s3://bucket/*.txt; `**` matches any number of folders."""
 
-    def elsewhere(self) -> str:
-        """Return the first address, if any."""
-        return next(filter(_remote.is_address, self.files), "")
+    def remote_location(self) -> str:
+        """Return the first URL, if any."""
+        return next(filter(_remote.is_url, self.files), "")
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def list_pieces(self) -> tuple[Piece, ...]:
         """Return the pieces of all files."""
-        return self.divide(find(self.files))
+        return self.divide_files(find_files(self.files))
 
     @abstractmethod
-    def divide(self, found: list[File]) -> tuple[Piece, ...]:
-        """Return pieces of files that were found."""
+    def divide_files(self, files: list[InputFile]) -> tuple[Piece, ...]:
+        """Return the pieces of files."""
 
 
-class File(NamedTuple):
-    """A file as it was found."""
+class InputFile(NamedTuple):
+    """A file with its size and its version."""
 
     name: str
     bytes: int
-    mark: str
-    """Another one, or another size, means that the file has changed."""
+    version: str
+    """Version of the content; together with the size it identifies a change."""
 
 
-class Line(NamedTuple):
-    """A line without its end, and where it is for people."""
+class TextLine(NamedTuple):
+    """A line without its line break."""
 
-    place: str
+    location: str
+    """Human-readable location: "line 12" or "byte 4096"."""
     data: bytes
 
 
-def find(patterns: tuple[str, ...]) -> list[File]:
-    """Return the files that match, sorted, each once; raises DataError where none does."""
-    found: dict[str, File] = {}
+def find_files(patterns: tuple[str, ...]) -> list[InputFile]:
+    """Return the files that match, sorted and without repetition; raises DataError if none does."""
+    by_name: dict[str, InputFile] = {}
     for pattern in patterns:
-        matches = list(_matching(pattern))
+        matches = list(_match(pattern))
         if not matches:
             raise DataError(f"no file matches '{pattern}'", "correct source.files")
-        found.update((file.name, file) for file in matches)
-    return [found[name] for name in sorted(found)]
+        by_name.update((file.name, file) for file in matches)
+    return [by_name[name] for name in sorted(by_name)]
 
 
-def _matching(pattern: str) -> Iterator[File]:
+def _match(pattern: str) -> Iterator[InputFile]:
     """Yield the files that match a pattern, in any order."""
     pattern = pattern.removeprefix("file://")
-    if _remote.is_address(pattern):
-        yield from (File(*facts) for facts in _remote.listed(pattern))
+    if _remote.is_url(pattern):
+        yield from (InputFile(*match) for match in _remote.list_matches(pattern))
         return
-    every = glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob refuses /absolute/*)
+    names = glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob refuses /absolute/*)
     if Path(pattern).is_dir():
-        raise DataError(f"{pattern} is a folder", f"name files: {pattern}/**/*")
-    yield from (local(path) for path in map(Path, every) if path.is_file())
+        raise DataError(f"{pattern} is a folder", f"set source.files to {pattern}/**/*")
+    yield from (stat_file(path) for path in map(Path, names) if path.is_file())
 
 
-def local(path: Path) -> File:
-    """Return what is known of a file of this machine."""
-    facts = path.stat()
-    return File(str(path), facts.st_size, str(facts.st_mtime_ns))
+def stat_file(path: Path) -> InputFile:
+    """Return the size and the modification time of a local file."""
+    stat = path.stat()
+    return InputFile(str(path), stat.st_size, str(stat.st_mtime_ns))
 
 
-def stamp(files: Iterable[File]) -> str:
-    """Return a hash of sizes and times of change: cheap, and different after a change."""
+def hash_stats(files: Iterable[InputFile]) -> str:
+    """Return a hash of names, sizes and versions: cheap, and different after a change."""
     digest = hashlib.sha256()
     for file in files:
-        digest.update(f"{file.name}\0{file.bytes}\0{file.mark}\n".encode())
+        digest.update(f"{file.name}\0{file.bytes}\0{file.version}\n".encode())
     return digest.hexdigest()[:32]
 
 
-def group(
-    files: list[File], limit_bytes: int, *, divisible: bool = False, text_share: float = 1.0
+def group_files(
+    files: list[InputFile], piece_bytes: int, *, is_divisible: bool = False, text_share: float = 1.0
 ) -> tuple[Piece, ...]:
-    """Return pieces of about `limit_bytes`: small files together, divisible ones in equal parts."""
+    """Group files into pieces of about `piece_bytes`; large divisible files become equal parts."""
     pieces: list[Piece] = []
-    together: list[File] = []
+    group: list[InputFile] = []
     total = 0
     for file in files:
-        if together and (total + file.bytes > limit_bytes or len(together) == LARGEST_GROUP):
-            pieces.append(whole(*together, text_share=text_share))
-            together, total = [], 0
-        if divisible and file.bytes > limit_bytes and _is_divisible(file):
-            pieces.extend(_parts(file, limit_bytes))
+        if group and (total + file.bytes > piece_bytes or len(group) == MAX_FILES_PER_PIECE):
+            pieces.append(build_piece(*group, text_share=text_share))
+            group, total = [], 0
+        if is_divisible and file.bytes > piece_bytes and _supports_ranges(file):
+            pieces.extend(_divide_file(file, piece_bytes))
         else:
-            together.append(file)
+            group.append(file)
             total += file.bytes
-    return (*pieces, whole(*together, text_share=text_share)) if together else tuple(pieces)
+    return (*pieces, build_piece(*group, text_share=text_share)) if group else tuple(pieces)
 
 
-def whole(*files: File, text_share: float = 1.0) -> Piece:
+def build_piece(*files: InputFile, text_share: float = 1.0) -> Piece:
     """Return a piece of whole files."""
-    grown = (
-        file.bytes * (_compressed.EXPANSION if _is_compressed(file) else text_share)
+    text_bytes = (
+        file.bytes * (_compressed.EXPANSION_FACTOR if _is_compressed(file) else text_share)
         for file in files
     )
-    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    suffix = f" and {len(files) - 1} more" if len(files) > 1 else ""
     names = tuple(file.name for file in files)
-    size = sum(file.bytes for file in files)
-    return Piece(f"{names[0]}{more}", size, int(sum(grown)), stamp(files), names)
+    num_bytes = sum(file.bytes for file in files)
+    return Piece(f"{names[0]}{suffix}", num_bytes, int(sum(text_bytes)), hash_stats(files), names)
 
 
-def _is_compressed(file: File) -> bool:
-    return _compressed.suffix(file.name) in _compressed.SUFFIXES
+def _is_compressed(file: InputFile) -> bool:
+    return _compressed.find_suffix(file.name) in _compressed.SUFFIXES
 
 
-def _is_divisible(file: File) -> bool:
+def _supports_ranges(file: InputFile) -> bool:
     if _is_compressed(file):
         return False
-    return not _remote.is_address(file.name) or _remote.serves_parts(file.name)
+    return not _remote.is_url(file.name) or _remote.supports_ranges(file.name)
 
 
-def _parts(file: File, limit_bytes: int) -> Iterator[Piece]:
-    mark, parts = stamp([file]), -(-file.bytes // limit_bytes)
-    cuts = [file.bytes * number // parts for number in range(parts + 1)]
-    for start, stop in pairwise(cuts):
-        count = stop - start
+def _divide_file(file: InputFile, piece_bytes: int) -> Iterator[Piece]:
+    version, num_parts = hash_stats([file]), -(-file.bytes // piece_bytes)
+    boundaries = [file.bytes * index // num_parts for index in range(num_parts + 1)]
+    for start, stop in pairwise(boundaries):
+        num_bytes = stop - start
         label = f"{file.name} from byte {start}"
-        yield Piece(label, count, count, mark, (file.name,), start, stop)
+        yield Piece(label, num_bytes, num_bytes, version, (file.name,), start, stop)
 
 
-def lines(piece: Piece) -> Iterator[tuple[str, Line | Rejected]]:
-    """Yield (file, line) of a piece; a damaged compressed file yields one rejection in the end."""
+def read_lines(piece: Piece) -> Iterator[tuple[str, TextLine | Rejected]]:
+    """Yield (file, line) of a piece; a damaged compressed file yields a rejection at its end."""
     for name in piece.files:
-        for line in lines_of(name, piece.start, piece.stop):
+        for line in read_file_lines(name, piece.start, piece.stop):
             yield name, line
 
 
-def lines_of(name: str, start: int = 0, stop: int | None = None) -> Iterator[Line | Rejected]:
-    """Yield the lines of a file that begin in a part of it, and in the end what damage it has."""
-    place = "its beginning"
+def read_file_lines(
+    name: str, start: int = 0, stop: int | None = None
+) -> Iterator[TextLine | Rejected]:
+    """Yield the lines that start in a part of a file; damage yields a rejection at its end."""
+    location = "the start of the file"
     try:
         with open_bytes(name) as file:
-            for line in _lines_of(file, name, start, stop):
-                place = line.place
+            for line in _read_lines(file, name, start, stop):
+                location = line.location
                 yield line
-    except _compressed.damage() as error:
-        yield Rejected(name, f"after {place}", "damaged compressed file", str(error))
+    except _compressed.list_damage_errors() as error:
+        yield Rejected(name, f"after {location}", "damaged compressed file", str(error))
 
 
 @contextmanager
 def open_bytes(name: str) -> Iterator[BinaryIO]:
-    """Open a plain, .gz or .zst file for reading its contents as bytes."""
-    with _opened(name) as file, _compressed.inside(file, name) as contents:
+    """Open a plain, .gz or .zst file to read its contents as bytes."""
+    with _open_raw(name) as file, _compressed.open_decompressed(file, name) as contents:
         yield contents
 
 
 @contextmanager
-def open_anywhere(name: str) -> Iterator[str | BinaryIO]:
-    """Give what can be read from any place on: a path of this machine, or a file elsewhere."""
-    if not _remote.is_address(name):
+def open_seekable(name: str) -> Iterator[str | BinaryIO]:
+    """Yield an argument for readers that seek: a local path, or an open remote file."""
+    if not _remote.is_url(name):
         yield name
         return
-    with _remote.Remote(name, ahead=False) as file:
+    with _remote.RemoteFile(name, read_ahead=False) as file:
         yield cast("BinaryIO", file)
 
 
-def _opened(name: str) -> BinaryIO:
-    if not _remote.is_address(name):
+def _open_raw(name: str) -> BinaryIO:
+    if not _remote.is_url(name):
         return Path(name).open("rb")
-    return io.BufferedReader(_remote.Remote(name, ahead=True), _compressed.BUFFER_BYTES)
+    return io.BufferedReader(_remote.RemoteFile(name, read_ahead=True), _compressed.BUFFER_BYTES)
 
 
-def _lines_of(file: BinaryIO, name: str, start: int, stop: int | None) -> Iterator[Line | Rejected]:
-    at = start
+def _read_lines(
+    file: BinaryIO, name: str, start: int, stop: int | None
+) -> Iterator[TextLine | Rejected]:
+    offset = start
     if start:
         file.seek(start - 1)
-        at += _skip_line(file) - 1
-    number = 0
-    while stop is None or at < stop:
-        data = file.readline(LONGEST_LINE)
+        offset += _skip_line(file) - 1
+    line_number = 0
+    while stop is None or offset < stop:
+        data = file.readline(MAX_LINE_BYTES)
         if not data:
             return
-        number += 1
-        place = f"byte {at}" if start else f"line {number}"
-        at += len(data)
-        if len(data) == LONGEST_LINE and not data.endswith(b"\n"):
-            at += _skip_line(file)
-            yield Rejected(name, place, f"line longer than {LONGEST_LINE >> 20} MiB")
+        line_number += 1
+        location = f"byte {offset}" if start else f"line {line_number}"
+        offset += len(data)
+        if len(data) == MAX_LINE_BYTES and not data.endswith(b"\n"):
+            offset += _skip_line(file)
+            yield Rejected(name, location, f"line longer than {MAX_LINE_BYTES >> 20} MiB")
             continue
-        if number == 1 and not start:
+        if line_number == 1 and not start:
             data = data.removeprefix(BYTE_ORDER_MARK)
-        yield Line(place, data.rstrip(b"\r\n"))
+        yield TextLine(location, data.rstrip(b"\r\n"))
 
 
 def _skip_line(file: BinaryIO) -> int:
-    """Go to the next line and return the number of bytes passed over."""
-    skipped = 0
+    """Move to the next line and return the number of skipped bytes."""
+    num_skipped = 0
     while data := file.readline(2**20):
-        skipped += len(data)
+        num_skipped += len(data)
         if data.endswith(b"\n"):
             break
-    return skipped
+    return num_skipped

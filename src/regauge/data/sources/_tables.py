@@ -1,4 +1,4 @@
-"""What sources of tables share: the columns that are fields, and rows as records."""
+"""Base of the sources of tables: selects columns and converts rows to records."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from regauge.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROWS_AT_A_TIME = 1024
-ASKED_AT_A_TIME = 8
-"""Files whose index is read at the same time: elsewhere, an answer takes its time."""
+ROWS_PER_BATCH = 1024
+OPEN_THREADS = 8
+"""Number of files whose metadata is read at the same time, because remote reads have latency."""
 
 
 class TableSource(_files.FileSource):
-    """Files that say the names and types of their columns."""
+    """Files with named and typed columns."""
 
     columns: tuple[str, ...] = ()
-    """Columns to read; none given means every text and number column."""
+    """Columns to read; by default all text and number columns."""
 
-    form: ClassVar[str]
-    part: ClassVar[str]
-    """What a file consists of, for people: it is numbered."""
+    format_name: ClassVar[str]
+    """Name of the file format, for messages."""
+    part_name: ClassVar[str]
+    """Name of a part of a file, such as "row group", for locations."""
 
-    def fields(self) -> tuple[str, ...]:
-        """Return the named columns, if any."""
+    def field_names(self) -> tuple[str, ...]:
+        """Return the configured columns, if any."""
         return self.columns
 
-    def divide(self, found: list[_files.File]) -> tuple[Piece, ...]:
-        """Return the pieces of every file; one that cannot be opened is one piece."""
-        with ThreadPoolExecutor(ASKED_AT_A_TIME) as pool:
-            return tuple(chain.from_iterable(pool.map(self._cut, found)))
+    def divide_files(self, files: list[_files.InputFile]) -> tuple[Piece, ...]:
+        """Return the pieces of all files; a file that cannot be opened is one piece."""
+        with ThreadPoolExecutor(OPEN_THREADS) as pool:
+            return tuple(chain.from_iterable(pool.map(self._divide_if_readable, files)))
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
         """Yield the rows of a piece."""
@@ -45,99 +46,105 @@ class TableSource(_files.FileSource):
         name = piece.files[0]
         part, row = piece.start, 0
         try:
-            for number, batch in self.batches(piece):
-                part, row = number, row if number == part else 0
-                for document in _documents(batch):
-                    yield self._record(name, f"{self.part} {part} row {row}", document)
+            for index, batch in self.read_batches(piece):
+                part, row = index, row if index == part else 0
+                for document in _read_documents(batch):
+                    yield self._build_record(name, f"{self.part_name} {part} row {row}", document)
                     row += 1
-        except _damage(pa) as error:
-            place = f"{self.part} {part} from row {row}"
-            why = str(error).partition("\n")[0]
-            yield Rejected(name, place, f"damaged {self.form} file", why)
+        except _list_damage_errors(pa) as error:
+            location = f"{self.part_name} {part} from row {row}"
+            detail = str(error).partition("\n")[0]
+            yield Rejected(name, location, f"damaged {self.format_name} file", detail)
 
-    def kinds(self, piece: Piece) -> dict[str, str]:
-        """Return what the columns of the first batch are said to hold."""
+    def field_kinds(self, piece: Piece) -> dict[str, str]:
+        """Return the kinds of the columns from the schema of the first batch."""
         import pyarrow as pa
 
         try:
-            first = next((batch for _, batch in self.batches(piece)), None)
-        except _damage(pa):
+            first = next((batch for _, batch in self.read_batches(piece)), None)
+        except _list_damage_errors(pa):
             return {}
         schema = () if first is None else first.schema
-        found = ((field.name, _kind(field.type)) for field in schema)
-        return {name: kind for name, kind in found if kind is not None}
+        kinds = ((field.name, _field_kind(field.type)) for field in schema)
+        return {name: kind for name, kind in kinds if kind is not None}
 
     @abstractmethod
-    def cut(self, file: _files.File) -> Iterator[Piece]:
-        """Yield the pieces of a file; raises what Arrow does where it cannot be opened."""
+    def divide_file(self, file: _files.InputFile) -> Iterator[Piece]:
+        """Yield the pieces of a file; raises Arrow's errors if it cannot be opened."""
 
     @abstractmethod
-    def batches(self, piece: Piece) -> Iterator[tuple[int, Any]]:
-        """Yield the batches of a piece, each with the number of the part that it is of."""
+    def read_batches(self, piece: Piece) -> Iterator[tuple[int, Any]]:
+        """Yield the batches of a piece, each with the index of its part."""
 
-    def chosen(self, name: str, schema: Any) -> list[str]:
-        """Return the columns to read of a file; raises DataError for one that is not there."""
-        import pyarrow.types as kinds
+    def select_columns(self, name: str, schema: Any) -> list[str]:
+        """Return the columns to read of a file; raises DataError if one does not exist."""
+        from pyarrow import types
 
         for column in self.columns:
             if column not in schema.names:
                 remedy = did_you_mean(column, schema.names)
                 raise DataError(f"{name} has no column '{column}'", remedy)
-        wanted = (
-            kinds.is_string,
-            kinds.is_large_string,
-            kinds.is_string_view,
-            kinds.is_dictionary,
-            kinds.is_integer,
-            kinds.is_floating,
-            kinds.is_boolean,
+        is_supported = (
+            types.is_string,
+            types.is_large_string,
+            types.is_string_view,
+            types.is_dictionary,
+            types.is_integer,
+            types.is_floating,
+            types.is_boolean,
         )
-        usable = (field.name for field in schema if any(kind(field.type) for kind in wanted))
-        return list(self.columns or usable)
+        supported = (
+            field.name for field in schema if any(check(field.type) for check in is_supported)
+        )
+        return list(self.columns or supported)
 
-    def _cut(self, file: _files.File) -> list[Piece]:
+    def _divide_if_readable(self, file: _files.InputFile) -> list[Piece]:
         import pyarrow as pa
 
         try:
-            return list(self.cut(file))
+            return list(self.divide_file(file))
         except (pa.ArrowInvalid, OSError):
-            return [_files.whole(file)]
+            return [_files.build_piece(file)]
 
-    def _record(
-        self, name: str, place: str, document: dict[str, Any] | UnicodeDecodeError
+    def _build_record(
+        self, name: str, location: str, document: dict[str, Any] | UnicodeDecodeError
     ) -> Record | Rejected:
         if isinstance(document, UnicodeDecodeError):
-            return Rejected(name, place, "undecodable bytes", str(document))
-        return Record(name, place, _values.usable(document, self.columns))
+            return Rejected(name, location, "undecodable bytes", str(document))
+        return Record(name, location, _values.select_values(document, self.columns))
 
 
-def _damage(arrow: Any) -> tuple[type[Exception], ...]:
-    """Return what Arrow raises for files that are damaged, or of a kind that it does not know."""
+def _list_damage_errors(arrow: Any) -> tuple[type[Exception], ...]:
+    """Return the exception types that Arrow raises for damaged files and unknown formats."""
     return arrow.ArrowInvalid, arrow.ArrowNotImplementedError, OSError
 
 
-def _kind(type_: Any) -> str | None:
-    """Return what values of a type of Arrow are, or None where their own tell."""
-    import pyarrow.types as kinds
+def _field_kind(arrow_type: Any) -> str | None:
+    """Return the kind of the values of an Arrow type; None if only the values determine it."""
+    from pyarrow import types
 
-    if kinds.is_string(type_) or kinds.is_large_string(type_) or kinds.is_string_view(type_):
+    if (
+        types.is_string(arrow_type)
+        or types.is_large_string(arrow_type)
+        or types.is_string_view(arrow_type)
+    ):
         return "text"
-    if kinds.is_integer(type_) or kinds.is_boolean(type_):
+    if types.is_integer(arrow_type) or types.is_boolean(arrow_type):
         return "integer"
-    return "real" if kinds.is_floating(type_) else None
+    return "real" if types.is_floating(arrow_type) else None
 
 
-def _documents(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
-    """Yield the rows of a batch; one with undecodable bytes costs itself alone."""
-    for at in range(0, batch.num_rows, ROWS_AT_A_TIME):
-        some = batch.slice(at, ROWS_AT_A_TIME)
+def _read_documents(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
+    """Yield the rows of a batch; undecodable bytes reject only their own row."""
+    for start in range(0, batch.num_rows, ROWS_PER_BATCH):
+        rows = batch.slice(start, ROWS_PER_BATCH)
         try:
-            yield from some.to_pylist()
+            yield from rows.to_pylist()
         except UnicodeDecodeError:
-            yield from (_document(some.slice(row, 1)) for row in range(some.num_rows))
+            yield from (_read_document(rows.slice(row, 1)) for row in range(rows.num_rows))
 
 
-def _document(batch: Any) -> dict[str, Any] | UnicodeDecodeError:
+def _read_document(batch: Any) -> dict[str, Any] | UnicodeDecodeError:
     try:
         (document,) = batch.to_pylist()
     except UnicodeDecodeError as error:

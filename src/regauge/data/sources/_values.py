@@ -1,4 +1,4 @@
-"""What of a document is a value of a record: texts and numbers, of these columns or of all."""
+"""Converts documents to records: selects the texts and numbers of given columns or of all."""
 
 from __future__ import annotations
 
@@ -8,40 +8,44 @@ import math
 from regauge.data.sources import Record, Rejected, Value
 
 INTEGERS = range(-(2**63), 2**63)
+"""The integers that fit into 64 bits."""
 
 
-def parsed(file: str, place: str, data: bytes, columns: tuple[str, ...]) -> Record | Rejected:
-    """Return the record of a JSON object."""
+def parse_record(
+    file: str, location: str, data: bytes, columns: tuple[str, ...]
+) -> Record | Rejected:
+    """Return the record of a JSON object, or why it cannot be used."""
     try:
         document = json.loads(data.decode())
     except UnicodeDecodeError as error:
-        return Rejected(file, place, "undecodable bytes", str(error))
+        return Rejected(file, location, "undecodable bytes", str(error))
     except (ValueError, RecursionError) as error:
-        return Rejected(file, place, "malformed JSON", str(error))
+        return Rejected(file, location, "malformed JSON", str(error))
     if not isinstance(document, dict):
-        return Rejected(file, place, "no JSON object", type(document).__name__)
-    return Record(file, place, usable(document, columns))
+        return Rejected(file, location, "not a JSON object", type(document).__name__)
+    return Record(file, location, select_values(document, columns))
 
 
-def usable(document: dict[str, object], columns: tuple[str, ...]) -> dict[str, Value]:
-    """Return the texts and numbers of a document, of these columns or of all.
+def select_values(document: dict[str, object], columns: tuple[str, ...]) -> dict[str, Value]:
+    """Return the texts and numbers of a document, of the given columns or of all.
 
-    An integer has 64 bits and a real number is finite; any other value is missing. A list that is
-    asked for by its name, such as the messages of a conversation, comes as JSON.
+    Integers have 64 bits and real numbers are finite; any other value counts as missing. A list in
+    a named column, such as the messages of a conversation, is returned as JSON.
     """
-    found = {name: _as_text(document.get(name)) for name in columns} if columns else document
-    return {name: value for name, given in found.items() if (value := _usable(given)) is not None}
+    raw = {name: _encode_list(document.get(name)) for name in columns} if columns else document
+    converted = {name: _convert_value(value) for name, value in raw.items()}
+    return {name: value for name, value in converted.items() if value is not None}
 
 
-def _as_text(value: object) -> object:
-    """Return a list as JSON, and anything else as it is."""
+def _encode_list(value: object) -> object:
+    """Return a list as JSON, and any other value unchanged."""
     try:
         return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
     except (TypeError, ValueError):
         return None
 
 
-def _usable(value: object) -> Value | None:
+def _convert_value(value: object) -> Value | None:
     if isinstance(value, str):
         return value
     if isinstance(value, float):

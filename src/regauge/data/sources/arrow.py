@@ -1,4 +1,4 @@
-"""Arrow files, Feather files and Arrow streams: one record per row, as for Parquet."""
+"""Arrow files, Feather files and Arrow streams: one record per row."""
 
 from __future__ import annotations
 
@@ -15,82 +15,82 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAGIC = b"ARROW1"
-"""The first bytes of a file that has an index of its batches; a stream has none."""
+"""The first bytes of a file with an index of its batches; a stream has no index."""
 
 
 class Arrow(_tables.TableSource):
     """Arrow tables, read by record batch."""
 
-    piece_mib: int = Field(default=16, ge=1)
-    """Bytes that one process reads at a time; a batch is never divided."""
+    chunk_mib: int = Field(default=16, ge=1)
+    """Size of a piece in MiB; a batch is never divided."""
 
-    form = "Arrow"
-    part = "batch"
+    format_name = "Arrow"
+    part_name = "batch"
 
-    def cut(self, file: _files.File) -> Iterator[Piece]:
-        """Yield pieces of as many batches as have about `piece_mib`."""
-        with _opened(file.name) as reader:
-            self.chosen(file.name, reader.schema)
-            count = _count(reader, file.name)
-        pieces = min(-(-file.bytes // (self.piece_mib * MIB)), count)
-        if pieces <= 1:
-            yield _files.whole(file)
+    def divide_file(self, file: _files.InputFile) -> Iterator[Piece]:
+        """Yield pieces with as many batches as fit into `chunk_mib`."""
+        with _open(file.name) as reader:
+            self.select_columns(file.name, reader.schema)
+            num_batches = _count_batches(reader, file.name)
+        num_pieces = min(-(-file.bytes // (self.chunk_mib * MIB)), num_batches)
+        if num_pieces <= 1:
+            yield _files.build_piece(file)
             return
-        mark, size = _files.stamp([file]), file.bytes // pieces
-        for number in range(pieces):
-            start, stop = (count * place // pieces for place in (number, number + 1))
+        version, piece_bytes = _files.hash_stats([file]), file.bytes // num_pieces
+        for index in range(num_pieces):
+            start, end = (num_batches * boundary // num_pieces for boundary in (index, index + 1))
             label = f"{file.name} from batch {start}"
-            end = stop if number + 1 < pieces else None
-            yield Piece(label, size, size, mark, (file.name,), start, end)
+            stop = end if index + 1 < num_pieces else None
+            yield Piece(label, piece_bytes, piece_bytes, version, (file.name,), start, stop)
 
-    def batches(self, piece: Piece) -> Iterator[tuple[int, Any]]:
-        """Yield the batches of a piece with their numbers."""
-        with _opened(piece.files[0]) as reader:
-            columns = self.chosen(piece.files[0], reader.schema)
-            for number, batch in _numbered(reader, piece.start, piece.stop):
-                yield number, batch.select(columns)
+    def read_batches(self, piece: Piece) -> Iterator[tuple[int, Any]]:
+        """Yield the batches of a piece with their indices."""
+        with _open(piece.files[0]) as reader:
+            columns = self.select_columns(piece.files[0], reader.schema)
+            for index, batch in _number_batches(reader, piece.start, piece.stop):
+                yield index, batch.select(columns)
 
 
 @contextmanager
-def _opened(name: str) -> Iterator[Any]:
+def _open(name: str) -> Iterator[Any]:
     """Open a file or a stream."""
     import pyarrow as pa
 
     with ExitStack() as stack:
-        where = stack.enter_context(_files.open_anywhere(name))
-        here = isinstance(where, str)
-        file = stack.enter_context(pa.memory_map(where) if here else pa.PythonFile(where))
+        location = stack.enter_context(_files.open_seekable(name))
+        is_local = isinstance(location, str)
+        file = stack.enter_context(pa.memory_map(location) if is_local else pa.PythonFile(location))
         if file.read(len(MAGIC)) == MAGIC:
             yield pa.ipc.open_file(file)
             return
-        if here:
+        if is_local:
             file.seek(0)
         else:
             file = stack.enter_context(_files.open_bytes(name))
         yield pa.ipc.open_stream(file)
 
 
-def _numbered(reader: Any, start: int, stop: int | None) -> Iterator[tuple[int, Any]]:
+def _number_batches(reader: Any, start: int, stop: int | None) -> Iterator[tuple[int, Any]]:
     if hasattr(reader, "num_record_batches"):
-        last = reader.num_record_batches if stop is None else stop
-        yield from ((number, reader.get_batch(number)) for number in range(start, last))
+        end = reader.num_record_batches if stop is None else stop
+        yield from ((index, reader.get_batch(index)) for index in range(start, end))
         return
     yield from islice(enumerate(reader), start, stop)
 
 
-def _count(reader: Any, name: str) -> int:
-    """Return the number of batches, of a stream up to where it is damaged.
+def _count_batches(reader: Any, name: str) -> int:
+    """Return the number of batches; a damaged stream counts up to the damage.
 
-    To count those of a stream elsewhere all of it would have to come over: it counts as one.
+    A remote stream counts as one batch, because counting would download all of it.
     """
     import pyarrow as pa
 
     if hasattr(reader, "num_record_batches"):
         return int(reader.num_record_batches)
-    if _remote.is_address(name):
+    if _remote.is_url(name):
         return 1
-    count = 0
+    num_batches = 0
     with suppress(pa.ArrowInvalid, OSError):
         for _ in reader:
-            count += 1
-    return count
+            num_batches += 1
+    return num_batches

@@ -1,4 +1,4 @@
-"""CSV files (.csv, .tsv, .gz, .zst): one record per row, its columns are the fields."""
+"""CSV files (.csv, .tsv, .gz, .zst): one record per row."""
 
 from __future__ import annotations
 
@@ -17,153 +17,155 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 COMMA, TAB = ",", "\t"
-TABS = ".tsv"
-"""What the name of a file ends in that has tabs between its values, packed or not."""
+TAB_SUFFIX = ".tsv"
+"""Suffix of files whose values are separated by tabs; a suffix of compression may follow."""
 
 
 class Csv(_files.FileSource):
-    """Rows of values; all are texts but those of the columns that are declared as numbers."""
+    """Rows of text values; the columns of numbers are declared."""
 
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
-    """What is between two values; by default a tab in .tsv files, and else a comma."""
+    """Separator of values; by default a tab in .tsv files, else a comma."""
     quote: str = Field(default='"', max_length=1)
-    """What encloses a value; empty where nothing does: then large files are read in parts."""
-    names: tuple[str, ...] = ()
-    """Names of the columns; none given means that the first line has them."""
+    """Quote character; if it is empty, nothing is quoted and large files are read in parts."""
+    column_names: tuple[str, ...] = ()
+    """Names of the columns; by default they are in the first line."""
     columns: tuple[str, ...] = ()
-    """Columns to read; none given means all."""
+    """Columns to read; by default all."""
     integers: tuple[str, ...] = ()
-    """Columns that hold integers."""
-    reals: tuple[str, ...] = ()
-    """Columns that hold real numbers."""
-    missing: tuple[str, ...] = ("",)
-    """Values that stand for no value."""
-    piece_mib: int = Field(default=8, ge=1)
-    """Bytes that one process reads at a time."""
+    """Columns with integers."""
+    floats: tuple[str, ...] = ()
+    """Columns with real numbers."""
+    na_values: tuple[str, ...] = ("",)
+    """Values that mean a missing value."""
+    chunk_mib: int = Field(default=8, ge=1)
+    """Size of a piece in MiB."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Csv:
+    def _check_columns(self) -> Csv:
         if self.delimiter in {self.quote, "\n", "\r"}:
-            raise ValueError(f"{self.delimiter!r} cannot be between two values")
-        for name in (*self.integers, *self.reals):
-            if name in self.integers and name in self.reals:
-                raise ValueError(f"'{name}' is both an integer and a real number")
+            raise ValueError(f"invalid delimiter {self.delimiter!r}; choose another character")
+        for name in (*self.integers, *self.floats):
+            if name in self.integers and name in self.floats:
+                raise ValueError(f"'{name}' is in integers and in floats; remove it from one")
             if self.columns and name not in self.columns:
-                raise ValueError(f"'{name}' is a number and not among the columns")
+                raise ValueError(f"the number column '{name}' is not in columns; add it")
         return self
 
-    def fields(self) -> tuple[str, ...]:
-        """Return the columns that are named, if any."""
-        return self.columns or self.names
+    def field_names(self) -> tuple[str, ...]:
+        """Return the configured columns, if any."""
+        return self.columns or self.column_names
 
-    def divide(self, found: list[_files.File]) -> tuple[Piece, ...]:
-        """Return small files together; large plain ones in parts where nothing is quoted."""
-        first = found[0].name
-        header = self._header(self._rows(first))
+    def divide_files(self, files: list[_files.InputFile]) -> tuple[Piece, ...]:
+        """Group small files; divide large uncompressed ones if nothing is quoted."""
+        first = files[0].name
+        header = self._read_header(self._read_rows(first))
         if not isinstance(header, Rejected):
-            self._columns(first, header)
-        return _files.group(found, self.piece_mib * MIB, divisible=not self.quote)
+            self._locate_columns(first, header)
+        return _files.group_files(files, self.chunk_mib * MIB, is_divisible=not self.quote)
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
         """Yield a record or a rejection for each row."""
         for name in piece.files:
-            rows = self._rows(name, piece.start, piece.stop)
-            header = self._header(self._rows(name) if piece.start else rows)
+            rows = self._read_rows(name, piece.start, piece.stop)
+            header = self._read_header(self._read_rows(name) if piece.start else rows)
             if isinstance(header, Rejected):
                 yield header
                 continue
-            columns = self._columns(name, header)
+            columns = self._locate_columns(name, header)
             for row in rows:
                 if isinstance(row, Rejected):
                     yield row
                 elif row.values:
-                    yield self._record(name, row, columns, len(header))
+                    yield self._build_record(name, row, columns, len(header))
 
-    def _header(self, rows: Iterator[_Row | Rejected]) -> tuple[str, ...] | Rejected:
-        """Return the names of the columns, taken from the first row if need be."""
-        if self.names:
-            return self.names
+    def _read_header(self, rows: Iterator[_Row | Rejected]) -> tuple[str, ...] | Rejected:
+        """Return the names of the columns, from the settings or from the first row."""
+        if self.column_names:
+            return self.column_names
         first = next(rows, None)
         if isinstance(first, Rejected):
             return first
         return tuple(first.values) if first else ()
 
-    def _columns(self, name: str, header: tuple[str, ...]) -> list[_Column]:
-        """Return where the wanted columns are; raises DataError for one that is not there."""
+    def _locate_columns(self, name: str, header: tuple[str, ...]) -> list[_Column]:
+        """Return the positions of the selected columns; raises DataError if one does not exist."""
         if not header:
             return []
-        for column in (*self.columns, *self.integers, *self.reals):
+        for column in (*self.columns, *self.integers, *self.floats):
             if column not in header:
                 remedy = did_you_mean(column, header)
                 raise DataError(f"{name} has no column '{column}'", remedy)
-        wanted = [column for column in header if column in (self.columns or header)]
-        for column in wanted:
+        selected = [column for column in header if column in (self.columns or header)]
+        for column in selected:
             if header.count(column) > 1:
-                remedy = "name the columns otherwise with source.names"
+                remedy = "set source.column_names to distinct names"
                 raise DataError(f"{name} has {header.count(column)} columns '{column}'", remedy)
-        kinds = dict.fromkeys(self.integers, _integer) | dict.fromkeys(self.reals, _real)
-        return [_Column(column, header.index(column), kinds.get(column)) for column in wanted]
+        parsers = dict.fromkeys(self.integers, _parse_integer) | dict.fromkeys(
+            self.floats, _parse_real
+        )
+        return [_Column(column, header.index(column), parsers.get(column)) for column in selected]
 
-    def _record(
+    def _build_record(
         self, name: str, row: _Row, columns: list[_Column], width: int
     ) -> Record | Rejected:
         if len(row.values) != width:
             detail = f"{len(row.values)} for {width} columns"
-            return Rejected(name, row.place, "another number of values", detail)
+            return Rejected(name, row.location, "wrong number of values", detail)
         fields: dict[str, Value] = {}
         for column in columns:
             value = row.values[column.position]
-            if value not in self.missing:
+            if value not in self.na_values:
                 try:
-                    fields[column.name] = column.number(value) if column.number else value
+                    fields[column.name] = column.parse(value) if column.parse else value
                 except ValueError:
-                    return Rejected(name, row.place, f"no number in '{column.name}'", value[:80])
-        return Record(name, row.place, fields)
+                    return Rejected(name, row.location, f"no number in '{column.name}'", value[:80])
+        return Record(name, row.location, fields)
 
-    def _rows(
+    def _read_rows(
         self, name: str, start: int = 0, stop: int | None = None
     ) -> Iterator[_Row | Rejected]:
         """Yield the rows of a file, or of a part; a line that cannot be read ends its row."""
-        csv.field_size_limit(_files.LONGEST_LINE)  # of this whole process; by default 128 KiB
-        usual = TAB if TABS in Path(name).suffixes else COMMA
-        feed = _Feed(_files.lines_of(name, start, stop))
-        while not feed.ended:
+        csv.field_size_limit(_files.MAX_LINE_BYTES)  # of this whole process; by default 128 KiB
+        default = TAB if TAB_SUFFIX in Path(name).suffixes else COMMA
+        feed = _LineFeed(_files.read_file_lines(name, start, stop))
+        while not feed.is_finished:
             reader = csv.reader(
                 feed,
-                delimiter=self.delimiter or usual,
+                delimiter=self.delimiter or default,
                 quotechar=self.quote or None,
                 quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
                 strict=True,
             )
-            yield from _parsed(name, reader, feed)
+            yield from _parse_rows(name, reader, feed)
 
 
 class _Column(NamedTuple):
-    """A column to read; one without a number holds texts."""
+    """A column to read; without a parser it has texts."""
 
     name: str
     position: int
-    number: Callable[[str], Value] | None
+    parse: Callable[[str], Value] | None
 
 
 class _Row(NamedTuple):
-    """The values of a row, none for an empty line, and where it begins."""
+    """The values of a row and its location; an empty line has no values."""
 
-    place: str
+    location: str
     values: list[str]
 
 
-class _Feed:
-    """Lines as the parser takes them, up to the next one that cannot be read."""
+class _LineFeed:
+    """The lines that the CSV parser reads, up to the next one that cannot be read."""
 
-    def __init__(self, lines: Iterator[_files.Line | Rejected]) -> None:
+    def __init__(self, lines: Iterator[_files.TextLine | Rejected]) -> None:
         self._lines = lines
-        self.ended = False
+        self.is_finished = False
         self.rejected: Rejected | None = None
-        self.taken: list[str] = []
-        """The places of the lines of a row."""
+        self.locations: list[str] = []
+        """Locations of the first and the last line of the current row."""
 
-    def __iter__(self) -> _Feed:
+    def __iter__(self) -> _LineFeed:
         return self
 
     def __next__(self) -> str:
@@ -171,40 +173,42 @@ class _Feed:
             raise StopIteration
         line = next(self._lines, None)
         if line is None or isinstance(line, Rejected):
-            self.ended, self.rejected = line is None, line
+            self.is_finished, self.rejected = line is None, line
             raise StopIteration
-        self.taken = [*self.taken[:1], line.place]
-        # What is no UTF-8 becomes what is no Unicode, and that is rejected for every source.
+        self.locations = [*self.locations[:1], line.location]
+        # Invalid UTF-8 becomes lone surrogates, which are rejected for every source.
         return line.data.decode(errors="surrogateescape") + "\n"
 
 
-def _parsed(name: str, reader: Iterator[list[str]], feed: _Feed) -> Iterator[_Row | Rejected]:
+def _parse_rows(
+    name: str, reader: Iterator[list[str]], feed: _LineFeed
+) -> Iterator[_Row | Rejected]:
     while True:
-        feed.taken = []
+        feed.locations = []
         try:
             values = next(reader)
         except StopIteration:
             break
         except csv.Error as error:
-            first, last = feed.taken[0], feed.taken[-1]
+            first, last = feed.locations[0], feed.locations[-1]
             until = f", up to {last}" if last != first else ""
             yield Rejected(name, first, "malformed CSV", f"{error}{until}")
         else:
-            yield _Row(feed.taken[0], values)
+            yield _Row(feed.locations[0], values)
     if feed.rejected:
         yield feed.rejected
         feed.rejected = None
 
 
-def _integer(value: str) -> int:
+def _parse_integer(value: str) -> int:
     number = int(value)
     if number not in _values.INTEGERS or "_" in value:
         raise ValueError
     return number
 
 
-def _real(value: str) -> float:
+def _parse_real(value: str) -> float:
     number = float(value)
-    if number - number != 0 or "_" in value:  # infinite, or none
+    if number - number != 0 or "_" in value:  # infinite or NaN
         raise ValueError
     return number

@@ -1,4 +1,4 @@
-"""JSON lines (.jsonl, .gz, .zst): one object per line, its texts and numbers are the fields."""
+"""JSON lines (.jsonl, .gz, .zst): one object per line."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
 
 
 class JsonLines(_files.FileSource):
-    """Files with one JSON object per line."""
+    """Files with one JSON object per line; its texts and numbers are the fields."""
 
     columns: tuple[str, ...] = ()
-    """Keys to read; none given means every text and number."""
-    piece_mib: int = Field(default=8, ge=1)
-    """Bytes that one process reads at a time."""
+    """Keys to read; by default all texts and numbers."""
+    chunk_mib: int = Field(default=8, ge=1)
+    """Size of a piece in MiB."""
 
-    def fields(self) -> tuple[str, ...]:
-        """Return the named columns, if any."""
+    def field_names(self) -> tuple[str, ...]:
+        """Return the configured columns, if any."""
         return self.columns
 
-    def divide(self, found: list[_files.File]) -> tuple[Piece, ...]:
-        """Return small files together and large plain ones in parts."""
-        return _files.group(found, self.piece_mib * MIB, divisible=True)
+    def divide_files(self, files: list[_files.InputFile]) -> tuple[Piece, ...]:
+        """Group small files and divide large uncompressed ones."""
+        return _files.group_files(files, self.chunk_mib * MIB, is_divisible=True)
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
         """Yield a record or a rejection for each line that is not blank.
 
-        Raises DataError for a file that is one array: of its lines no more than the last would do.
+        Raises DataError if a file is one JSON array.
         """
-        for file, line in _files.lines(piece):
+        for file, line in _files.read_lines(piece):
             if isinstance(line, Rejected):
                 yield line
-            elif line.place == _files.FIRST_LINE and _opens_array(line.data):
-                problem = f"{file} is a JSON array, and not one object per line"
-                raise DataError(problem, f"write it with: jq -c '.[]' {file}")
+            elif line.location == _files.FIRST_LINE and _starts_array(line.data):
+                problem = f"{file} is a JSON array, not one object per line"
+                raise DataError(problem, f"convert it with: jq -c '.[]' {file}")
             elif line.data.strip():
-                yield _values.parsed(file, line.place, line.data, self.columns)
+                yield _values.parse_record(file, line.location, line.data, self.columns)
 
 
-def _opens_array(line: bytes) -> bool:
-    """Return whether an array of objects begins in a line."""
+def _starts_array(line: bytes) -> bool:
+    """Return whether a line starts an array of objects."""
     rest = line.strip()
     return rest.startswith(b"[") and rest[1:].lstrip()[:1] in (b"", b"{")

@@ -1,4 +1,4 @@
-"""Parquet files: one record per row, its text and number columns are the fields."""
+"""Parquet files: one record per row."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ if TYPE_CHECKING:
 class Parquet(_tables.TableSource):
     """Parquet tables, read by row group."""
 
-    form = "Parquet"
-    part = "row group"
+    format_name = "Parquet"
+    part_name = "row group"
 
-    def cut(self, file: _files.File) -> Iterator[Piece]:
+    def divide_file(self, file: _files.InputFile) -> Iterator[Piece]:
         """Yield one piece per row group."""
         import pyarrow.parquet as pq
 
-        with _files.open_anywhere(file.name) as where:
-            about = pq.read_metadata(where)
-        self.chosen(file.name, about.schema.to_arrow_schema())
-        mark = _files.stamp([file])
-        for number in range(about.num_row_groups):
-            group = about.row_group(number)
-            packed = sum(group.column(i).total_compressed_size for i in range(group.num_columns))
-            label = f"{file.name} row group {number}"
-            size = group.total_byte_size
-            yield Piece(label, packed, size, mark, (file.name,), number, number + 1)
+        with _files.open_seekable(file.name) as location:
+            metadata = pq.read_metadata(location)
+        self.select_columns(file.name, metadata.schema.to_arrow_schema())
+        version = _files.hash_stats([file])
+        for index in range(metadata.num_row_groups):
+            group = metadata.row_group(index)
+            compressed_bytes = sum(
+                group.column(column).total_compressed_size for column in range(group.num_columns)
+            )
+            label = f"{file.name} row group {index}"
+            num_bytes = group.total_byte_size
+            yield Piece(label, compressed_bytes, num_bytes, version, (file.name,), index, index + 1)
 
-    def batches(self, piece: Piece) -> Iterator[tuple[int, Any]]:
+    def read_batches(self, piece: Piece) -> Iterator[tuple[int, Any]]:
         """Yield the batches of a row group."""
         import pyarrow.parquet as pq
 
         name = piece.files[0]
-        with _files.open_anywhere(name) as where, pq.ParquetFile(where) as file:
-            columns = self.chosen(name, file.schema_arrow)
+        with _files.open_seekable(name) as location, pq.ParquetFile(location) as file:
+            columns = self.select_columns(name, file.schema_arrow)
             groups = [piece.start]
-            for batch in file.iter_batches(_tables.ROWS_AT_A_TIME, groups, columns=columns):
+            for batch in file.iter_batches(_tables.ROWS_PER_BATCH, groups, columns=columns):
                 yield piece.start, batch

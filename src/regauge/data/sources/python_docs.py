@@ -1,6 +1,6 @@
-"""The documentation of the Python that is installed: real text with no download.
+"""The documentation of the installed Python: real text without a download.
 
-Docstrings of the standard library and of the installed packages, and the topics of `help()`.
+Docstrings of the standard library and of installed packages, and the topics of `help()`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from regauge.data.sources import Piece, Record, Rejected, Value, _files
-from regauge.data.sources._docstrings import TEXT_SHARE, Documentation, documents
+from regauge.data.sources._docstrings import TEXT_SHARE, DocumentationSource, read_documentation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,30 +16,31 @@ if TYPE_CHECKING:
 PIECE_BYTES = 4 * 2**20
 
 
-class PythonDocs(Documentation):
-    """Fields: `text` (a whole docstring), and `summary` and `body` (the rest) where both are."""
+class PythonDocs(DocumentationSource):
+    """Fields: `text` (a docstring), and its `summary` and `body`, which may be empty."""
 
     duplicates: Literal["keep", "drop"] = "drop"
-    """What becomes of a record that equals an earlier one: vendored copies, by default dropped."""
+    """Whether to keep or to drop repeated records, such as vendored copies; "drop" by default."""
 
-    def fields(self) -> tuple[str, ...]:
-        """Return the three fields that every record has."""
+    def field_names(self) -> tuple[str, ...]:
+        """Return the three fields of every record."""
         return ("text", "summary", "body")
 
-    def pieces(self) -> tuple[Piece, ...]:
-        """Return the Python files of every root in groups of about 4 MiB."""
+    def list_pieces(self) -> tuple[Piece, ...]:
+        """Group the Python files of every root into pieces of about 4 MiB."""
         grouped = (
-            _files.group(files, PIECE_BYTES, text_share=TEXT_SHARE) for files in self.files()
+            _files.group_files(files, PIECE_BYTES, text_share=TEXT_SHARE)
+            for files in self.list_files()
         )
         return tuple(piece for pieces in grouped for piece in pieces)
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
         """Yield a record for every documented object and every topic."""
         for name in piece.files:
-            for found in documents(name):
-                if isinstance(found, Rejected):
-                    yield found
+            for item in read_documentation(name):
+                if isinstance(item, Rejected):
+                    yield item
                     continue
-                summary, body = self.pair(found.text) or ("", "")
-                fields: dict[str, Value] = {"text": found.text, "summary": summary, "body": body}
-                yield Record(name, found.place, fields)
+                summary, body = self.split_pair(item.text) or ("", "")
+                fields: dict[str, Value] = {"text": item.text, "summary": summary, "body": body}
+                yield Record(name, item.location, fields)

@@ -1,7 +1,7 @@
-"""A search through the documentation of Python: who looks for a summary is shown some bodies.
+"""Search in the documentation of Python: a summary is the query, and bodies are the candidates.
 
-One of them is the summary's own; the others are the nearest by their words (BM25), which makes
-them hard to tell apart. Nothing is downloaded.
+One candidate is the body of the query; the others are its nearest neighbors by words (BM25), which
+makes the ranking difficult. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from pydantic import Field
 
 from regauge.data.lexical import split_words
 from regauge.data.sources import Piece, Record, Rejected, Value, _files
-from regauge.data.sources._docstrings import TEXT_SHARE, Documentation, Documented, documents
+from regauge.data.sources._docstrings import (
+    TEXT_SHARE,
+    DocumentationSource,
+    DocumentedObject,
+    read_documentation,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,91 +29,93 @@ class _Page(NamedTuple):
     """A documented object with a summary and a body."""
 
     file: str
-    found: Documented
+    item: DocumentedObject
     summary: str
     body: str
 
     @property
     def key(self) -> bytes:
-        """What pages are sampled and shuffled by: their summary alone."""
+        """Hash of the summary, which determines the sample and the order."""
         return hashlib.blake2b(self.summary.encode(), digest_size=16).digest()
 
 
-class PythonDocsSearch(Documentation):
-    """A record for each candidate: `query`, `document`, its features and its `label`.
+class PythonDocsSearch(DocumentationSource):
+    """A record per candidate: `query`, `document`, its features and its `label`.
 
-    Features are `module` and `kind`, `parameters` (of a function), `words`, `depth` (of its name),
-    and `overlap`: the share of the query's words that it has.
+    The features are `module`, `kind`, `parameters` (of a function), `words`, `depth` (of its name)
+    and `overlap` (the share of the query's words that the document has).
     """
 
     queries: int = Field(default=4000, ge=1)
-    """Summaries that are looked for: a sample by their content, or all where they are fewer."""
+    """Number of queries, which are a sample by content; all are used if there are fewer."""
     candidates: int = Field(default=8, ge=2)
-    """Bodies that each is shown, its own among them."""
+    """Number of candidates of each query, including the correct one."""
 
-    def fields(self) -> tuple[str, ...]:
-        """Return the fields that records have."""
+    def field_names(self) -> tuple[str, ...]:
+        """Return the fields of the records."""
         features = ("module", "kind", "parameters", "words", "depth", "overlap")
         return ("query", "document", *features, "label")
 
-    def pieces(self) -> tuple[Piece, ...]:
-        """Return everything as one piece: a candidate may come from anywhere."""
-        files = [file for root in self.files() for file in root]
-        return (_files.whole(*files, text_share=TEXT_SHARE),)
+    def list_pieces(self) -> tuple[Piece, ...]:
+        """Return all files as one piece, because candidates may come from any file."""
+        inputs = [file for files in self.list_files() for file in files]
+        return (_files.build_piece(*inputs, text_share=TEXT_SHARE),)
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
-        """Yield the candidates of one query after the other, in an order that says nothing."""
-        pages: dict[bytes, _Page] = {}  # of equal summaries the first, or none could be found
+        """Yield the candidates of one query after another, in an order that reveals nothing."""
+        pages: dict[bytes, _Page] = {}  # a repeated summary has no unique answer: keep the first
         for name in piece.files:
-            for found in documents(name):
-                if isinstance(found, Rejected):
-                    yield found
-                elif pair := self.pair(found.text):
-                    page = _Page(name, found, *pair)
+            for item in read_documentation(name):
+                if isinstance(item, Rejected):
+                    yield item
+                elif pair := self.split_pair(item.text):
+                    page = _Page(name, item, *pair)
                     pages.setdefault(page.key, page)
         corpus = list(pages.values())
-        asked = sorted(range(len(corpus)), key=lambda place: corpus[place].key)[: self.queries]
+        by_key = sorted(range(len(corpus)), key=lambda number: corpus[number].key)
         words = [frozenset(split_words(page.body)) for page in corpus]
-        for query, others in self._shown(corpus, sorted(asked)):
+        for query, neighbors in self._find_neighbors(corpus, sorted(by_key[: self.queries])):
             page = corpus[query]
-            shown = [(_shuffled(corpus[place].key, page.key), place) for place in (query, *others)]
-            for _, place in sorted(shown):
-                yield _record(page, corpus[place], words[place])
+            candidates = sorted(
+                (_sort_key(corpus[number].key, page.key), number) for number in (query, *neighbors)
+            )
+            for _, number in candidates:
+                yield _build_record(page, corpus[number], words[number])
 
-    def _shown(
-        self, corpus: Sequence[_Page], asked: Sequence[int]
+    def _find_neighbors(
+        self, corpus: Sequence[_Page], queries: Sequence[int]
     ) -> Iterator[tuple[int, list[int]]]:
-        """Yield each query with the other pages that are nearest."""
+        """Yield each query with the pages that are nearest to it, by their numbers."""
         import bm25s
 
         index = bm25s.BM25()
         index.index([split_words(page.body) for page in corpus], show_progress=False)
-        for query in asked:
+        for query in queries:
             known = [
                 word for word in split_words(corpus[query].summary) if word in index.vocab_dict
             ]
             scores = index.get_scores(known) if known else np.zeros(len(corpus))
             nearest = np.argsort(-scores, kind="stable")[: self.candidates].tolist()
-            yield query, [place for place in nearest if place != query][: self.candidates - 1]
+            yield query, [number for number in nearest if number != query][: self.candidates - 1]
 
 
-def _record(query: _Page, page: _Page, words: frozenset[str]) -> Record:
-    asked = set(split_words(query.summary))
-    found = page.found
+def _build_record(query: _Page, page: _Page, words: frozenset[str]) -> Record:
+    query_words = set(split_words(query.summary))
+    item = page.item
     fields: dict[str, Value] = {
         "query": query.summary,
         "document": page.body,
-        "module": found.place.partition(".")[0],
-        "kind": found.kind,
+        "module": item.location.partition(".")[0],
+        "kind": item.kind,
         "words": len(page.body.split()),
-        "depth": found.place.count("."),
-        "overlap": len(asked & words) / len(asked),
+        "depth": item.location.count("."),
+        "overlap": len(query_words & words) / len(query_words),
         "label": int(page is query),
     }
-    if found.parameters is not None:
-        fields["parameters"] = found.parameters
-    return Record(page.file, found.place, fields)
+    if item.parameters is not None:
+        fields["parameters"] = item.parameters
+    return Record(page.file, item.location, fields)
 
 
-def _shuffled(page: bytes, query: bytes) -> bytes:
+def _sort_key(page: bytes, query: bytes) -> bytes:
     return hashlib.blake2b(page, key=query, digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""Several sources as one, in their order: of each all records or a share, its fields renamed."""
+"""Several sources as one: all or a fraction of the records of each, with renamed fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from regauge import choices
-from regauge.config import Settings, chosen
+from regauge.config import Settings, choice_of
 from regauge.data import duplicates
 from regauge.data.sources import Piece, Record, Rejected, Skipped, Source
 from regauge.errors import RegaugeError, SettingsError
@@ -21,134 +21,135 @@ from regauge.errors import RegaugeError, SettingsError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.data.sources import Found, Value
+    from regauge.data.sources import SourceItem, Value
 
 FOLDER = "data/sources"
-OWN = ("share", "rename")
+ENTRY_KEYS = ("fraction", "rename")
+"""The keys of an entry that are not keys of its source."""
 
 
-class Member(Settings):
-    """One of several sources: its own keys, and these two."""
+class SourceEntry(Settings):
+    """One of several sources: the keys of the source, `fraction` and `rename`."""
 
-    source: Annotated[SerializeAsAny[Source], chosen(FOLDER)]
-    """Where its records come from; in a run file its keys stand beside the others."""
-    share: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Part of its records that is kept: a hash of their content says which."""
+    source: Annotated[SerializeAsAny[Source], choice_of(FOLDER)]
+    """The source; in a run file its keys are in the same table as the other keys."""
+    fraction: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Fraction of the records to use; a hash of the content selects them."""
     rename: dict[str, str] = {}
-    """New names of fields by their own, such as {body = "text"}."""
+    """New names of fields by their names in the source, such as {body = "text"}."""
 
     @model_validator(mode="before")
     @classmethod
-    def _apart(cls, value: Any) -> Any:
-        """Take the keys of the source apart from the others."""
+    def _separate_source_keys(cls, value: Any) -> Any:
+        """Move the keys of the source into a separate table."""
         if isinstance(value, str):
             return {"source": value}
         if not isinstance(value, dict) or "kind" not in value:
             return value
-        known = (*choices.load(FOLDER, value["kind"]).model_fields, "kind", *OWN)
+        known = (*choices.load(FOLDER, value["kind"]).model_fields, "kind", *ENTRY_KEYS)
         for name in value:
             if name not in known:
                 remedy = choices.did_you_mean(name, known)
                 raise SettingsError(f"a source '{value['kind']}': unknown key '{name}'", remedy)
-        own = {name: value[name] for name in OWN if name in value}
-        return {**own, "source": {name: value[name] for name in value if name not in OWN}}
+        entry = {name: value[name] for name in ENTRY_KEYS if name in value}
+        return {**entry, "source": {name: value[name] for name in value if name not in ENTRY_KEYS}}
 
     @model_serializer(mode="wrap")
-    def _beside(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _merge_source_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         table = handler(self)
         keys = {name: key for name, key in table.pop("source").items() if name != "duplicates"}
         return {**keys, **table}
 
     @model_validator(mode="after")
-    def _consistent(self) -> Member:
+    def _check_names(self) -> SourceEntry:
         if "duplicates" in self.source.model_fields_set:
-            raise ValueError("'duplicates' is of all sources together: set source.duplicates")
-        known = self.source.fields()
+            raise ValueError("'duplicates' applies to all sources; set source.duplicates instead")
+        known = self.source.field_names()
         for name in self.rename:
             if known and name not in known:
                 problem = f"rename: the source has no field '{name}'"
                 raise SettingsError(problem, choices.did_you_mean(name, known))
         if len({self.rename.get(name, name) for name in known}) < len(known):
-            raise ValueError("rename gives two fields one name")
+            raise ValueError("rename gives two fields the same name; choose distinct names")
         return self
 
-    def fields(self) -> tuple[str, ...]:
-        """Return the names of the fields as they are here, or none."""
-        return tuple(self.rename.get(name, name) for name in self.source.fields())
+    def field_names(self) -> tuple[str, ...]:
+        """Return the names of the fields after renaming, if known."""
+        return tuple(self.rename.get(name, name) for name in self.source.field_names())
 
 
-class Several(Source):
+class SeveralSources(Source):
     """The records of several sources, one source after the other."""
 
-    sources: tuple[Member, ...] = Field(min_length=1)
-    """Tables as of `source` itself, each also with `share` and `rename`."""
+    sources: tuple[SourceEntry, ...] = Field(min_length=1)
+    """Tables like `source` itself, each also with `fraction` and `rename`."""
 
     @model_validator(mode="after")
-    def _flat(self) -> Several:
-        if any(isinstance(member.source, Several) for member in self.sources):
-            raise ValueError("one of several sources is not several again: name them all here")
+    def _check_nesting(self) -> SeveralSources:
+        if any(isinstance(entry.source, SeveralSources) for entry in self.sources):
+            raise ValueError("sources of kind 'several' cannot be nested; list all in one table")
         return self
 
-    def elsewhere(self) -> str:
-        """Return the first that is asked for."""
-        return next(filter(None, (member.source.elsewhere() for member in self.sources)), "")
+    def remote_location(self) -> str:
+        """Return the first remote location, if any."""
+        return next(filter(None, (entry.source.remote_location() for entry in self.sources)), "")
 
-    def fields(self) -> tuple[str, ...]:
-        """Return the fields of all sources, or none where one of them does not say."""
-        known = [member.fields() for member in self.sources]
+    def field_names(self) -> tuple[str, ...]:
+        """Return the fields of all sources, or nothing if one of them does not know its fields."""
+        known = [entry.field_names() for entry in self.sources]
         return tuple(dict.fromkeys(sum(known, ()))) if all(known) else ()
 
-    def kinds(self, piece: Piece) -> dict[str, str]:
-        """Return what the piece's source does, by the names that fields have here."""
-        member = self.sources[piece.source]
-        found = member.source.kinds(piece)
-        return {member.rename.get(name, name): kind for name, kind in found.items()}
+    def field_kinds(self, piece: Piece) -> dict[str, str]:
+        """Return the kinds of the fields of a piece's source, by their new names."""
+        entry = self.sources[piece.source]
+        kinds = entry.source.field_kinds(piece)
+        return {entry.rename.get(name, name): kind for name, kind in kinds.items()}
 
-    def pieces(self) -> tuple[Piece, ...]:
-        """Return the pieces of all sources, each with the number of its source."""
-        found: list[Piece] = []
-        for number, member in enumerate(self.sources):
+    def list_pieces(self) -> tuple[Piece, ...]:
+        """Return the pieces of all sources, each with the index of its source."""
+        all_pieces: list[Piece] = []
+        for number, entry in enumerate(self.sources):
             try:
-                pieces = member.source.pieces()
+                pieces = entry.source.list_pieces()
             except RegaugeError as error:
-                raise error.within(f"source {number + 1}") from None
+                raise error.add_location(f"source {number + 1}") from None
             for piece in pieces:
                 name = f"source {number + 1}: {piece.name}"
-                text_bytes = int(piece.text_bytes * member.share)
-                found.append(piece._replace(name=name, text_bytes=text_bytes, source=number))
-        return tuple(found)
+                text_bytes = int(piece.text_bytes * entry.fraction)
+                all_pieces.append(piece._replace(name=name, text_bytes=text_bytes, source=number))
+        return tuple(all_pieces)
 
-    def read(self, piece: Piece) -> Iterator[Found]:
-        """Yield what the piece's source does, of its share and with its fields renamed."""
-        member = self.sources[piece.source]
-        outside = f"outside of the share of source {piece.source + 1}"
-        for found in member.source.read(piece):
-            if not isinstance(found, Record):
-                yield found
+    def read(self, piece: Piece) -> Iterator[SourceItem]:
+        """Yield the selected items of a piece's source, with renamed fields."""
+        entry = self.sources[piece.source]
+        reason = f"outside the fraction of source {piece.source + 1}"
+        for item in entry.source.read(piece):
+            if not isinstance(item, Record):
+                yield item
                 continue
-            renamed = _renamed(found, member.rename)
-            if isinstance(renamed, Record) and not _within(found.fields, member.share):
-                yield Skipped(outside, renamed.fields)
+            renamed = _rename_fields(item, entry.rename)
+            if isinstance(renamed, Record) and not _is_selected(item.fields, entry.fraction):
+                yield Skipped(reason, renamed.fields)
             else:
                 yield renamed
 
 
-def _within(fields: dict[str, Value], share: float) -> bool:
-    if share == 1:
+def _is_selected(fields: dict[str, Value], fraction: float) -> bool:
+    if fraction == 1:
         return True
     try:
-        content = duplicates.content_hash(duplicates.content(fields))
-    except UnicodeEncodeError:  # no text, and rejected as such wherever it comes from
+        content = duplicates.hash_content(duplicates.encode_fields(fields))
+    except UnicodeEncodeError:  # undecodable text is rejected, whichever source it is from
         return True
-    return duplicates.keyed_share(content, 0, "share") < share
+    return duplicates.draw_uniform(content, 0, "share") < fraction
 
 
-def _renamed(record: Record, names: dict[str, str]) -> Record | Rejected:
+def _rename_fields(record: Record, names: dict[str, str]) -> Record | Rejected:
     if not names:
         return record
     fields = {names.get(name, name): value for name, value in record.fields.items()}
     if len(fields) < len(record.fields):
-        twice = next(name for name in names if names[name] in record.fields)
-        reason = f"'{twice}' cannot become '{names[twice]}', which is there"
-        return Rejected(record.file, record.place, reason)
+        conflict = next(name for name in names if names[name] in record.fields)
+        reason = f"'{conflict}' cannot become '{names[conflict]}', which exists"
+        return Rejected(record.file, record.location, reason)
     return record._replace(fields=fields)

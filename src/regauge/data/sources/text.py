@@ -1,4 +1,4 @@
-"""Plain text files (.gz and .zst too): a document per file, per paragraph or per line."""
+"""Plain text files (.txt, .gz, .zst): one document per file, per paragraph or per line."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ class Text(_files.FileSource):
     """UTF-8 text with one field, `text`."""
 
     document: Literal["file", "paragraph", "line"] = "file"
-    """What is one document; paragraphs are separated by blank lines."""
-    piece_mib: int = Field(default=8, ge=1)
-    """Bytes that one process reads at a time."""
+    """The unit that becomes a record; paragraphs are separated by blank lines."""
+    chunk_mib: int = Field(default=8, ge=1)
+    """Size of a piece in MiB."""
 
-    def fields(self) -> tuple[str, ...]:
-        """Return the one field."""
+    def field_names(self) -> tuple[str, ...]:
+        """Return the only field."""
         return ("text",)
 
-    def divide(self, found: list[_files.File]) -> tuple[Piece, ...]:
-        """Return small files together; a large one in parts where a document is a line."""
-        return _files.group(found, self.piece_mib * MIB, divisible=self.document == "line")
+    def divide_files(self, files: list[_files.InputFile]) -> tuple[Piece, ...]:
+        """Group small files; divide large ones if each line is a document."""
+        return _files.group_files(files, self.chunk_mib * MIB, is_divisible=self.document == "line")
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
         """Yield the documents of a piece."""
         if self.document == "file":
             for name in piece.files:
-                yield _whole_file(name)
+                yield _read_file(name)
             return
-        gathered: list[_files.Line] = []
-        current = ""
-        for name, line in _files.lines(piece):
-            between = isinstance(line, Rejected) or not line.data.strip()
-            if gathered and (between or name != current or self.document == "line"):
-                yield _document(current, gathered)
-                gathered = []
-            current = name
+        pending: list[_files.TextLine] = []
+        file_name = ""
+        for name, line in _files.read_lines(piece):
+            is_separator = isinstance(line, Rejected) or not line.data.strip()
+            if pending and (is_separator or name != file_name or self.document == "line"):
+                yield _join_lines(file_name, pending)
+                pending = []
+            file_name = name
             if isinstance(line, Rejected):
                 yield line
-            elif not between:
-                gathered.append(line)
-        if gathered:
-            yield _document(current, gathered)
+            elif not is_separator:
+                pending.append(line)
+        if pending:
+            yield _join_lines(file_name, pending)
 
 
-def _whole_file(name: str) -> Record | Rejected:
+def _read_file(name: str) -> Record | Rejected:
     try:
         with _files.open_bytes(name) as file:
             data = file.read().removeprefix(_files.BYTE_ORDER_MARK)
-    except _compressed.damage() as error:
+    except _compressed.list_damage_errors() as error:
         return Rejected(name, "the whole file", "damaged compressed file", str(error))
-    return _decoded(name, "the whole file", data.replace(b"\r\n", b"\n"))
+    return _decode(name, "the whole file", data.replace(b"\r\n", b"\n"))
 
 
-def _document(name: str, lines: list[_files.Line]) -> Record | Rejected:
-    return _decoded(name, lines[0].place, b"\n".join(line.data for line in lines))
+def _join_lines(name: str, lines: list[_files.TextLine]) -> Record | Rejected:
+    return _decode(name, lines[0].location, b"\n".join(line.data for line in lines))
 
 
-def _decoded(name: str, place: str, data: bytes) -> Record | Rejected:
+def _decode(name: str, location: str, data: bytes) -> Record | Rejected:
     try:
-        return Record(name, place, {"text": data.decode()})
+        return Record(name, location, {"text": data.decode()})
     except UnicodeDecodeError as error:
-        return Rejected(name, place, "undecodable bytes", str(error))
+        return Rejected(name, location, "undecodable bytes", str(error))

@@ -1,7 +1,7 @@
-"""Wikipedia as WikiExtractor leaves it: files of `<doc>` blocks, or of JSON lines.
+"""Wikipedia articles as WikiExtractor writes them: `<doc>` blocks or JSON lines.
 
-https://github.com/attardi/wikiextractor writes folders such as `AA/wiki_00`; which of its two forms
-a file has is seen from its first line.
+https://github.com/attardi/wikiextractor writes folders such as `AA/wiki_00`. The first line of a
+file shows which of the two formats it has.
 """
 
 from __future__ import annotations
@@ -21,98 +21,104 @@ if TYPE_CHECKING:
 
 FIELDS = ("title", "text")
 BEGIN = re.compile(rb'<doc id="[^"]*" .*?title="(.*?)"(?: \w+="[^"]*")*>')
-"""A title may hold quotes; in some versions other attributes follow it."""
+"""The start tag. A title may have quotes; in some versions other attributes follow it."""
 END = b"</doc>"
+"""The end tag."""
 
 
 class Wikipedia(_files.FileSource):
-    """Articles with two fields, `title` and `text`; the text does not begin with the title."""
+    """Articles with the fields `title` and `text`; the text does not repeat the title."""
 
     entities: Literal["keep", "decode"] = "keep"
-    """"decode" makes < of &lt;, as WikiExtractor writes it unless it is told not to."""
-    piece_mib: int = Field(default=16, ge=1)
-    """Bytes that one process reads at a time; a file is never divided."""
+    """"decode" converts HTML entities such as &lt;, which WikiExtractor writes by default."""
+    chunk_mib: int = Field(default=16, ge=1)
+    """Size of a piece in MiB; a file is never divided."""
 
-    def fields(self) -> tuple[str, ...]:
+    def field_names(self) -> tuple[str, ...]:
         """Return the two fields."""
         return FIELDS
 
-    def divide(self, found: list[_files.File]) -> tuple[Piece, ...]:
-        """Return files together."""
-        return _files.group(found, self.piece_mib * MIB)
+    def divide_files(self, files: list[_files.InputFile]) -> tuple[Piece, ...]:
+        """Group small files."""
+        return _files.group_files(files, self.chunk_mib * MIB)
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
-        """Yield the articles of a piece, and what is no whole article."""
+        """Yield the articles of a piece, and rejections for incomplete ones."""
         for name in piece.files:
-            lines = _files.lines_of(name)
+            lines = _files.read_file_lines(name)
             first = next(lines, None)
             if first is None:
                 continue
-            whole = chain([first], lines)
-            json = not isinstance(first, Rejected) and first.data.startswith(b"{")
-            for found in _objects(name, whole) if json else _blocks(name, whole):
-                yield self._decoded(found) if isinstance(found, Record) else found
+            all_lines = chain([first], lines)
+            is_json = not isinstance(first, Rejected) and first.data.startswith(b"{")
+            parse = _parse_objects if is_json else _parse_blocks
+            for item in parse(name, all_lines):
+                yield self._decode_entities(item) if isinstance(item, Record) else item
 
-    def _decoded(self, record: Record) -> Record:
+    def _decode_entities(self, record: Record) -> Record:
         if self.entities == "keep":
             return record
         fields = {name: html.unescape(str(text)) for name, text in record.fields.items()}
         return record._replace(fields=dict(fields))
 
 
-def _objects(name: str, lines: Iterator[_files.Line | Rejected]) -> Iterator[Record | Rejected]:
+def _parse_objects(
+    name: str, lines: Iterator[_files.TextLine | Rejected]
+) -> Iterator[Record | Rejected]:
     for line in lines:
         if isinstance(line, Rejected):
             yield line
         elif line.data.strip():
-            yield _values.parsed(name, line.place, line.data, FIELDS)
+            yield _values.parse_record(name, line.location, line.data, FIELDS)
 
 
-def _blocks(name: str, lines: Iterator[_files.Line | Rejected]) -> Iterator[Record | Rejected]:
-    """Yield what is between the marks of a document; what lacks one of them is rejected."""
+def _parse_blocks(
+    name: str, lines: Iterator[_files.TextLine | Rejected]
+) -> Iterator[Record | Rejected]:
+    """Yield the articles between start and end tags; an article that lacks one is rejected."""
     article: _Article | None = None
-    outside = False
+    is_outside = False
     for line in lines:
         if isinstance(line, Rejected):
             yield line
-            article = article and article._replace(whole=False)
-        elif begun := BEGIN.fullmatch(line.data):
+            article = article and article._replace(is_complete=False)
+        elif start := BEGIN.fullmatch(line.data):
             if article:
-                yield article.without_end()
-            article, outside = _Article(name, line.place, begun[1], []), False
+                yield article.reject_unfinished()
+            article, is_outside = _Article(name, line.location, start[1], []), False
         elif article and line.data == END:
-            yield article.ended()
+            yield article.finish()
             article = None
         elif article:
             article.lines.append(line.data)
-        elif line.data.strip() and not outside:
-            yield Rejected(name, line.place, "text outside of a document")
-            outside = True
+        elif line.data.strip() and not is_outside:
+            yield Rejected(name, line.location, "text outside of a document")
+            is_outside = True
     if article:
-        yield article.without_end()
+        yield article.reject_unfinished()
 
 
 class _Article(NamedTuple):
-    """A document as far as it was read."""
+    """An article that is being read."""
 
     file: str
-    place: str
+    location: str
     title: bytes
     lines: list[bytes]
-    whole: bool = True
+    is_complete: bool = True
 
-    def ended(self) -> Record | Rejected:
-        """Return the record of a document that came to its end."""
+    def finish(self) -> Record | Rejected:
+        """Return the record of an article whose end tag was read."""
         lines = self.lines[1:] if self.lines[:1] == [self.title] else self.lines
         try:
             title, text = self.title.decode(), b"\n".join(lines).strip(b"\n").decode()
         except UnicodeDecodeError as error:
-            return Rejected(self.file, self.place, "undecodable bytes", str(error))
-        if not self.whole:
-            return Rejected(self.file, self.place, "document without all of its lines", title)
-        return Record(self.file, self.place, {"title": title, "text": text})
+            return Rejected(self.file, self.location, "undecodable bytes", str(error))
+        if not self.is_complete:
+            return Rejected(self.file, self.location, "document with unreadable lines", title)
+        return Record(self.file, self.location, {"title": title, "text": text})
 
-    def without_end(self) -> Rejected:
-        """Return what is said of a document that is cut off."""
+    def reject_unfinished(self) -> Rejected:
+        """Return the rejection of an article without an end tag."""
         title = self.title.decode(errors="replace")
-        return Rejected(self.file, self.place, "document without its end", title)
+        return Rejected(self.file, self.location, "document without an end tag", title)

@@ -1,7 +1,7 @@
-"""Who answers the shards of a job: one choice per file.
+"""Executors run the workers of a prediction job. One file per choice.
 
-An executor is told which shards there may be and yields a line for each that is committed; it
-starts what computes them, and gives a shard to another where one is lost.
+An executor starts workers, gives them the shards of a queue, and yields an event for each
+committed shard. It gives the shards of a lost worker to another one.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ from typing import TYPE_CHECKING, Any
 from regauge.config import Choice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from regauge.prediction.shard_queue import Tickets
-    from regauge.prediction.worker import Order
-
-    Told = Callable[[str, dict[str, Any]], None]
+    from regauge.prediction.shard_queue import ShardQueue
+    from regauge.prediction.worker import WorkerSpec
 
 
 class Executor(Choice):
-    """A way to have shards computed."""
+    """A way to run workers."""
 
-    def run(self, order: Order, tickets: Tickets) -> Iterator[dict[str, Any]]:
-        """Yield what happens: the line of each shard once its files lie in their place.
+    def run(self, spec: WorkerSpec, shard_queue: ShardQueue) -> Iterator[dict[str, Any]]:
+        """Yield events until the queue is empty; the key `event` has the kind.
 
-        What else is said has the name of what it is under `event`: "ready", "sign", "lost", or
-        "look" where nothing has happened for a second. Whoever reads may stop at any line; what
-        computes is then ended.
+        - `shard`: the ledger line of a shard, after its files are in the output folder
+        - `ready`: a worker has loaded the artifact (`worker`, `seconds`)
+        - `progress`: more rows are computed (`rows`)
+        - `lost`: a worker was replaced
+        - `idle`: the workers were polled; sent about once a second
+
+        The caller may stop at any event; the workers are then ended.
         """
         raise NotImplementedError

@@ -1,6 +1,6 @@
-"""A process that computes shards: it reads the next one while it answers, and writes beside both.
+"""A worker process: it reads, computes and writes three shards at once, in three threads.
 
-It is told shards through a pipe, and says there what became of them. It ends when the pipe does.
+It receives shards through a pipe and sends events back. It ends when the pipe is closed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from regauge import log, processes
-from regauge.artifacts import postprocess
-from regauge.errors import RegaugeError, explain
-from regauge.prediction.worker import Order, worker
+from regauge.artifacts.postprocess import import_pyarrow
+from regauge.errors import RegaugeError, describe_error
+from regauge.prediction.worker import WorkerSpec, build_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,106 +24,108 @@ if TYPE_CHECKING:
 
     from regauge.prediction.worker import Worker
 
-SIGN_SECONDS = 0.5
+PROGRESS_SECONDS = 0.5
+"""Least time between two progress events."""
 END = None
+"""Marks the end of the shards in a queue."""
 
 
-class Member:
-    """The three steps of a worker, each in a thread of its own."""
+class ShardPipeline:
+    """The three steps of a worker, each in its own thread."""
 
-    def __init__(self, pipe: Connection, work: Worker) -> None:
+    def __init__(self, pipe: Connection, worker: Worker) -> None:
         self._pipe = pipe
-        self._work = work
-        self._speaking = threading.Lock()
-        self._signed, self._rows = 0.0, 0
-        self._read: queue.Queue[Any] = queue.Queue(1)
+        self._worker = worker
+        self._send_lock = threading.Lock()
+        self._last_progress, self._rows = 0.0, 0
+        self._encoded: queue.Queue[Any] = queue.Queue(1)
         self._computed: queue.Queue[Any] = queue.Queue(1)
-        work.engine.told = self._sign
+        worker.engine.on_batch = self._report_progress
 
     def run(self) -> None:
-        """Work until there are no more shards; the caller's thread computes."""
-        reader = self._start(self._reading)
-        writer = self._start(self._writing)
-        while (taken := self._read.get()) is not END:
-            self._sign(0)
-            self._computed.put((taken, self._work.compute(taken)))
+        """Process shards until there are no more; the calling thread computes."""
+        reader = self._start_thread(self._read_shards)
+        writer = self._start_thread(self._write_shards)
+        while (encoded := self._encoded.get()) is not END:
+            self._report_progress(0)
+            self._computed.put((encoded, self._worker.compute_shard(encoded)))
         self._computed.put(END)
         reader.join()
         writer.join()
 
-    def say(self, event: str, **facts: Any) -> None:
-        """Send a message; nothing is left to be done where nobody hears it."""
-        with self._speaking, suppress(BrokenPipeError):
-            self._pipe.send({"event": event, **facts})
+    def send(self, event: str, **fields: Any) -> None:
+        """Send an event; if the parent process has closed the pipe, do nothing."""
+        with self._send_lock, suppress(BrokenPipeError):
+            self._pipe.send({"event": event, **fields})
 
-    def _reading(self) -> None:
-        while (shard := self._told()) is not END:
-            taken = self._work.read(shard)
-            self._sign(0)
-            if taken is None:
-                self.say("beyond", shard=shard)
+    def _read_shards(self) -> None:
+        while (shard := self._receive_shard()) is not END:
+            encoded = self._worker.read_shard(shard)
+            self._report_progress(0)
+            if encoded is None:
+                self.send("past_end", shard=shard)
             else:
-                self._read.put(taken)
-        self._read.put(END)
+                self._encoded.put(encoded)
+        self._encoded.put(END)
 
-    def _writing(self) -> None:
-        postprocess.prepare()
+    def _write_shards(self) -> None:
+        import_pyarrow()
         while (computed := self._computed.get()) is not END:
-            line = self._work.writer.write(*computed)
-            self.say("shard", line=line)
+            line = self._worker.writer.write(*computed)
+            self.send("shard", line=line)
 
-    def _told(self) -> Any:
-        """Return the next shard, or the end."""
+    def _receive_shard(self) -> Any:
+        """Return the next shard, or END if the pipe is closed."""
         try:
             return self._pipe.recv()
         except EOFError:
             return END
 
-    def _sign(self, rows: int) -> None:
-        """Say how many records were answered since the last sign, now and then."""
+    def _report_progress(self, rows: int) -> None:
+        """Count computed rows; send them at intervals. The event is also a heartbeat."""
         self._rows += rows
         now = time.monotonic()
-        if now - self._signed >= SIGN_SECONDS:
-            self._signed = now
-            self.say("sign", rows=self._rows)
+        if now - self._last_progress >= PROGRESS_SECONDS:
+            self._last_progress = now
+            self.send("progress", rows=self._rows)
             self._rows = 0
 
-    def _start(self, step: Callable[[], None]) -> threading.Thread:
-        def guarded() -> None:
+    def _start_thread(self, step: Callable[[], None]) -> threading.Thread:
+        def run_step() -> None:
             try:
                 step()
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the other side hears it
-                _fail(self._pipe, error)
+            except BaseException as error:  # noqa: BLE001 - the parent process reports any error
+                _exit_with(self._pipe, error)
 
-        thread = threading.Thread(target=guarded, daemon=True)
+        thread = threading.Thread(target=run_step, daemon=True)
         thread.start()
         return thread
 
 
-def member(pipe: Connection, order: Order, device: int, step: int) -> None:
-    """Be a worker, in a process of its own, until there is nothing left."""
+def run_worker_process(pipe: Connection, spec: WorkerSpec, device: int, halvings: int) -> None:
+    """Run a worker until the pipe is closed; the target of a new process."""
     processes.die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; one answers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the parent process, too
     log.configure()
     try:
-        work = worker(order, device, step)
-        one = Member(pipe, work)
-        one.say("ready", seconds=work.ready_seconds)
-        one.run()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the other side hears it
-        _fail(pipe, error)
-    os._exit(0)  # all is written: half a second of taking libraries down, for nothing
+        worker = build_worker(spec, device, halvings)
+        pipeline = ShardPipeline(pipe, worker)
+        pipeline.send("ready", seconds=worker.ready_seconds)
+        pipeline.run()
+    except BaseException as error:  # noqa: BLE001 - the parent process reports any error
+        _exit_with(pipe, error)
+    os._exit(0)  # all files are written; unloading libraries would take half a second
 
 
-def _fail(pipe: Connection, error: BaseException) -> None:
-    """Say why this process ends, and end it."""
-    known = error if isinstance(error, RegaugeError) else RegaugeError(*_told(error))
+def _exit_with(pipe: Connection, error: BaseException) -> None:
+    """Send an error to the parent process and exit."""
+    reported = error if isinstance(error, RegaugeError) else RegaugeError(*_describe(error))
     with suppress(BrokenPipeError):
-        pipe.send({"event": "failed", "error": known})
+        pipe.send({"event": "failed", "error": reported})
     os._exit(1)
 
 
-def _told(error: BaseException) -> tuple[str, str]:
-    """Return a problem and a remedy for what nobody foresaw."""
-    problem, _, remedy = explain(error)[0].rpartition("; ")
+def _describe(error: BaseException) -> tuple[str, str]:
+    """Return the problem and the remedy of an unexpected error."""
+    problem, _, remedy = describe_error(error)[0].rpartition("; ")
     return problem, remedy

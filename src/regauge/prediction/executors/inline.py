@@ -1,4 +1,4 @@
-"""This very process, one shard after the other: nothing to start, nothing that replaces it."""
+"""Runs one worker in this process, one shard after the other; nothing replaces a lost worker."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from regauge.prediction.executors import Executor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.prediction.shard_queue import Tickets
-    from regauge.prediction.worker import Order
+    from regauge.prediction.shard_queue import ShardQueue
+    from regauge.prediction.worker import WorkerSpec
 
 
 class Inline(Executor):
-    """For small jobs, and to see where something fails."""
+    """For small jobs, and for debugging."""
 
-    def run(self, order: Order, tickets: Tickets) -> Iterator[dict[str, Any]]:
-        from regauge.prediction.worker import worker
+    def run(self, spec: WorkerSpec, shard_queue: ShardQueue) -> Iterator[dict[str, Any]]:
+        from regauge.prediction.worker import build_worker
 
-        work = worker(order, device=0)
-        yield {"event": "ready", "worker": 0, "seconds": work.ready_seconds}
-        while (shard := tickets.take(0)) is not None:
-            line = work.answer(shard)
+        worker = build_worker(spec, device=0)
+        yield {"event": "ready", "worker": 0, "seconds": worker.ready_seconds}
+        while (shard := shard_queue.claim(0)) is not None:
+            line = worker.process_shard(shard)
             if line is None:
-                tickets.beyond(shard)
+                shard_queue.mark_past_end(shard)
             else:
                 yield {**line, "event": "shard"}
-                tickets.finish(shard, last=line["last"])
+                shard_queue.finish(shard, is_last=line["last"])

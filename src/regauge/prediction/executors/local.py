@@ -1,4 +1,4 @@
-"""Processes of this machine, one for each device or for as many cores as the artifact needs."""
+"""Runs worker processes on this machine, one for each device or for each group of CPU cores."""
 
 from __future__ import annotations
 
@@ -13,187 +13,204 @@ from typing import TYPE_CHECKING, Any
 from regauge.errors import NoProgressError, RegaugeError, TransientError
 from regauge.log import logger
 from regauge.prediction.executors import Executor
-from regauge.prediction.shard_queue import Shard
+from regauge.prediction.shard_queue import ShardId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
-    from regauge.prediction.shard_queue import Tickets
-    from regauge.prediction.worker import Order
+    from regauge.prediction.shard_queue import ShardQueue
+    from regauge.prediction.worker import WorkerSpec
 
-AHEAD = 2
-"""Shards that a process has: one that it answers, and one that it reads meanwhile."""
-KILLED = -9
-"""Ended by SIGKILL: on a machine without memory left, by its kernel."""
+SHARDS_IN_FLIGHT = 2
+"""Shards that a worker has at a time: it reads one while it computes the other."""
+SIGKILL_EXIT_CODE = -9
+"""Exit code after SIGKILL, which the kernel sends when memory runs out."""
 POLL_SECONDS = 1.0
-END_SECONDS = 10.0
+SHUTDOWN_SECONDS = 10.0
+"""How long workers may take to end before they are killed."""
 
 
 class Local(Executor):
-    """Processes that are started again where one is lost, and its shards given to others."""
+    """Replaces a lost worker and gives its shards to others."""
 
-    def run(self, order: Order, tickets: Tickets) -> Iterator[dict[str, Any]]:
-        with _crew(order, tickets) as crew:
-            while tickets.left:
-                yield from crew.look()
+    def run(self, spec: WorkerSpec, shard_queue: ShardQueue) -> Iterator[dict[str, Any]]:
+        with _start_pool(spec, shard_queue) as pool:
+            while shard_queue.num_unfinished:
+                yield from pool.poll()
 
 
 @dataclass
-class _Seat:
-    """A process and what it was told."""
+class _WorkerProcess:
+    """A worker process with its claimed shards."""
 
-    number: int
-    """Of its device."""
+    device: int
+    """Index of its device; identifies the worker."""
     process: SpawnProcess
     pipe: Connection
-    heard: float
-    ready: bool = False
-    ahead: int = AHEAD
-    """Shards that it is given at a time."""
-    shards: list[Shard] = field(default_factory=list)
+    last_event: float
+    """Time of its last event, on the monotonic clock."""
+    is_ready: bool = False
+    max_shards: int = SHARDS_IN_FLIGHT
+    """How many shards it may have at a time."""
+    shards: list[ShardId] = field(default_factory=list)
 
 
-class _Crew:
-    """The processes of a job."""
+class _WorkerPool:
+    """The worker processes of a job."""
 
-    def __init__(self, order: Order, tickets: Tickets) -> None:
-        self._order = order
-        self._tickets = tickets
-        self._working = order.job.settings.execution
-        self._lost: Counter[Shard | None] = Counter()
-        self._step = 0
-        self._seats: list[_Seat] = []
+    def __init__(self, spec: WorkerSpec, shard_queue: ShardQueue) -> None:
+        self._spec = spec
+        self._shard_queue = shard_queue
+        self._execution = spec.job.settings.execution
+        self._losses: Counter[ShardId | None] = Counter()
+        """Lost workers by the shard that they worked on; None for a loss during the start."""
+        self._halvings = 0
+        self._workers: list[_WorkerProcess] = []
 
-    def start(self, size: int) -> None:
-        """Start as many processes as there are devices, or as are worth it."""
-        self._seats = [self._seated(number) for number in range(size)]
+    def start(self, count: int) -> None:
+        """Start the workers."""
+        self._workers = [self._start_worker(device) for device in range(count)]
 
-    def look(self) -> Iterator[dict[str, Any]]:
-        """Yield what is heard within a second, and see to it that everybody has work."""
-        for seat in self._seats:
-            self._feed(seat)
-        heard = wait([seat.pipe for seat in self._seats], POLL_SECONDS)
-        for seat in list(self._seats):
+    def poll(self) -> Iterator[dict[str, Any]]:
+        """Give shards to workers and yield the events of up to a second; replace lost workers."""
+        for worker in self._workers:
+            self._send_shards(worker)
+        readable = wait([worker.pipe for worker in self._workers], POLL_SECONDS)
+        timeout = self._execution.hang_timeout_seconds
+        for worker in list(self._workers):
             try:
-                while seat.pipe in heard and seat.pipe.poll():
-                    seat.heard = time.monotonic()
-                    yield from self._hear(seat, seat.pipe.recv())
+                while worker.pipe in readable and worker.pipe.poll():
+                    worker.last_event = time.monotonic()
+                    yield from self._handle_event(worker, worker.pipe.recv())
             except (EOFError, ConnectionResetError):
-                yield self._replaced(seat, "ended")
+                yield self._replace(worker, "ended")
                 continue
             except TransientError as error:
-                yield self._replaced(seat, f"failed: {error.problem}", error)
+                yield self._replace(worker, f"failed: {error.problem}", error)
                 continue
-            if time.monotonic() - seat.heard > self._working.hang_seconds:
-                yield self._replaced(seat, f"said nothing for {self._working.hang_seconds:g} s")
-        yield {"event": "look"}  # whoever reads may want to stop
+            if time.monotonic() - worker.last_event > timeout:
+                yield self._replace(worker, f"reported no progress for {timeout:g} s")
+        yield {"event": "idle"}  # so that the caller can stop
 
-    def end(self) -> None:
-        """Let the processes end; those that do not are killed."""
-        for seat in self._seats:
-            seat.pipe.close()
-        until = time.monotonic() + END_SECONDS
-        for seat in self._seats:
-            seat.process.join(max(0.0, until - time.monotonic()))
-            seat.process.kill()
-            seat.process.join()
+    def shut_down(self) -> None:
+        """Let the workers end; kill those that do not."""
+        for worker in self._workers:
+            worker.pipe.close()
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
+        for worker in self._workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            worker.process.kill()
+            worker.process.join()
 
     def kill(self) -> None:
-        """End the processes at once."""
-        for seat in self._seats:
-            seat.process.kill()
+        """Kill the workers."""
+        for worker in self._workers:
+            worker.process.kill()
 
-    def _feed(self, seat: _Seat) -> None:
+    def _send_shards(self, worker: _WorkerProcess) -> None:
         with suppress(BrokenPipeError):
-            while len(seat.shards) < seat.ahead and (shard := self._tickets.take(seat.number)):
-                seat.shards.append(shard)
-                seat.pipe.send(shard)
+            while len(worker.shards) < worker.max_shards:
+                shard = self._shard_queue.claim(worker.device)
+                if shard is None:
+                    break
+                worker.shards.append(shard)
+                worker.pipe.send(shard)
 
-    def _hear(self, seat: _Seat, message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        event = message["event"]
-        if event == "failed":
-            error: RegaugeError = message["error"]
+    def _handle_event(
+        self, worker: _WorkerProcess, event: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        kind = event["event"]
+        if kind == "failed":
+            error: RegaugeError = event["error"]
             raise error
-        if event == "shard":
-            line = message["line"]
-            shard = Shard(line["piece"], line["part"])
-            seat.shards.remove(shard)
-            seat.ahead = AHEAD
-            yield {**line, "event": event}
-            self._tickets.finish(shard, last=line["last"])
-        elif event == "beyond":
-            seat.shards.remove(message["shard"])
-            self._tickets.beyond(message["shard"])
+        if kind == "shard":
+            line = event["line"]
+            shard = ShardId(line["piece"], line["part"])
+            worker.shards.remove(shard)
+            worker.max_shards = SHARDS_IN_FLIGHT
+            yield {**line, "event": kind}
+            self._shard_queue.finish(shard, is_last=line["last"])
+        elif kind == "past_end":
+            worker.shards.remove(event["shard"])
+            self._shard_queue.mark_past_end(event["shard"])
         else:
-            seat.ready = True
-            yield {**message, "worker": seat.number}
+            worker.is_ready = True
+            yield {**event, "worker": worker.device}
 
-    def _replaced(
-        self, seat: _Seat, how: str, error: TransientError | None = None
+    def _replace(
+        self, worker: _WorkerProcess, reason: str, error: TransientError | None = None
     ) -> dict[str, Any]:
-        """Start a process in the place of one that is lost, and give what it was at to others.
+        """Replace a lost worker and requeue its shards; return the event.
 
-        A killed process is a sign that memory did not suffice. Where a shard has cost as many as
-        are allowed, it raises what the last one failed with, or NoProgressError.
+        After SIGKILL the next worker halves its batch size, because memory may have run out. If a
+        shard has lost `max_attempts` workers, raises the last error, or NoProgressError.
         """
-        seat.process.kill()
-        seat.process.join()
-        shards = self._tickets.give_back(seat.number)
-        blamed = shards[0] if shards and seat.ready else None
-        self._lost[blamed] += 1
-        code = seat.process.exitcode
-        if code == KILLED and how == "ended":
-            self._step += 1
-        what = f"shard {blamed.name}" if blamed else "the start"
-        if self._lost[blamed] >= self._working.attempts:
+        worker.process.kill()
+        worker.process.join()
+        shards = self._shard_queue.requeue(worker.device)
+        blamed = shards[0] if shards and worker.is_ready else None
+        self._losses[blamed] += 1
+        code = worker.process.exitcode
+        if code == SIGKILL_EXIT_CODE and reason == "ended":
+            self._halvings += 1
+        activity = f"shard {blamed.name}" if blamed else "the start"
+        if self._losses[blamed] >= self._execution.max_attempts:
             if error is not None:
                 raise error
-            problem = f"{what} ended {self._lost[blamed]} processes, the last one {how} ({code})"
-            remedy = "see the lines before, and correct its file or leave it out"
+            problem = (
+                f"{activity} lost {self._losses[blamed]} workers,"
+                f" the last one {reason} (exit code {code})"
+            )
+            remedy = "read the log above, and correct or remove the input file"
             raise NoProgressError(problem, remedy)
-        told = (seat.number, how, code, what)
-        logger.warning("worker %d %s (%s) at %s: another takes its place", *told)
-        other = self._seated(seat.number)
-        other.ahead = 1  # so that the next loss has one shard to blame
-        self._seats[self._seats.index(seat)] = other
-        return {"event": "lost", "worker": seat.number, "how": how, "code": code}
+        logger.warning(
+            "Worker %d %s (exit code %s) at %s; starting another.",
+            worker.device,
+            reason,
+            code,
+            activity,
+        )
+        replacement = self._start_worker(worker.device)
+        replacement.max_shards = 1  # so that the next loss has one shard to blame
+        self._workers[self._workers.index(worker)] = replacement
+        return {"event": "lost", "worker": worker.device, "how": reason, "code": code}
 
-    def _seated(self, number: int) -> _Seat:
-        from regauge.prediction.executors._process import member
+    def _start_worker(self, device: int) -> _WorkerProcess:
+        from regauge.prediction.executors._process import run_worker_process
 
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        arguments = (theirs, self._order, number, self._step)
-        process = context.Process(target=member, args=arguments)
+        pipe, worker_pipe = context.Pipe()
+        arguments = (worker_pipe, self._spec, device, self._halvings)
+        process = context.Process(target=run_worker_process, args=arguments)
         process.start()
-        theirs.close()
-        return _Seat(number, process, ours, time.monotonic())
+        worker_pipe.close()
+        return _WorkerProcess(device, process, pipe, time.monotonic())
 
 
 @contextmanager
-def _crew(order: Order, tickets: Tickets) -> Iterator[_Crew]:
-    crew = _Crew(order, tickets)
+def _start_pool(spec: WorkerSpec, shard_queue: ShardQueue) -> Iterator[_WorkerPool]:
+    pool = _WorkerPool(spec, shard_queue)
     try:
-        crew.start(_size(order, tickets))
-        yield crew
-        crew.end()
+        pool.start(_count_workers(spec, shard_queue))
+        yield pool
+        pool.shut_down()
     finally:
-        crew.kill()
+        pool.kill()
 
 
-def _size(order: Order, tickets: Tickets) -> int:
-    """Return how many processes are worth starting: as many as there are pieces, or devices."""
-    from regauge.artifacts import artifact as artifacts
+def _count_workers(spec: WorkerSpec, shard_queue: ShardQueue) -> int:
+    """Return the number of workers: one per device, on a CPU at most one per unfinished piece."""
+    from regauge.artifacts.artifact import open_unchecked
     from regauge.processes import available_cores
 
-    wanted = order.job.settings.execution.workers
-    if wanted != "auto":
-        return wanted
-    artifact = artifacts.located(order.job.settings.artifact)
-    devices = artifact.manifest.compiled.backend.devices
+    workers = spec.job.settings.execution.workers
+    if workers != "auto":
+        return workers
+    artifact = open_unchecked(spec.job.settings.artifact)
+    devices = artifact.manifest.compiled.backend.num_devices
     if artifact.accelerator.on_host:
         cores = artifact.manifest.target.threads * devices
-        return max(1, min(available_cores() // cores, tickets.left))
-    return max(1, artifact.accelerator.count() // devices)
+        return max(1, min(available_cores() // cores, shard_queue.num_unfinished))
+    return max(1, artifact.accelerator.num_devices() // devices)

@@ -1,1 +1,17 @@
-"""A run on several machines: where they meet, what they tell each other, who decides."""
+"""Attempts of a run on several nodes: rendezvous, heartbeats between nodes, one decision for all.
+
+Entry points: `topology.resolve_topology` (which nodes a run has) and the two launchers,
+`interface.LocalLauncher` for one node and `rendezvous.RendezvousLauncher` for several. Each yields
+a `NodeGroup` per attempt.
+
+| file | content |
+| --- | --- |
+| `interface` | `NodeGroup`, and its single-node case |
+| `topology` | number of nodes and rendezvous endpoint, from settings or a launcher |
+| `rendezvous` | joins the nodes of each attempt with torch's dynamic rendezvous |
+| `attempt_registry` | the number of the newest attempt, shared by all nodes |
+| `coordinator` | exchange of plans, alarms and failures during an attempt |
+| `heartbeats` | heartbeats between nodes |
+
+Only `rendezvous` imports torch when it is loaded.
+"""

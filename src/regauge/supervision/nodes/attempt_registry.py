@@ -1,8 +1,8 @@
-"""Which attempt of a run is the newest: one record at the place where its nodes meet.
+"""The number of a run's newest attempt: one record at the rendezvous that all nodes share.
 
-attempt    the newest
-beat       changes each second while somebody waits or works in it
-over       how the run ended: an exit code and a line
+attempt    number of the newest attempt
+beat       changes every second while a node waits for that attempt or works in it
+over       how the run ended: exit code and message
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from regauge import timing
-from regauge.supervision.nodes.interface import attempts
+from regauge.supervision.nodes.interface import read_last_attempt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,98 +25,99 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1
 STALE_SECONDS = 4.0
-"""A record that did not change for so long belongs to nodes that are gone."""
+"""A record that has not changed for this long belongs to nodes that are gone."""
 BEAT_SECONDS = 1.0
 
 
-class OverError(Exception):
-    """The run ended while this node waited to come in."""
+class RunEndedError(Exception):
+    """The run ended while this node waited to join it."""
 
-    def __init__(self, code: int, line: str) -> None:
-        super().__init__(line)
-        self.code, self.line = code, line
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
 
 
-class Register:
-    """The record of a run; every change names what it replaces, so that two never do so at once."""
+class AttemptRegistry:
+    """The record of a run; a change succeeds only if the record is still the one that was read."""
 
     def __init__(self, backend: RendezvousBackend, folder: Path) -> None:
         self._backend = backend
         self._folder = folder
 
-    def choose(self, past: int | None) -> int:
-        """Return the attempt to come into; `past` is the one that this node has seen the end of.
+    def choose_attempt(self, previous: int | None) -> int:
+        """Return the attempt to join: the newest one, or the next one.
 
-        Raises OverError where the run has ended after that one.
+        `previous` is the last attempt of this node, if it had one. Raises RunEndedError if the run
+        ended after that attempt.
         """
         while True:
             document, token = self._read()
-            newest, over = int(document.get("attempt", 0)), document.get("over")
-            if over is not None and past is not None:
-                raise OverError(*over)
-            known = over is None and newest > (past or 0)
-            if known and (past is not None or self._lives(document)):
+            newest, end = int(document.get("attempt", 0)), document.get("over")
+            if end is not None and previous is not None:
+                raise RunEndedError(*end)
+            is_new = end is None and newest > (previous or 0)
+            if is_new and (previous is not None or self._is_alive(document)):
                 return newest
-            following = max(newest, attempts(self._folder)) + 1
+            following = max(newest, read_last_attempt(self._folder)) + 1
             if self._write({"attempt": following, "beat": 0}, token):
                 return following
 
     def beat(self, attempt: int, last: dict[str, Any]) -> dict[str, Any]:
-        """Change the record where nobody did so since it was `last`; return it."""
+        """Change the record if no other node has changed it since `last`; return the record."""
         document, token = self._read()
-        mine = document.get("attempt") == attempt and "over" not in document
-        if mine and document == last:
+        is_current = document.get("attempt") == attempt and "over" not in document
+        if is_current and document == last:
             document = {**document, "beat": document["beat"] + 1}
             self._write(document, token)
         return document
 
-    def over(self, code: int, line: str) -> None:
-        """Write down how the run ended."""
+    def record_end(self, code: int, message: str) -> None:
+        """Write how the run ended."""
         document, token = self._read()
-        self._write({**document, "over": [code, line]}, token)
+        self._write({**document, "over": [code, message]}, token)
 
-    def _lives(self, document: dict[str, Any]) -> bool:
-        """Return whether somebody keeps the record fresh, and does not begin another attempt."""
-        changed = timing.wait_for(
+    def _is_alive(self, document: dict[str, Any]) -> bool:
+        """Return whether a node keeps the record fresh without beginning another attempt."""
+        has_changed = timing.wait_for(
             lambda: self._read()[0] != document, STALE_SECONDS, poll_seconds=POLL_SECONDS
         )
-        return changed and {**self._read()[0], "beat": 0} == {**document, "beat": 0}
+        return has_changed and {**self._read()[0], "beat": 0} == {**document, "beat": 0}
 
     def _read(self) -> tuple[dict[str, Any], Any]:
-        """Return the record, empty where there is none yet, and what names it in a change."""
-        found = self._backend.get_state()
-        return (json.loads(found[0]), found[1]) if found else ({}, None)
+        """Return the record, empty if there is none, and the token of its version."""
+        state = self._backend.get_state()
+        return (json.loads(state[0]), state[1]) if state else ({}, None)
 
     def _write(self, document: dict[str, Any], token: Any) -> bool:
-        """Change the record; return whether it was still the one that the token names."""
-        found = self._backend.set_state(json.dumps(document).encode(), token)
-        return found is not None and found[2]
+        """Replace the version of the record that has the token; return whether it succeeded."""
+        result = self._backend.set_state(json.dumps(document).encode(), token)
+        return result is not None and result[2]
 
 
-class Lookout(threading.Thread):
-    """Keeps the record of an attempt fresh, and looks for nodes that wait to come in."""
+class RendezvousWatcher(threading.Thread):
+    """Keeps the record of an attempt fresh, and counts the nodes that wait to join."""
 
-    def __init__(self, register: Register, attempt: int) -> None:
-        super().__init__(name="lookout", daemon=True)
-        self._register, self._attempt = register, attempt
-        self._ended = threading.Event()
+    def __init__(self, registry: AttemptRegistry, attempt: int) -> None:
+        super().__init__(name="rendezvous-watcher", daemon=True)
+        self._registry, self._attempt = registry, attempt
+        self._has_ended = threading.Event()
         self.handler: DynamicRendezvousHandler | None = None
-        self.waiting = 0
+        self.num_waiting = 0
 
     def run(self) -> None:
-        """Look once a second until `stop`; a meeting place that is gone harms no attempt."""
+        """Poll once a second until `stop`; an attempt survives the loss of the rendezvous."""
         from torch.distributed.elastic.rendezvous import RendezvousError
 
         last: dict[str, Any] = {}
-        while not self._ended.wait(BEAT_SECONDS):
+        while not self._has_ended.wait(BEAT_SECONDS):
             try:
-                last = self._register.beat(self._attempt, last)
+                last = self._registry.beat(self._attempt, last)
                 if self.handler is not None:
-                    self.waiting = self.handler.num_nodes_waiting()
+                    self.num_waiting = self.handler.num_nodes_waiting()
             except RendezvousError:
                 continue
 
     def stop(self) -> None:
-        """Look no more."""
-        self._ended.set()
+        """End the thread."""
+        self._has_ended.set()
         self.join(BEAT_SECONDS)

@@ -1,15 +1,15 @@
-"""What the nodes of one attempt tell each other, in a store that the first of them keeps.
+"""Coordinates the nodes of one attempt through a store that node 0, the leader, serves.
 
-    node/<n>      its host, its processes, its settings
-    orders        what the first node decided for all
-    ready/<n>     whether a node can follow them
-    beat/<n>      signs of life: of the node, and of its processes
-    alarm         processes of a node have failed, or hang
-    leave         another node waits: save, and begin again with it
-    report/<n>    how the attempt ended for the processes of a node
-    verdict       how it ended for all, by the first node
+    node/<n>      host, number of processes and settings of a node
+    plan          the leader's plan for all nodes
+    ready/<n>     empty if a node can follow the plan, otherwise its problem
+    beat/<n>      heartbeats of a node and of its processes
+    alarm         processes of a node have failed or hang
+    resize        another node waits: save, and restart with it
+    report/<n>    how the attempt ended on a node
+    verdict       how the attempt ended for all nodes, decided by the leader
 
-The store is any of torch.distributed; nothing of torch is imported here.
+The store is any store of torch.distributed; this module imports no torch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from regauge import timing
-from regauge.config import first_difference
+from regauge.config import describe_first_difference
 from regauge.errors import SettingsError
-from regauge.processes import Seats, free_port
-from regauge.supervision.failures import Failure, failure_of
-from regauge.supervision.nodes.heartbeats import STORE_ERRORS, Ear, beat
-from regauge.supervision.nodes.interface import Alone, Shared
+from regauge.processes import RankLayout, find_free_port
+from regauge.supervision.failures import Failure, parse_failure
+from regauge.supervision.nodes.heartbeats import STORE_ERRORS, HeartbeatThread, beat_key
+from regauge.supervision.nodes.interface import AttemptPlan, NodeGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,228 +33,261 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 POLL_SECONDS = 0.05
-LEAVING_SECONDS = 3.0
-"""How long the first node waits until the others have read its verdict."""
+LEAVE_SECONDS = 3.0
+"""Maximum time for which the leader serves the store until all nodes have read the verdict."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of an attempt."""
+    """One node of an attempt."""
 
     host: str
     address: str
     size: int
-    """Processes there."""
+    """Number of processes of the node."""
     settings: dict[str, Any]
-    """Those of the run, without what may differ between machines."""
+    """Settings of the run, without those that may differ between nodes."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """How an attempt ended for the processes of a node."""
+class NodeReport:
+    """How an attempt ended on a node."""
 
     node: int
     order: int
-    """How many nodes had reported before."""
+    """Position among all reports, by time."""
     failure: Failure | None
-    told: bool
-    """Whether a signal told the node to stop."""
+    is_stop_requested: bool
+    """Whether a signal stopped the node."""
 
 
-class Council(Alone):
-    """The nodes of an attempt, as each of them knows it."""
+class Coordinator(NodeGroup):
+    """The group of an attempt on several nodes."""
 
     def __init__(
-        self, store: Store, node: int, members: list[Node], ear: Ear, *, shared: Shared, lost: float
+        self,
+        store: Store,
+        node: int,
+        members: list[Node],
+        heartbeats: HeartbeatThread,
+        *,
+        plan: AttemptPlan,
+        node_timeout_seconds: float,
     ) -> None:
-        super().__init__(shared, leads=node == 0)
-        self.nodes = len(members)
-        self._store, self._node, self._members, self._ear = store, node, members, ear
-        self._lost_seconds = lost
+        super().__init__(plan, num_nodes=len(members), is_leader=node == 0)
+        self._store, self._node, self._members = store, node, members
+        self._heartbeats = heartbeats
+        self._node_timeout_seconds = node_timeout_seconds
 
-    def listen(self, signs: Callable[[], int]) -> None:
-        """Tell the others how many signs the processes of this node gave, from now on."""
-        self._ear.signs = signs
+    def publish_beats(self, count_beats: Callable[[], int]) -> None:
+        """Publish the number of heartbeats of this node's processes from now on."""
+        self._heartbeats.count_beats = count_beats
 
-    def alarm(self) -> str | None:
-        """Return how another node's processes ended the attempt: `failed`, `hang`, or None."""
-        lost = self._ear.lost(self._lost_seconds) if self.leads else self._without_first()
-        return self._ear.alarm or ("failed" if lost else None)
+    def find_alarm(self) -> str | None:
+        """Return how another node ended the attempt: `failed`, `hang`, or None."""
+        is_node_lost = bool(self._find_lost_nodes()) if self.is_leader else self._is_leader_lost()
+        return self._heartbeats.alarm or ("failed" if is_node_lost else None)
 
-    def leaving(self) -> bool:
-        """Return whether all shall save and begin again, with another number of nodes."""
-        return self._ear.leaving
+    def is_resizing(self) -> bool:
+        """Return whether all processes save and restart with another number of nodes."""
+        return self._heartbeats.is_resizing
 
-    def quiet_seconds(self) -> float:
-        """Return for how long the other nodes' processes gave no sign."""
-        return time.monotonic() - self._ear.moved
+    def remote_silence(self) -> float:
+        """Return the seconds since the last heartbeat of a process on another node."""
+        return time.monotonic() - self._heartbeats.last_remote_beat
 
-    def settle(self, failure: Failure | None, *, told: bool) -> Failure | None:
-        """Return what ended the attempt, from what did so on each node; the first one decides."""
+    def agree_on_failure(
+        self, failure: Failure | None, *, is_stop_requested: bool
+    ) -> Failure | None:
+        """Return the failure that ended the attempt; the leader decides from all reports."""
         try:
-            verdict = self._gone(0) if self._without_first() else self._verdict(failure, told=told)
+            if self._is_leader_lost():
+                verdict: Failure | None = self._describe_lost_node(0)
+            else:
+                verdict = self._exchange_verdict(failure, is_stop_requested=is_stop_requested)
         except STORE_ERRORS:
-            verdict = self._gone(0)
+            verdict = self._describe_lost_node(0)
         finally:
-            self._ear.stop()
-        if verdict is not None and verdict.kind == "preempted" and not told:
-            said = verdict.evidence.get("told", [])
-            who = ", ".join(_name(node, self._members) for node in said)
-            return replace(verdict, kind="node", problem=f"{who or 'a process'} was told to stop")
+            self._heartbeats.stop()
+        if verdict is not None and verdict.kind == "preempted" and not is_stop_requested:
+            nodes = verdict.evidence.get("told", [])
+            names = ", ".join(_format_node(node, self._members) for node in nodes)
+            problem = f"{names or 'a process'} was stopped by a signal"
+            return replace(verdict, kind="node", problem=problem)
         return verdict
 
-    def _verdict(self, failure: Failure | None, *, told: bool) -> Failure | None:
+    def _exchange_verdict(
+        self, failure: Failure | None, *, is_stop_requested: bool
+    ) -> Failure | None:
+        """Write the report of this node, and return the leader's verdict."""
         report = {
             "order": self._store.add("order", 1),
             "failure": failure.document() if failure else None,
-            "told": told,
+            "is_stop_requested": is_stop_requested,
         }
         self._store.set(f"report/{self._node}", json.dumps(report))
-        if failure is not None and not failure.together:
-            self._raise("hang" if "standing" in failure.evidence else "failed")
-        if self.leads:
-            found = self._decided()
-            self._store.set("verdict", json.dumps(found.document() if found else None))
+        if failure is not None and not failure.ends_all_ranks:
+            self._raise_alarm("hang" if "standing" in failure.evidence else "failed")
+        if self.is_leader:
+            verdict = self._decide()
+            self._store.set("verdict", json.dumps(verdict.document() if verdict else None))
         timing.wait_for(
-            lambda: self._store.check(["verdict"]) or self._without_first(),
+            lambda: self._store.check(["verdict"]) or self._is_leader_lost(),
             poll_seconds=POLL_SECONDS,
         )
         if not self._store.check(["verdict"]):
-            return self._gone(0)
+            return self._describe_lost_node(0)
         document = json.loads(self._store.get("verdict"))
-        self._part()
-        return failure_of(document) if document else None
+        self._leave()
+        return parse_failure(document) if document else None
 
-    def _raise(self, kind: str) -> None:
+    def _raise_alarm(self, kind: str) -> None:
         if not self._store.check(["alarm"]):
             self._store.set("alarm", kind)
 
-    def _part(self) -> None:
-        """Say that the verdict is read; the first node keeps the store until all have said so."""
-        self._store.add("parted", 1)
-        if self.leads:
-            timing.wait_for(self._all_parted, LEAVING_SECONDS, poll_seconds=POLL_SECONDS)
+    def _leave(self) -> None:
+        """Count this node as gone; the leader serves the store until all nodes are gone."""
+        self._store.add("left", 1)
+        if self.is_leader:
+            timing.wait_for(self._have_all_left, LEAVE_SECONDS, poll_seconds=POLL_SECONDS)
 
-    def _all_parted(self) -> bool:
+    def _have_all_left(self) -> bool:
         """Return whether every node that is not lost has read the verdict."""
-        present = self.nodes - len(self._ear.lost(self._lost_seconds))
-        return self._store.add("parted", 0) >= present
+        num_present = self.num_nodes - len(self._find_lost_nodes())
+        return self._store.add("left", 0) >= num_present
 
-    def _decided(self) -> Failure | None:
-        """Wait until every node has reported or is lost, and return what ended the attempt."""
-        reports: list[Told] = []
-        while len(reports) < self.nodes:
-            reports = self._reports()
-            missing = set(range(self.nodes)) - {report.node for report in reports}
-            lost = missing & self._ear.lost(self._lost_seconds)
+    def _decide(self) -> Failure | None:
+        """Wait until every node has reported or is lost; return the cause of the end."""
+        reports: list[NodeReport] = []
+        while len(reports) < self.num_nodes:
+            reports = self._read_reports()
+            missing = set(range(self.num_nodes)) - {report.node for report in reports}
+            lost = missing & self._find_lost_nodes()
             if lost:
-                self._raise("failed")
+                self._raise_alarm("failed")
             if missing == lost:
-                return self._cause(reports, lost)
+                return self._find_cause(reports, lost)
             time.sleep(POLL_SECONDS)
-        return self._cause(reports, set())
+        return self._find_cause(reports, set())
 
-    def _reports(self) -> list[Told]:
-        found = []
-        for node in range(self.nodes):
+    def _read_reports(self) -> list[NodeReport]:
+        """Return the reports so far, the earliest first."""
+        reports = []
+        for node in range(self.num_nodes):
             if self._store.check([f"report/{node}"]):
                 report = json.loads(self._store.get(f"report/{node}"))
-                told = report["failure"]
-                failure = failure_of(told) if told else None
-                found.append(Told(node, report["order"], failure, report["told"]))
-        return sorted(found, key=lambda report: report.order)
+                document = report["failure"]
+                failure = parse_failure(document) if document else None
+                is_stop_requested = report["is_stop_requested"]
+                reports.append(NodeReport(node, report["order"], failure, is_stop_requested))
+        return sorted(reports, key=lambda report: report.order)
 
-    def _cause(self, reports: list[Told], lost: set[int]) -> Failure | None:
-        """Return the failure that is no consequence of another one."""
+    def _find_cause(self, reports: list[NodeReport], lost: set[int]) -> Failure | None:
+        """Return the failure that is no consequence of another one.
+
+        The order is: the hang with the least progress, a lost node, the earliest failure that is no
+        network error, the earliest failure.
+        """
         failures = [report.failure for report in reports if report.failure]
-        alone = [failure for failure in failures if not failure.together]
-        hangs = [failure for failure in alone if "standing" in failure.evidence]
+        separate = [failure for failure in failures if not failure.ends_all_ranks]
+        hangs = [failure for failure in separate if "standing" in failure.evidence]
         if hangs:
             return min(hangs, key=lambda failure: failure.evidence["standing"])
         if lost:
-            return self._gone(min(lost))
-        own = [failure for failure in alone if failure.kind != "network"]
-        first = next(iter([*own, *alone, *failures]), None)
+            return self._describe_lost_node(min(lost))
+        causes = [failure for failure in separate if failure.kind != "network"]
+        first = next(iter([*causes, *separate, *failures]), None)
         if first is None or first.kind != "preempted":
             return first
-        told = [report.node for report in reports if report.told]
-        if self._ear.leaving and not told:
-            return replace(first, kind="resized", problem="another node waits to come in")
-        return replace(first, evidence={**first.evidence, "told": told})
+        stopped = [report.node for report in reports if report.is_stop_requested]
+        if self._heartbeats.is_resizing and not stopped:
+            return replace(first, kind="resized", problem="another node waits to join")
+        return replace(first, evidence={**first.evidence, "told": stopped})
 
-    def _without_first(self) -> bool:
-        """Return whether the first node is lost, and the store that it keeps."""
-        return self._ear.gone or 0 in self._ear.lost(self._lost_seconds)
+    def _find_lost_nodes(self) -> set[int]:
+        return self._heartbeats.find_lost_nodes(self._node_timeout_seconds)
 
-    def _gone(self, node: int) -> Failure:
-        rank, problem = _processes(self._members[:node]), f"{_name(node, self._members)} is lost"
+    def _is_leader_lost(self) -> bool:
+        """Return whether the leader is lost, and the store with it."""
+        return self._heartbeats.is_store_lost or 0 in self._find_lost_nodes()
+
+    def _describe_lost_node(self, node: int) -> Failure:
+        rank = _count_processes(self._members[:node])
+        problem = f"{_format_node(node, self._members)} is lost"
         return Failure("node", rank, 0, problem, host=self._members[node].host)
 
 
-def _name(node: int, members: list[Node]) -> str:
+def _format_node(node: int, members: list[Node]) -> str:
     return f"node {node} ({members[node].host})"
 
 
-def _processes(members: list[Node]) -> int:
+def _count_processes(members: list[Node]) -> int:
     return sum(member.size for member in members)
 
 
-def gather(store: Store, node: int, nodes: int, own: Node) -> list[Node]:
-    """Return all nodes of an attempt once they have told of themselves.
+def gather_nodes(store: Store, node: int, num_nodes: int, local: Node) -> list[Node]:
+    """Return all nodes of an attempt; every node calls this with its own description.
 
-    Raises SettingsError where one of them was started with another run file.
+    Raises SettingsError if a node was started with another run file.
     """
-    store.set(beat(node), "[0, 0]")
-    store.set(f"node/{node}", json.dumps(asdict(own)))
-    told = store.multi_get([f"node/{each}" for each in range(nodes)])
-    store.multi_get([beat(each) for each in range(nodes)])
-    members = [Node(**json.loads(one)) for one in told]
+    store.set(beat_key(node), "[0, 0]")
+    store.set(f"node/{node}", json.dumps(asdict(local)))
+    documents = store.multi_get([f"node/{number}" for number in range(num_nodes)])
+    store.multi_get([beat_key(number) for number in range(num_nodes)])
+    members = [Node(**json.loads(document)) for document in documents]
     first = members[0]
     for number, member in enumerate(members):
         if member.settings != first.settings:
+            difference = describe_first_difference("", member.settings, first.settings)
             raise SettingsError(
-                f"{_name(number, members)} was started with other settings than "
-                f"{_name(0, members)}: {first_difference('', member.settings, first.settings)}",
+                f"{_format_node(number, members)} has other settings than "
+                f"{_format_node(0, members)}: {difference}",
                 "start the same command on every node",
             )
     return members
 
 
-def lead(store: Store, members: list[Node], attempt: int, token: str, *, preflight: bool) -> None:
-    """Tell the others what the first node decided."""
-    orders = {
+def publish_plan(
+    store: Store, members: list[Node], attempt: int, token: str, *, needs_preflight: bool
+) -> None:
+    """Write the leader's plan for all nodes."""
+    plan = {
         "attempt": attempt,
         "token": token,
-        "preflight": preflight,
+        "needs_preflight": needs_preflight,
         "address": members[0].address,
-        "port": free_port(),
+        "port": find_free_port(),
     }
-    store.set("orders", json.dumps(orders))
+    store.set("plan", json.dumps(plan))
 
 
-def refuse(store: Store, problem: str) -> None:
-    """Tell the others why the attempt does not begin."""
-    store.set("orders", json.dumps({"refused": problem}))
+def publish_refusal(store: Store, problem: str) -> None:
+    """Write why the leader cannot begin the attempt."""
+    store.set("plan", json.dumps({"refused": problem}))
 
 
-def follow(store: Store, node: int, members: list[Node]) -> Shared:
-    """Return what the first node told; raises SettingsError where it refused to begin."""
-    orders = json.loads(store.get("orders"))
-    if "refused" in orders:
-        raise SettingsError(f"{_name(0, members)}: {orders['refused']}", "see there")
-    seats = Seats(
-        first=_processes(members[:node]),
-        size=_processes(members),
-        address=orders["address"],
-        port=orders["port"],
+def read_plan(store: Store, node: int, members: list[Node]) -> AttemptPlan:
+    """Return the leader's plan for a node; raises SettingsError if the leader refused to begin."""
+    plan = json.loads(store.get("plan"))
+    if "refused" in plan:
+        raise SettingsError(
+            f"{_format_node(0, members)}: {plan['refused']}", "see the log of that node"
+        )
+    layout = RankLayout(
+        first_rank=_count_processes(members[:node]),
+        world_size=_count_processes(members),
+        address=plan["address"],
+        port=plan["port"],
     )
-    return Shared(orders["attempt"], orders["token"], orders["preflight"], seats)
+    return AttemptPlan(plan["attempt"], plan["token"], plan["needs_preflight"], layout)
 
 
-def agree(store: Store, node: int, members: list[Node], problem: str) -> None:
-    """Raise SettingsError on every node where one of them has a problem."""
+def check_all_ready(store: Store, node: int, members: list[Node], problem: str) -> None:
+    """Write the problem of this node, if any; raises SettingsError on every node if one has any."""
     store.set(f"ready/{node}", problem)
-    told = store.multi_get([f"ready/{each}" for each in range(len(members))])
-    for number, said in enumerate(told):
-        if said:
-            raise SettingsError(f"{_name(number, members)}: {said.decode()}", "see there")
+    problems = store.multi_get([f"ready/{number}" for number in range(len(members))])
+    for number, text in enumerate(problems):
+        if text:
+            raise SettingsError(
+                f"{_format_node(number, members)}: {text.decode()}", "see the log of that node"
+            )

@@ -1,4 +1,4 @@
-"""Signs of life between the nodes of an attempt."""
+"""Heartbeats between the nodes of an attempt, through their store."""
 
 from __future__ import annotations
 
@@ -14,68 +14,74 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 0.25
 STOP_SECONDS = 1.0
-"""Longest wait for a beat that is under way."""
+"""Maximum wait for a beat that is in progress."""
 STORE_ERRORS = (RuntimeError, TimeoutError)
-"""What a store raises that does not answer."""
+"""Errors of a store that does not answer."""
 
 
-def beat(node: int) -> str:
-    """Return where a node's signs of life are."""
+def beat_key(node: int) -> str:
+    """Return the key of a node's heartbeats in the store."""
     return f"beat/{node}"
 
 
-class Ear(threading.Thread):
-    """Gives this node's signs of life and hears those of the others, beside the supervisor."""
+class HeartbeatThread(threading.Thread):
+    """Writes this node's heartbeats and reads the other nodes' heartbeats, in the background."""
 
-    def __init__(self, store: Store, node: int, nodes: int, waiting: Callable[[], int]) -> None:
-        super().__init__(name="council", daemon=True)
-        self._store, self._node, self._nodes, self._waiting = store, node, nodes, waiting
-        self._ended = threading.Event()
-        self._beats = [(-1, -1)] * nodes
+    def __init__(
+        self, store: Store, node: int, num_nodes: int, count_waiting: Callable[[], int]
+    ) -> None:
+        super().__init__(name="node-heartbeats", daemon=True)
+        self._store, self._node, self._num_nodes = store, node, num_nodes
+        self._count_waiting = count_waiting
+        self._has_ended = threading.Event()
+        self._last_beats = [(-1, -1)] * num_nodes
         now = time.monotonic()
-        self._heard = [now] * nodes
-        self.signs: Callable[[], int] = int
-        self.moved = now
-        """When processes of another node last gave a sign."""
+        self._last_beat_at = [now] * num_nodes
+        self.count_beats: Callable[[], int] = int
+        """Returns the number of heartbeats of this node's processes."""
+        self.last_remote_beat = now
+        """Time of the last heartbeat of a process on another node, by the monotonic clock."""
         self.alarm: str | None = None
-        self.leaving = False
-        self.gone = False
-        """Whether the store does not answer any more."""
+        """How a node ended the attempt: `failed` or `hang`."""
+        self.is_resizing = False
+        """Whether the attempt restarts with another number of nodes."""
+        self.is_store_lost = False
+        """Whether the store no longer answers."""
 
     def run(self) -> None:
-        """Beat and listen until `stop`."""
-        number = 0
+        """Exchange heartbeats until `stop`, or until the store is lost."""
+        count = 0
         try:
-            while not self._ended.wait(BEAT_SECONDS):
-                number += 1
-                self._beat(number)
+            while not self._has_ended.wait(BEAT_SECONDS):
+                count += 1
+                self._exchange(count)
         except STORE_ERRORS:
-            self.gone = True
+            self.is_store_lost = True
 
     def stop(self) -> None:
-        """Beat no more."""
-        self._ended.set()
+        """End the thread."""
+        self._has_ended.set()
         self.join(STOP_SECONDS)
 
-    def lost(self, seconds: float) -> set[int]:
-        """Return the nodes that gave no sign for so long."""
+    def find_lost_nodes(self, timeout_seconds: float) -> set[int]:
+        """Return the nodes without a heartbeat for longer than the timeout."""
         now = time.monotonic()
-        silent = {node for node, heard in enumerate(self._heard) if now - heard > seconds}
+        silent = {node for node, at in enumerate(self._last_beat_at) if now - at > timeout_seconds}
         return silent - {self._node}
 
-    def _beat(self, number: int) -> None:
-        self._store.set(beat(self._node), json.dumps([number, self.signs()]))
-        found = self._store.multi_get([beat(node) for node in range(self._nodes)])
+    def _exchange(self, count: int) -> None:
+        self._store.set(beat_key(self._node), json.dumps([count, self.count_beats()]))
+        values = self._store.multi_get([beat_key(node) for node in range(self._num_nodes)])
         now = time.monotonic()
-        for node, (last, told) in enumerate(zip(self._beats, found, strict=True)):
-            count, signs = json.loads(told)
-            if count != last[0]:
-                self._heard[node] = now
-            if signs != last[1] and node != self._node:
-                self.moved = now
-            self._beats[node] = (count, signs)
+        for node, (last, value) in enumerate(zip(self._last_beats, values, strict=True)):
+            node_beats, process_beats = json.loads(value)
+            if node_beats != last[0]:
+                self._last_beat_at[node] = now
+            if process_beats != last[1] and node != self._node:
+                self.last_remote_beat = now
+            self._last_beats[node] = (node_beats, process_beats)
         if self._store.check(["alarm"]):
             self.alarm = self._store.get("alarm").decode()
-        if self._node == 0 and self._waiting():
-            self._store.set("leave", "yes")
-        self.leaving = self.leaving or self._store.check(["leave"])
+        if self._node == 0 and self._count_waiting():
+            self._store.set("resize", "yes")
+        self.is_resizing = self.is_resizing or self._store.check(["resize"])

@@ -1,96 +1,133 @@
-"""An attempt among its nodes, and where there is one only: this machine."""
+"""The nodes of an attempt as an interface, and its single-node case."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regauge import jsonl
-from regauge.processes import Seats, free_port
+from regauge.processes import RankLayout, find_free_port
 from regauge.supervision.cost_meter import ATTEMPTS
-from regauge.supervision.folder_lock import Owner
+from regauge.supervision.folder_lock import FolderLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from regauge.supervision.failures import Failure
-    from regauge.supervision.signals import Signals
+    from regauge.supervision.signals import SupervisorSignals
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What all nodes of an attempt must know alike."""
+class AttemptPlan:
+    """The decisions that all nodes of an attempt share."""
 
     attempt: int
     token: str
     """The attempt's right to publish checkpoints."""
-    preflight: bool
-    """Whether the processes check their devices and what they tell each other first."""
-    seats: Seats
-    """Where the processes of this node stand."""
+    needs_preflight: bool
+    """Whether the processes first check their devices and collectives."""
+    layout: RankLayout
+    """Ranks of the processes of this node."""
 
 
-class Alone:
-    """The nodes of an attempt, as the supervisor of this one knows them: there is no other."""
+class NodeGroup(ABC):
+    """The nodes of an attempt, as the supervisor of one of them sees them."""
 
-    nodes = 1
+    def __init__(self, plan: AttemptPlan, num_nodes: int, *, is_leader: bool) -> None:
+        self.plan = plan
+        self.num_nodes = num_nodes
+        self.is_leader = is_leader
+        """Whether this node records the attempt."""
 
-    def __init__(self, shared: Shared, *, leads: bool = True) -> None:
-        self.shared = shared
-        self.leads = leads
-        """Whether this node writes down what became of the attempt."""
+    @abstractmethod
+    def publish_beats(self, count_beats: Callable[[], int]) -> None:
+        """Publish the number of heartbeats of this node's processes from now on."""
 
-    def listen(self, signs: Callable[[], int]) -> None:
-        """Tell the others how many signs the processes of this node gave, from now on."""
+    @abstractmethod
+    def find_alarm(self) -> str | None:
+        """Return how another node ended the attempt: `failed`, `hang`, or None."""
 
-    def alarm(self) -> str | None:
-        """Return how another node's processes ended the attempt: `failed`, `hang`, or None."""
+    @abstractmethod
+    def is_resizing(self) -> bool:
+        """Return whether all processes save and restart with another number of nodes."""
+
+    @abstractmethod
+    def remote_silence(self) -> float:
+        """Return the seconds since the last heartbeat of a process on another node."""
+
+    @abstractmethod
+    def agree_on_failure(
+        self, failure: Failure | None, *, is_stop_requested: bool
+    ) -> Failure | None:
+        """Return the failure that ended the attempt, the same on every node.
+
+        `failure` is this node's failure, `is_stop_requested` whether a signal stopped this node.
+        """
+
+
+class SingleNodeGroup(NodeGroup):
+    """The group of an attempt on one node."""
+
+    def __init__(self, plan: AttemptPlan) -> None:
+        super().__init__(plan, num_nodes=1, is_leader=True)
+
+    def publish_beats(self, count_beats: Callable[[], int]) -> None:
+        """Do nothing: no other node needs the heartbeats."""
+
+    def find_alarm(self) -> str | None:
+        """Return None."""
         return None
 
-    def leaving(self) -> bool:
-        """Return whether all shall save and begin again, with another number of nodes."""
+    def is_resizing(self) -> bool:
+        """Return False."""
         return False
 
-    def quiet_seconds(self) -> float:
-        """Return for how long the other nodes' processes gave no sign."""
+    def remote_silence(self) -> float:
+        """Return infinity."""
         return math.inf
 
-    def settle(self, failure: Failure | None, *, told: bool) -> Failure | None:
-        """Return what ended the attempt, from what did so here; `told` to stop or not."""
-        del told
+    def agree_on_failure(
+        self, failure: Failure | None, *, is_stop_requested: bool
+    ) -> Failure | None:
+        """Return the failure of this node."""
+        del is_stop_requested
         return failure
 
 
-class ThisMachine:
-    """Holds the attempts of a run that has one node; the output folder is its own meanwhile."""
+class LocalLauncher:
+    """Launches the attempts of a run on one node, and locks its output folder meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._owner = Owner(folder)
-        self._last = 0
+        self._lock = FolderLock(folder)
+        self._last_attempt = 0
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Own the output folder for as long as the block lasts."""
-        with self._owner:
+        """Lock the output folder for the duration of the block."""
+        with self._lock:
             yield
 
     @contextmanager
-    def attempt(self, size: int, signals: Signals, *, preflight: bool) -> Iterator[Alone]:
+    def begin_attempt(
+        self, size: int, signals: SupervisorSignals, *, needs_preflight: bool
+    ) -> Iterator[NodeGroup]:
         """Begin an attempt of `size` processes."""
         del signals
-        seats = Seats(size=size, port=free_port())
-        self._last = max(self._last, attempts(self._folder)) + 1
-        yield Alone(Shared(self._last, self._owner.admit(), preflight, seats))
+        layout = RankLayout(world_size=size, port=find_free_port())
+        self._last_attempt = max(self._last_attempt, read_last_attempt(self._folder)) + 1
+        token = self._lock.issue_token()
+        yield SingleNodeGroup(AttemptPlan(self._last_attempt, token, needs_preflight, layout))
 
-    def over(self, code: int, line: str) -> None:
-        """Take note of how the run ended."""
+    def record_end(self, code: int, message: str) -> None:
+        """Do nothing: no other node waits for the end of the run."""
 
 
-def attempts(folder: Path) -> int:
-    """Return the number of a run's last attempt, with a supervisor or without; 0 without any."""
-    told = (jsonl.last(folder / name) for name in (ATTEMPTS, "ledger.jsonl"))
-    return max((int(line["attempt"]) for line in told if line), default=0)
+def read_last_attempt(folder: Path) -> int:
+    """Return the number of a run's last attempt, supervised or not; 0 if it has none."""
+    lines = (jsonl.read_last_line(folder / name) for name in (ATTEMPTS, "ledger.jsonl"))
+    return max((int(line["attempt"]) for line in lines if line), default=0)

@@ -1,6 +1,6 @@
-"""Where the nodes of a run meet before each attempt: torch's dynamic rendezvous.
+"""Joins the nodes of a run for each attempt, with torch's dynamic rendezvous.
 
-Every attempt has a rendezvous of its own, `<run>-<attempt>`, and its name is never used again.
+Every attempt has a separate rendezvous, `<run>-<attempt>`, and its name is never used again.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from regauge import timing
 from regauge.config import dump
-from regauge.errors import ChildError, RegaugeError, SettingsError, TransientError, plain
+from regauge.errors import ChildError, RegaugeError, SettingsError, TransientError, first_line
 from regauge.log import logger
 from regauge.supervision import folder_lock
-from regauge.supervision.folder_lock import Owner
+from regauge.supervision.folder_lock import FolderLock
 from regauge.supervision.nodes import coordinator
-from regauge.supervision.nodes.attempt_registry import BEAT_SECONDS, Lookout, Register
-from regauge.supervision.nodes.coordinator import Council, Node
-from regauge.supervision.nodes.heartbeats import STORE_ERRORS, Ear
-from regauge.supervision.signals import POLL_SECONDS, Signals
+from regauge.supervision.nodes.attempt_registry import (
+    BEAT_SECONDS,
+    AttemptRegistry,
+    RendezvousWatcher,
+)
+from regauge.supervision.nodes.coordinator import Coordinator, Node
+from regauge.supervision.nodes.heartbeats import STORE_ERRORS, HeartbeatThread
+from regauge.supervision.signals import POLL_SECONDS, SupervisorSignals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,242 +52,275 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
-    from regauge.supervision.nodes.interface import Alone
-    from regauge.supervision.nodes.topology import Several
-    from regauge.training.settings import Training
+    from regauge.supervision.nodes.interface import NodeGroup
+    from regauge.supervision.nodes.topology import NodeTopology
+    from regauge.training.settings import TrainSettings
 
-PLACES = {"c10d": "c10d_rendezvous_backend", "etcd": "etcd_rendezvous_backend"}
-"""Modules of torch's rendezvous that know a meeting place."""
-AGAIN_SECONDS = 3.0
-"""Last call where a run goes on: who is alive comes at once."""
+BACKEND_MODULES = {"c10d": "c10d_rendezvous_backend", "etcd": "etcd_rendezvous_backend"}
+"""Module of torch.distributed.elastic.rendezvous by backend."""
+REJOIN_SECONDS = 3.0
+"""Maximum last call after the first attempt: the nodes that are alive join at once."""
 ANSWER_SECONDS = 20
-"""Longest wait for an answer at the meeting place."""
+"""Maximum wait for an answer of the rendezvous."""
 FOLDER_SECONDS = 30.0
-"""A shared file system shows a new file to the other nodes after so long at the latest."""
+"""Maximum time until a shared file system shows a new file to the other nodes."""
 LOCK_SECONDS = 120.0
-"""A file server gives the lock of a node that is lost to others after so long at the latest."""
+"""Maximum time until a file server releases the lock of a lost node."""
 STORE_SECONDS = LOCK_SECONDS + 30
-"""Longest wait of one node for what another one tells it."""
-OWN = ("processes", "threads", "compile_cache", "nodes")
-"""Of `execution`: what may differ between the nodes."""
+"""Maximum wait of a node for a value that another node writes to the store."""
+NODE_FIELDS = ("processes", "threads", "compile_cache", "nodes")
+"""Fields of `execution` that may differ between nodes."""
 
 
 @dataclass
-class Round:
-    """A rendezvous that this node has come into."""
+class Membership:
+    """The place of this node in a rendezvous that it joined."""
 
     attempt: int
     node: int
-    nodes: int
+    """Number of this node; node 0 is the leader."""
+    num_nodes: int
     store: Store
     handler: DynamicRendezvousHandler
-    lookout: Lookout
+    watcher: RendezvousWatcher
 
 
-class Rendezvous:
-    """Brings the nodes of a run together for one attempt after the other."""
+class RendezvousLauncher:
+    """Launches the attempts of a run on several nodes, each after a rendezvous."""
 
-    def __init__(self, several: Several, settings: Training, folder: Path) -> None:
-        self._several, self._settings, self._folder = several, settings, folder
-        self._address = several.own_address()
-        self._register: Register | None = None
-        self._past: int | None = None
-        self._kept: list[Store] = []
-        self._ended = False
+    def __init__(self, topology: NodeTopology, settings: TrainSettings, folder: Path) -> None:
+        self._topology, self._settings, self._folder = topology, settings, folder
+        self._address = topology.local_address()
+        self._registry: AttemptRegistry | None = None
+        self._previous_attempt: int | None = None
+        self._stores: list[Store] = []
+        """Stores that must not be closed before the run ends."""
+        self._has_ended = False
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Be at the meeting place for as long as the block lasts."""
+        """Serve the rendezvous, if this node does, until the end of the block."""
         try:
             yield
         finally:
-            if self._ended:
-                time.sleep(BEAT_SECONDS)  # this node may keep the place where others hear of it
+            if self._has_ended:
+                time.sleep(BEAT_SECONDS)  # the waiting nodes read the end of the run meanwhile
 
     @contextmanager
-    def attempt(self, size: int, signals: Signals, *, preflight: bool) -> Iterator[Alone]:
-        """Wait for enough nodes and begin an attempt with them, `size` processes here.
+    def begin_attempt(
+        self, size: int, signals: SupervisorSignals, *, needs_preflight: bool
+    ) -> Iterator[NodeGroup]:
+        """Wait for enough nodes, and begin an attempt with `size` processes on this node.
 
-        Raises TransientError where they do not come in time, SettingsError where they cannot work
-        together, ChildError where a signal came first, OverError where the run had ended.
+        Raises TransientError if too few nodes join in time, SettingsError if the nodes cannot work
+        together, ChildError if a signal arrives first, and RunEndedError if the run has ended.
         """
-        until = time.monotonic() + self._several.nodes.join_seconds
+        until = time.monotonic() + self._topology.settings.join_seconds
         while True:
             with ExitStack() as stack:
-                found = self._together(until, signals)
-                stack.callback(found.handler.shutdown)
-                stack.callback(found.lookout.stop)
+                membership = self._join_in_thread(until, signals)
+                stack.callback(membership.handler.shutdown)
+                stack.callback(membership.watcher.stop)
                 try:
-                    team = self._team(found, size, stack, preflight=preflight)
+                    group = self._build_group(
+                        membership, size, stack, needs_preflight=needs_preflight
+                    )
                 except STORE_ERRORS:
-                    logger.warning("attempt %d did not begin: a node has left", found.attempt)
+                    logger.warning("attempt %d did not begin: a node left", membership.attempt)
                     continue
-                yield team
+                yield group
                 return
 
-    def over(self, code: int, line: str) -> None:
-        """Tell the nodes that wait how the run ended."""
-        if self._register is not None:
-            self._ended = True
+    def record_end(self, code: int, message: str) -> None:
+        """Write how the run ended, for the nodes that wait to join it."""
+        if self._registry is not None:
+            self._has_ended = True
             try:
-                self._register.over(code, line)
+                self._registry.record_end(code, message)
             except RendezvousError:
-                logger.warning("%s does not answer any more", self._several.endpoint)
+                logger.warning("the rendezvous %s no longer answers", self._topology.endpoint)
 
-    def _together(self, until: float, signals: Signals) -> Round:
-        """Wait for the other nodes in a thread: a signal is heard meanwhile, and time runs out."""
-        future: Future[Round] = Future()
+    def _join_in_thread(self, until: float, signals: SupervisorSignals) -> Membership:
+        """Join the next attempt in a thread, so that signals and the time limit are noticed."""
+        future: Future[Membership] = Future()
 
-        def come() -> None:
+        def join() -> None:
             try:
-                future.set_result(self._come(until))
-            except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+                future.set_result(self._join(until))
+            except BaseException as error:  # noqa: BLE001 - raised again in the main thread
                 future.set_exception(error)
 
-        threading.Thread(target=come, name="rendezvous", daemon=True).start()
+        threading.Thread(target=join, name="rendezvous", daemon=True).start()
         timing.wait_for(
-            lambda: future.done() or signals.told,
+            lambda: future.done() or signals.is_stop_requested,
             until + BEAT_SECONDS - time.monotonic(),
             poll_seconds=POLL_SECONDS,
         )
         if future.done():
             return future.result()
-        if signals.told:
-            raise ChildError(143, "told to stop while it waited for other nodes")
-        raise self._alone("no answer")
+        if signals.is_stop_requested:
+            raise ChildError(143, "stopped by a signal while waiting for other nodes")
+        raise self._build_timeout_error("no answer")
 
-    def _come(self, until: float) -> Round:
-        """Come into the next attempt; a meeting place that is gone may come back meanwhile."""
-        problem = "too few came"
+    def _join(self, until: float) -> Membership:
+        """Join the next attempt; a rendezvous that does not answer is retried until then."""
+        problem = "too few nodes joined"
         while time.monotonic() < until:
             try:
-                if self._register is None:
-                    backend, store = self._place(self._several.name)
-                    self._kept.append(store)
-                    self._register = Register(backend, self._folder)
-                attempt = self._register.choose(self._past)
-                return self._met(self._register, attempt, until - time.monotonic())
+                if self._registry is None:
+                    backend, store = self._connect(self._topology.name)
+                    self._stores.append(store)
+                    self._registry = AttemptRegistry(backend, self._folder)
+                attempt = self._registry.choose_attempt(self._previous_attempt)
+                return self._join_attempt(self._registry, attempt, until - time.monotonic())
             except RendezvousClosedError:
                 continue
             except RendezvousTimeoutError:
                 break
             except RendezvousConnectionError as error:
-                problem, self._register = plain(error.__cause__ or error), None
+                problem, self._registry = first_line(error.__cause__ or error), None
                 time.sleep(BEAT_SECONDS)
-        raise self._alone(problem)
+        raise self._build_timeout_error(problem)
 
-    def _alone(self, problem: str) -> TransientError:
-        """Return the error of a node that has waited long enough."""
+    def _build_timeout_error(self, problem: str) -> TransientError:
+        """Return the error of a node that has waited for `execution.nodes.join_seconds`."""
         return TransientError(
-            f"{self._several.fewest} nodes did not meet at {self._several.endpoint} within "
-            f"{self._several.nodes.join_seconds:g} s: {problem}",
-            "start the same command on every node, and see execution.nodes",
+            f"{self._topology.min_nodes} nodes did not meet at {self._topology.endpoint} within "
+            f"{self._topology.settings.join_seconds:g} s: {problem}",
+            "start the same command on every node, and check execution.nodes",
         )
 
-    def _place(self, name: str) -> tuple[RendezvousBackend, Store]:
-        """Return a record at the meeting place, and a store there."""
-        several = self._several
+    def _connect(self, name: str) -> tuple[RendezvousBackend, Store]:
+        """Return the backend and the store of a rendezvous with this name."""
+        topology = self._topology
+        module_name = BACKEND_MODULES[topology.backend]
         try:
-            module = import_module(f"torch.distributed.elastic.rendezvous.{PLACES[several.kind]}")
+            module = import_module(f"torch.distributed.elastic.rendezvous.{module_name}")
         except ImportError:
             remedy = "pip install 'regauge[etcd]'"
-            raise SettingsError("the client for an etcd is not installed", remedy) from None
-        limits = several.fewest, several.most
-        where = partial(
-            RendezvousParameters, several.kind, several.endpoint, name, *limits,
+            raise SettingsError("the etcd client is not installed", remedy) from None
+        build_parameters = partial(
+            RendezvousParameters,
+            topology.backend,
+            topology.endpoint,
+            name,
+            topology.min_nodes,
+            topology.max_nodes,
             read_timeout=ANSWER_SECONDS,
-        )  # fmt: skip
-        found: tuple[RendezvousBackend, Store]
-        if several.is_here():
-            with suppress(RendezvousConnectionError):  # another node of this machine has it
-                found = module.create_backend(where(is_host=True))
-                return found
-        found = module.create_backend(where())
-        return found
+        )
+        connection: tuple[RendezvousBackend, Store]
+        if topology.is_endpoint_local():
+            with suppress(RendezvousConnectionError):  # another process of this machine serves it
+                connection = module.create_backend(build_parameters(is_host=True))
+                return connection
+        connection = module.create_backend(build_parameters())
+        return connection
 
-    def _met(self, register: Register, attempt: int, left: float) -> Round:
-        several = self._several
-        name = f"{several.name}-{attempt}"
-        backend, store = self._place(name)
-        call = several.nodes.last_call_seconds
+    def _join_attempt(
+        self, registry: AttemptRegistry, attempt: int, seconds_left: float
+    ) -> Membership:
+        """Join the rendezvous of an attempt."""
+        topology = self._topology
+        name = f"{topology.name}-{attempt}"
+        backend, store = self._connect(name)
+        last_call = topology.settings.last_call_seconds
+        if self._previous_attempt:
+            last_call = min(last_call, REJOIN_SECONDS)
         handler = DynamicRendezvousHandler.from_backend(
             name,
             store,
             backend,
-            several.fewest,
-            several.most,
+            topology.min_nodes,
+            topology.max_nodes,
             local_addr=self._address,
             timeout=RendezvousTimeout(
-                join=timedelta(seconds=left),
-                last_call=timedelta(seconds=min(call, AGAIN_SECONDS) if self._past else call),
+                join=timedelta(seconds=seconds_left),
+                last_call=timedelta(seconds=last_call),
             ),
             keep_alive_interval=1,
             keep_alive_max_attempt=4,
         )
-        lookout = Lookout(register, attempt)
-        lookout.start()
-        self._past = attempt
+        watcher = RendezvousWatcher(registry, attempt)
+        watcher.start()
+        self._previous_attempt = attempt
         try:
-            found = handler.next_rendezvous()
+            info = handler.next_rendezvous()
         except BaseException:
-            lookout.stop()
+            watcher.stop()
             raise
-        lookout.handler = handler
-        return Round(attempt, found.rank, found.world_size, found.store, handler, lookout)
+        watcher.handler = handler
+        return Membership(attempt, info.rank, info.world_size, info.store, handler, watcher)
 
-    def _team(self, found: Round, size: int, stack: ExitStack, *, preflight: bool) -> Council:
-        """Return the nodes of an attempt once all of them know of each other."""
-        store, second = self._stores(found)
-        own = Node(socket.gethostname(), self._address, size, _alike(self._settings))
-        members = coordinator.gather(store, found.node, found.nodes, own)
-        ear = Ear(second, found.node, found.nodes, lambda: found.lookout.waiting)
-        ear.start()
-        stack.callback(ear.stop)
-        if found.node == 0:
-            token = self._owned(stack, store)
-            coordinator.lead(store, members, found.attempt, token, preflight=preflight)
-        shared = coordinator.follow(store, found.node, members)
-        coordinator.agree(store, found.node, members, self._seen(shared.token))
+    def _build_group(
+        self, membership: Membership, size: int, stack: ExitStack, *, needs_preflight: bool
+    ) -> Coordinator:
+        """Return the group of an attempt, after all nodes have agreed on its plan."""
+        node, num_nodes = membership.node, membership.num_nodes
+        store, heartbeat_store = self._open_stores(membership)
+        local = Node(socket.gethostname(), self._address, size, _shared_settings(self._settings))
+        members = coordinator.gather_nodes(store, node, num_nodes, local)
+        heartbeats = HeartbeatThread(
+            heartbeat_store, node, num_nodes, lambda: membership.watcher.num_waiting
+        )
+        heartbeats.start()
+        stack.callback(heartbeats.stop)
+        if node == 0:
+            token = self._lock_folder(stack, store)
+            coordinator.publish_plan(
+                store, members, membership.attempt, token, needs_preflight=needs_preflight
+            )
+        plan = coordinator.read_plan(store, node, members)
+        coordinator.check_all_ready(store, node, members, self._find_folder_problem(plan.token))
         hosts = ", ".join(f"{member.host} ({member.size})" for member in members)
-        logger.info("attempt %d on %d nodes: %s", found.attempt, found.nodes, hosts)
-        lost = self._several.nodes.lost_seconds
-        return Council(store, found.node, members, ear, shared=shared, lost=lost)
+        logger.info("attempt %d on %d nodes: %s", membership.attempt, num_nodes, hosts)
+        return Coordinator(
+            store,
+            node,
+            members,
+            heartbeats,
+            plan=plan,
+            node_timeout_seconds=self._topology.settings.node_timeout_seconds,
+        )
 
-    def _stores(self, found: Round) -> tuple[Store, Store]:
-        """Return two ways to the store of an attempt, which its first node keeps."""
+    def _open_stores(self, membership: Membership) -> tuple[Store, Store]:
+        """Return two clients of the attempt's store; the leader starts its server.
+
+        The second one is for the heartbeat thread.
+        """
         wait = timedelta(seconds=STORE_SECONDS)
         server = None
-        if found.node == 0:
+        if membership.node == 0:
             server = TCPStore(
                 self._address, 0, is_master=True, wait_for_workers=False, timeout=wait
             )
-            found.store.set("council", f"{self._address} {server.port}")
-        host, port = found.store.get("council").decode().split()
+            membership.store.set("coordinator", f"{self._address} {server.port}")
+        host, port = membership.store.get("coordinator").decode().split()
         first, second = (TCPStore(host, int(port), timeout=wait) for _ in range(2))
         return server or first, second
 
-    def _owned(self, stack: ExitStack, store: Store) -> str:
-        """Own the output folder for the attempt, and return the right to publish there."""
-        own = Owner(self._folder, wait_seconds=LOCK_SECONDS)
+    def _lock_folder(self, stack: ExitStack, store: Store) -> str:
+        """Lock the output folder for the attempt, and return the token to publish in it."""
+        lock = FolderLock(self._folder, wait_seconds=LOCK_SECONDS)
         try:
-            return stack.enter_context(own).admit()
+            return stack.enter_context(lock).issue_token()
         except RegaugeError as error:
-            coordinator.refuse(store, str(error))
+            coordinator.publish_refusal(store, str(error))
             raise
 
-    def _seen(self, token: str) -> str:
-        """Return why this node does not see what the first one wrote; nothing where it does."""
+    def _find_folder_problem(self, token: str) -> str:
+        """Return why this node does not see the leader's output folder; empty if it does."""
         if timing.wait_for(
-            lambda: folder_lock.holds(self._folder, token),
+            lambda: folder_lock.is_current(self._folder, token),
             FOLDER_SECONDS,
             poll_seconds=POLL_SECONDS,
         ):
             return ""
-        return f"{self._folder} is not the folder that node 0 writes: let all nodes share it"
+        return f"{self._folder} is not the output folder of node 0; use a shared file system"
 
 
-def _alike(settings: Training) -> dict[str, Any]:
-    """Return what the settings of all nodes must agree on."""
+def _shared_settings(settings: TrainSettings) -> dict[str, Any]:
+    """Return the settings that must be the same on all nodes."""
     document = dump(settings)
-    execution = {name: each for name, each in document["execution"].items() if name not in OWN}
-    return {**document, "execution": execution}
+    execution = document["execution"]
+    shared = {name: value for name, value in execution.items() if name not in NODE_FIELDS}
+    return {**document, "execution": shared}

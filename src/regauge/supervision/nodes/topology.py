@@ -1,7 +1,7 @@
-"""Which machines a run is spread over, by its settings or by what a launcher says.
+"""The nodes of a run and their rendezvous endpoint, from the settings or from a launcher.
 
-Read are torchrun's variables as the Kubeflow training operator sets them for each pod (`PET_NNODES`
-and its kin), and those of a Slurm step with one task for each node.
+Two launchers are known. The Kubeflow training operator sets torchrun's variables in each pod
+(`PET_NNODES` and others). Slurm sets the variables of a step with one task per node.
 """
 
 from __future__ import annotations
@@ -13,53 +13,53 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regauge.errors import SettingsError
-from regauge.slurm import torchrun_variables
-from regauge.supervision.settings import Nodes, limits
+from regauge.slurm import build_torchrun_variables
+from regauge.supervision.settings import Nodes, parse_node_range
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-PORTS = {"c10d": 29400, "etcd": 2379}
-"""Of each kind of meeting place where its endpoint names none."""
+DEFAULT_PORTS = {"c10d": 29400, "etcd": 2379}
+"""Port of each rendezvous backend, if the endpoint has none."""
 
 
 @dataclass(frozen=True)
-class Several:
-    """A run on more than one machine, or on a number of them that may change."""
+class NodeTopology:
+    """The nodes of a run on several nodes, or on a number of nodes that may change."""
 
     name: str
-    """Of the run at the meeting place."""
-    fewest: int
-    most: int
-    kind: str
+    """Name of the run at the rendezvous."""
+    min_nodes: int
+    max_nodes: int
+    backend: str
     """`c10d` or `etcd`."""
     host: str
     port: int
-    nodes: Nodes
+    settings: Nodes
 
     @property
     def endpoint(self) -> str:
-        """Where they meet."""
+        """Host and port of the rendezvous."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
-    def own_address(self) -> str:
-        """Return the address of this machine on its way to the meeting place.
+    def local_address(self) -> str:
+        """Return the address of this node on its route to the rendezvous.
 
-        Raises SettingsError where the place is unknown.
+        Raises SettingsError if the host of the rendezvous is unknown.
         """
-        return self._way()[0]
+        return self._find_route()[0]
 
-    def is_here(self) -> bool:
-        """Return whether the meeting place's address is one of this machine's own.
+    def is_endpoint_local(self) -> bool:
+        """Return whether the rendezvous has an address of this node.
 
-        torch knows only those that the machine's name leads to.
+        torch knows only the addresses that the name of the node resolves to.
         """
-        return len(set(self._way())) == 1
+        return len(set(self._find_route())) == 1
 
-    def _way(self) -> tuple[str, str]:
-        """Return the addresses of this machine and of the meeting place."""
+    def _find_route(self) -> tuple[str, str]:
+        """Return the addresses of this node and of the rendezvous."""
         try:
             family, kind, *_, address = socket.getaddrinfo(
                 self.host, self.port, type=socket.SOCK_DGRAM
@@ -70,57 +70,61 @@ class Several:
         except OSError as error:
             raise SettingsError(
                 f"execution.nodes.endpoint = '{self.endpoint}': {error.strerror}",
-                "name a host that every node can reach",
+                "set it to a host that every node can reach",
             ) from None
 
 
-def starts(nodes: Nodes, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a launcher started this process for a whole node of several, as `srun` may."""
+def is_whole_node(nodes: Nodes, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process was started for a whole node of several, as `srun` may do."""
     return nodes.count not in (None, 1, "1") and "LOCAL_RANK" not in environment
 
 
-def several(
+def resolve_topology(
     nodes: Nodes, folder: Path, environment: Mapping[str, str] = os.environ
-) -> Several | None:
-    """Return the machines of a run; None where it has this one. Raises SettingsError."""
+) -> NodeTopology | None:
+    """Return the nodes of a run; None if it has this node only. Raises SettingsError."""
     try:
-        fewest, most = limits(nodes.count or environment.get("PET_NNODES", "1"))
+        min_nodes, max_nodes = parse_node_range(nodes.count or environment.get("PET_NNODES", "1"))
     except ValueError as error:
-        raise SettingsError(f"PET_NNODES: {error}", "start it with another number") from None
-    if most == 1:
+        raise SettingsError(f"PET_NNODES: {error}", "set PET_NNODES to another number") from None
+    if max_nodes == 1:
         return None
-    said = nodes.rendezvous or environment.get("PET_RDZV_BACKEND", "c10d")
-    kind = "etcd" if said.startswith("etcd") else said
-    if kind not in PORTS:
+    name = nodes.rendezvous or environment.get("PET_RDZV_BACKEND", "c10d")
+    backend = "etcd" if name.startswith("etcd") else name
+    if backend not in DEFAULT_PORTS:
         raise SettingsError(
-            f"PET_RDZV_BACKEND = '{said}' is no meeting place here", "take c10d or etcd"
+            f"PET_RDZV_BACKEND = '{name}' is not supported", "set it to c10d or etcd"
         )
-    endpoint = nodes.endpoint or environment.get("PET_RDZV_ENDPOINT") or _launcher(environment)
+    endpoint = nodes.endpoint or environment.get("PET_RDZV_ENDPOINT")
+    endpoint = endpoint or _read_launcher_endpoint(environment)
     if not endpoint:
         raise SettingsError(
-            "execution.nodes.endpoint says not where the nodes meet",
-            "set it to the host and port of one of them, such as node-0:29400",
+            "execution.nodes.endpoint is not set",
+            "set it to the host and port of a node, such as node-0:29400",
         )
-    host, port = _parts(endpoint, PORTS[kind])
-    own = f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
-    name = environment.get("PET_RDZV_ID") or own
-    return Several(name, fewest, most, kind, host, port, nodes)
+    host, port = _split_endpoint(endpoint, DEFAULT_PORTS[backend])
+    default_name = f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+    run_name = environment.get("PET_RDZV_ID") or default_name
+    return NodeTopology(run_name, min_nodes, max_nodes, backend, host, port, nodes)
 
 
-def _launcher(environment: Mapping[str, str]) -> str:
-    """Return where a launcher lets the processes meet; nothing where it says none."""
+def _read_launcher_endpoint(environment: Mapping[str, str]) -> str:
+    """Return the address of rank 0 that a launcher sets; empty if it sets none."""
     if "SLURM_STEP_NODELIST" in environment:
-        environment = torchrun_variables(environment)
+        environment = build_torchrun_variables(environment)
     if "MASTER_ADDR" not in environment:
         return ""
-    return f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT', PORTS['c10d'])}"
+    return f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT', DEFAULT_PORTS['c10d'])}"
 
 
-def _parts(endpoint: str, port: int) -> tuple[str, int]:
+def _split_endpoint(endpoint: str, default_port: int) -> tuple[str, int]:
     """Return host and port of `host`, `host:port` or `[address]:port`; raises SettingsError."""
-    host, colon, told = endpoint.rpartition(":")
+    host, colon, port = endpoint.rpartition(":")
     if not colon or endpoint.endswith("]"):
-        host, told = endpoint, str(port)
-    if not told.isdigit() or not host:
-        raise SettingsError(f"execution.nodes.endpoint = '{endpoint}' is no host:port", "mend it")
-    return host.strip("[]"), int(told)
+        host, port = endpoint, str(default_port)
+    if not port.isdigit() or not host:
+        raise SettingsError(
+            f"execution.nodes.endpoint = '{endpoint}' is invalid",
+            "set it to a host and port, such as node-0:29400",
+        )
+    return host.strip("[]"), int(port)

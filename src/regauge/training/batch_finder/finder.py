@@ -1,12 +1,12 @@
-"""The microbatch of a run that leaves it open: predicted, tried once, and decided for all.
+"""Finds the microbatch size of a run: predicts memory, measures candidates, decides for all ranks.
 
-<output>/probe/request.json    the trial's settings
-<output>/probe/lines.jsonl     each size as it is begun, and what was measured of it
-<output>/probe/decided.json    what follows, for every process of the run
+    <output>/probe/request.json    the settings of the trial
+    <output>/probe/lines.jsonl     each size when it starts, and its measurement
+    <output>/probe/decided.json    the decision, for every process of the run
 
-The first process decides, before any of the run has taken a device. The trial is made by processes
-of its own on the same devices: one that runs out of memory, or is killed, ends nothing else.
-Global batch, order and result are the same whatever is decided.
+Process 0 decides before the run allocates a device. The trial runs in separate processes on the
+same devices, so that out-of-memory errors and kills end only the trial. The global batch, the row
+order and the result do not depend on the decision.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from regauge.data.dataset import MANIFEST
 from regauge.errors import SettingsError
 from regauge.log import logger
 from regauge.models.init_weights import META
-from regauge.models.tensors import dtype_of
+from regauge.models.tensors import precision_dtype
 from regauge.processes import World
-from regauge.supervision.nodes.topology import several
+from regauge.supervision.nodes.topology import resolve_topology
 from regauge.training import run_record
-from regauge.training.batch_finder.memory import bytes_per_row, load, processes_of
-from regauge.training.batch_finder.trial import Tried, tried
+from regauge.training.batch_finder.memory import count_processes, estimate_bytes, estimate_row_bytes
+from regauge.training.batch_finder.trial import SizeMeasurement, run_trial
 from regauge.training.defaults import (
     PROBE,
     Rank0Decision,
@@ -38,54 +38,66 @@ from regauge.units import GIGA
 
 if TYPE_CHECKING:
     from regauge.supervision.channel import WorkerReporter
-    from regauge.training.settings import Training
+    from regauge.training.settings import TrainSettings
 
-DECIDED = "decided.json"
-ROOM = 0.8
-"""Share of the memory that may be full, predicted or measured."""
-NEAR = 0.95
-"""Share of the most rows a second that is near enough to it."""
-MOST_SIZES = 6
-"""Sizes that one trial goes through, each at least twice the one before."""
+DECISION_FILE = "decided.json"
+MAX_MEMORY_SHARE = 0.8
+"""Fraction of the device memory that may be used, predicted or measured."""
+NEAR_BEST = 0.95
+"""Fraction of the best throughput that a smaller size needs to be chosen."""
+MAX_SIZES = 6
+"""Sizes that one trial measures, each at least twice the previous one."""
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """What a process is expected to need, in bytes."""
+class MemoryForecast:
+    """The predicted memory of a process, in bytes."""
 
-    memory: int
-    """What it can have."""
-    held: int
-    """Weights, masters, gradients, moments, and the program itself."""
-    row: int
-    """What is kept of a row for the backward pass."""
-    live: int | None = None
-    """Rows of which it is kept at a time, where that is not the microbatch's."""
+    device_bytes: int
+    """Memory that is available to the process."""
+    fixed_bytes: int
+    """Weights, master weights, gradients, moments, and the program itself."""
+    bytes_per_row: int
+    """Activations of a row that are saved for the backward pass."""
+    min_live_rows: int | None = None
+    """Rows whose activations are alive at a time, if they are more than the microbatch."""
 
-    def of(self, rows: int) -> int:
-        """Return what a process needs with microbatches of so many rows."""
-        return self.held + self.row * max(rows, self.live or 0)
+    def required_bytes(self, rows: int) -> int:
+        """Return the predicted bytes with microbatches of `rows` rows."""
+        return self.fixed_bytes + self.bytes_per_row * max(rows, self.min_live_rows or 0)
 
     def fits(self, rows: int) -> bool:
-        """Return whether that leaves room."""
-        return self.of(rows) <= ROOM * self.memory
+        """Return whether the prediction is within `MAX_MEMORY_SHARE` of the memory."""
+        return self.required_bytes(rows) <= MAX_MEMORY_SHARE * self.device_bytes
+
+    def format_required(self, rows: int) -> str:
+        """Return the predicted memory for messages, in gigabytes."""
+        return f"{self.required_bytes(rows) / GIGA:.2f}"
+
+    @property
+    def device_gigabytes(self) -> str:
+        """The available memory for messages, in gigabytes."""
+        return f"{self.device_bytes / GIGA:.1f}"
 
 
-def resolve_microbatch(settings: Training, world: World, report: WorkerReporter) -> Training:
-    """Return decided settings whose microbatch has a size; every process of a run calls this.
+def resolve_microbatch(
+    settings: TrainSettings, world: World, reporter: WorkerReporter
+) -> TrainSettings:
+    """Resolve `batch.microbatch_rows`; every process of a run calls this.
 
-    A size that the run has had is kept where it is enough for all processes. Raises SettingsError
-    where none fits.
+    A resumed run keeps its size if every process still gets a microbatch. Raises SettingsError if
+    no size fits.
     """
     if settings.batch.microbatch_rows != "auto":
         return settings
-    rows = _kept(settings, world)
+    rows = _read_previous_size(settings, world)
     if rows is None:
-        place = Path(settings.output.folder) / PROBE
-        agreement = Rank0Decision(place / DECIDED, _key(settings, world))
-        seconds = 2 * settings.execution.timeout_seconds  # the first may wait as long for a trial
-        rows = agreement.broadcast(
-            lambda: _found(settings, world, place, report), world, report, seconds
+        folder = Path(settings.output.folder) / PROBE
+        decision = Rank0Decision(folder / DECISION_FILE, _hash_inputs(settings, world))
+        # Process 0 may wait for one timeout for a trial, so the others wait for two.
+        seconds = 2 * settings.execution.timeout_seconds
+        rows = decision.broadcast(
+            lambda: _find_size(settings, world, folder, reporter), world, reporter, seconds
         )["rows"]
     batch = settings.batch.model_copy(update={"microbatch_rows": rows})
     settings = settings.model_copy(update={"batch": batch})
@@ -94,9 +106,10 @@ def resolve_microbatch(settings: Training, world: World, report: WorkerReporter)
 
 
 def usable_sizes(rows: int, processes: int) -> list[int]:
-    """Return the microbatches that so many processes can use, the smallest first.
+    """Return the microbatch sizes of a global batch of `rows` rows, ascending.
 
-    Where some give all processes equal shares, it is only those.
+    Every process gets at least one microbatch. Sizes with equal shares for all processes are
+    preferred: if there are any, only those are returned.
     """
     usable = [size for size in range(1, rows + 1) if rows % size == 0 and rows // size >= processes]
     even = [size for size in usable if rows // size % processes == 0]
@@ -104,126 +117,142 @@ def usable_sizes(rows: int, processes: int) -> list[int]:
 
 
 def select_sizes(usable: list[int]) -> list[int]:
-    """Return the largest size and some smaller ones, each at most half of the next."""
-    found: list[int] = []
+    """Return the largest size and up to five smaller ones, each at most half of the next."""
+    sizes: list[int] = []
     for size in reversed(usable):
-        if len(found) < MOST_SIZES and (not found or 2 * size <= found[0]):
-            found.insert(0, size)
-    return found
+        if len(sizes) < MAX_SIZES and (not sizes or 2 * size <= sizes[0]):
+            sizes.insert(0, size)
+    return sizes
 
 
-def choose_size(measured: list[Tried], memory: int) -> Tried | None:
-    """Return the smallest size whose rows a second are within 5 % of the best, of those that fit.
+def choose_size(measurements: list[SizeMeasurement], device_bytes: int) -> SizeMeasurement | None:
+    """Return the smallest size whose throughput is within 5 % of the best; None if none fits.
 
-    One fits where the memory that was measured is at most 80 % of what there is.
+    A size fits if its measured memory is at most 80 % of the device memory.
     """
-    fitting = [each for each in measured if each.bytes <= ROOM * memory]
-    best = max((each.rows_per_second for each in fitting), default=0.0)
-    return next((each for each in fitting if each.rows_per_second >= NEAR * best), None)
+    fitting = [size for size in measurements if size.bytes <= MAX_MEMORY_SHARE * device_bytes]
+    best = max((size.rows_per_second for size in fitting), default=0.0)
+    return next((size for size in fitting if size.rows_per_second >= NEAR_BEST * best), None)
 
 
-def forecast_memory(settings: Training, world: World) -> Forecast:
-    """Return what a process of a run will need, and what it can have.
+def forecast_memory(settings: TrainSettings, world: World) -> MemoryForecast:
+    """Predict the memory of a process of a run.
 
-    Raises SettingsError for a device whose memory is not known.
+    Raises SettingsError if the memory of the device is unknown.
     """
     accelerator, strategy = settings.accelerator, settings.strategy
     memory = accelerator.memory_bytes(world.local_size) if accelerator else None
     if accelerator is None or strategy is None or memory is None:
         kind = accelerator.kind if accelerator else "unknown"
-        problem = f"batch.microbatch_rows = auto: the memory of '{kind}' is not known"
+        problem = f"batch.microbatch_rows = auto: the memory of '{kind}' is unknown"
         raise SettingsError(problem, "set it to a number")
-    dataset = mixture.opened(settings.data)
-    (aim,) = settings.task_configs
+    dataset = mixture.open_data(settings.data)
+    (config,) = settings.task_configs
     with META:
-        module = aim.task.module(settings.model, dataset.manifest, settings.seed)
-    dtype = dtype_of(settings.execution.precision)
-    parts = load(settings.optimizer, module, strategy, world.size, dtype)
-    again = strategy.recomputes or settings.execution.activation_checkpointing != "none"
-    share = -(-settings.batch.rows // world.size)
-    return Forecast(
+        module = config.task.build_module(settings.model, dataset.manifest, settings.seed)
+    dtype = precision_dtype(settings.execution.precision)
+    parts = estimate_bytes(settings.optimizer, module, strategy, world.size, dtype)
+    is_recomputed = (
+        strategy.needs_recompute or settings.execution.activation_checkpointing != "none"
+    )
+    local_rows = -(-settings.batch.rows // world.size)
+    needs_all_outputs = config.task.needs_global_batch and not is_recomputed
+    return MemoryForecast(
         memory,
-        held=sum(parts.values()) + (accelerator.peak_memory_bytes() or 0),
-        row=bytes_per_row(settings, dataset, module, dtype),
-        live=share if aim.task.coupled and not again else None,
+        fixed_bytes=sum(parts.values()) + (accelerator.peak_memory_bytes() or 0),
+        bytes_per_row=estimate_row_bytes(settings, dataset, module, dtype),
+        min_live_rows=local_rows if needs_all_outputs else None,
     )
 
 
-def describe_forecast(settings: Training) -> str:
-    """Return what a dry run says of a size that is left to the finder."""
-    left = "left to the finder"
+def describe_forecast(settings: TrainSettings) -> str:
+    """Return the predicted microbatch size for `--dry-run`, as text."""
     if not (Path(settings.data.path) / MANIFEST).exists():
-        return left
-    size = processes_of(settings)
-    nodes = several(settings.execution.nodes, Path(settings.output.folder))
-    local = size // nodes.most if nodes else size
+        return "auto"
+    size = count_processes(settings)
+    topology = resolve_topology(settings.execution.nodes, Path(settings.output.folder))
+    local_size = size // topology.max_nodes if topology else size
     try:
-        decided = resolve_defaults(settings, World(rank=1, size=size, local_size=local))
-        seen = forecast_memory(decided, World(size=size, local_size=local))
+        resolved = resolve_defaults(settings, World(rank=1, size=size, local_size=local_size))
+        forecast = forecast_memory(resolved, World(size=size, local_size=local_size))
     except SettingsError as error:
-        return f"{left}: {error.problem}"
-    fitting = [rows for rows in usable_sizes(settings.batch.rows, size) if seen.fits(rows)]
+        return f"auto: {error.problem}"
+    fitting = [rows for rows in usable_sizes(settings.batch.rows, size) if forecast.fits(rows)]
     if not fitting:
-        return f"{left}: none is predicted to fit into {seen.memory / GIGA:.1f} GB"
-    need = f"{seen.of(fitting[-1]) / GIGA:.2f} of {seen.memory / GIGA:.1f} GB"
-    return f"{left}: {fitting[-1]} are predicted to fit ({need})"
+        return f"auto: no size is predicted to fit into {forecast.device_gigabytes} GB"
+    usage = f"{forecast.format_required(fitting[-1])} of {forecast.device_gigabytes} GB"
+    return f"auto: {fitting[-1]} rows are predicted to fit ({usage})"
 
 
-def _found(settings: Training, world: World, place: Path, report: WorkerReporter) -> dict[str, Any]:
-    """Predict, try and decide; return what is written of it."""
-    seen = forecast_memory(settings, world)
-    left = usable_sizes(settings.batch.rows, world.size)
-    tops = [size for size in left if seen.fits(size)] or left[:1]
-    while tops:
-        outcome = tried(settings, select_sizes(tops), world, place, report)
-        best = choose_size(outcome.measured, seen.memory)
+def _find_size(
+    settings: TrainSettings, world: World, folder: Path, reporter: WorkerReporter
+) -> dict[str, Any]:
+    """Predict, measure and decide; return the decision as JSON-ready fields."""
+    forecast = forecast_memory(settings, world)
+    sizes = usable_sizes(settings.batch.rows, world.size)
+    candidates = [size for size in sizes if forecast.fits(size)] or sizes[:1]
+    while candidates:
+        trial = run_trial(settings, select_sizes(candidates), world, folder, reporter)
+        best = choose_size(trial.measurements, forecast.device_bytes)
         if best is not None:
-            return _told(best, outcome.measured, seen, outcome.ended)
-        if outcome.ended and not outcome.memory:
+            return _format_decision(best, trial.measurements, forecast, trial.problem)
+        if trial.problem and not trial.is_out_of_memory:
             logger.warning(
-                "no microbatch could be tried (%s): the predicted %d rows are taken",
-                outcome.ended,
-                tops[-1],
+                "no microbatch size could be measured (%s): using the predicted %d rows",
+                trial.problem,
+                candidates[-1],
             )
-            return {"rows": tops[-1], "reason": f"predicted, not tried: {outcome.ended}"}
-        smallest = select_sizes(tops)[0]
-        why = outcome.ended or "it leaves no room"
-        logger.info("a microbatch of %d rows does not fit: %s", smallest, why)
-        tops = [size for size in left if size < smallest]
+            return {"rows": candidates[-1], "reason": f"predicted, not measured: {trial.problem}"}
+        smallest = select_sizes(candidates)[0]
+        reason = trial.problem or "less than 20 % of the memory is left"
+        logger.info("a microbatch of %d rows does not fit: %s", smallest, reason)
+        candidates = [size for size in sizes if size < smallest]
     raise SettingsError(
-        f"no microbatch fits into {seen.memory / GIGA:.1f} GB: {why}",
-        "set execution.activation_checkpointing, take another strategy, or more memory",
+        f"no microbatch fits into {forecast.device_gigabytes} GB: {reason}",
+        "set execution.activation_checkpointing or strategy, or use a device with more memory",
     )
 
 
-def _told(best: Tried, measured: list[Tried], seen: Forecast, ended: str) -> dict[str, Any]:
-    """Say what was decided, and why; return what is written of it."""
-    most = max(measured, key=lambda each: each.rows_per_second)
-    speed = f"{best.rows_per_second:.3g} rows/s"
-    if most.rows == best.rows:
-        reason = f"{speed}, the most of {', '.join(str(each.rows) for each in measured)} rows"
+def _format_decision(
+    best: SizeMeasurement,
+    measurements: list[SizeMeasurement],
+    forecast: MemoryForecast,
+    problem: str,
+) -> dict[str, Any]:
+    """Log the decision with its reason; return it as JSON-ready fields."""
+    fastest = max(measurements, key=lambda size: size.rows_per_second)
+    throughput = f"{best.rows_per_second:.3g} rows/s"
+    if fastest.rows == best.rows:
+        sizes = ", ".join(str(size.rows) for size in measurements)
+        throughput += f", the fastest of {sizes} rows"
     else:
-        reason = f"{speed}, near the {most.rows_per_second:.3g} of {most.rows} rows"
-    beyond = f"; more did not fit ({ended})" if ended else ""
-    memory = f"{seen.of(best.rows) / GIGA:.2f} GB predicted, {best.bytes / GIGA:.2f} GB measured"
-    reason = f"{reason}{beyond}; {memory} of the {seen.memory / GIGA:.1f} GB of each process"
+        throughput += f", close to {fastest.rows_per_second:.3g} rows/s with {fastest.rows} rows"
+    limit = f"; more did not fit ({problem})" if problem else ""
+    predicted, measured = forecast.format_required(best.rows), f"{best.bytes / GIGA:.2f}"
+    memory = f"{predicted} GB predicted, {measured} GB measured"
+    reason = f"{throughput}{limit}; {memory} of {forecast.device_gigabytes} GB per process"
     logger.info("batch.microbatch_rows = %d: %s", best.rows, reason)
     return {"rows": best.rows, "reason": reason}
 
 
-def _kept(settings: Training, world: World) -> int | None:
-    """Return the size that the run had before, if it has begun and the size is still of use."""
+def _read_previous_size(settings: TrainSettings, world: World) -> int | None:
+    """Return the size of earlier attempts of the run, if it suits the number of processes."""
     saved = (run_record.read_run(Path(settings.output.folder)) or {}).get("batch", {})
     rows = saved.get("microbatch_rows")
-    usable = isinstance(rows, int) and settings.batch.rows // rows >= world.size
-    return rows if usable else None
+    is_usable = isinstance(rows, int) and settings.batch.rows // rows >= world.size
+    return rows if is_usable else None
 
 
-def _key(settings: Training, world: World) -> str:
-    """Return a word for everything that a decision depends on and all processes know alike."""
+def _hash_inputs(settings: TrainSettings, world: World) -> str:
+    """Return a hash of the inputs of the decision, equal on all processes."""
     tables = dump(settings)
     names = ("task", "model", "optimizer", "batch", "data", "strategy", "accelerator")
-    own = {name: tables.get(name) for name in names}
+    inputs = {name: tables.get(name) for name in names}
     execution = settings.execution
-    again, precision = execution.activation_checkpointing, execution.precision
-    return digest(own, again, precision, world.size, world.local_size)
+    return digest(
+        inputs,
+        execution.activation_checkpointing,
+        execution.precision,
+        world.size,
+        world.local_size,
+    )

@@ -1,7 +1,7 @@
-"""What a run's model weighs, found on torch's meta device: nothing is allocated.
+"""Predicts the memory of a run on torch's meta device, without allocating it.
 
-Weights, masters, gradients and moments are as the strategy will hold them; activations, and what is
-gathered for a moment, come on top.
+Weights, master weights, gradients and moments follow from the strategy. Activations are measured on
+the meta device. Temporary buffers, such as gathered weights, are not included.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from regauge import accelerators
-from regauge.data.dataset import Manifest, TokenizerFacts, read_manifest
-from regauge.data.unprepared import NOTHING, expected_fields, find_rows, is_prepared
-from regauge.models import architectures as models
-from regauge.models.flops import FLOPS, counts, flops_per_token
+from regauge.data.dataset import DatasetManifest, TokenizerInfo, read_manifest
+from regauge.data.unprepared import NO_ROWS, expected_fields, find_rows, is_prepared
+from regauge.models import architectures
+from regauge.models.flops import FLOPS_FORMULA, count_parameters, flops_per_token
 from regauge.models.init_weights import META
-from regauge.models.multitask import modules_by_task as parts_of
-from regauge.models.tensors import dtype_of
+from regauge.models.multitask import modules_by_task
+from regauge.models.tensors import precision_dtype
 from regauge.processes import World
 from regauge.strategies import ParamSpec
-from regauge.supervision.nodes.topology import several
+from regauge.supervision.nodes.topology import resolve_topology
 from regauge.training import activation_checkpointing
-from regauge.training import optimizer as optimizers
-from regauge.training.defaults import default_strategy, local_processes
-from regauge.training.objectives import build_feed, build_module
+from regauge.training.defaults import count_local_processes, default_strategy
+from regauge.training.objectives import build_loader, build_module
+from regauge.training.optimizer import build_optimizer, prime_state, state_tensors
 from regauge.units import GIGA
 
 if TYPE_CHECKING:
@@ -38,166 +38,170 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regauge.data.dataset import Dataset
-    from regauge.data.unprepared import Described
+    from regauge.data.unprepared import RowsByFolder
     from regauge.models.modules import TextModule
     from regauge.strategies import Strategy
-    from regauge.training.settings import Optimizer, TaskConfig, Training
+    from regauge.training.settings import Optimizer, TaskConfig, TrainSettings
+
+PROBE_SHAPE = (7, 11)
+"""Shape of a small weight that shows which moments an optimizer keeps."""
+BYTES_PER_MOMENT = 4
 
 
-PROBE = (7, 11)
-"""Dimensions of a small weight by which an optimizer shows what it keeps of each."""
-BYTES = 4
-"""Of a moment."""
+def describe_model(settings: TrainSettings, described: RowsByFolder = NO_ROWS) -> dict[str, Any]:
+    """Return the parameters of a model, the FLOPs per token, and the memory of each process.
 
-
-def sized(settings: Training, described: Described = NOTHING) -> dict[str, Any]:
-    """Return the weights of a run's model, the cost of a token, and what each process will hold.
-
-    `described` has the rows of datasets that are not prepared yet. Raises SettingsError for a
-    model that cannot be made.
+    `described` has the `[rows]` tables of datasets that are not prepared yet. Raises SettingsError
+    if the model cannot be built.
     """
-    manifests = [_manifest(aim, described) for aim in settings.task_configs]
+    manifests = [_find_manifest(config, described) for config in settings.task_configs]
     module = build_module(settings, manifests)
-    found = counts(module)
-    answer: dict[str, Any] = {
-        "parameters": found.all,
-        **{f"{name}_parameters": count for name, count in asdict(found).items() if name != "all"},
+    counts = count_parameters(module)
+    description: dict[str, Any] = {
+        "parameters": counts.all,
+        **{f"{name}_parameters": count for name, count in asdict(counts).items() if name != "all"},
     }
-    for aim, manifest in zip(settings.task_configs, manifests, strict=True):
-        part = parts_of(module)[aim.name]
-        length, source = _row_length(aim, manifest, part.longest)
+    for config, manifest in zip(settings.task_configs, manifests, strict=True):
+        task_module = modules_by_task(module)[config.name]
+        length, source = _find_row_length(config, manifest, task_module.max_tokens)
         if length is not None:
-            of = f"_{aim.name}" if aim.name else ""
-            answer |= {f"row_length{of}": length, f"row_length_source{of}": source}
-            answer[f"flops_per_token{of}"] = flops_per_token(part.model, length)
-            answer[f"flops_formula{of}"] = f"{FLOPS}; S = {length}"
-    return {**answer, **_held(settings, module)}
+            suffix = f"_{config.name}" if config.name else ""
+            description |= {f"row_length{suffix}": length, f"row_length_source{suffix}": source}
+            description[f"flops_per_token{suffix}"] = flops_per_token(task_module.model, length)
+            description[f"flops_formula{suffix}"] = f"{FLOPS_FORMULA}; S = {length}"
+    return {**description, **_describe_memory(settings, module)}
 
 
-def _row_length(aim: TaskConfig, manifest: Manifest, longest: int | None) -> tuple[int | None, str]:
-    """Return the length of the longest row, and where it is known from."""
+def _find_row_length(
+    config: TaskConfig, manifest: DatasetManifest, max_tokens: int | None
+) -> tuple[int | None, str]:
+    """Return the length of the longest row in tokens, and the source of this length."""
+    dataset = config.data.path
     if not manifest.fields:
-        return longest, f"assumed: the model's longest, since no [rows] describe {aim.data.path}"
-    prepared = is_prepared(Path(aim.data.path))
-    source = "the prepared data" if prepared else "[rows] of the run file"
-    return aim.task.ladder(manifest)[-1], source
+        return max_tokens, f"assumed: the maximum of the model, no [rows] table is for {dataset}"
+    source = "the prepared data" if is_prepared(Path(dataset)) else "[rows] of the run file"
+    return config.task.bucket_lengths(manifest)[-1], source
 
 
-def _manifest(aim: TaskConfig, described: Described) -> Manifest:
-    """Return the dataset's manifest, or one of no data whose tokenizer suits any model.
+def _find_manifest(config: TaskConfig, described: RowsByFolder) -> DatasetManifest:
+    """Return the manifest of a dataset, or an empty one with a tokenizer that suits every model.
 
-    It has the fields of rows that are described, when they are of the task's layout.
+    An empty manifest has the fields of the `[rows]` table, if that has the layout of the task.
     """
-    if is_prepared(Path(aim.data.path)):
-        return read_manifest(Path(aim.data.path))
+    if is_prepared(Path(config.data.path)):
+        return read_manifest(Path(config.data.path))
     empty = hashlib.sha256(b"").hexdigest()
-    facts = TokenizerFacts(sha256=empty, vocabulary=1, pad=0, mask=0, separator=0, special=())
-    layout, rows = aim.task.reads(), find_rows(described, aim.data.path)
+    facts = TokenizerInfo(sha256=empty, vocabulary=1, pad=0, mask=0, separator=0, special=())
+    layout, rows = config.task.row_layout(), find_rows(described, config.data.path)
     fields = expected_fields(rows) if rows and rows.layout == layout else {}
-    return Manifest(layout=layout, fields=fields, splits={}, tokenizer=facts, settings={})
+    return DatasetManifest(layout=layout, fields=fields, splits={}, tokenizer=facts, settings={})
 
 
-def _held(settings: Training, module: nn.Module) -> dict[str, Any]:
-    """Return what the fullest process holds, in gigabytes, and how many processes there are."""
-    size, precision = processes_of(settings), _precision(settings)
+def _describe_memory(settings: TrainSettings, module: nn.Module) -> dict[str, Any]:
+    """Return the memory of the process that holds most, in gigabytes, and the strategy."""
+    size, precision = count_processes(settings), _find_precision(settings)
     if precision is None:
-        return {"gigabytes_per_process": "unknown: execution.precision is left to the device"}
+        return {"gigabytes_per_process": "unknown: execution.precision depends on the device"}
     strategy = settings.strategy or default_strategy(size)
-    parts = load(settings.optimizer, module, strategy, size, dtype_of(precision))
+    parts = estimate_bytes(settings.optimizer, module, strategy, size, precision_dtype(precision))
     parts["all"] = sum(parts.values())
-    held = {name: round(count / GIGA, 6) for name, count in parts.items()}
-    spread = f"{strategy.kind} over {size} processes, in {precision}"
-    return {"strategy": spread, "gigabytes_per_process": held}
+    gigabytes = {name: round(count / GIGA, 6) for name, count in parts.items()}
+    summary = f"{strategy.kind} over {size} processes, in {precision}"
+    return {"strategy": summary, "gigabytes_per_process": gigabytes}
 
 
-def load(
+def estimate_bytes(
     settings: Optimizer, module: nn.Module, strategy: Strategy, size: int, dtype: torch.dtype
 ) -> dict[str, int]:
-    """Return the bytes that the fullest of `size` processes holds, apart from activations."""
+    """Return the bytes of the process that holds most, of `size`; activations are not included."""
     weights = {
         name: ParamSpec(tuple(value.shape), value.requires_grad)
         for name, value in module.named_parameters()
     }
-    found = strategy.estimate_memory(weights, size, dtype.itemsize)
+    estimate = strategy.estimate_memory(weights, size, dtype.itemsize)
     return {
-        "weights": found.weights,
-        "masters": found.masters,
-        "gradients": found.gradients,
-        "moments": BYTES * moments(settings, found.updated),
+        "weights": estimate.weights,
+        "masters": estimate.masters,
+        "gradients": estimate.gradients,
+        "moments": BYTES_PER_MOMENT * count_moments(settings, estimate.updated_shapes),
     }
 
 
-def processes_of(settings: Training) -> int:
-    """Return how many processes a run has, over all of its machines."""
+def count_processes(settings: TrainSettings) -> int:
+    """Return the number of processes of a run on all of its machines."""
     execution = settings.execution
-    local = local_processes(execution.processes, settings.accelerator)
-    found = several(execution.nodes, Path(settings.output.folder))
-    return local * (found.most if found else 1)
+    local_size = count_local_processes(execution.processes, settings.accelerator)
+    topology = resolve_topology(execution.nodes, Path(settings.output.folder))
+    return local_size * (topology.max_nodes if topology else 1)
 
 
-def _precision(settings: Training) -> str | None:
-    """Return what a run computes in; None where that is found out by a device that is not here."""
+def _find_precision(settings: TrainSettings) -> str | None:
+    """Return the precision of a run; None if it depends on a device that is not available here."""
     if settings.execution.precision != "auto":
         return settings.execution.precision
     accelerator = settings.accelerator or accelerators.choose()[0]
     return accelerator.precisions()[0] if accelerator.available().fitness else None
 
 
-def moments(settings: Optimizer, shapes: Iterable[tuple[int, ...]]) -> int:
-    """Return how many values an optimizer keeps of weights with these shapes, beside them."""
-    kept = {rank: _kept(settings, PROBE[:rank]) for rank in (1, 2)}
+def count_moments(settings: Optimizer, shapes: Iterable[tuple[int, ...]]) -> int:
+    """Return the number of moment values that an optimizer keeps for weights of these shapes."""
+    moment_axes = {rank: _find_moment_axes(settings, PROBE_SHAPE[:rank]) for rank in (1, 2)}
     flat = ((math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else shape for shape in shapes)
     return sum(
-        math.prod(shape[axis] for axis in axes) for shape in flat for axes in kept[len(shape)]
+        math.prod(shape[axis] for axis in axes)
+        for shape in flat
+        for axes in moment_axes[len(shape)]
     )
 
 
-def _kept(settings: Optimizer, probe: tuple[int, ...]) -> list[list[int]]:
-    """Return the dimensions of each tensor that an optimizer keeps of a weight of this shape."""
-    weight = torch.nn.Parameter(torch.zeros(probe))
-    optimizer = optimizers.build_optimizer(settings, {"probe": weight}.items())
-    optimizers.prime_state(optimizer)
-    found = optimizers.state_tensors(optimizer, {"probe": weight}).values()
-    return [[probe.index(size) for size in value.shape if size in probe] for value in found]
+def _find_moment_axes(settings: Optimizer, shape: tuple[int, ...]) -> list[list[int]]:
+    """Return the axes of a weight of this shape that each of its moments has."""
+    weight = torch.nn.Parameter(torch.zeros(shape))
+    optimizer = build_optimizer(settings, {"probe": weight}.items())
+    prime_state(optimizer)
+    moments = state_tensors(optimizer, {"probe": weight}).values()
+    return [[shape.index(size) for size in value.shape if size in shape] for value in moments]
 
 
-def bytes_per_row(
-    settings: Training, dataset: Dataset, module: TextModule, dtype: torch.dtype
+def estimate_row_bytes(
+    settings: TrainSettings, dataset: Dataset, module: TextModule, dtype: torch.dtype
 ) -> int:
-    """Return what is saved of one row; the module lies on the meta device, and is used up.
+    """Return the bytes of activations that are saved for one row.
 
-    Where blocks are computed again, that is what they begin with, and the inside of one of them.
+    The module is on the meta device and cannot be used afterwards. With activation checkpointing
+    these are the inputs of all blocks, and the activations inside of one block.
     """
-    task, amount = settings.task_configs[0].task, settings.execution.activation_checkpointing
-    ladder = task.ladder(dataset.manifest)
-    source = build_feed(
-        task, dataset, "train", world=World(), rows=1, ladder=ladder, seed=settings.seed
+    task, mode = settings.task_configs[0].task, settings.execution.activation_checkpointing
+    lengths = task.bucket_lengths(dataset.manifest)
+    loader = build_loader(
+        task, dataset, "train", world=World(), rows=1, bucket_lengths=lengths, seed=settings.seed
     )
-    arrays = source.empty(task.slots_per_row(), ladder[-1])
+    arrays = loader.build_empty_batch(task.slots_per_row(), lengths[-1])
     batch = {name: torch.from_numpy(value).to(META) for name, value in arrays.items()}
     module.to(META, dtype).train()
     module.compute_dtype = dtype
-    whole = _saved(module, batch)
-    if amount == "none":
-        return whole
-    blocks = models.blocks(module)
-    activation_checkpointing.install(blocks, amount, module.dropout_keys)
-    kept = _saved(module, batch)
-    return kept + (whole - kept) // max(1, len(blocks))
+    all_bytes = _measure_saved_bytes(module, batch)
+    if mode == "none":
+        return all_bytes
+    blocks = architectures.find_blocks(module)
+    activation_checkpointing.apply_checkpointing(blocks, mode, module.dropout_keys)
+    checkpoint_bytes = _measure_saved_bytes(module, batch)
+    return checkpoint_bytes + (all_bytes - checkpoint_bytes) // max(1, len(blocks))
 
 
-def _saved(module: TextModule, batch: dict[str, Tensor]) -> int:
-    found: dict[int, int] = {}
+def _measure_saved_bytes(module: TextModule, batch: dict[str, Tensor]) -> int:
+    """Return the bytes that autograd saves in a forward pass, weights excluded."""
+    sizes: dict[int, int] = {}  # bytes by storage; storages on the meta device have no address
     storages = []
 
-    def keep(value: Tensor) -> Tensor:
+    def record_storage(value: Tensor) -> Tensor:
         storage = value.untyped_storage()
-        storages.append(storage)  # so that no other takes its place, and its number
-        found[storage._cdata] = storage.nbytes()  # noqa: SLF001 - an address it has not on meta
+        storages.append(storage)  # keep it alive, so that its key stays unique
+        sizes[storage._cdata] = storage.nbytes()  # noqa: SLF001 - no public key of a storage
         return value
 
-    with saved_tensors_hooks(keep, lambda value: value):
+    with saved_tensors_hooks(record_storage, lambda value: value):
         outputs = module(batch)
     weights = {value.untyped_storage()._cdata for value in module.parameters()}  # noqa: SLF001
     del outputs
-    return sum(size for place, size in found.items() if place not in weights)
+    return sum(size for key, size in sizes.items() if key not in weights)

@@ -1,4 +1,4 @@
-"""A few steps of a run in processes of their own, which may die of it."""
+"""Measures microbatch sizes in separate processes, which may run out of memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import processes
 from regauge.config import dump
-from regauge.processes import Seats, World
+from regauge.processes import RankLayout, World
 from regauge.supervision.settings import Nodes
 from regauge.training.defaults import default_strategy
 from regauge.training.settings import Output
@@ -18,88 +18,90 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.supervision.channel import WorkerReporter
-    from regauge.training.settings import Training
+    from regauge.training.settings import TrainSettings
     from regauge.worker import Line
 
 WORKER = "regauge.training.batch_finder.trial_worker"
 
 
 @dataclass(frozen=True)
-class Tried:
-    """One size that was computed."""
+class SizeMeasurement:
+    """The memory and the throughput of one microbatch size."""
 
     rows: int
     bytes: int
-    """The most memory that a process had up to then."""
+    """Peak memory of a process so far, the largest of all processes."""
     rows_per_second: float
-    """Forward and backward of one microbatch, in the slowest process."""
+    """Throughput of the forward and backward pass of a microbatch, over all processes."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a trial went."""
+class TrialResult:
+    """The measurements of a trial, and the reason for an early end."""
 
-    measured: list[Tried]
-    """From the smallest size on."""
-    ended: str = ""
-    """What ended it too early, in a line."""
-    memory: bool = False
-    """Whether that was memory, or a kill."""
+    measurements: list[SizeMeasurement]
+    """In the order of rising sizes."""
+    problem: str = ""
+    """The reason for an early end, in one line."""
+    is_out_of_memory: bool = False
+    """Whether the trial ended early by an out-of-memory error or a kill."""
 
 
-def tried(
-    settings: Training, sizes: list[int], world: World, place: Path, report: WorkerReporter
-) -> Outcome:
-    """Compute microbatches of rising sizes on this machine's devices, as far as it is worth it.
+def run_trial(
+    settings: TrainSettings, sizes: list[int], world: World, folder: Path, reporter: WorkerReporter
+) -> TrialResult:
+    """Measure microbatches of rising sizes on the devices of this machine.
 
-    What was measured before a process of the trial died is kept.
+    The measurements before an early end are returned.
     """
-    request = {**dump(_trial(settings, world, place, sizes[0])), "sizes": sizes}
-    devices = tuple(report.spec.devices) if report.spec else ()
+    request = {**dump(_build_settings(settings, world, folder, sizes[0])), "sizes": sizes}
+    devices = tuple(reporter.spec.devices) if reporter.spec else ()
     lines: list[Line] = []
-    ended = run_worker(
+    worker_exit = run_worker(
         WORKER,
         request,
-        place,
+        folder,
         WorkerLimits(total=settings.execution.timeout_seconds),
-        seats=Seats(world.local_size, processes.free_port(), devices=devices),
+        layout=RankLayout(world.local_size, processes.find_free_port(), devices=devices),
         on_line=lines.append,
-        on_poll=report.heartbeat.beat,
+        on_poll=reporter.heartbeat.beat,
     )
-    measured = [Tried(**line["tried"]) for line in lines if "tried" in line]
-    if ended.code == 0:
-        return Outcome(measured)
-    return Outcome(measured, *_cause(ended, lines))
+    measurements = [SizeMeasurement(**line["tried"]) for line in lines if "tried" in line]
+    if worker_exit.code == 0:
+        return TrialResult(measurements)
+    return TrialResult(measurements, *_find_problem(worker_exit, lines))
 
 
-def _cause(ended: WorkerExit, lines: list[Line]) -> tuple[str, bool]:
-    """Return what ended a trial, and whether that was memory or a kill."""
+def _find_problem(worker_exit: WorkerExit, lines: list[Line]) -> tuple[str, bool]:
+    """Return why a trial ended early, and whether it ran out of memory or was killed."""
     sizes = [line["begins"] for line in lines if "begins" in line]
     at = f"at {sizes[-1]} rows" if sizes else "before its first step"
     failure = next((line for line in lines if "error" in line), None)
     if failure is not None:
         return f"{at}: {failure['error']}", failure["memory"]
-    return f"{at}: {ended.problem}", ended.code == -signal.SIGKILL
+    return f"{at}: {worker_exit.problem}", worker_exit.code == -signal.SIGKILL
 
 
-def _trial(settings: Training, world: World, place: Path, rows: int) -> Training:
-    """Return the settings of a trial: eager, with weights that are drawn, and nothing kept.
+def _build_settings(
+    settings: TrainSettings, world: World, folder: Path, rows: int
+) -> TrainSettings:
+    """Return the settings of a trial: eager, with random weights, without trackers.
 
-    Where its processes are fewer than the run's and cannot be spread as those, it is as if they
-    were all.
+    A trial has the processes of one machine. If they are too few for the strategy of the run, the
+    trial uses the default strategy.
     """
-    local = World(size=world.local_size, local_size=world.local_size)
+    local_world = World(size=world.local_size, local_size=world.local_size)
     strategy, optimizer = settings.strategy, settings.optimizer.kind
-    if strategy is not None and strategy.obstacle(local, optimizer) is not None:
-        strategy = default_strategy(local.size)
+    if strategy is not None and strategy.obstacle(local_world, optimizer) is not None:
+        strategy = default_strategy(local_world.size)
     model: dict[str, Any] = {"init_from": None}
-    execution = {"processes": local.size, "compile": "no", "compile_cache": None}
+    if settings.model.path:
+        model["weights"] = "random"
+    execution = {"processes": local_world.size, "compile": "off", "compile_cache": None}
     return settings.model_copy(
         update={
-            "output": Output(folder=str(place / "run"), trackers=()),
-            "model": settings.model.model_copy(
-                update=model | ({"weights": "random"} if settings.model.path else {})
-            ),
+            "output": Output(folder=str(folder / "run"), trackers=()),
+            "model": settings.model.model_copy(update=model),
             "strategy": strategy,
             "batch": settings.batch.model_copy(update={"microbatch_rows": rows}),
             "execution": settings.execution.model_copy(update={**execution, "nodes": Nodes()}),

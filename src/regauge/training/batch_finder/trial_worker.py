@@ -1,6 +1,6 @@
 """One process of a trial, started by `worker.run_worker`.
 
-What it has measured stays where it dies.
+Each measurement is written at once, so that it survives the death of the process.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from regauge import choices, config, processes
-from regauge.errors import explain
-from regauge.supervision.failures import kind_of
+from regauge.errors import describe_error
+from regauge.supervision.failures import classify_error
 from regauge.training.compile.warmup import build_empty_batches
 from regauge.training.optimizer_step import optimizer_step
 from regauge.training.run_setup import set_up
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 from regauge.worker import receive_job
 
 if TYPE_CHECKING:
@@ -30,82 +30,91 @@ if TYPE_CHECKING:
     from regauge.training.state import TrainState
     from regauge.worker import WorkerJob
 
-GAIN = 1.05
-"""Times the rows a second of smaller sizes; a size that has less is the last."""
-TIMED = 2
-LONGEST_SECONDS = 60.0
-"""After so long no further size is begun."""
+MIN_SPEEDUP = 1.05
+"""Throughput gain over smaller sizes that a size needs for the trial to continue."""
+TIMED_PASSES = 2
+MAX_SECONDS = 60.0
+"""Seconds after which no further size is measured."""
 
 
 def main() -> None:
-    """Try the sizes of the request, the smallest first."""
+    """Measure the sizes of the request, in rising order."""
     job = receive_job()
-    _die_first()
+    _prefer_oom_kill()
     tables = job.request
-    choices.allow(tables)  # what the run's own file names; the run has written this one
+    choices.allow_imports(tables)  # the choices of the run file; the run wrote this request
     sizes = tables.pop("sizes")
-    world = processes.world()
+    world = processes.detect_world()
     try:
-        settings = config.build(Training, tables)
+        settings = config.build(TrainSettings, tables)
         context, state = set_up(settings, world)
-        climb(context, state, sizes, job)
+        measure_sizes(context, state, sizes, job)
     except Exception as error:
-        job.write_line({"error": explain(error)[0], "memory": kind_of(error) == "memory"})
+        job.write_line(
+            {"error": describe_error(error)[0], "memory": classify_error(error) == "memory"}
+        )
         raise
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def climb(context: RunContext, state: TrainState, sizes: Sequence[int], job: WorkerJob) -> None:
-    """Measure rising sizes until more rows at a time no longer give more rows a second."""
+def measure_sizes(
+    context: RunContext, state: TrainState, sizes: Sequence[int], job: WorkerJob
+) -> None:
+    """Measure rising sizes until larger microbatches no longer raise the throughput."""
     state.lr_schedule.seek(0)
     context.metrics.begin()
     state.guard.begin()
     best, began = 0.0, time.monotonic()
     for rows in sizes:
-        if context.world.first:
+        if context.world.is_main_process:
             job.write_line({"begins": rows})
-        seconds, peak, spent = _slowest(context, state, rows, began)
-        speed = context.world.size * rows / seconds
-        if context.world.first:
-            tried = {"rows": rows, "bytes": int(peak), "rows_per_second": speed}
-            job.write_line({"tried": tried})
-        if speed < GAIN * best or spent > LONGEST_SECONDS:
+        seconds, peak_bytes, elapsed = _measure_worst(context, state, rows, began)
+        rows_per_second = context.world.size * rows / seconds
+        if context.world.is_main_process:
+            measurement = {
+                "rows": rows,
+                "bytes": int(peak_bytes),
+                "rows_per_second": rows_per_second,
+            }
+            job.write_line({"tried": measurement})
+        if rows_per_second < MIN_SPEEDUP * best or elapsed > MAX_SECONDS:
             return
-        best = max(best, speed)
+        best = max(best, rows_per_second)
 
 
-def _slowest(
+def _measure_worst(
     context: RunContext, state: TrainState, rows: int, began: float
 ) -> tuple[float, float, float]:
-    """Return seconds of a microbatch, the most bytes, and seconds since the beginning.
+    """Return [seconds of a microbatch, peak bytes, seconds since the start of the trial].
 
-    All processes return the same: what the worst of them has.
+    Every process gets the maximum of each value over all processes.
     """
-    seconds = _timed(context, state, rows)
+    seconds = _time_microbatch(context, state, rows)
     peak = context.accelerator.peak_memory_bytes() or 0
-    found = torch.tensor([seconds, peak, time.monotonic() - began], dtype=torch.float64)
+    worst = torch.tensor([seconds, peak, time.monotonic() - began], dtype=torch.float64)
     if context.world.size > 1:
-        values: list[Any] = [None] * context.world.size
-        dist.all_gather_object(values, found.tolist())
-        found = torch.tensor(values, dtype=torch.float64).amax(0)
-    slowest, most, spent = found.tolist()
-    return slowest, most, spent
+        gathered: list[Any] = [None] * context.world.size
+        dist.all_gather_object(gathered, worst.tolist())
+        worst = torch.tensor(gathered, dtype=torch.float64).amax(0)
+    max_seconds, max_bytes, elapsed = worst.tolist()
+    return max_seconds, max_bytes, elapsed
 
 
-def _timed(context: RunContext, state: TrainState, rows: int) -> float:
-    """Do a whole update, then return the shortest of some passes over one microbatch.
+def _time_microbatch(context: RunContext, state: TrainState, rows: int) -> float:
+    """Do one update, then return the shortest time of some passes over one microbatch.
 
-    A coupled loss has the outputs of all microbatches at once, any other one those of one: a second
-    shows what adding to gradients takes.
+    A loss over the global batch holds the outputs of all microbatches, so the update has all of
+    them. Otherwise two microbatches are enough to include the memory of gradient accumulation.
     """
-    own = -(-context.settings.batch.rows // (rows * context.world.size))
-    count = own if context.task_at(state.step).task.coupled else min(2, own)
-    optimizer_step(context, state, _longest(context, state, rows, count))
+    local_count = -(-context.settings.batch.rows // (rows * context.world.size))
+    needs_all = context.task_at(state.step).task.needs_global_batch
+    count = local_count if needs_all else min(2, local_count)
+    optimizer_step(context, state, _build_largest_batches(context, state, rows, count))
     one = torch.ones((), device=context.device)
     best = float("inf")
-    for _ in range(TIMED):
-        batches = _longest(context, state, rows, 1)
+    for _ in range(TIMED_PASSES):
+        batches = _build_largest_batches(context, state, rows, 1)
         context.accelerator.synchronize()
         began = time.monotonic()
         context.task_at(state.step).gradients.accumulate_gradients(batches, one)
@@ -115,14 +124,16 @@ def _timed(context: RunContext, state: TrainState, rows: int) -> float:
     return best
 
 
-def _longest(context: RunContext, state: TrainState, rows: int, count: int) -> list[Batch]:
-    """Return microbatches of the longest declared shape, with no row in them, on the device."""
-    own = context.task_at(state.step)
-    return build_empty_batches(context, own, own.feed, own.ladder[-1], (count, rows))
+def _build_largest_batches(
+    context: RunContext, state: TrainState, rows: int, count: int
+) -> list[Batch]:
+    """Return empty microbatches of the longest declared shape, on the device."""
+    task = context.task_at(state.step)
+    return build_empty_batches(context, task, task.loader, task.bucket_lengths[-1], (count, rows))
 
 
-def _die_first() -> None:
-    """Be the process that the kernel takes where the machine's memory ends."""
+def _prefer_oom_kill() -> None:
+    """Make the kernel's out-of-memory killer prefer this process."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 

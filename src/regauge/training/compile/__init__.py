@@ -1,4 +1,8 @@
-"""Compilation of training graphs: whether to compile, warm-up, the graph cache, ahead of time.
+"""Compilation of training graphs.
 
-Entry points: `decision.settle`, `warmup.warm_up` and `ahead`.
+- `decision.resolve_compile` decides whether torch.compile saves more time than it takes.
+- `warmup.warm_up` compiles every declared shape before the first step; `RecompileMonitor` counts
+  graphs after that.
+- `cache` stores compiled graphs on disk, for several runs.
+- `ahead.compile_ahead` fills that cache without training, `parallel` with several processes.
 """

@@ -1,6 +1,6 @@
-"""Compiling ahead of time: a trial of every declared shape, an evaluation and a save, no training.
+"""Ahead-of-time compilation: every declared shape, one evaluation and one save, without training.
 
-What a run compiles is then in its cache, and the run itself starts at once.
+The graphs of a run are then in its cache, and the run starts without compiling.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from regauge.errors import SettingsError
 from regauge.training import task_schedule, warm_start
 from regauge.training.batch_finder import finder
 from regauge.training.checkpointing import save_checkpoint
-from regauge.training.compile.parallel import Part
-from regauge.training.compile.warmup import settle_state, warm_up
+from regauge.training.compile.parallel import ShapeSubset
+from regauge.training.compile.warmup import finalize_state, warm_up
 from regauge.training.defaults import resolve_defaults
 from regauge.training.run_setup import NO_SUPERVISOR, set_up
 from regauge.training.trainer import evaluate
 
 if TYPE_CHECKING:
     from regauge.processes import World
-    from regauge.training.settings import Training
+    from regauge.training.settings import TrainSettings
 
-WHOLE = Part()
+ALL_SHAPES = ShapeSubset()
 
 
-def compile_ahead(settings: Training, world: World, part: Part = WHOLE) -> dict[str, Any]:
-    """Fill the cache of a run, and return what was found there and what was made.
+def compile_ahead(
+    settings: TrainSettings, world: World, subset: ShapeSubset = ALL_SHAPES
+) -> dict[str, Any]:
+    """Compile the graphs of a run into its cache; return the numbers of cache hits and misses.
 
     Every process of the run calls this. Raises SettingsError for a run that compiles nothing.
     """
@@ -39,32 +41,31 @@ def compile_ahead(settings: Training, world: World, part: Part = WHOLE) -> dict[
         resolve_defaults(settings, world, NO_SUPERVISOR), world, NO_SUPERVISOR
     )
     accelerator = settings.accelerator
-    if accelerator is None or not (accelerator.lazy or settings.execution.compile == "blocks"):
+    if accelerator is None or not (accelerator.is_lazy or settings.execution.compile == "blocks"):
         raise SettingsError("the run compiles nothing", 'set execution.compile = "blocks"')
-    joined = dist.is_initialized()
+    was_initialized = dist.is_initialized()
     with tempfile.TemporaryDirectory(prefix="regauge-trial-") as folder:
         output = settings.output.model_copy(update={"folder": folder})
-        trial = settings.model_copy(update={"output": output})
         began = time.perf_counter()
-        context, state = set_up(trial, world)
-        opened = time.perf_counter()
-        warm_up(context, state, part.of(context.shapes))
-        settle_state(context, state)
-        if part == WHOLE:
+        context, state = set_up(settings.model_copy(update={"output": output}), world)
+        set_up_end = time.perf_counter()
+        warm_up(context, state, subset.select(context.shapes))
+        finalize_state(context, state)
+        if subset == ALL_SHAPES:
             evaluate(context, state)
-        took = time.perf_counter() - opened
+        compile_seconds = time.perf_counter() - set_up_end
         save_checkpoint(context, state, {})
         context.saver.wait()
-        before = context.seal_cache(took)
-        if dist.is_initialized() and not joined:
+        first_seconds = context.seal_cache(compile_seconds)
+        if dist.is_initialized() and not was_initialized:
             dist.destroy_process_group()
-    hits, misses = accelerator.cached()
+    hits, misses = accelerator.graph_cache_counts()
     return {
         "cache": str(context.cache.folder) if context.cache else None,
-        "graphs": accelerator.graphs_compiled(),
+        "graphs": accelerator.num_compiled_graphs(),
         "found": hits,
         "made": misses,
-        "seconds": round(took, 3),
-        "seconds_saved": round(max(0.0, before - took), 3),
-        "seconds_to_open": round(opened - began, 3),
+        "seconds": round(compile_seconds, 3),
+        "seconds_saved": round(max(0.0, first_seconds - compile_seconds), 3),
+        "seconds_to_open": round(set_up_end - began, 3),
     }

@@ -1,10 +1,10 @@
-"""Compiled graphs that persist between runs, under a root that the user named.
+"""The cache of compiled graphs, which several runs share.
 
-    <root>/<key>/entry.json    what the graphs are for, the hash of every file, how long they took
-    <root>/<key>/graphs/       what the device's compiler keeps
+    <root>/<key>/entry.json    the inputs of the graphs, the hash of every file, the compile time
+    <root>/<key>/graphs/       the files of the compiler
 
-Graphs are code. What is in no list of hashes, or is not what its hash says, is removed before a
-compiler sees it, and made again. No torch here where entries are only listed or copied.
+Graphs are code. Files without a matching hash are deleted before a compiler reads them, and are
+compiled again. Listing and copying entries needs no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import choices
-from regauge.checkpoint.layout import digest
+from regauge.checkpoint.layout import describe_file
 from regauge.config import FORMAT, dump
 from regauge.errors import DataError
 from regauge.files import write_json
@@ -31,63 +31,77 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regauge.processes import World
-    from regauge.training.settings import Training
+    from regauge.training.settings import TrainSettings
 
 ENTRY, GRAPHS = "entry.json", "graphs"
 KEY_DIGITS = 16
-Facts = dict[str, Any]
+CacheFacts = dict[str, Any]
+"""Everything that the graphs of a run depend on; its hash is the key of the entry."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """The graphs of one kind of run."""
+class CacheEntry:
+    """The cached graphs of runs with equal `facts`."""
 
     folder: Path
-    facts: Facts
-    first: bool
-    """Whether this process writes the list."""
+    facts: CacheFacts
+    is_writer: bool
+    """Whether this process writes `entry.json`."""
 
     def seal(self, seconds: float) -> float:
-        """List every graph with its hash; `seconds` is what compiling took in this process.
+        """Write the hash of every graph; `seconds` is the compile time of this process.
 
-        Return the longest that it ever took: what the graphs save who finds them.
+        Returns the longest compile time so far, which later runs save.
         """
-        if not self.first:
+        if not self.is_writer:
             return 0.0
-        took: float = max(seconds, (read(self.folder) or {}).get("seconds", 0.0))
-        files = {name: digest(self.folder / GRAPHS / name) for name in _names(self.folder)}
+        max_seconds: float = max(seconds, (read_entry(self.folder) or {}).get("seconds", 0.0))
+        files = {
+            name: describe_file(self.folder / GRAPHS / name) for name in _list_files(self.folder)
+        }
         write_json(
             self.folder / ENTRY,
-            {"format": FORMAT, "facts": self.facts, "seconds": round(took, 3), "files": files},
+            {
+                "format": FORMAT,
+                "facts": self.facts,
+                "seconds": round(max_seconds, 3),
+                "files": files,
+            },
         )
-        return took
+        return max_seconds
 
     @property
-    def graphs(self) -> Path:
+    def graphs_folder(self) -> Path:
         """The folder that the compiler reads and writes."""
         return self.folder / GRAPHS
 
 
-def facts(
-    settings: Training, module: nn.Module, ladders: Sequence[tuple[int, ...]], world: World
-) -> Facts:
-    """Return everything that decides which graphs a run has; each task has its own lengths."""
+def describe_graphs(
+    settings: TrainSettings,
+    module: nn.Module,
+    bucket_lengths: Sequence[tuple[int, ...]],
+    world: World,
+) -> CacheFacts:
+    """Return everything that the graphs of a run depend on.
+
+    `bucket_lengths` are the batch lengths of each task.
+    """
     accelerator = settings.accelerator
     inner: Any = module.model
     execution = settings.execution
     return {
         "versions": {name: version(name) for name in ("regauge", "torch", "transformers")},
-        "code": _code(inner),
+        "code": _hash_sources(inner),
         "model": {**inner.config.to_dict(), "dropout": settings.model.dropout},
         "lora": dump(settings.model.lora) if settings.model.lora else None,
         "tasks": [
             {
-                "task": dump(aim.task),
-                "microbatch_rows": aim.batch.microbatch_rows,
-                "microbatches": -(-aim.batch.microbatches // world.size),
-                "lengths": list(ladder),
+                "task": dump(config.task),
+                "microbatch_rows": config.batch.microbatch_rows,
+                "microbatches": -(-config.batch.microbatches // world.size),
+                "lengths": list(lengths),
             }
-            for aim, ladder in zip(settings.task_configs, ladders, strict=True)
+            for config, lengths in zip(settings.task_configs, bucket_lengths, strict=True)
         ],
         "accelerator": dump(accelerator) if accelerator else None,
         "target": sorted(accelerator.features()) if accelerator else [],
@@ -96,21 +110,21 @@ def facts(
         "compile": execution.compile,
         "recomputed": execution.activation_checkpointing,
         "optimizer": settings.optimizer.kind,
-        "clip": settings.optimizer.clip_norm,
+        "clip": settings.optimizer.max_grad_norm,
         "evaluation_rows": settings.evaluation.microbatch_rows,
         "processes": world.size,
     }
 
 
-def open_entry(root: Path, found: Facts, world: World) -> Entry:
-    """Return the entry of a kind of run, its files verified; every process calls this."""
-    text = json.dumps(found, sort_keys=True, default=str)
+def open_entry(root: Path, facts: CacheFacts, world: World) -> CacheEntry:
+    """Return the entry for these facts, with verified files; every process calls this."""
+    text = json.dumps(facts, sort_keys=True, default=str)
     key = hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
-    entry = Entry(root / key, json.loads(text), world.first)
-    if world.first:
-        entry.graphs.mkdir(parents=True, exist_ok=True)
+    entry = CacheEntry(root / key, json.loads(text), world.is_main_process)
+    if world.is_main_process:
+        entry.graphs_folder.mkdir(parents=True, exist_ok=True)
         if removed := _purge(entry.folder):
-            logger.warning("%s: made again, not what was written: %s", entry.folder, removed)
+            logger.warning("%s: removed files with a wrong hash: %s", entry.folder, removed)
     if world.size > 1:
         import torch.distributed as dist
 
@@ -118,28 +132,31 @@ def open_entry(root: Path, found: Facts, world: World) -> Entry:
     return entry
 
 
-def entries(root: Path) -> list[Entry]:
-    """Return the entries under a root that have a list."""
-    return [Entry(folder, document["facts"], first=True) for folder, document in _lists(root)]
+def find_entries(root: Path) -> list[CacheEntry]:
+    """Return the sealed entries of a cache."""
+    return [
+        CacheEntry(folder, document["facts"], is_writer=True)
+        for folder, document in _read_entries(root)
+    ]
 
 
-def listed(root: Path) -> list[dict[str, Any]]:
-    """Return the entries under a root, each with what it is for and its size."""
+def list_entries(root: Path) -> list[dict[str, Any]]:
+    """Return a table of the sealed entries of a cache: key, description, lengths and size."""
     rows = []
-    for folder, document in _lists(root):
-        files, known = document.get("files", {}), document.get("facts", {})
-        tasks = known.get("tasks", ())
-        words = (
-            (known.get("accelerator") or {}).get("kind"),
-            known.get("precision"),
-            " and ".join(each["task"]["kind"] for each in tasks),
-            known.get("model", {}).get("model_type"),
+    for folder, document in _read_entries(root):
+        files, facts = document.get("files", {}), document.get("facts", {})
+        tasks = facts.get("tasks", ())
+        description = (
+            (facts.get("accelerator") or {}).get("kind"),
+            facts.get("precision"),
+            " and ".join(task["task"]["kind"] for task in tasks),
+            facts.get("model", {}).get("model_type"),
         )
         rows.append(
             {
                 "key": folder.name,
-                "what": " ".join(str(word) for word in words),
-                "lengths": ", ".join(str(length) for each in tasks for length in each["lengths"]),
+                "what": " ".join(str(word) for word in description),
+                "lengths": ", ".join(str(length) for task in tasks for length in task["lengths"]),
                 "files": len(files),
                 "mb": round(sum(file["bytes"] for file in files.values()) / 1e6, 1),
                 "seconds": document.get("seconds"),
@@ -148,8 +165,8 @@ def listed(root: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def read(folder: Path) -> dict[str, Any] | None:
-    """Return the list of an entry; None where there is none, or none that can be read."""
+def read_entry(folder: Path) -> dict[str, Any] | None:
+    """Return the content of `entry.json`; None if it is missing or unreadable."""
     try:
         document: dict[str, Any] = json.loads((folder / ENTRY).read_text())
     except (OSError, ValueError):
@@ -157,74 +174,77 @@ def read(folder: Path) -> dict[str, Any] | None:
     return document
 
 
-def _lists(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the folders under a root whose list can be read, with it."""
+def _read_entries(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the folder and the content of `entry.json` of each sealed entry."""
     for path in sorted(root.glob(f"*/{ENTRY}")):
-        if document := read(path.parent):
+        if document := read_entry(path.parent):
             yield path.parent, document
 
 
-def copy(source: str, target: str) -> int:
-    """Copy the entries under one root to another, folders or object stores; return how many.
+def copy_entries(source: str, target: str) -> int:
+    """Copy the entries of one cache to another; return their number.
 
-    What the target already has of an entry stays. Raises DataError where there is none to copy, or
-    one that names files outside of its folder.
+    A cache is a folder or a prefix in an object store. Graphs that the target already has are kept.
+    Raises DataError if there is no entry, or if an entry names files outside of its folder.
     """
     import fsspec
 
-    here, origin = fsspec.url_to_fs(source)
-    there, root = fsspec.url_to_fs(target)
-    lists = here.glob(f"{origin.rstrip('/')}/*/{ENTRY}")
-    if not lists:
-        raise DataError(f"{source} holds no compiled graphs", "compile them first, or name another")
-    for path in lists:
+    source_store, source_root = fsspec.url_to_fs(source)
+    target_store, target_root = fsspec.url_to_fs(target)
+    paths = source_store.glob(f"{source_root.rstrip('/')}/*/{ENTRY}")
+    if not paths:
+        remedy = "run 'regauge compile' first, or name another folder"
+        raise DataError(f"{source} contains no compiled graphs", remedy)
+    for path in paths:
         folder = path.rsplit("/", 1)[0]
-        destination = f"{root.rstrip('/')}/{folder.rsplit('/', 1)[1]}"
-        document = _listing(here.cat_file(path), path)
-        if strange := [name for name in document["files"] if _leaves(name)]:
-            raise DataError(f"{path} names '{strange[0]}', outside of its folder", "do not use it")
+        destination = f"{target_root.rstrip('/')}/{folder.rsplit('/', 1)[1]}"
+        document = _parse_entry(source_store.cat_file(path), path)
+        if outside := [name for name in document["files"] if _is_outside(name)]:
+            raise DataError(f"{path} names '{outside[0]}', outside of its folder", "do not use it")
         for name in document["files"]:
-            inside = f"{GRAPHS}/{name}"
-            there.makedirs(f"{destination}/{inside}".rsplit("/", 1)[0], exist_ok=True)
+            relative_path = f"{GRAPHS}/{name}"
+            target_path = f"{destination}/{relative_path}"
+            target_store.makedirs(target_path.rsplit("/", 1)[0], exist_ok=True)
             with (
-                here.open(f"{folder}/{inside}") as file,
-                there.open(f"{destination}/{inside}", "wb") as new,
+                source_store.open(f"{folder}/{relative_path}") as source_file,
+                target_store.open(target_path, "wb") as target_file,
             ):
-                shutil.copyfileobj(file, new)
-        if there.exists(f"{destination}/{ENTRY}"):
-            known = _listing(there.cat_file(f"{destination}/{ENTRY}"), f"{destination}/{ENTRY}")
-            document["files"] = {**known["files"], **document["files"]}
-            document["seconds"] = max(known["seconds"], document["seconds"])
-        there.pipe_file(f"{destination}/{ENTRY}", json.dumps(document, indent=2).encode())
-    return len(lists)
+                shutil.copyfileobj(source_file, target_file)
+        entry_path = f"{destination}/{ENTRY}"
+        if target_store.exists(entry_path):
+            existing = _parse_entry(target_store.cat_file(entry_path), entry_path)
+            document["files"] = {**existing["files"], **document["files"]}
+            document["seconds"] = max(existing["seconds"], document["seconds"])
+        target_store.pipe_file(entry_path, json.dumps(document, indent=2).encode())
+    return len(paths)
 
 
-def _listing(text: bytes, path: str) -> dict[str, Any]:
+def _parse_entry(text: bytes, path: str) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(text)
         document["files"], document["seconds"]
     except (ValueError, TypeError, KeyError):
-        raise DataError(f"{path} is no list of compiled graphs", "remove its folder") from None
+        raise DataError(f"{path} is not a valid cache entry", "remove its folder") from None
     return document
 
 
-def _leaves(name: str) -> bool:
+def _is_outside(name: str) -> bool:
     return ".." in Path(name).parts or name.startswith("/")
 
 
 def _purge(folder: Path) -> list[str]:
-    """Remove every file that is not what the list says; return their names."""
-    files = (read(folder) or {}).get("files", {})
+    """Delete files that have no matching hash in `entry.json`; return their names."""
+    files = (read_entry(folder) or {}).get("files", {})
     removed = []
-    for name in _names(folder):
+    for name in _list_files(folder):
         path = folder / GRAPHS / name
-        if name not in files or digest(path) != files[name]:
+        if name not in files or describe_file(path) != files[name]:
             path.unlink()
             removed.append(name)
     return removed
 
 
-def _names(folder: Path) -> list[str]:
+def _list_files(folder: Path) -> list[str]:
     graphs = folder / GRAPHS
     return sorted(
         str(path.relative_to(graphs))
@@ -233,9 +253,9 @@ def _names(folder: Path) -> list[str]:
     )
 
 
-def _code(model: nn.Module) -> str:
-    """Return a hash of the source that a model's graphs are traced from."""
-    own = sorted((choices.PACKAGE / "models").glob("*.py"))
-    sources = [Path(inspect.getfile(type(model))), *own]
+def _hash_sources(model: nn.Module) -> str:
+    """Return a hash of the source code from which the graphs of a model are traced."""
+    modules = sorted((choices.PACKAGE / "models").glob("*.py"))
+    sources = [Path(inspect.getfile(type(model))), *modules]
     texts = b"".join(path.read_bytes() for path in sources)
     return hashlib.sha256(texts).hexdigest()[:KEY_DIGITS]

@@ -1,8 +1,8 @@
-"""Whether the blocks of a run are compiled: where that saves more time than it takes.
+"""Decides whether the blocks of a model are compiled: only if that saves more time than it takes.
 
-Where the settings leave it open, it is decided once, before the first step, and the run keeps it:
-by the steps that there will be, and by microbatches of no rows that are timed without and with.
-What all processes measured is put together, so that they decide alike.
+If `execution.compile` is "auto", the decision is made once, before the first step, and kept on
+resume. It depends on the number of steps, and on the times of an eager and a compiled step with
+empty microbatches. Times are averaged over all processes, so that all of them decide equally.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 
 from regauge.log import logger
-from regauge.models import architectures as models
+from regauge.models import architectures
 from regauge.models.losses import LogitGradients
 from regauge.training.compile.warmup import build_empty_batches, raise_recompile_limit
 from regauge.training.gradients import all_reduce_sum
@@ -25,129 +25,133 @@ if TYPE_CHECKING:
 
     from regauge.accelerators import Accelerator
     from regauge.training.context import RunContext
-    from regauge.training.settings import Training
+    from regauge.training.settings import TrainSettings
     from regauge.training.state import TrainState
 
-SHORT_SECONDS = 30.0
-"""A run that takes less for each graph that it needs is not compiled, and that is not tried: it
-takes about a third of it to make one."""
-FROM_PEAK = 20.0
-"""Times the seconds at the chip's peak that a run takes at most, unless it is short anyway."""
-TIMED = 3
-MODES = 2
-"""Of each shape, blocks are compiled with gradients and without."""
+MIN_SECONDS_PER_GRAPH = 30.0
+"""Shorter runs, per graph, are not compiled. Compiling one graph takes about a third of this."""
+MAX_SLOWDOWN_FROM_PEAK = 20.0
+"""Largest expected ratio of the run time to the run time at the peak of the chip."""
+TIMED_STEPS = 3
+GRAPHS_PER_SHAPE = 2
+"""Blocks are compiled with gradients and without gradients."""
 
 
-class Trial(NamedTuple):
-    """Seconds, of all processes together."""
+class CompileTiming(NamedTuple):
+    """Measured seconds, averaged over all processes."""
 
-    eager: float
-    """Of a step as it is."""
-    compiled: float
-    """Of a step that is compiled."""
-    once: float
-    """That compiling one shape took."""
+    eager_seconds: float
+    """Seconds of an eager step."""
+    compiled_seconds: float
+    """Seconds of a compiled step."""
+    compile_seconds: float
+    """Seconds of compiling one shape."""
 
 
 def compile_parts(module: nn.Module, accelerator: Accelerator) -> None:
-    """Let a module's parts be compiled when they are computed next."""
+    """Set up the parts of a module for torch.compile; the next call of each compiles it."""
     backend, options = accelerator.compile_backend(), accelerator.compile_options()
     for part in compiled_parts(module):
-        varying = accelerator.symbolic and type(part) is LogitGradients
-        part.compile(dynamic=varying, backend=backend, options=options or None)
+        is_dynamic = accelerator.has_dynamic_shapes and type(part) is LogitGradients
+        part.compile(dynamic=is_dynamic, backend=backend, options=options or None)
 
 
 def compiled_parts(module: nn.Module) -> list[nn.Module]:
-    """Return what is compiled of a module: its blocks, and what gives logits their gradients."""
+    """Return the submodules that are compiled: the blocks, and the loss on logits."""
     return [
-        *models.blocks(module),
+        *architectures.find_blocks(module),
         *(part for part in module.modules() if type(part) is LogitGradients),
     ]
 
 
-def resolve_compile(context: RunContext, state: TrainState) -> Training:
+def resolve_compile(context: RunContext, state: TrainState) -> TrainSettings:
     """Return the settings with `execution.compile` resolved; every process calls this."""
     settings = context.settings
     if settings.execution.compile != "auto":
         return settings
     with context.hooks.phase("compile"):
         is_compiled, reason = _decide(context, state)
-    kind = "blocks" if is_compiled else "no"
-    if context.world.first:
+    kind = "blocks" if is_compiled else "off"
+    if context.world.is_main_process:
         logger.info("torch.compile %s: %s", "on" if is_compiled else "off", reason)
     execution = settings.execution.model_copy(update={"compile": kind})
     return settings.model_copy(update={"execution": execution})
 
 
-def is_worthwhile(trial: Trial, steps: int, graphs: int) -> tuple[bool, str]:
-    """Return whether compiling pays for a run of some steps that needs so many graphs, and why."""
-    saved = (trial.eager - trial.compiled) * steps
-    costs = trial.once * (graphs - 1)  # one is made already
-    took = f"a step takes {trial.compiled:.3g} s compiled and {trial.eager:.3g} s else"
-    return saved > costs, f"{took}, {steps:,} steps; {costs:.0f} s more for other graphs"
+def is_worthwhile(timing: CompileTiming, num_steps: int, num_graphs: int) -> tuple[bool, str]:
+    """Return whether the saved seconds exceed the seconds of compiling, and the reason as text."""
+    saved = (timing.eager_seconds - timing.compiled_seconds) * num_steps
+    cost = timing.compile_seconds * (num_graphs - 1)  # the first graph is compiled already
+    steps = f"compiled {timing.compiled_seconds:.3g} s, eager {timing.eager_seconds:.3g} s"
+    reason = f"a step takes {steps}; {num_steps:,} steps; {cost:.0f} s to compile other graphs"
+    return saved > cost, reason
 
 
 def _decide(context: RunContext, state: TrainState) -> tuple[bool, str]:
-    steps, least = context.total_steps, _least_seconds(context)
-    graphs = MODES * len(context.shapes)
-    short = SHORT_SECONDS * graphs
-    if least is not None and FROM_PEAK * least < short:
-        return False, f"the run takes less than {short:.0f} s"
-    (eager,) = _together(context, _step_seconds(context, state))
-    if eager * steps < short:
-        return False, f"the run takes about {eager * steps:.0f} s, and needs {graphs} graphs"
+    """Return whether to compile, and the reason; compiled parts stay set up if so."""
+    num_steps, min_seconds = context.total_steps, _min_run_seconds(context)
+    num_graphs = GRAPHS_PER_SHAPE * len(context.shapes)
+    limit = MIN_SECONDS_PER_GRAPH * num_graphs
+    if min_seconds is not None and MAX_SLOWDOWN_FROM_PEAK * min_seconds < limit:
+        return False, f"estimated run time < {limit:.0f} s"
+    (eager,) = _average_over_ranks(context, _time_step(context, state))
+    if eager * num_steps < limit:
+        estimate = f"estimated run time {eager * num_steps:.0f} s"
+        return False, f"{estimate} < {limit:.0f} s for {num_graphs} graphs"
     module = state.model.module
     raise_recompile_limit(context, state)
     compile_parts(module, context.accelerator)
     began = time.perf_counter()
+    failure = ""
     try:
-        compiled = _step_seconds(context, state)
+        compiled = _time_step(context, state)
     except TorchDynamoException as error:
-        compiled, failed = 0.0, f"it fails: {str(error).strip().partition(chr(10))[0]}"
-    else:
-        failed = ""
-    once = time.perf_counter() - began - compiled * TIMED
-    compiled, once, failures = _together(context, compiled, once, float(bool(failed)))
-    works, reason = is_worthwhile(Trial(eager, compiled, once), steps, graphs)
-    if failures or not works:
+        compiled, failure = 0.0, f"it fails: {str(error).strip().partition(chr(10))[0]}"
+    compile_seconds = time.perf_counter() - began - compiled * TIMED_STEPS
+    compiled, compile_seconds, failures = _average_over_ranks(
+        context, compiled, compile_seconds, float(bool(failure))
+    )
+    timing = CompileTiming(eager, compiled, compile_seconds)
+    is_faster, reason = is_worthwhile(timing, num_steps, num_graphs)
+    if failures or not is_faster:
         for part in compiled_parts(module):
-            part._compiled_call_impl = None  # noqa: SLF001 - what Module.compile sets
-    return works and not failures, failed or reason
+            part._compiled_call_impl = None  # noqa: SLF001 - undoes Module.compile
+    return is_faster and not failures, failure or reason
 
 
-def _least_seconds(context: RunContext) -> float | None:
-    """Return what a run takes at the chip's peak; None where that is not known."""
+def _min_run_seconds(context: RunContext) -> float | None:
+    """Return the run time at the peak of the chip; None if the peak is unknown."""
     peak = context.mfu.chip.flops_per_second.get(context.settings.execution.precision)
     if peak is None:
         return None
-    turns = zip(context.task_schedule.weights, context.tasks, strict=True)
+    pairs = zip(context.task_schedule.weights, context.tasks, strict=True)
     tokens = sum(
-        weight * each.batch.rows * each.task.slots_per_row() * each.ladder[-1]
-        for weight, each in turns
+        weight * task.batch.rows * task.task.slots_per_row() * task.bucket_lengths[-1]
+        for weight, task in pairs
     ) / sum(context.task_schedule.weights)
     flops = tokens * context.mfu.flops_per_token * context.total_steps
     return flops / (peak * context.world.size)
 
 
-def _step_seconds(context: RunContext, state: TrainState) -> float:
-    """Return the seconds of this process's microbatches of a step, of the first task's longest."""
+def _time_step(context: RunContext, state: TrainState) -> float:
+    """Return the seconds of a step on this process, with the largest shape of the first task."""
     task = context.tasks[0]
     size = (1, task.batch.microbatch)
     one = torch.ones((), device=context.device)
-    taken = []
-    for _ in range(TIMED + 1):  # the first one makes graphs and room
-        batches = build_empty_batches(context, task, task.feed, task.ladder[-1], size)
+    seconds = []
+    for _ in range(TIMED_STEPS + 1):  # the first pass compiles and allocates
+        batches = build_empty_batches(context, task, task.loader, task.bucket_lengths[-1], size)
         began = time.perf_counter()
         task.gradients.accumulate_gradients(batches, one)
         state.model.clear_gradients()
         context.accelerator.synchronize()
-        taken.append(time.perf_counter() - began)
-    own = -(-task.batch.microbatches // context.world.size)
-    return own * statistics.median(taken[1:])
+        seconds.append(time.perf_counter() - began)
+    local_microbatches = -(-task.batch.microbatches // context.world.size)
+    return local_microbatches * statistics.median(seconds[1:])
 
 
-def _together(context: RunContext, *own: float) -> list[float]:
-    """Return the means over all processes, equal on each."""
-    found = all_reduce_sum(torch.tensor(own).to(context.device))
-    values: list[float] = (found / context.world.size).tolist()
-    return values
+def _average_over_ranks(context: RunContext, *local_values: float) -> list[float]:
+    """Return the mean of each value over all processes; every process gets the same means."""
+    totals = all_reduce_sum(torch.tensor(local_values).to(context.device))
+    means: list[float] = (totals / context.world.size).tolist()
+    return means

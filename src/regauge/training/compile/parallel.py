@@ -1,7 +1,7 @@
-"""The shapes of a run compiled in several processes at once; no torch here.
+"""Compiles the shapes of a run in several processes at once; this module imports no torch.
 
-Each process keeps its graphs under a root of its own, so that none sees what another has half
-written. Then all of them are put together.
+Each process writes to a separate cache, so that no process reads a graph that another one is
+writing. The caches are merged afterwards.
 """
 
 from __future__ import annotations
@@ -22,73 +22,78 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from regauge.accelerators import Accelerator
-    from regauge.training.settings import Training
+    from regauge.training.settings import TrainSettings
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Part:
-    """One share of the declared shapes."""
+class ShapeSubset:
+    """One of `count` parts of the declared shapes."""
 
     number: int = 1
-    """From 1."""
+    """Number of this part, counted from 1."""
     count: int = 1
 
     @classmethod
-    def parsed(cls, text: str) -> Part:
-        """Return the part that is written as `2/4`; raises SettingsError for anything else."""
+    def parse(cls, text: str) -> ShapeSubset:
+        """Parse text such as `2/4`; raises SettingsError for other text."""
         number, _, count = text.partition("/")
         if number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
             return cls(int(number), int(count))
-        raise SettingsError(f"'{text}' is no part of a whole", "write --part 2/4 or the like")
+        raise SettingsError(f"--part '{text}' is invalid", "write it as <number>/<count>: 2/4")
 
-    def of(self, shapes: tuple[T, ...]) -> tuple[T, ...]:
-        """Return this part's shapes; the larger ones are spread over all parts."""
+    def select(self, shapes: tuple[T, ...]) -> tuple[T, ...]:
+        """Return the shapes of this part; consecutive shapes are in different parts."""
         return shapes[self.number - 1 :: self.count]
 
 
-def compile_apart(settings: Training, accelerator: Accelerator, jobs: int) -> None:
-    """Compile the shapes of a run in `jobs` processes, and put their graphs into its cache.
+def compile_in_parallel(settings: TrainSettings, accelerator: Accelerator, jobs: int) -> None:
+    """Compile the shapes of a run in `jobs` processes, and copy the graphs to the cache of the run.
 
-    Where the device's own tool compiles what a trial has collected, it does. Raises ChildError with
-    the code of the first process that failed.
+    If the vendor has a tool that compiles graphs which a trial has collected, it is used. Raises
+    ChildError with the exit code of the first process that failed.
     """
-    if jobs > 1 and not accelerator.shared:
+    if jobs > 1 and not accelerator.is_shareable:
         raise SettingsError(
-            f"one process at a time can use a device of '{accelerator.kind}'", "leave --jobs out"
+            f"only one process at a time can use a device of '{accelerator.kind}'",
+            "leave --jobs out",
         )
     if settings.batch.microbatch_rows == "auto":
-        problem = "parts are compiled apart for one size, and batch.microbatch_rows is auto"
+        problem = "--jobs needs a fixed microbatch size, and batch.microbatch_rows is auto"
         raise SettingsError(problem, "set it to a number, or leave --jobs out")
     with tempfile.TemporaryDirectory(prefix="regauge-parts-") as scratch:
         roots = [Path(scratch) / f"graphs-{number}" for number in range(1, jobs + 1)]
-        trials = [
-            _trial(settings, root, f"{number}/{jobs}") for number, root in enumerate(roots, start=1)
+        commands = [
+            _build_command(settings, root, f"{number}/{jobs}")
+            for number, root in enumerate(roots, start=1)
         ]
-        tool = accelerator.collecting()
-        before = tool.collect if tool else ()
-        _start([[*before, *trial] for trial in trials], Path(scratch), processes.NOTHING)
-        for root, trial in zip(roots, trials, strict=True):
+        tool = accelerator.graph_collector()
+        prefix = tool.collect_prefix if tool else ()
+        _run_commands(
+            [[*prefix, *command] for command in commands], Path(scratch), processes.NO_VARIABLES
+        )
+        for root, command in zip(roots, commands, strict=True):
             if tool:
-                (entry,) = cache.entries(root)
-                place = {tool.folder: str(entry.graphs)}
-                _start([[*tool.compile, *trial]], Path(scratch), place)
+                (entry,) = cache.find_entries(root)
+                variables = {tool.folder_variable: str(entry.graphs_folder)}
+                _run_commands([[*tool.compile_prefix, *command]], Path(scratch), variables)
                 entry.seal(0.0)
-            cache.copy(str(root), str(settings.execution.compile_cache))
+            cache.copy_entries(str(root), str(settings.execution.compile_cache))
 
 
-def _trial(settings: Training, root: Path, part: str) -> list[str]:
+def _build_command(settings: TrainSettings, root: Path, part: str) -> list[str]:
+    """Write a run file with a separate cache; return the command that compiles a part of it."""
     root.mkdir()
-    request = root / "run.json"
-    own = {"execution": {"compile_cache": str(root)}, "output": {"folder": str(root / "run")}}
-    request.write_text(json.dumps(merge(dump(settings), own)))
-    return [sys.executable, "-m", "regauge", "compile", str(request), "--part", part]
+    run_file = root / "run.json"
+    changes = {"execution": {"compile_cache": str(root)}, "output": {"folder": str(root / "run")}}
+    run_file.write_text(json.dumps(merge(dump(settings), changes)))
+    return [sys.executable, "-m", "regauge", "compile", str(run_file), "--part", part]
 
 
-def _start(commands: list[list[str]], logs: Path, variables: Mapping[str, str]) -> None:
-    code = processes.start_beside(commands, logs, variables)
+def _run_commands(commands: list[list[str]], logs: Path, variables: Mapping[str, str]) -> None:
+    code = processes.run_commands(commands, logs, variables)
     if code:
-        said = [text for log in sorted(logs.glob("*.log")) if (text := log.read_text().strip())]
-        line = said[0].splitlines()[-1] if said else f"a process ended with code {code}"
-        raise ChildError(code, line.removeprefix("regauge: "))
+        texts = [text for log in sorted(logs.glob("*.log")) if (text := log.read_text().strip())]
+        message = texts[0].splitlines()[-1] if texts else f"a process exited with code {code}"
+        raise ChildError(code, message.removeprefix("regauge: "))

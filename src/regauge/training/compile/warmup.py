@@ -1,7 +1,7 @@
-"""Compiled graphs: made before the first step for every declared shape, and none after.
+"""Warm-up: every declared shape is compiled before the first step, and no graph after it.
 
-A shape that nobody declared costs a compilation in the middle of a run; it is named, counted and,
-past the budget, ends the run.
+Another shape would cost a compilation in the middle of a run. `RecompileMonitor` logs and counts
+such graphs, and ends the run when they exceed `execution.recompile_budget`.
 """
 
 from __future__ import annotations
@@ -14,41 +14,42 @@ import torch._dynamo.config as compiler
 
 from regauge.errors import NoProgressError
 from regauge.log import logger
-from regauge.models import architectures as models
+from regauge.models import architectures
 from regauge.models.multitask import set_active_task
-from regauge.training import optimizer as optimizers
+from regauge.training.optimizer import prime_state
 from regauge.training.optimizer_step import optimizer_step
 
 if TYPE_CHECKING:
     from regauge.accelerators import Accelerator, Batch
-    from regauge.data.loader import Feed
+    from regauge.data.loader import BatchLoader
     from regauge.training.context import BatchShape, RunContext
     from regauge.training.objectives import TaskRuntime
     from regauge.training.state import TrainState
 
-MODES = 3
-"""A shape is computed with gradients, without them, and in evaluation."""
+GRAPHS_PER_SHAPE = 3
+"""A shape is computed in training, in training without gradients, and in evaluation."""
 
 
 def warm_up(context: RunContext, state: TrainState, shapes: tuple[BatchShape, ...]) -> None:
-    """Compute declared shapes once, with weight 0; weights and gradients are unchanged.
+    """Compute each declared shape once, with empty rows; weights and gradients stay unchanged.
 
-    On a lazy device the whole step is computed; this comes before a checkpoint is loaded, and what
-    has changed of the optimizer's state is then put right by `settle`.
+    On a lazy device a whole step is rehearsed. So warm-up comes before a checkpoint is loaded, and
+    `finalize_state` then restores the state of the optimizer.
     """
-    if context.accelerator.lazy:
-        _rehearse(context, state, shapes)
+    if context.accelerator.is_lazy:
+        _rehearse_steps(context, state, shapes)
     elif context.settings.execution.compile == "blocks":
-        _compute(context, state, shapes)
+        _compute_shapes(context, state, shapes)
 
 
-def settle_state(context: RunContext, state: TrainState) -> None:
-    """End the making of a lazy device's state; called before the first step.
+def finalize_state(context: RunContext, state: TrainState) -> None:
+    """Make all state tensors outputs of a graph; called before the first step on a lazy device.
 
-    Such a device updates in place what a graph made, and not what was sent to it: without this the
-    second step would have other graphs than the first. A product with 1 changes no bit.
+    A lazy device updates outputs of graphs in place, but not tensors that were copied to it. So
+    without this the second step would have other graphs than the first. Multiplying by 1 changes
+    no bit.
     """
-    if not context.accelerator.lazy:
+    if not context.accelerator.is_lazy:
         return
     counts = [state["step"] for state in state.optimizer.state.values() if "step" in state]
     with torch.no_grad():
@@ -57,27 +58,27 @@ def settle_state(context: RunContext, state: TrainState) -> None:
     context.accelerator.end_step()
 
 
-def _rehearse(context: RunContext, state: TrainState, shapes: tuple[BatchShape, ...]) -> None:
-    """Do a step of no rows for every shape: no gradient, no decay, a vanishing rate."""
-    optimizers.prime_state(state.optimizer)
+def _rehearse_steps(context: RunContext, state: TrainState, shapes: tuple[BatchShape, ...]) -> None:
+    """Do a step with empty rows for every shape: zero gradients, a vanishing learning rate."""
+    prime_state(state.optimizer)
     state.loss_scale.tensor(context.device)
     context.accelerator.end_step()
     for task, length in shapes:
         batch = task.batch
-        own = -(-batch.microbatches // context.world.size)
-        batches = build_empty_batches(context, task, task.feed, length, (own, batch.microbatch))
+        size = (-(-batch.microbatches // context.world.size), batch.microbatch)
+        batches = build_empty_batches(context, task, task.loader, length, size)
         state.lr_schedule.seek(-1)
         optimizer_step(context, state, batches, task)
     context.metrics.begin()
     state.guard.begin()
 
 
-def _compute(context: RunContext, state: TrainState, shapes: tuple[BatchShape, ...]) -> None:
-    """Compute every shape forward and backward, and as an evaluation does."""
+def _compute_shapes(context: RunContext, state: TrainState, shapes: tuple[BatchShape, ...]) -> None:
+    """Compute every shape forward and backward, and in evaluation mode."""
     raise_recompile_limit(context, state)
     for task, length in shapes:
         size = (1, task.batch.microbatch)
-        batches = build_empty_batches(context, task, task.feed, length, size)
+        batches = build_empty_batches(context, task, task.loader, length, size)
         task.gradients.accumulate_gradients(batches, torch.ones((), device=context.device))
         state.model.clear_gradients()
     state.model.module.eval()
@@ -85,60 +86,61 @@ def _compute(context: RunContext, state: TrainState, shapes: tuple[BatchShape, .
         for task, length in shapes:
             for heldout in list(task.heldout.values())[:1]:
                 set_active_task(state.model.module, task.name)
-                rows, _ = heldout.feed.largest
-                (batch,) = build_empty_batches(context, task, heldout.feed, length, (1, rows))
+                rows, _ = heldout.loader.largest_shape
+                (batch,) = build_empty_batches(context, task, heldout.loader, length, (1, rows))
                 state.model.module(batch)
     context.accelerator.synchronize()
 
 
 def raise_recompile_limit(context: RunContext, state: TrainState) -> None:
-    """Let the compiler keep every declared graph, and those of the budget, of every block.
+    """Raise torch's recompile limits to all declared graphs of all blocks, and the budget.
 
-    Past its own limit (8 of one function) it computes the rest eagerly and only warns, so that
-    nothing would be counted any more.
+    Above its limit (8 graphs per function by default) torch computes eagerly and only warns, so
+    that graphs would not be counted any more.
     """
-    kept = MODES * len(context.shapes) * len(models.blocks(state.model.module))
-    wanted = kept + context.settings.execution.recompile_budget + 1
-    compiler.recompile_limit = max(compiler.recompile_limit, wanted)
-    compiler.accumulated_recompile_limit = max(compiler.accumulated_recompile_limit, wanted)
+    num_blocks = len(architectures.find_blocks(state.model.module))
+    num_graphs = GRAPHS_PER_SHAPE * len(context.shapes) * num_blocks
+    limit = num_graphs + context.settings.execution.recompile_budget + 1
+    compiler.recompile_limit = max(compiler.recompile_limit, limit)
+    compiler.accumulated_recompile_limit = max(compiler.accumulated_recompile_limit, limit)
 
 
-class GraphGuard:
-    """Counts the graphs that are made after the warm-up.
+class RecompileMonitor:
+    """Counts the graphs that are compiled after the warm-up.
 
-    A lazy device makes those of an evaluation when the first one comes.
+    A lazy device compiles the graphs of an evaluation in the first evaluation; they do not count.
     """
 
     def __init__(self, accelerator: Accelerator, budget: int) -> None:
         self._accelerator = accelerator
         self._budget = budget
-        self._known = accelerator.graphs_compiled()
-        self._evaluated = False
-        self.late = 0
+        self._num_graphs = accelerator.num_compiled_graphs()
+        self._has_evaluated = False
+        self.num_recompiled = 0
+        """Graphs after the warm-up so far."""
 
     def check_step(self, step: int, batches: list[Batch]) -> None:
-        """Say late graphs with the shapes of their step; past the budget raise NoProgressError."""
+        """Log new graphs of a step with its shapes; raises NoProgressError above the budget."""
         shapes = sorted({tuple(batch["tokens"].shape) for batch in batches})
-        where = f"in step {step} with shapes {shapes}"
-        self._check(where, "declare that shape")
+        self._check(f"in step {step} with shapes {shapes}", "declare that shape")
 
     def check_evaluation(self, step: int) -> None:
-        """Do the same for the graphs of an evaluation."""
-        first, self._evaluated = not self._evaluated, True
-        if first and self._accelerator.lazy:
-            self._known = self._accelerator.graphs_compiled()
-        self._check(f"in the evaluation after step {step}", "see its rows")
+        """Log new graphs of an evaluation; raises NoProgressError above the budget."""
+        is_first, self._has_evaluated = not self._has_evaluated, True
+        if is_first and self._accelerator.is_lazy:
+            self._num_graphs = self._accelerator.num_compiled_graphs()
+        self._check(f"in the evaluation after step {step}", "check the shapes of held-out batches")
 
-    def _check(self, where: str, remedy: str) -> None:
-        count = self._accelerator.graphs_compiled()
-        if count == self._known:
+    def _check(self, location: str, remedy: str) -> None:
+        count = self._accelerator.num_compiled_graphs()
+        if count == self._num_graphs:
             return
-        new, self._known = count - self._known, count
-        self.late += new
-        logger.warning("%d new graphs %s", new, where)
-        if self.late > self._budget:
+        num_new, self._num_graphs = count - self._num_graphs, count
+        self.num_recompiled += num_new
+        logger.warning("%d new graphs %s", num_new, location)
+        if self.num_recompiled > self._budget:
             raise NoProgressError(
-                f"{self.late} graphs were compiled after the warm-up, the last {where}",
+                f"{self.num_recompiled} graphs compiled after the warm-up, the last {location}",
                 f"{remedy}, or raise execution.recompile_budget above {self._budget}",
             )
 
@@ -146,14 +148,17 @@ class GraphGuard:
 def build_empty_batches(
     context: RunContext,
     task: TaskRuntime,
-    feed: Feed,
+    loader: BatchLoader,
     length: int,
     size: tuple[int, int],
 ) -> list[Batch]:
-    """Return empty batches of a length, on the device; `size` is how many, of how many rows."""
+    """Return batches of `length` tokens with empty rows, on the device.
+
+    `size` is [number of batches, rows of a batch].
+    """
     count, rows = size
-    arrays = feed.empty(rows * task.task.slots_per_row(), length)
+    arrays = loader.build_empty_batch(rows * task.task.slots_per_row(), length)
     host = [{name: torch.from_numpy(value) for name, value in arrays.items()} for _ in range(count)]
-    with closing(context.accelerator.wrap_loader(iter([host]), context.device)) as placed:
-        found: list[Batch] = next(placed)
-    return found
+    with closing(context.accelerator.wrap_loader(iter([host]), context.device)) as steps:
+        batches: list[Batch] = next(steps)
+    return batches

@@ -1,11 +1,11 @@
-"""What one step computes, module by module, written down so that two computations can be compared.
+"""Captures the values of one step, module by module, so that two computations can be compared.
 
-    capture-00000012.0.safetensors   samples of every value that process 0 has seen
-    capture-00000012.0.json          what they are, in the order in which they were computed
+    capture-00000012.0.safetensors   samples of every value on process 0
+    capture-00000012.0.json          their names and shapes, in the order of the computation
 
-The first microbatch of process 0 is looked at: it holds the same rows on any number of processes.
-Gradients and updates of the weights are those of the whole global batch. Of each value at most
-`SAMPLES` elements are kept, spread evenly over it.
+Activations belong to the first microbatch of process 0, which has the same rows on any number of
+processes. Gradients and updates of weights belong to the global batch. At most `MAX_SAMPLES` evenly
+spaced elements of each value are stored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from regauge import safetensors_io
-from regauge.models import architectures as models
+from regauge.models import architectures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,48 +32,52 @@ if TYPE_CHECKING:
     from regauge.training.context import RunContext
     from regauge.training.state import TrainState
 
-SAMPLES = 1 << 16
+MAX_SAMPLES = 1 << 16
 Stage = Literal["rows", "forward", "backward", "gradient", "update"]
-"""What a batch holds, what modules return, the slopes of that, and what becomes of the weights."""
+"""Inputs, outputs of modules, gradients of these outputs, gradients and updates of weights."""
 
 
 @dataclass(frozen=True)
-class Value:
-    """One value that was written down."""
+class CapturedValue:
+    """The description of one captured value."""
 
     stage: Stage
     name: str
-    """Of the module, the weight, or the part of the batch."""
+    """Name of the module, the weight, or the array of the batch."""
     kind: str
-    """Class of the module."""
+    """Class of the module; empty for other values."""
     dtype: str
     shape: tuple[int, ...]
     key: str
-    """Of its samples in the file."""
+    """Key of the samples in the safetensors file."""
 
 
-class Capture:
-    """Collects the values of one step in one process."""
+class StepCapture:
+    """Records the values of one step on one process.
+
+    `noise` is the largest relative change, drawn at random, of the output of each leaf module and
+    of its gradient. It simulates rounding.
+    """
 
     def __init__(self, context: RunContext, state: TrainState, noise: float = 0.0) -> None:
         self._context, self._state = context, state
         self._noise = noise
-        self._values: list[Value] = []
+        self._values: list[CapturedValue] = []
         self._samples: dict[str, Tensor] = {}
         self._before: dict[str, Tensor] = {}
-        self._seen: set[tuple[Stage, str]] = set()
-        self._draw = torch.Generator().manual_seed(state.step)
+        self._captured: set[tuple[Stage, str]] = set()
+        self._generator = torch.Generator().manual_seed(state.step)
 
     @contextmanager
-    def watching(self, batches: list[Batch]) -> Iterator[None]:
-        """Collect what is computed within the block: one step."""
+    def record(self, batches: list[Batch]) -> Iterator[None]:
+        """Record the values of the step that is computed within the block."""
         context, state = self._context, self._state
         with ExitStack() as stack:
-            if context.world.first:
+            if context.world.is_main_process:
                 for name, value in batches[0].items():
                     self._add("rows", name, "", value)
-                for name, module in _watched(context, state):
-                    hook = module.register_forward_hook(self._looked(name))
+                for name, module in _select_modules(context, state):
+                    hook = module.register_forward_hook(self._build_forward_hook(name))
                     stack.callback(hook.remove)
             optimizer = state.optimizer
             stack.callback(optimizer.register_step_pre_hook(self._before_update).remove)
@@ -81,37 +85,37 @@ class Capture:
             yield
 
     def write(self, folder: Path, step: int) -> None:
-        """Write what was collected; each process writes its own files."""
+        """Write the recorded values; each process writes separate files."""
         name = f"capture-{step:08d}.{self._context.world.rank}"
-        safetensors_io.write(folder / f"{name}.safetensors", self._samples)
+        safetensors_io.write_tensors(folder / f"{name}.safetensors", self._samples)
         document = {
             "step": step,
-            "chosen": self._chosen(),
+            "chosen": self._describe_execution(),
             "values": [asdict(value) for value in self._values],
         }
         (folder / f"{name}.json").write_text(json.dumps(document))
 
-    def _looked(self, name: str) -> Any:
-        def look(module: nn.Module, _inputs: Any, output: Any) -> Any:
-            found = _tensor(output)
-            if found is None:
+    def _build_forward_hook(self, name: str) -> Any:
+        def hook(module: nn.Module, _inputs: Any, output: Any) -> Any:
+            value = _find_tensor(output)
+            if value is None:
                 return None
             if self._noise and not list(module.children()):
-                found.data.mul_(self._rounding(found))
-                if found.requires_grad:
-                    found.register_hook(lambda slope: slope * self._rounding(slope))
+                value.data.mul_(self._draw_noise(value))
+                if value.requires_grad:
+                    value.register_hook(lambda gradient: gradient * self._draw_noise(gradient))
             kind = type(module).__name__
-            self._add("forward", name, kind, found)
-            if found.requires_grad:
-                found.register_hook(lambda slope: self._add("backward", name, kind, slope))
+            self._add("forward", name, kind, value)
+            if value.requires_grad:
+                value.register_hook(lambda gradient: self._add("backward", name, kind, gradient))
             return None
 
-        return torch.compiler.disable(look)
+        return torch.compiler.disable(hook)
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         del optimizer
         for name, master in self._state.model.masters().items():
-            self._before[name] = sampled(master)
+            self._before[name] = sample_elements(master)
             if master.grad is not None:
                 self._add("gradient", name, "", master.grad)
 
@@ -123,23 +127,23 @@ class Capture:
     def _add(
         self, stage: Stage, name: str, kind: str, value: Tensor, minus: Tensor | None = None
     ) -> None:
-        """Write a value down, once for each name: what is computed again is known already."""
-        if (stage, name) in self._seen:
+        """Record a value once per name; recomputations and later microbatches are ignored."""
+        if (stage, name) in self._captured:
             return
-        self._seen.add((stage, name))
-        samples = sampled(value)
+        self._captured.add((stage, name))
+        samples = sample_elements(value)
         key = f"{len(self._values):05d}"
         self._samples[key] = samples if minus is None else samples - minus
         dtype = str(value.dtype).removeprefix("torch.")
-        self._values.append(Value(stage, name, kind, dtype, tuple(value.shape), key))
+        self._values.append(CapturedValue(stage, name, kind, dtype, tuple(value.shape), key))
 
-    def _rounding(self, like: Tensor) -> Tensor:
-        """Return factors that change a value, at random, as much as rounding may."""
-        drawn = torch.rand(like.shape, generator=self._draw, dtype=torch.float32)
-        return (1 + self._noise * (2 * drawn - 1)).to(like)
+    def _draw_noise(self, like: Tensor) -> Tensor:
+        """Return random factors in [1 - noise, 1 + noise]."""
+        uniform = torch.rand(like.shape, generator=self._generator, dtype=torch.float32)
+        return (1 + self._noise * (2 * uniform - 1)).to(like)
 
-    def _chosen(self) -> dict[str, Any]:
-        """Return what decides which kernels compute, as far as settings and torch say."""
+    def _describe_execution(self) -> dict[str, Any]:
+        """Return the settings and versions that determine which kernels run."""
         settings = self._context.settings
         return {
             "accelerator": self._context.accelerator.kind,
@@ -155,29 +159,32 @@ class Capture:
         }
 
 
-def sampled(value: Tensor) -> Tensor:
-    """Return at most SAMPLES elements of a tensor, spread evenly, on the CPU; a copy."""
-    whole = value.detach()
-    whole = (whole.full_tensor() if isinstance(whole, DTensor) else whole).reshape(-1)
-    stride = -(-whole.numel() // SAMPLES) or 1
-    return whole[::stride].to("cpu", copy=True).contiguous()
+def sample_elements(value: Tensor) -> Tensor:
+    """Return a CPU copy of at most `MAX_SAMPLES` evenly spaced elements of a tensor."""
+    flat = value.detach()
+    flat = (flat.full_tensor() if isinstance(flat, DTensor) else flat).reshape(-1)
+    stride = -(-flat.numel() // MAX_SAMPLES) or 1
+    return flat[::stride].to("cpu", copy=True).contiguous()
 
 
-def _watched(context: RunContext, state: TrainState) -> list[tuple[str, nn.Module]]:
-    """Return the modules to look at by name; of a compiled block, the block as a whole."""
-    module = state.model.module
-    compiled = models.blocks(module) if context.settings.execution.compile == "blocks" else []
-    inside = {id(part) for block in compiled for part in block.modules() if part is not block}
+def _select_modules(context: RunContext, state: TrainState) -> list[tuple[str, nn.Module]]:
+    """Return the named modules to capture; modules inside of compiled blocks are left out."""
+    root = state.model.module
+    is_compiled = context.settings.execution.compile == "blocks"
+    blocks = architectures.find_blocks(root) if is_compiled else []
+    inner = {id(module) for block in blocks for module in block.modules() if module is not block}
     return [
-        (name or "(all)", part) for name, part in module.named_modules() if id(part) not in inside
+        (name or "(all)", module)
+        for name, module in root.named_modules()
+        if id(module) not in inner
     ]
 
 
-def _tensor(output: Any) -> Tensor | None:
-    """Return the first tensor of floating point in what a module returned."""
+def _find_tensor(output: Any) -> Tensor | None:
+    """Return the first floating-point tensor in the output of a module, or None."""
     if isinstance(output, Tensor):
         return output if output.is_floating_point() else None
-    parts = output.values() if isinstance(output, dict) else output
     if not isinstance(output, dict | tuple | list):
         return None
-    return next(filter(lambda found: found is not None, map(_tensor, parts)), None)
+    items = output.values() if isinstance(output, dict) else output
+    return next((tensor for tensor in map(_find_tensor, items) if tensor is not None), None)

@@ -1,9 +1,9 @@
-"""Where two computations of one step part: the first value that differs by more than rounding does.
+"""Compares two computations of one step: which value is the first that rounding does not explain.
 
-Each value of both is measured against a reference, and its bound is measured, too: the reference is
-computed once more with every smallest module's result, and the slope there, changed at random by as
-much as a rounding to the coarser type of the two changes it. That tells how far rounding alone
-grows up to each value.
+Both computations are compared with a reference, and the bound of each value is measured. For that
+the reference is computed again with noise, which changes the output of every leaf module and its
+gradient at random. The size of the noise is one rounding to the coarser dtype of the two. The
+distance from the noisy reference to the reference shows how rounding errors grow up to each value.
 """
 
 from __future__ import annotations
@@ -16,195 +16,232 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from regauge.training.divergence.capture import Stage, Value
+from regauge.training.divergence.capture import CapturedValue, Stage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
 
-ROOM = 8.0
-"""How much more than one measurement of rounding a value may differ: that one is a single draw,
-and weights and slopes are rounded as well."""
-ROUNDING = {"bf16": 2.0**-9, "fp16": 2.0**-12, "tf32": 2.0**-12, "fp32": 2.0**-24}
-"""Largest relative change by rounding to a type: half of its machine epsilon."""
-FLAT = 1e-12
-"""A value whose norm is smaller has no direction to compare."""
+NOISE_MARGIN = 8.0
+"""Bound of a difference as a multiple of the measured noise.
+
+The noise is a single draw, and weights and their gradients are rounded as well.
+"""
+UNIT_ROUNDOFF = {"bf16": 2.0**-9, "fp16": 2.0**-12, "tf32": 2.0**-12, "fp32": 2.0**-24}
+"""Largest relative change by rounding to a dtype: half of its machine epsilon."""
+MIN_NORM = 1e-12
+"""Smallest norm by which differences are divided."""
 SHIFTS = range(-2, 3)
+"""Shifts of the row order that are recognized."""
 STAGES: tuple[Stage, ...] = ("rows", "forward", "backward", "gradient", "update")
 
 
 @dataclass(frozen=True)
-class Captured:
-    """One step of one computation, over the files of all its processes."""
+class CapturedStep:
+    """One captured step of one computation, merged from the files of all processes."""
 
-    chosen: dict[str, Any]
-    values: dict[tuple[Stage, str], Value]
+    execution: dict[str, Any]
+    """Settings and versions that determine which kernels run."""
+    values: dict[tuple[Stage, str], CapturedValue]
     samples: dict[tuple[Stage, str], Tensor]
 
 
 @dataclass(frozen=True)
-class Four:
-    """One step, computed in every way."""
+class StepVariants:
+    """One step that was computed in four variants."""
 
-    ours: Captured
-    theirs: Captured
-    reference: Captured
-    rounded: Captured
-    """The reference with rounding."""
+    baseline: CapturedStep
+    candidate: CapturedStep
+    reference: CapturedStep
+    rounded: CapturedStep
+    """The reference with noise that simulates rounding."""
 
     @property
-    def all(self) -> tuple[Captured, ...]:
-        """Each of them."""
-        return self.ours, self.theirs, self.reference, self.rounded
+    def all(self) -> tuple[CapturedStep, ...]:
+        """The four variants."""
+        return self.baseline, self.candidate, self.reference, self.rounded
 
 
 @dataclass(frozen=True)
-class Spot:
-    """One value of both computations."""
+class ValueDifference:
+    """The difference of one value between two computations of a step."""
 
     step: int
-    """Steps that were done before it."""
+    """Number of steps before this one."""
     stage: Stage
     name: str
     kind: str
     """Class of the module."""
     dtypes: tuple[str, str]
-    apart: float
-    """Relative difference between the two, of the reference's norm."""
+    difference: float
+    """L2 distance of the two values, relative to the norm of the reference.
+
+    For inputs it is the fraction of elements that differ.
+    """
     bound: float
-    """What rounding explains of it."""
-    off: tuple[float, float]
-    """How far each is from the reference."""
+    """Largest difference that rounding explains."""
+    reference_distances: tuple[float, float]
+    """Relative distance of each value from the reference."""
     remark: str = ""
-    """What the difference looks like."""
+    """A pattern in the difference, such as a factor or a shift."""
 
     @property
-    def beyond(self) -> bool:
-        """Whether rounding does not explain it."""
-        return self.apart > self.bound
+    def exceeds_bound(self) -> bool:
+        """Whether the difference is larger than rounding explains."""
+        return self.difference > self.bound
 
 
 @dataclass(frozen=True)
-class Localised:
-    """What was found of two runs that part."""
+class Divergence:
+    """The step in which two runs diverge, and its first unexplained difference."""
 
     step: int
-    """Steps done before the one in which they part."""
-    spots: tuple[Spot, ...] = ()
-    """Every value of that step in the order of the computation."""
-    first: Spot | None = None
-    """The first that differs by more than rounding does; None where none does."""
-    chosen: tuple[tuple[str, str, str], ...] = ()
-    """What decides which kernels compute, where it differs: its name, here and there."""
-    again: bool = True
-    """Whether they part when they are computed again, from their run files and with this code."""
+    """Number of steps before the one in which the runs diverge."""
+    differences: tuple[ValueDifference, ...] = ()
+    """All values of that step, in the order of the computation."""
+    first: ValueDifference | None = None
+    """The first difference that rounding does not explain; None if there is none."""
+    execution_differences: tuple[tuple[str, str, str], ...] = ()
+    """Execution settings that differ: name, value in the baseline, value in the candidate."""
+    is_reproduced: bool = True
+    """Whether the runs also diverge when they are replayed with the current code."""
 
 
-def read(folder: Path, step: int) -> Captured:
-    """Read what the processes of a computation wrote of a step."""
-    chosen: dict[str, Any] = {}
-    values: dict[tuple[Stage, str], Value] = {}
+def read_capture(folder: Path, step: int) -> CapturedStep:
+    """Read the captured values of a step from the files of all processes."""
+    execution: dict[str, Any] = {}
+    values: dict[tuple[Stage, str], CapturedValue] = {}
     samples: dict[tuple[Stage, str], Tensor] = {}
     for path in sorted(folder.glob(f"capture-{step:08d}.*.json")):
         document = json.loads(path.read_text())
         tensors = load_file(path.with_suffix(".safetensors"))
-        chosen = chosen or document["chosen"]
-        for each in document["values"]:
-            value = Value(**{**each, "shape": tuple(each["shape"])})
+        execution = execution or document["chosen"]
+        for fields in document["values"]:
+            value = CapturedValue(**{**fields, "shape": tuple(fields["shape"])})
             if values.setdefault((value.stage, value.name), value) is value:
                 samples[value.stage, value.name] = tensors[value.key]
-    return Captured(chosen, values, samples)
+    return CapturedStep(execution, values, samples)
 
 
-def spots(step: int, four: Four, *, alike: bool) -> list[Spot]:
-    """Return every value that all of them have, in the order of the computation.
+def compare_step(
+    step: int, variants: StepVariants, *, is_same_execution: bool
+) -> list[ValueDifference]:
+    """Return the differences of all values that every variant has, in the order of the computation.
 
-    Where two were computed alike, no rounding makes them differ.
+    With the same execution settings the bound is 0: rounding explains no difference.
     """
-    shared = [key for key in four.ours.values if all(key in each.values for each in four.all)]
-    found = [_spot(step, key, four) for stage in STAGES for key in shared if key[0] == stage]
-    if alike:
-        return [replace(spot, bound=0.0) for spot in found]
-    gradients = {spot.name: spot.bound for spot in found if spot.stage == "gradient"}
-    moved = four.reference.samples
+    keys = [
+        key
+        for key in variants.baseline.values
+        if all(key in variant.values for variant in variants.all)
+    ]
+    differences = [
+        _compare_value(step, key, variants) for stage in STAGES for key in keys if key[0] == stage
+    ]
+    if is_same_execution:
+        return [replace(value, bound=0.0) for value in differences]
+    gradient_bounds = {
+        value.name: value.bound for value in differences if value.stage == "gradient"
+    }
+    updates = variants.reference.samples
     return [
-        _widened(spot, gradients.get(spot.name, 0.0), moved["update", spot.name])
-        if spot.stage == "update"
-        else spot
-        for spot in found
+        _widen_update_bound(
+            value, gradient_bounds.get(value.name, 0.0), updates["update", value.name]
+        )
+        if value.stage == "update"
+        else value
+        for value in differences
     ]
 
 
-def first(found: list[Spot]) -> Spot | None:
-    """Return the first value that differs by more than rounding does."""
-    return next((spot for spot in found if spot.beyond), None)
+def find_first(differences: list[ValueDifference]) -> ValueDifference | None:
+    """Return the first difference that rounding does not explain, or None."""
+    return next((value for value in differences if value.exceeds_bound), None)
 
 
-def chosen(four: Four) -> tuple[tuple[str, str, str], ...]:
-    """Return what was chosen differently of what decides which kernels compute."""
-    ours, theirs = four.ours.chosen, four.theirs.chosen
+def compare_execution(variants: StepVariants) -> tuple[tuple[str, str, str], ...]:
+    """Return the execution settings that differ: name, value in each of the two computations."""
+    baseline, candidate = variants.baseline.execution, variants.candidate.execution
     return tuple(
-        (name, str(ours[name]), str(theirs.get(name)))
-        for name in ours
-        if ours[name] != theirs.get(name)
+        (name, str(baseline[name]), str(candidate.get(name)))
+        for name in baseline
+        if baseline[name] != candidate.get(name)
     )
 
 
-def _spot(step: int, key: tuple[Stage, str], four: Four) -> Spot:
-    ours, theirs, reference, rounded = (each.samples[key] for each in four.all)
-    value, other = four.ours.values[key], four.theirs.values[key]
-    same = value.shape == other.shape
-    apart, bound, off, remark = math.inf, 0.0, (0.0, 0.0), f"{value.shape} and {other.shape}"
-    if same and value.stage == "rows":
-        apart = float((ours != theirs).double().mean())
-        whole = apart and ours.numel() == math.prod(value.shape)
-        remark = _shift(ours.view(value.shape), theirs.view(value.shape)) if whole else ""
-    elif same:
-        size = max(float(reference.double().norm()), FLAT)
-        apart = _distance(ours, theirs) / size
-        bound = ROOM * _distance(rounded, reference) / size
-        off = (_distance(ours, reference) / size, _distance(theirs, reference) / size)
-        remark = _ratio(ours, theirs) if value.stage == "update" else ""
-    dtypes = (value.dtype, other.dtype)
-    return Spot(step, value.stage, value.name, value.kind, dtypes, apart, bound, off, remark)
+def _compare_value(step: int, key: tuple[Stage, str], variants: StepVariants) -> ValueDifference:
+    baseline, candidate, reference, rounded = (variant.samples[key] for variant in variants.all)
+    value, other = variants.baseline.values[key], variants.candidate.values[key]
+    difference, bound, distances = math.inf, 0.0, (0.0, 0.0)
+    remark = f"{value.shape} and {other.shape}"
+    has_same_shape = value.shape == other.shape
+    if has_same_shape and value.stage == "rows":
+        difference = float((baseline != candidate).double().mean())
+        remark = ""
+        if difference and baseline.numel() == math.prod(value.shape):
+            remark = _describe_shift(baseline.view(value.shape), candidate.view(value.shape))
+    elif has_same_shape:
+        norm = max(float(reference.double().norm()), MIN_NORM)
+        difference = _distance(baseline, candidate) / norm
+        bound = NOISE_MARGIN * _distance(rounded, reference) / norm
+        distances = (
+            _distance(baseline, reference) / norm,
+            _distance(candidate, reference) / norm,
+        )
+        remark = _describe_ratio(baseline, candidate) if value.stage == "update" else ""
+    return ValueDifference(
+        step=step,
+        stage=value.stage,
+        name=value.name,
+        kind=value.kind,
+        dtypes=(value.dtype, other.dtype),
+        difference=difference,
+        bound=bound,
+        reference_distances=distances,
+        remark=remark,
+    )
 
 
-def _widened(update: Spot, gradient_bound: float, moved: Tensor) -> Spot:
-    """Return an update with room for signs that turn.
+def _widen_update_bound(
+    update: ValueDifference, gradient_bound: float, reference_update: Tensor
+) -> ValueDifference:
+    """Widen the bound of an update, because rounding can flip the sign of small gradients.
 
-    Adam's first updates have one size and the gradient's sign. Where a gradient is off by a share d
-    of its norm, about d of its n elements are smaller than that and may change theirs; each differs
-    by twice its size then, which is 2 sqrt(d) of the norm. Elements are whole: room for one more of
-    the largest is room for the rest of it.
+    Elements of Adam's first updates have equal magnitude and the sign of the gradient. If the
+    relative error of the gradient is d, about a fraction d of its elements is smaller than the
+    error and may flip. A flipped element differs by twice its magnitude: together 2 sqrt(d) of the
+    norm. The bound includes one flip of the largest element, because elements flip as a whole.
     """
-    size, largest = float(moved.double().norm()), float(moved.double().abs().max())
-    room = 2 * math.sqrt(gradient_bound + (largest / max(size, FLAT)) ** 2)
-    return replace(update, bound=max(update.bound, room))
+    norm = float(reference_update.double().norm())
+    largest = float(reference_update.double().abs().max())
+    flip_bound = 2 * math.sqrt(gradient_bound + (largest / max(norm, MIN_NORM)) ** 2)
+    return replace(update, bound=max(update.bound, flip_bound))
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
-    if one.shape != other.shape:
+def _distance(first: Tensor, second: Tensor) -> float:
+    """Return the L2 distance of two tensors; infinite for unequal shapes or non-finite values."""
+    if first.shape != second.shape:
         return math.inf
-    found = float((one.double() - other.double()).norm())
-    return found if math.isfinite(found) else math.inf
+    distance = float((first.double() - second.double()).norm())
+    return distance if math.isfinite(distance) else math.inf
 
 
-def _ratio(ours: Tensor, theirs: Tensor) -> str:
-    """Return by how much one is a multiple of the other, where it is one to three digits."""
-    one, other = ours.double(), theirs.double()
-    factor = float(one @ other / max(float(one @ one), FLAT))
-    alike = float((other - factor * one).norm()) <= 1e-3 * float(other.norm())
-    return f"{factor:.4g} times as large" if alike else ""
+def _describe_ratio(baseline: Tensor, candidate: Tensor) -> str:
+    """Return the ratio of two tensors as text if it is constant to three digits, else ""."""
+    first, second = baseline.double(), candidate.double()
+    factor = float(first @ second / max(float(first @ first), MIN_NORM))
+    is_multiple = float((second - factor * first).norm()) <= 1e-3 * float(second.norm())
+    return f"{factor:.4g} times as large" if is_multiple else ""
 
 
-def _shift(ours: Tensor, theirs: Tensor) -> str:
-    """Return by how many places rows [rows, …] were moved, where that explains most of them."""
-    for places in SHIFTS:
-        if not places or abs(places) >= len(ours):
+def _describe_shift(baseline: Tensor, candidate: Tensor) -> str:
+    """Return the shift between two tensors [rows, …] as text if all other rows agree, else ""."""
+    for shift in SHIFTS:
+        if not shift or abs(shift) >= len(baseline):
             continue
-        here = ours[max(0, places) : len(ours) + min(0, places)]
-        there = theirs[max(0, -places) : len(theirs) - max(0, places)]
-        if torch.equal(here, there):
-            return f"moved by {places}"
+        rows = baseline[max(0, shift) : len(baseline) + min(0, shift)]
+        shifted_rows = candidate[max(0, -shift) : len(candidate) - max(0, shift)]
+        if torch.equal(rows, shifted_rows):
+            return f"shifted by {shift}"
     return ""

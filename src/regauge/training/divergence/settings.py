@@ -1,34 +1,34 @@
-"""The table of a run file that `replay` reads; nothing here imports torch."""
+"""The table of a run file that `replay` reads; this module imports no torch."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from regauge.config import Settings
-from regauge.training.settings import Training
+from regauge.training.settings import TrainSettings
 
 
-class Steps(Settings):
-    """Which steps are computed again, and what is written down of them."""
+class ReplaySteps(Settings):
+    """The steps to replay, and the steps to capture."""
 
     until: int = Field(ge=1)
-    """Steps that are done at the end."""
-    state: str | None = None
-    """Folder of the checkpoint to begin from; the run's first weights without one."""
-    watch: tuple[int, ...] = ()
-    """Steps that are written down module by module, named by the steps done before them."""
-    save: int | None = Field(default=None, ge=0)
-    """Steps after which the state is saved."""
-    faults: str | None = None
-    """Plan of the faults that struck the run, to strike again."""
+    """Last step to replay."""
+    checkpoint: str | None = None
+    """Folder of the checkpoint to start from; by default the initial weights of the run."""
+    capture_steps: tuple[int, ...] = ()
+    """Steps whose values are captured module by module, counted from 0."""
+    save_at_step: int | None = Field(default=None, ge=0)
+    """Number of steps after which a checkpoint is saved."""
+    fault_plan: str | None = None
+    """File with the fault plan of the run, to inject the same faults again."""
     noise: float = Field(default=0.0, ge=0)
-    """Largest relative change, drawn at random, of what each smallest module returns."""
+    """Largest relative change, drawn at random, of the output of each leaf module."""
     float64: bool = False
-    """Whether it is computed in fp64, on a CPU."""
+    """Compute in fp64, on a CPU."""
 
 
-class Replay(Training):
-    """A run, and which of its steps are computed again."""
+class ReplaySettings(TrainSettings):
+    """All settings of a run, and the steps to replay."""
 
-    replay: Steps
-    """The steps."""
+    replay: ReplaySteps
+    """The steps to replay."""

@@ -1,4 +1,4 @@
-"""What a profile says: how fast parts were beside the chip, and what to change first. No torch."""
+"""Derives rates and advice from the breakdown of profiled steps; imports no torch."""
 
 from __future__ import annotations
 
@@ -11,179 +11,185 @@ from regauge.training.profile.trace import OPTIMIZER
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.accelerators import Chip
-    from regauge.training.profile.breakdown import Breakdown, Part
-    from regauge.training.settings import Training
+    from regauge.accelerators import ChipPeak
+    from regauge.training.profile.breakdown import Breakdown, PartTime
+    from regauge.training.settings import TrainSettings
 
-WATCHED_MFU_FORMULA = "real tokens x FLOP a token / seconds / peak FLOP/s, of the watched process"
-BYTES_A_WEIGHT = 28
+PROFILE_MFU_FORMULA = "real tokens x FLOP per token / seconds / peak FLOP/s, of the profiled rank"
+OPTIMIZER_BYTES_PER_WEIGHT = 28
 """AdamW in fp32 reads a weight, its gradient and two moments, and writes all but the gradient."""
-LEAST_SHARE = 0.01
-"""Of a step: less is not worth a change."""
-SHOWN = 3
-ENOUGH = 0.6
-"""Of the peak: products that reach it are as large as they need to be."""
+MIN_STEP_SHARE = 0.01
+"""Smallest saving, as a fraction of a step, that is worth a change."""
+MAX_ADVICE = 3
+GOOD_PEAK_SHARE = 0.6
+"""Fraction of the peak that large matrix products reach."""
 
 
 class Advice(NamedTuple):
     """A change that may shorten steps."""
 
     seconds: float
-    """At most, of a step."""
+    """Largest saving per step."""
     change: str
+    """The imperative with the settings to change."""
     reason: str
 
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """The profiled steps of a process."""
+    """The profiled steps of one process, with the facts that rates and advice need."""
 
-    times: Breakdown
-    settings: Training
-    chip: Chip
+    breakdown: Breakdown
+    settings: TrainSettings
+    chip: ChipPeak
     peak: float | None
-    """FLOP/s of the chip in the run's precision."""
-    faster: tuple[str, float] | None
-    """The device's preferred precision, and its peak by that of the run's."""
+    """Peak FLOP/s of the chip in the precision of the run; None if unknown."""
+    faster_precision: tuple[str, float] | None
+    """The preferred precision of the device, and its peak relative to `peak`; None if unknown."""
     bytes_per_second: float
-    """Of the device's memory, measured."""
+    """Measured bandwidth of the device memory."""
     model_flops: float
-    """What the formula gives for the real tokens of all steps."""
-    padding: float
-    """Share of the slots that held no token."""
-    weights: int
-    """That this process updates."""
-    processes: int
+    """FLOPs for the real tokens of all profiled steps, by the FLOP formula."""
+    padding_share: float
+    """Fraction of the slots without a real token."""
+    num_weights: int
+    """Weights that this process updates."""
+    num_processes: int
 
-    def a_step(self, seconds: float) -> float:
-        """Return a step's share of what all had."""
-        return seconds / self.times.steps
+    def per_step(self, total: float) -> float:
+        """Return a total of all profiled steps, divided by their number."""
+        return total / self.breakdown.steps
 
     @property
     def mfu(self) -> float | None:
-        """The achieved share of the peak."""
-        return self.model_flops / self.times.wall / self.peak if self.peak else None
+        """Model FLOPs utilization (`PROFILE_MFU_FORMULA`); None if the peak is unknown."""
+        return self.model_flops / self.breakdown.wall / self.peak if self.peak else None
 
     @cached_property
-    def products(self) -> tuple[float, float]:
-        """Seconds of all products of matrices, and their floating-point operations."""
-        parts = self.times.parts.values()
-        return sum(part.products for part in parts), sum(part.flops for part in parts)
+    def matmuls(self) -> tuple[float, float]:
+        """Seconds and FLOPs of all matrix products."""
+        parts = self.breakdown.parts.values()
+        return sum(part.matmul_seconds for part in parts), sum(part.flops for part in parts)
 
     @cached_property
     def advice(self) -> list[Advice]:
-        """The changes that may save most, the first one first."""
-        least = LEAST_SHARE * self.a_step(self.times.wall)
-        found: dict[str, Advice] = {}
-        for each in self._possible():
-            if each.seconds < least:
+        """The changes with the largest savings, in falling order.
+
+        Savings of the same change are added.
+        """
+        min_seconds = MIN_STEP_SHARE * self.per_step(self.breakdown.wall)
+        by_change: dict[str, Advice] = {}
+        for advice in self._find_advice():
+            if advice.seconds < min_seconds:
                 continue
-            if same := found.get(each.change):
-                reason = f"{same.reason}; {each.reason}"
-                each = Advice(same.seconds + each.seconds, each.change, reason)  # noqa: PLW2901
-            found[each.change] = each
-        return sorted(found.values(), key=lambda each: -each.seconds)[:SHOWN]
+            seconds, reason = advice.seconds, advice.reason
+            if earlier := by_change.get(advice.change):
+                seconds, reason = earlier.seconds + seconds, f"{earlier.reason}; {reason}"
+            by_change[advice.change] = Advice(seconds, advice.change, reason)
+        return sorted(by_change.values(), key=lambda advice: -advice.seconds)[:MAX_ADVICE]
 
     @property
-    def sentences(self) -> Iterator[str]:
-        """What is said of it in the log."""
-        wall = self.times.wall
-        shares = sorted(self.times.kinds.items(), key=lambda item: -item[1])
-        told = ", ".join(f"{name} {seconds / wall:.0%}" for name, seconds in shares if seconds)
+    def lines(self) -> Iterator[str]:
+        """The summary for the log."""
+        wall = self.breakdown.wall
+        kinds = sorted(self.breakdown.kinds.items(), key=lambda item: -item[1])
+        shares = ", ".join(f"{name} {seconds / wall:.0%}" for name, seconds in kinds if seconds)
         mfu = "" if self.mfu is None else f"; MFU {self.mfu:.0%}"
-        yield f"profile: {self.a_step(wall):.3g} s a step: {told}{mfu}"
-        for each in self.advice:
-            yield f"at most {each.seconds:.2g} s a step less: {each.change} ({each.reason})"
+        yield f"profile: {self.per_step(wall):.3g} s per step: {shares}{mfu}"
+        for advice in self.advice:
+            saving = f"saves up to {advice.seconds:.2g} s per step"
+            yield f"{saving}: {advice.change} ({advice.reason})"
 
     @property
     def document(self) -> dict[str, Any]:
-        """What is written of it: seconds are those of one step."""
-        seconds, flops = self.products
-        moved = sum(part.bytes for part in self.times.parts.values())
+        """The content of profile.json; all seconds are per step."""
+        seconds, flops = self.matmuls
+        num_bytes = sum(part.bytes for part in self.breakdown.parts.values())
         return {
-            "seconds_per_step": self.a_step(self.times.wall),
-            "kinds": {name: self.a_step(value) for name, value in self.times.kinds.items()},
-            "hidden_communication": self.a_step(self.times.hidden),
-            "parts": [self._row(name, part) for name, part in self.times.parts.items()],
+            "seconds_per_step": self.per_step(self.breakdown.wall),
+            "kinds": {name: self.per_step(value) for name, value in self.breakdown.kinds.items()},
+            "hidden_communication": self.per_step(self.breakdown.hidden_communication),
+            "parts": [self._part_row(name, part) for name, part in self.breakdown.parts.items()],
             "chip": {
                 "name": self.chip.name,
                 "flops_per_second": self.peak,
                 "source": self.chip.source,
                 "bytes_per_second": self.bytes_per_second,
-                "bytes_source": "measured here: its memory is read and written",
+                "bytes_source": "measured by reading and writing device memory",
             },
             "mfu": self.mfu,
-            "mfu_formula": WATCHED_MFU_FORMULA,
-            "padding_share": self.padding,
+            "mfu_formula": PROFILE_MFU_FORMULA,
+            "padding_share": self.padding_share,
             "products": {
                 "flops_per_second": flops / seconds if seconds else None,
                 "share_of_peak": flops / seconds / self.peak if seconds and self.peak else None,
-                "bytes_per_second": moved / seconds if seconds else None,
+                "bytes_per_second": num_bytes / seconds if seconds else None,
             },
-            "advice": [each._asdict() for each in self.advice],
+            "advice": [advice._asdict() for advice in self.advice],
         }
 
-    def _row(self, name: str, part: Part) -> dict[str, Any]:
-        moved, seconds = part.bytes, part.products
+    def _part_row(self, name: str, part: PartTime) -> dict[str, Any]:
+        num_bytes, seconds = part.bytes, part.matmul_seconds
         if name == OPTIMIZER:
-            moved, seconds = BYTES_A_WEIGHT * self.weights * self.times.steps, part.seconds
+            num_bytes = OPTIMIZER_BYTES_PER_WEIGHT * self.num_weights * self.breakdown.steps
+            seconds = part.seconds
         return {
             "name": name,
-            "seconds": self.a_step(part.seconds),
-            "forward": self.a_step(part.forward),
-            "backward": self.a_step(part.backward),
-            "flops": self.a_step(part.flops),
-            "flops_per_second": part.flops / part.products if part.flops else None,
-            "bytes_per_second": moved / seconds if moved and seconds else None,
+            "seconds": self.per_step(part.seconds),
+            "forward": self.per_step(part.forward),
+            "backward": self.per_step(part.backward),
+            "flops": self.per_step(part.flops),
+            "flops_per_second": part.flops / part.matmul_seconds if part.flops else None,
+            "bytes_per_second": num_bytes / seconds if num_bytes and seconds else None,
         }
 
-    def _possible(self) -> Iterator[Advice]:
-        """Yield every change that may help, with the seconds of a step that it saves at most."""
-        kinds = {name: self.a_step(value) for name, value in self.times.kinds.items()}
-        yield from self._of_waiting(kinds)
-        yield from self._of_computing(kinds)
+    def _find_advice(self) -> Iterator[Advice]:
+        """Yield every change that may shorten steps, with its largest saving."""
+        kinds = {name: self.per_step(value) for name, value in self.breakdown.kinds.items()}
+        yield from self._find_waiting_advice(kinds)
+        yield from self._find_compute_advice(kinds)
 
-    def _of_waiting(self, kinds: dict[Any, float]) -> Iterator[Advice]:
-        settings = self.settings
-        data, batch = settings.data, settings.batch
-        ways = f"raise data.workers ({data.workers}) or data.prefetch_steps ({data.prefetch_steps})"
-        yield Advice(kinds["data"], ways, "steps wait for their rows")
-        if self.processes > 1:
-            way = f"raise batch.rows ({batch.rows}), or use a faster link"
-            reason = "processes wait for sums of gradients that no computing hides"
-            yield Advice(kinds["communication"], way, reason)
-        if settings.execution.compile != "blocks":
-            way = 'set execution.compile = "blocks"'
+    def _find_waiting_advice(self, kinds: dict[Any, float]) -> Iterator[Advice]:
+        data, batch = self.settings.data, self.settings.batch
+        change = (
+            f"raise data.workers ({data.workers}) or data.prefetch_steps ({data.prefetch_steps})"
+        )
+        yield Advice(kinds["data"], change, "steps wait for data")
+        if self.num_processes > 1:
+            change = f"raise batch.rows ({batch.rows}), or use a faster link"
+            reason = "gradient reductions do not overlap with computation"
+            yield Advice(kinds["communication"], change, reason)
+        if self.settings.execution.compile != "blocks":
+            change = 'set execution.compile = "blocks"'
         else:
-            way = f"raise batch.microbatch_rows ({batch.microbatch_rows})"
-        yield Advice(kinds["host"], way, "the device waits for Python")
+            change = f"raise batch.microbatch_rows ({batch.microbatch_rows})"
+        yield Advice(kinds["host"], change, "the device waits for Python")
 
-    def _of_computing(self, kinds: dict[Any, float]) -> Iterator[Advice]:
-        settings = self.settings
-        execution, batch = settings.execution, settings.batch
-        computing = sum(kinds.get(name, 0.0) for name in ("products", "other"))
+    def _find_compute_advice(self, kinds: dict[Any, float]) -> Iterator[Advice]:
+        execution, batch = self.settings.execution, self.settings.batch
+        compute_seconds = sum(kinds.get(name, 0.0) for name in ("products", "other"))
         if execution.compile != "blocks":
-            reason = "between the products, each operation reads and writes all its values"
+            reason = "each eager operation reads and writes all of its values"
             yield Advice(kinds.get("other", 0.0), 'set execution.compile = "blocks"', reason)
-        if self.padding > 0:
-            reason = f"{self.padding:.0%} of the slots hold no token"
-            way = 'prepare the rows with rows.layout = "packed"'
-            yield Advice(self.padding * computing, way, reason)
-        if self.faster and self.faster[1] > 1:
-            name, times = self.faster
-            saved = kinds.get("products", 0.0) * (1 - 1 / times)
-            reason = f"products are {times:.1f} times as fast in it"
-            yield Advice(saved, f'set execution.precision = "{name}"', reason)
+        if self.padding_share > 0:
+            reason = f"{self.padding_share:.0%} of the slots are padding"
+            change = 'prepare the rows with rows.layout = "packed"'
+            yield Advice(self.padding_share * compute_seconds, change, reason)
+        if self.faster_precision and self.faster_precision[1] > 1:
+            name, speedup = self.faster_precision
+            saving = kinds.get("products", 0.0) * (1 - 1 / speedup)
+            reason = f"its matrix products are {speedup:.1f} times as fast"
+            yield Advice(saving, f'set execution.precision = "{name}"', reason)
         if execution.activation_checkpointing != "none":
-            again = self.a_step(sum(part.forward for part in self.times.parts.values()))
-            way = 'set execution.activation_checkpointing = "none"'
-            yield Advice(again, way, "activations are computed twice")
-        seconds, flops = self.products
-        if self.peak and seconds and flops / seconds < ENOUGH * self.peak:
-            saved = self.a_step(seconds - flops / (ENOUGH * self.peak))
-            way = f"raise batch.microbatch_rows ({batch.microbatch_rows})"
-            reason = f"products reach {flops / seconds / self.peak:.0%} of the peak"
-            yield Advice(saved, way, reason)
-        once = kinds.get("optimizer", 0.0)
-        way = f"raise batch.rows ({batch.rows}) and the learning rate with it"
-        yield Advice(once / 2, way, "the optimizer works once a step, on any number of rows")
+            forward = self.per_step(sum(part.forward for part in self.breakdown.parts.values()))
+            change = 'set execution.activation_checkpointing = "none"'
+            yield Advice(forward, change, "activations are computed twice")
+        seconds, flops = self.matmuls
+        if self.peak and seconds and flops / seconds < GOOD_PEAK_SHARE * self.peak:
+            saving = self.per_step(seconds - flops / (GOOD_PEAK_SHARE * self.peak))
+            change = f"raise batch.microbatch_rows ({batch.microbatch_rows})"
+            reason = f"matrix products reach {flops / seconds / self.peak:.0%} of the peak"
+            yield Advice(saving, change, reason)
+        change = f"raise batch.rows ({batch.rows}) and the learning rate with it"
+        reason = "the optimizer runs once per step, for any number of rows"
+        yield Advice(kinds.get("optimizer", 0.0) / 2, change, reason)

@@ -1,4 +1,4 @@
-"""Where the seconds of profiled steps went: by kind of work, and by part of the model. No torch."""
+"""Sums the time of profiled steps by kind of work and by part of the model; imports no torch."""
 
 from __future__ import annotations
 
@@ -11,95 +11,115 @@ from regauge.training.profile.trace import LOSS, Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from regauge.training.profile.trace import Span, Trace
+    from regauge.training.profile.trace import Span, Trace, WorkInterval
 
 MICROSECOND = 1e-6
 
 Interval = tuple[float, float]
+"""Begin and end, in microseconds."""
 
 
 @dataclass
-class Part:
-    """Seconds of a part of the model or of the step, all profiled steps together."""
+class PartTime:
+    """Time of a part of the model or of the step, in seconds over all profiled steps."""
 
     forward: float = 0.0
     backward: float = 0.0
-    products: float = 0.0
-    """Of both, those in products of matrices."""
+    matmul_seconds: float = 0.0
+    """Seconds of matrix products, forward and backward."""
     flops: float = 0.0
+    """FLOPs of the matrix products."""
     bytes: float = 0.0
-    """What its products computed, read and wrote."""
+    """Bytes that the matrix products read and write."""
 
     @property
     def seconds(self) -> float:
-        """Forward and backward."""
+        """Seconds of the forward and the backward pass."""
         return self.forward + self.backward
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Seconds of all profiled steps together."""
+    """Time in seconds over all profiled steps."""
 
     steps: int
     wall: float
+    """Elapsed seconds, including waiting for data."""
     kinds: dict[Kind | Literal["data"], float]
-    """They add up to `wall`; of communication, what is not hidden behind computing."""
-    hidden: float
-    """Communication behind which there was computing."""
-    parts: dict[str, Part]
-    """By name, the longest first; the numbers of repeated layers are `*`."""
+    """Seconds by kind of work, which add up to `wall`. Hidden communication is not included."""
+    hidden_communication: float
+    """Seconds of communication that overlap with computation."""
+    parts: dict[str, PartTime]
+    """Time by part, longest first; the numbers of repeated layers are replaced by `*`."""
 
 
 def build_breakdown(trace: Trace, data_seconds: float) -> Breakdown:
-    """Return where the time of a trace's steps went, and of the waiting for their data."""
+    """Return the breakdown of a trace; `data_seconds` is the time of waiting for data."""
     steps = [(step.begin, step.end) for step in trace.steps]
-    inside = [each for each in trace.work if _within(steps, each.begin)]
-    computed = [each for each in inside if each.kind != "communication"]
-    busy = _union((each.begin, each.end) for each in computed)
-    both = _union((each.begin, each.end) for each in inside)
-    sent = _union((each.begin, each.end) for each in inside if each.kind == "communication")
+    work = [item for item in trace.work if _is_within(steps, item.begin)]
+    compute = [item for item in work if item.kind != "communication"]
+    communication = [item for item in work if item.kind == "communication"]
+    compute_seconds = _total_seconds(_merge_intervals(compute))
+    busy_seconds = _total_seconds(_merge_intervals(work))
+    step_seconds = _total_seconds(steps)
+    # Kernels that run concurrently share their time.
+    share = compute_seconds / max(_total_seconds([_interval(item) for item in compute]), 1e-12)
+    kinds, parts = _sum_work(compute, share)
+    exposed = busy_seconds - compute_seconds
+    host = max(0.0, step_seconds - busy_seconds)
+    kinds |= {"communication": exposed, "data": data_seconds, "host": host}
+    return Breakdown(
+        steps=len(steps),
+        wall=step_seconds + data_seconds,
+        kinds=kinds,
+        hidden_communication=_total_seconds(_merge_intervals(communication)) - exposed,
+        parts=dict(sorted(parts.items(), key=lambda item: -item[1].seconds)),
+    )
+
+
+def _sum_work(
+    compute: list[WorkInterval], share: float
+) -> tuple[dict[Kind | Literal["data"], float], dict[str, PartTime]]:
+    """Return the seconds by kind and the time by part; durations are multiplied by `share`."""
     kinds: dict[Kind | Literal["data"], float] = defaultdict(float)
-    parts: dict[str, Part] = defaultdict(Part)
+    parts: dict[str, PartTime] = defaultdict(PartTime)
     counted: set[Span] = set()
-    # Kernels that a device computes beside each other share their time.
-    share = _length(busy) / max(_length((each.begin, each.end) for each in computed), 1e-12)
-    for each in computed:
-        seconds, span = (each.end - each.begin) * MICROSECOND * share, each.span
-        kinds[each.kind] += seconds
+    for item in compute:
+        seconds, span = (item.end - item.begin) * MICROSECOND * share, item.span
+        kinds[item.kind] += seconds
         part = parts[span.part or LOSS]
-        if span.backward:
+        if span.is_backward:
             part.backward += seconds
         else:
             part.forward += seconds
-        if each.kind == "products":
-            part.products += seconds
+        if item.kind == "products":
+            part.matmul_seconds += seconds
         if span not in counted:
             counted.add(span)
-            part.flops += span.product.flops
-            part.bytes += span.product.bytes
-    exposed = _length(both) - _length(busy)
-    wall = _length(steps) + data_seconds
-    host = max(0.0, _length(steps) - _length(both))
-    kinds |= {"communication": exposed, "data": data_seconds, "host": host}
-    order = sorted(parts.items(), key=lambda item: -item[1].seconds)
-    return Breakdown(len(steps), wall, dict(kinds), _length(sent) - exposed, dict(order))
+            part.flops += span.matmul.flops
+            part.bytes += span.matmul.bytes
+    return dict(kinds), parts
 
 
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return intervals that do not overlap, in order."""
-    found: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+def _interval(item: WorkInterval) -> Interval:
+    return item.begin, item.end
+
+
+def _merge_intervals(work: Iterable[WorkInterval]) -> list[Interval]:
+    """Return the union of the intervals of work, as disjoint intervals in order."""
+    merged: list[Interval] = []
+    for begin, end in sorted(_interval(item) for item in work):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
-def _within(windows: list[Interval], moment: float) -> bool:
+def _is_within(windows: list[Interval], moment: float) -> bool:
     return any(begin <= moment < end for begin, end in windows)
 
 
-def _length(intervals: Iterable[Interval]) -> float:
-    """Return the seconds of intervals, each counted whole."""
+def _total_seconds(intervals: Iterable[Interval]) -> float:
+    """Return the sum of the lengths of intervals, in seconds."""
     return sum(end - begin for begin, end in intervals) * MICROSECOND

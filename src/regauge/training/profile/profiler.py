@@ -1,8 +1,9 @@
-"""Some steps of an attempt, looked at closely: where they go, and what to change first.
+"""Profiles some steps of process 0 with torch's profiler, and writes a report.
 
-The first process is watched by torch's profiler while it does `STEPS` steps, after some that make
-graphs and room. Modules are marked from outside: no operation of a step is another one. Nothing
-within a compiled block is marked, since it would be compiled anew; it counts as that block.
+The first `SKIPPED_STEPS` steps of an attempt compile and allocate; the next `PROFILED_STEPS` are
+profiled. Hooks annotate the modules, so that the operations of a step are unchanged. Modules inside
+of compiled blocks are not annotated, because that would recompile the block. Their time counts as
+time of the block.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from torch.profiler import profile, record_function, supported_activities
 
 from regauge.config import FORMAT
 from regauge.files import write_json
-from regauge.health.device import memory_rate
+from regauge.health.device import measure_memory_bandwidth
 from regauge.hooks import Hook
 from regauge.log import logger
-from regauge.processes import own_environment
-from regauge.training.compile import decision
+from regauge.processes import restore_environment
+from regauge.training.compile.decision import compiled_parts
 from regauge.training.metrics import tokens_and_slots
 from regauge.training.profile.advice import ProfileReport
 from regauge.training.profile.breakdown import build_breakdown
-from regauge.training.profile.trace import MODULE, PART, STEP, read
+from regauge.training.profile.trace import MODULE, PART, STEP, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,18 +43,18 @@ if TYPE_CHECKING:
     from regauge.training.profile.breakdown import Breakdown
     from regauge.training.state import TrainState
 
-FILE, TRACE = "profile.json", "profile-trace.json.gz"
-QUIET = "KINETO_LOG_LEVEL", "6"
-"""What the profiler's library reads when it is first used: else it writes to the terminal."""
+REPORT, TRACE = "profile.json", "profile-trace.json.gz"
+KINETO_LOG_LEVEL = "KINETO_LOG_LEVEL", "6"
+"""The variable that keeps the library of the profiler from writing to the terminal."""
 SKIPPED_STEPS, PROFILED_STEPS = 3, 3
-"""Steps of an attempt that are skipped first, and steps that are profiled then."""
-OF_A_STEP = {
+"""Steps of an attempt before the profile, and steps in the profile."""
+STEP_METHODS = {
     "gradient_norm": "gradient norm",
-    "scale_gradients": "gradients scaled",
-    "sync_weights": "weights published",
-    "clear_gradients": "gradients cleared",
+    "scale_gradients": "gradient scaling",
+    "sync_weights": "weight synchronization",
+    "clear_gradients": "gradient clearing",
 }
-"""Methods of a prepared module that are parts of a step."""
+"""Methods of `ShardedModel` that are parts of a step, and their names in a report."""
 
 
 class StepProfiler(Hook):
@@ -67,9 +68,10 @@ class StepProfiler(Hook):
         self._annotations = ExitStack()
         self._profiler: profile | None = None
         self._data_wait = context.ledger.seconds["data_wait"]
-        """Seconds until the first profiled step had its rows."""
-        self._seconds_before = 0.0
+        """Seconds of waiting for data before the first profiled step."""
+        self._previous_step_seconds = 0.0
         self._counts = [0, 0]
+        """Real tokens and slots of the profiled steps."""
 
     @contextmanager
     def around_step(self, step: int, batches: list[Batch]) -> Iterator[None]:
@@ -78,7 +80,7 @@ class StepProfiler(Hook):
             self._start()
         if self._profiler is None:
             yield
-            self._seconds_before = time.perf_counter() - began
+            self._previous_step_seconds = time.perf_counter() - began
             self._data_wait = self._context.ledger.seconds["data_wait"]
             return
         with record_function(STEP):
@@ -102,107 +104,115 @@ class StepProfiler(Hook):
     def _start(self) -> None:
         self._context.accelerator.synchronize()
         self._annotations.enter_context(annotate_modules(self._state.model))
-        with own_environment():
-            os.environ.setdefault(*QUIET)
+        with restore_environment():
+            os.environ.setdefault(*KINETO_LOG_LEVEL)
             self._profiler = profile(activities=supported_activities(), record_shapes=True)
             self._profiler.start()
 
     def _write(self, profiler: profile) -> None:
         """Write the trace and the report."""
         context, state = self._context, self._state
-        waited = context.ledger.seconds["data_wait"] - self._data_wait
+        data_seconds = context.ledger.seconds["data_wait"] - self._data_wait
         self.close()
         with TemporaryDirectory() as folder:
-            file = Path(folder) / "trace.json"
-            profiler.export_chrome_trace(str(file))
-            text = file.read_bytes()
-        with gzip.open(context.folder / TRACE, "wb", compresslevel=3) as packed:
-            packed.write(text)
-        trace = read(json.loads(text), context.accelerator.collectives())
-        report = build_report(context, state, build_breakdown(trace, waited), *self._counts)
+            path = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(path))
+            text = path.read_bytes()
+        with gzip.open(context.folder / TRACE, "wb", compresslevel=3) as file:
+            file.write(text)
+        trace = read_trace(json.loads(text), context.accelerator.distributed_backend())
+        breakdown = build_breakdown(trace, data_seconds)
+        report = build_report(context, state, breakdown, *self._counts)
         document = {
             "format": FORMAT,
             "steps": [self._first + 1, self._last],
-            "seconds_of_the_step_before": self._seconds_before,
+            "seconds_of_the_step_before": self._previous_step_seconds,
             "trace": TRACE,
             **report.document,
         }
-        write_json(context.folder / FILE, document)
-        for line in report.sentences:
+        write_json(context.folder / REPORT, document)
+        for line in report.lines:
             logger.info("%s", line)
 
 
 @contextmanager
 def annotate_modules(model: ShardedModel) -> Iterator[None]:
-    """Mark the modules of a run, and what a step does beside them, in the trace."""
-    module = model.module
-    parts = decision.compiled_parts(module)
-    inside = {id(each) for part in parts for each in part.modules()}
-    plain = [part for part in parts if part._compiled_call_impl is None]  # noqa: SLF001 - no public name
-    own = {id(each) for part in plain for each in (part, *part.children())}
-    compiled = {id(part) for part in parts} - own
+    """Annotate the modules of a model, and its methods that are parts of a step, in the trace.
+
+    Blocks are annotated as a whole if they are compiled, else together with their children.
+    """
+    root = model.module
+    blocks = compiled_parts(root)
+    in_blocks = {id(module) for block in blocks for module in block.modules()}
+    eager = [block for block in blocks if block._compiled_call_impl is None]  # noqa: SLF001 - no public name
+    eager_ids = {id(module) for block in eager for module in (block, *block.children())}
+    compiled_ids = {id(block) for block in blocks} - eager_ids
     with ExitStack() as stack:
-        for name, part in module.named_modules():
-            if id(part) in compiled:
-                stack.enter_context(_within(part, "_compiled_call_impl", MODULE + name))
-            elif id(part) in own or id(part) not in inside:
-                _hooked(part, MODULE + (name or type(part).__name__), stack)
-        for method, name in OF_A_STEP.items():
-            stack.enter_context(_within(model, method, PART + name))
+        for name, module in root.named_modules():
+            if id(module) in compiled_ids:
+                stack.enter_context(_annotate_method(module, "_compiled_call_impl", MODULE + name))
+            elif id(module) in eager_ids or id(module) not in in_blocks:
+                _annotate_module(module, MODULE + (name or type(module).__name__), stack)
+        for method, name in STEP_METHODS.items():
+            stack.enter_context(_annotate_method(model, method, PART + name))
         yield
 
 
 @contextmanager
-def _within(owner: Any, method: str, mark: str) -> Iterator[None]:
-    """Let a method of one object be computed within a mark."""
-    plain, own = getattr(owner, method), method in vars(owner)
+def _annotate_method(owner: Any, method: str, label: str) -> Iterator[None]:
+    """Annotate the calls of a method of one object within the block."""
+    function, is_own_attribute = getattr(owner, method), method in vars(owner)
 
-    @wraps(plain)
-    def inside(*args: Any, **named: Any) -> Any:
-        with record_function(mark):
-            return plain(*args, **named)
+    @wraps(function)
+    def call_annotated(*args: Any, **kwargs: Any) -> Any:
+        with record_function(label):
+            return function(*args, **kwargs)
 
-    setattr(owner, method, inside)
+    setattr(owner, method, call_annotated)
     yield
-    if own:
-        setattr(owner, method, plain)
+    if is_own_attribute:
+        setattr(owner, method, function)
     else:
         delattr(owner, method)
 
 
-def _hooked(part: nn.Module, mark: str, stack: ExitStack) -> None:
-    """Mark the forward pass of a module, until the stack is closed."""
-    around: list[record_function] = []
+def _annotate_module(module: nn.Module, label: str, stack: ExitStack) -> None:
+    """Annotate the forward pass of a module until the stack is closed."""
+    annotations: list[record_function] = []
 
     def enter(*_: Any) -> None:
-        around.append(record_function(mark))
-        around[-1].__enter__()
+        annotations.append(record_function(label))
+        annotations[-1].__enter__()
 
     def leave(*_: Any) -> None:
-        if around:
-            around.pop().__exit__(None, None, None)
+        if annotations:
+            annotations.pop().__exit__(None, None, None)
 
-    stack.callback(part.register_forward_pre_hook(enter).remove)
-    stack.callback(part.register_forward_hook(leave, always_call=True).remove)
+    stack.callback(module.register_forward_pre_hook(enter).remove)
+    stack.callback(module.register_forward_hook(leave, always_call=True).remove)
 
 
 def build_report(
-    context: RunContext, state: TrainState, found: Breakdown, tokens: int, slots: int
+    context: RunContext, state: TrainState, breakdown: Breakdown, tokens: int, slots: int
 ) -> ProfileReport:
-    """Return what the profiled steps of this process say, beside its chip."""
+    """Return the report on the profiled steps of this process.
+
+    `tokens` and `slots` are the real tokens and all slots of these steps.
+    """
     execution = context.settings.execution
     peak = context.mfu.chip.flops_per_second.get(execution.precision)
-    offered = context.accelerator.precisions()[0]
-    faster = context.accelerator.chip(offered).flops_per_second.get(offered)
+    preferred = context.accelerator.precisions()[0]
+    preferred_peak = context.accelerator.chip_peak(preferred).flops_per_second.get(preferred)
+    speedup = preferred_peak / peak if preferred_peak and peak else None
     return ProfileReport(
-        times=found,
+        breakdown=breakdown,
         settings=context.settings,
         chip=context.mfu.chip,
         peak=peak,
-        faster=(offered, faster / peak) if faster and peak else None,
-        bytes_per_second=memory_rate(context.accelerator, context.device),
+        faster_precision=(preferred, speedup) if speedup is not None else None,
+        bytes_per_second=measure_memory_bandwidth(context.accelerator, context.device),
         model_flops=tokens * context.mfu.flops_per_token,
-        padding=1 - tokens / max(slots, 1),
-        weights=sum(value.numel() for value in state.model.masters().values()),
-        processes=context.world.size,
+        padding_share=1 - tokens / max(slots, 1),
+        num_weights=sum(value.numel() for value in state.model.masters().values()),
+        num_processes=context.world.size,
     )

@@ -1,8 +1,8 @@
-"""What a processor and its device did, read from the trace that torch's profiler has written.
+"""Reads a trace of torch's profiler: which kind of work and which part of the model ran when.
 
-A trace is in the Chrome trace format: spans of threads, and a device's kernels where it has some.
-Each moment of a thread belongs to its innermost span. A backward operation belongs to the part
-where its forward one was, as their sequence numbers say. No torch here.
+A trace is in the Chrome trace format, with spans of CPU threads and kernels of a device. The time
+of a thread belongs to the innermost span. A backward operation belongs to the part of its forward
+operation, which has the same sequence number. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -17,186 +17,203 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 Kind = Literal["products", "other", "optimizer", "communication", "host"]
+"""Kind of work; "products" are matrix products, "host" is Python and dispatch overhead."""
 Document = dict[str, Any]
 
 STEP, MODULE, PART = "regauge::step", "regauge::module ", "regauge::part "
-"""Marks that a profile puts there itself: a step, and beginnings of those of its parts."""
-LOSS, SUMS, OPTIMIZER = "loss", "sums of gradients", "optimizer"
-SIZES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
-"""Bytes of the types of matrices, in the profiler's words."""
-DIGITS = re.compile(r"\.\d+(?=\.|$)")
+"""Names of our annotations: of a step, and prefixes for modules and other parts of a step."""
+LOSS, GRADIENT_SUMS, OPTIMIZER = "loss", "gradient accumulation", "optimizer"
+"""Parts of a step without an annotation."""
+ITEM_BYTES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
+"""Bytes of an element by the dtype names of the profiler."""
+LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 COLLECTIVES = ("c10d::", "record_param_comms")
-"""Beginnings of the names of operations that wait for other processes, in torch's words."""
+"""Name prefixes of torch's collectives."""
 BACKWARD = "autograd::engine::evaluate_function: "
-COMPILED = "## Call CompiledFxGraph"
-"""The span of a compiled graph; on a processor its own time is that of the code in it."""
-AROUND = ("Torch-Compiled Region", "TorchDynamo", "CompiledFunction", "Pregraph", BACKWARD)
-"""Beginnings of spans that lead to what computes."""
+"""Name prefix of backward operations."""
+COMPILED_GRAPH = "## Call CompiledFxGraph"
+"""Name prefix of compiled graphs; on a CPU their self time is the time of the compiled code."""
+WRAPPERS = ("Torch-Compiled Region", "TorchDynamo", "CompiledFunction", "Pregraph", BACKWARD)
+"""Name prefixes of spans that only call other spans."""
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of device work in a trace."""
 FIRST_OPERAND = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+"""Index of the first matrix among the inputs of a matrix product."""
 FUSED_ATTENTION = re.compile(r"_attention_for_cpu|_(flash|efficient|cudnn)_attention")
-MATRICES = 4
-"""Dimensions of what attention reads: [rows, heads, length, width]."""
-BACKWARD_PRODUCTS = 2.5
+ATTENTION_DIMS = 4
+"""Dimensions of the inputs of attention: [rows, heads, length, width]."""
+BACKWARD_FLOPS_FACTOR = 2.5
 """Fused attention has two products forward and five backward (Dao, 2023, section 4.1)."""
 
 
-class Product(NamedTuple):
-    """What matrices take that are multiplied: each operand is read and the result written once."""
+class MatmulCost(NamedTuple):
+    """FLOPs of a matrix product, and bytes if operands are read and the result is written once."""
 
     flops: float = 0.0
     bytes: float = 0.0
 
 
-NOTHING = Product()
+NO_MATMUL = MatmulCost()
 
 
 @dataclass(eq=False)
 class Span:
-    """An event of a thread, and what it was found to be; microseconds, as all times of a trace."""
+    """An event of a CPU thread, with its classification; times are in microseconds."""
 
     name: str
     begin: float
     end: float
-    note: bool
-    """Whether it is a mark, and no operation."""
+    is_annotation: bool
+    """Whether it is an annotation, not an operation."""
     facts: Document
+    """The arguments of the event: input shapes, dtypes, sequence number."""
     kind: Kind = "host"
     part: str = ""
-    backward: bool = False
-    product: Product = NOTHING
+    is_backward: bool = False
+    matmul: MatmulCost = NO_MATMUL
     outer: Span | None = None
+    """The innermost span around this one."""
 
 
-class Work(NamedTuple):
-    """A time in which something was computed or sent, or in which a thread did neither."""
+class WorkInterval(NamedTuple):
+    """An interval of one kind of work, in microseconds."""
 
     begin: float
     end: float
     kind: Kind
     span: Span
-    """The operation that it is a part of."""
+    """The operation that does the work, or that launched the kernel."""
 
 
 @dataclass
 class Trace:
-    """What happened in the profiled steps."""
+    """The profiled steps and their work."""
 
     steps: list[Span] = field(default_factory=list)
-    work: list[Work] = field(default_factory=list)
-    device: bool = False
-    """Whether work is a device's kernels, and not the processor's operations."""
+    work: list[WorkInterval] = field(default_factory=list)
+    has_device_work: bool = False
+    """Whether the work is device kernels instead of CPU operations."""
 
 
-def read(document: Document, library: str) -> Trace:
-    """Return what a trace says; ValueError where no step is marked in it.
+def read_trace(document: Document, library: str) -> Trace:
+    """Read a trace; raises ValueError if it has no annotated step.
 
-    `library` is the name of what sums over processes: its operations' and kernels' begin with it.
+    `library` is the collective communication library, such as "gloo" or "nccl": the prefix of the
+    names of its operations and kernels.
     """
     collectives = (library.lower(), *COLLECTIVES)
     events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
     threads: dict[Any, list[Span]] = defaultdict(list)
     for event in events:
         if event.get("cat") in ("cpu_op", "user_annotation"):
-            threads[event["tid"]].append(_span(event))
+            threads[event["tid"]].append(_read_span(event))
     for spans in threads.values():
-        spans.sort(key=lambda each: (each.begin, -each.end))
-        _nest(spans)
-    _settle([span for spans in threads.values() for span in spans], collectives)
+        spans.sort(key=lambda span: (span.begin, -span.end))
+        _link_spans(spans)
+    _classify_spans([span for spans in threads.values() for span in spans], collectives)
     steps = [span for spans in threads.values() for span in spans if span.name == STEP]
     if not steps:
-        raise ValueError("no step is marked in the trace")
-    main = next(tid for tid, spans in threads.items() if steps[0] in spans)
+        raise ValueError("the trace has no annotated step")
+    main_thread = next(tid for tid, spans in threads.items() if steps[0] in spans)
     kernels = [event for event in events if event.get("cat") in KERNELS]
     if kernels:
-        work = list(_launched(kernels, events, threads, collectives))
-        return Trace(steps, work, device=True)
+        work = list(_match_kernels(kernels, events, threads, collectives))
+        return Trace(steps, work, has_device_work=True)
     work = [
-        piece
+        interval
         for tid, spans in threads.items()
-        for piece in _pieces(spans)
-        if piece.kind == "communication" or (tid == main and piece.kind != "host")
+        for interval in _split_intervals(spans)
+        if interval.kind == "communication" or (tid == main_thread and interval.kind != "host")
     ]
     return Trace(steps, work)
 
 
-def _span(event: Document) -> Span:
+def _read_span(event: Document) -> Span:
     facts, name, begin = event.get("args", {}), str(event["name"]), float(event["ts"])
-    note = event["cat"] == "user_annotation" and not name.startswith(COMPILED)
-    found = product(name, facts)
-    return Span(name, begin, begin + float(event["dur"]), note, facts, product=found)
+    return Span(
+        name=name,
+        begin=begin,
+        end=begin + float(event["dur"]),
+        is_annotation=event["cat"] == "user_annotation" and not name.startswith(COMPILED_GRAPH),
+        facts=facts,
+        matmul=count_matmul(name, facts),
+    )
 
 
-def product(name: str, facts: Document) -> Product:
-    """Return what an operation's products take, from the shapes of its inputs."""
+def count_matmul(name: str, facts: Document) -> MatmulCost:
+    """Return the cost of the matrix products of an operation, from the shapes of its inputs."""
     shapes = [shape for shape in facts.get("Input Dims", ()) if shape]
-    size = next((SIZES[each] for each in facts.get("Input type", ()) if each in SIZES), 0)
+    dtypes = facts.get("Input type", ())
+    item_bytes = next((ITEM_BYTES[dtype] for dtype in dtypes if dtype in ITEM_BYTES), 0)
     if FUSED_ATTENTION.search(name):
-        return _attention([each for each in shapes if len(each) == MATRICES], size, name)
+        inputs = [shape for shape in shapes if len(shape) == ATTENTION_DIMS]
+        return _count_attention(inputs, item_bytes, name)
     first = FIRST_OPERAND.get(name)
     if first is None or len(shapes) < first + 2:
-        return Product()
+        return MatmulCost()
     (*batch, rows, inner), (*_, columns) = shapes[first : first + 2]
     count = batch[0] if batch else 1
-    moved = size * count * (rows * inner + inner * columns + rows * columns)
-    return Product(2.0 * count * rows * inner * columns, float(moved))
+    num_bytes = item_bytes * count * (rows * inner + inner * columns + rows * columns)
+    return MatmulCost(2.0 * count * rows * inner * columns, float(num_bytes))
 
 
-def _attention(shapes: list[list[int]], size: int, name: str) -> Product:
-    """Return what fused attention takes: products with every key, whether masked or not."""
-    backward = "backward" in name  # its first input is the gradient of the result
-    found = shapes[1:] if backward else shapes
-    if len(found) < len(("query", "key", "value")):
-        return Product()
-    (rows, heads, length, width), (*_, keys, _) = found[:2]
+def _count_attention(shapes: list[list[int]], item_bytes: int, name: str) -> MatmulCost:
+    """Return the cost of fused attention; products with masked keys count as well."""
+    is_backward = "backward" in name  # the first input is the gradient of the result
+    inputs = shapes[1:] if is_backward else shapes
+    if len(inputs) < len(("query", "key", "value")):
+        return MatmulCost()
+    (rows, heads, length, width), (*_, keys, _) = inputs[:2]
     flops = 4.0 * rows * heads * length * keys * width
-    moved = size * rows * heads * width * 2.0 * (length + keys)
-    return Product(flops * (BACKWARD_PRODUCTS if backward else 1), moved)
+    num_bytes = item_bytes * rows * heads * width * 2.0 * (length + keys)
+    return MatmulCost(flops * (BACKWARD_FLOPS_FACTOR if is_backward else 1), num_bytes)
 
 
-def _nest(spans: list[Span]) -> None:
-    """Say of each span of a thread which one is around it."""
-    around: list[Span] = []
+def _link_spans(spans: list[Span]) -> None:
+    """Set the outer span of each span of a thread; spans are in the order of their begin."""
+    stack: list[Span] = []
     for span in spans:
-        while around and around[-1].end <= span.begin:
-            around.pop()
-        span.outer = around[-1] if around else None
-        around.append(span)
+        while stack and stack[-1].end <= span.begin:
+            stack.pop()
+        span.outer = stack[-1] if stack else None
+        stack.append(span)
 
 
-def _settle(spans: list[Span], collectives: tuple[str, ...]) -> None:
-    """Say of each span what it is, and which part of the model it belongs to; outer ones first."""
-    known: dict[int, str] = {}
+def _classify_spans(spans: list[Span], collectives: tuple[str, ...]) -> None:
+    """Set the kind and the part of each span; outer spans come before inner ones."""
+    part_by_number: dict[int, str] = {}
     for span in spans:
-        span.backward = span.name.startswith(BACKWARD) or bool(span.outer and span.outer.backward)
-        span.kind = _kind(span, collectives)
-        if not span.backward:
-            span.part = _part(span)
-            known[int(span.facts.get("Sequence number", -1))] = span.part
-    known[-1] = ""  # of a span without a number
-    numbers = sorted(known)
+        span.is_backward = span.name.startswith(BACKWARD) or bool(
+            span.outer and span.outer.is_backward
+        )
+        span.kind = _find_kind(span, collectives)
+        if not span.is_backward:
+            span.part = _find_part(span)
+            part_by_number[int(span.facts.get("Sequence number", -1))] = span.part
+    part_by_number[-1] = ""  # spans without a sequence number
+    numbers = sorted(part_by_number)
     for span in spans:
-        if span.backward:
-            span.part = _part(span)
+        if span.is_backward:
+            span.part = _find_part(span)
         if span.name.startswith(BACKWARD) and "AccumulateGrad" not in span.name:
-            at = bisect_right(numbers, int(span.facts.get("Sequence number", -1))) - 1
-            span.part = known[numbers[at]]
+            index = bisect_right(numbers, int(span.facts.get("Sequence number", -1))) - 1
+            span.part = part_by_number[numbers[index]]
 
 
-def _part(span: Span) -> str:
-    """Return the part that a span's name says, or that of the one around it."""
+def _find_part(span: Span) -> str:
+    """Return the part in the name of a span, or else the part of its outer span."""
     if span.name.startswith(MODULE):
-        return DIGITS.sub(".*", span.name.removeprefix(MODULE))
+        return LAYER_NUMBER.sub(".*", span.name.removeprefix(MODULE))
     if span.name.startswith(PART):
         return span.name.removeprefix(PART)
     if span.name.startswith("Optimizer."):
         return OPTIMIZER
     if "AccumulateGrad" in span.name:
-        return SUMS
+        return GRADIENT_SUMS
     return span.outer.part if span.outer else ""
 
 
-def _kind(span: Span, collectives: tuple[str, ...]) -> Kind:
+def _find_kind(span: Span, collectives: tuple[str, ...]) -> Kind:
     outer = span.outer
     if span.name.lower().startswith(collectives):
         return "communication"
@@ -204,51 +221,51 @@ def _kind(span: Span, collectives: tuple[str, ...]) -> Kind:
         return "optimizer"
     if outer and outer.kind in ("optimizer", "communication", "products"):
         return outer.kind
-    if span.product.flops:
+    if span.matmul.flops:
         return "products"
-    return "host" if span.note or span.name.startswith(AROUND) else "other"
+    return "host" if span.is_annotation or span.name.startswith(WRAPPERS) else "other"
 
 
-def _pieces(spans: Iterable[Span]) -> Iterator[Work]:
-    """Yield the times of a thread, each with its innermost span."""
-    around: list[Span] = []
+def _split_intervals(spans: Iterable[Span]) -> Iterator[WorkInterval]:
+    """Split the time of a thread into intervals, each with its innermost span."""
+    stack: list[Span] = []
     now = 0.0
     for span in (*spans, None):
         begin = span.begin if span else float("inf")
-        while around and around[-1].end <= begin:
-            last = around.pop()
-            if last.end > now:
-                yield Work(now, last.end, last.kind, last)
-                now = last.end
-        if around and begin > now:
-            yield Work(now, begin, around[-1].kind, around[-1])
+        while stack and stack[-1].end <= begin:
+            innermost = stack.pop()
+            if innermost.end > now:
+                yield WorkInterval(now, innermost.end, innermost.kind, innermost)
+                now = innermost.end
+        if stack and begin > now:
+            yield WorkInterval(now, begin, stack[-1].kind, stack[-1])
         if span:
             now = max(now, begin)
-            around.append(span)
+            stack.append(span)
 
 
-def _launched(
+def _match_kernels(
     kernels: list[Document],
     events: list[Document],
     threads: dict[Any, list[Span]],
     collectives: tuple[str, ...],
-) -> Iterator[Work]:
-    """Yield a device's kernels, each as a part of the operation that launched it."""
+) -> Iterator[WorkInterval]:
+    """Yield the kernels of a device, each with the operation that launched it."""
     launches = {
         event["args"]["correlation"]: event
         for event in events
         if event.get("cat") not in KERNELS and "correlation" in event.get("args", {})
     }
-    pieces = {tid: list(_pieces(spans)) for tid, spans in threads.items()}
-    begins = {tid: [piece.begin for piece in found] for tid, found in pieces.items()}
-    nobody = Span("", 0.0, 0.0, note=False, facts={})
+    intervals = {tid: list(_split_intervals(spans)) for tid, spans in threads.items()}
+    begins = {tid: [interval.begin for interval in items] for tid, items in intervals.items()}
+    unknown_span = Span("", 0.0, 0.0, is_annotation=False, facts={})
     for kernel in kernels:
-        begin, span = float(kernel["ts"]), nobody
+        begin, span = float(kernel["ts"]), unknown_span
         launch = launches.get(kernel.get("args", {}).get("correlation"))
-        if launch and pieces.get(launch["tid"]):
-            at = bisect_right(begins[launch["tid"]], float(launch["ts"])) - 1
-            span = pieces[launch["tid"]][max(at, 0)].span
+        if launch and intervals.get(launch["tid"]):
+            index = bisect_right(begins[launch["tid"]], float(launch["ts"])) - 1
+            span = intervals[launch["tid"]][max(index, 0)].span
         kind: Kind = "other" if span.kind == "host" else span.kind
         if str(kernel["name"]).lower().startswith(collectives):
             kind = "communication"
-        yield Work(begin, begin + float(kernel["dur"]), kind, span)
+        yield WorkInterval(begin, begin + float(kernel["dur"]), kind, span)

@@ -72,7 +72,7 @@ class StragglerDetector(Hook):
         self._suspect = slowest
         if self._suspect_lines < CONSECUTIVE_LINES:
             return None
-        if self._suspect_lines == CONSECUTIVE_LINES and self._world.first:
+        if self._suspect_lines == CONSECUTIVE_LINES and self._world.is_main_process:
             logger.warning(
                 "rank %d is a straggler: %.2f s per step before it first waits, the others %.2f s",
                 slowest,

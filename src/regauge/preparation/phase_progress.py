@@ -1,4 +1,4 @@
-"""How far a phase of `prepare` is: a live bar on a terminal, a line now and then elsewhere."""
+"""Progress of a phase of `prepare`: a live bar on a terminal, else a log line at intervals."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-class Phase:
-    """A phase whose work is counted in bytes; it says its rate, and when it will be done."""
+class PhaseProgress:
+    """A phase whose work is counted in bytes; reports its throughput and the remaining time."""
 
     def __init__(self, name: str, total_bytes: int, done_bytes: int = 0) -> None:
         self._name = name
         self._total = total_bytes
-        self._before = self._done = done_bytes
-        self._start = self._said = time.monotonic()
+        self._resumed_bytes = self._done = done_bytes
+        self._start = self._last_line = time.monotonic()
         self._bar: progress.Progress | None = None
         self._task = progress.TaskID(0)
 
     def __enter__(self) -> Self:
-        if log.interactive():
+        if log.is_interactive():
             self._bar = progress.Progress(
                 progress.TextColumn("{task.description:10}"),
                 progress.BarColumn(),
@@ -51,24 +51,25 @@ class Phase:
         if kind is None:
             seconds = time.monotonic() - self._start
             size = f"{self._done / MEGA:.1f} MB " if self._done else ""
-            log.logger.info(f"{self._name}: {size}in {seconds:.1f} s{self._rate(seconds)}")
+            log.logger.info(f"{self._name}: {size}in {seconds:.1f} s{self._format_rate(seconds)}")
 
-    def advance(self, count: int) -> None:
-        """Count bytes of work as done."""
-        self._done += count
+    def advance(self, num_bytes: int) -> None:
+        """Add bytes to the completed work."""
+        self._done += num_bytes
         now = time.monotonic()
         if self._bar:
             self._bar.update(self._task, completed=self._done)
-        elif now - self._said >= log.SECONDS_BETWEEN_LINES:
-            self._said = now
-            log.logger.info(self._line(now - self._start))
+        elif now - self._last_line >= log.PROGRESS_INTERVAL_SECONDS:
+            self._last_line = now
+            log.logger.info(self._format_line(now - self._start))
 
-    def _line(self, seconds: float) -> str:
+    def _format_line(self, seconds: float) -> str:
         done = f"{self._done / MEGA:.0f} of {self._total / MEGA:.0f} MB"
-        fresh = self._done - self._before
-        left = (self._total - self._done) * seconds / max(fresh, 1)
-        return f"{self._name}: {done}{self._rate(seconds)}, {left:.0f} s left"
+        processed = self._done - self._resumed_bytes
+        seconds_left = (self._total - self._done) * seconds / max(processed, 1)
+        rate = self._format_rate(seconds)
+        return f"{self._name}: {done}{rate}, {seconds_left:.0f} s left"
 
-    def _rate(self, seconds: float) -> str:
-        fresh = self._done - self._before
-        return f", {fresh / MEGA / seconds:.1f} MB/s" if fresh and seconds > 0 else ""
+    def _format_rate(self, seconds: float) -> str:
+        processed = self._done - self._resumed_bytes
+        return f", {processed / MEGA / seconds:.1f} MB/s" if processed and seconds > 0 else ""

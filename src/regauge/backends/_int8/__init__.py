@@ -1,0 +1,7 @@
+"""Quantization of linear layers to 8-bit integers, shared by several backends.
+
+The entry point is `quantize.quantize_linear_layers`. `quantize.py` chooses the layers and their
+scales by real inputs, `linear.py` contains the quantized layer, and `split.py` splits features with
+large values. This package may import torch and nothing else of Regauge than the interface of the
+backends.
+"""

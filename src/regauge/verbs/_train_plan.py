@@ -1,0 +1,54 @@
+"""The dry run of `train`, and the checks before its start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge import config
+from regauge.data.unprepared import describe_datasets, is_prepared
+from regauge.models import hub
+from regauge.training import dry_run, warm_start
+
+if TYPE_CHECKING:
+    from regauge.data.unprepared import RowsByFolder
+    from regauge.training.settings import TrainSettings
+
+
+def plan_training(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[str, Any]:
+    """Return the plan of a run; torch is imported last, to count the parameters."""
+    answer = dry_run.plan_run(settings)
+    if reason := dry_run.find_count_obstacle(settings, dataset_rows):
+        return {**answer, "parameters": f"unknown: {reason}"}
+    from regauge.training.batch_finder.memory import describe_model
+
+    with hub.local_only():
+        answer |= describe_model(settings, dataset_rows)
+        if settings.batch.microbatch_rows == "auto":
+            from regauge.training.batch_finder.finder import describe_forecast
+
+            answer["microbatch_rows"] = describe_forecast(settings)
+    return answer
+
+
+def read_dataset_rows(
+    settings: TrainSettings, run_file: Path, overrides: tuple[str, ...]
+) -> RowsByFolder:
+    """Return the row layouts that a run file declares; empty if all datasets are prepared.
+
+    Overrides of `data` may name another folder than the one that `prepare` writes. So the layouts
+    are returned for the folders with and without these overrides.
+    """
+    if all(is_prepared(Path(task_config.data.path)) for task_config in settings.task_configs):
+        return {}
+    tables = config.read(run_file)
+    other_overrides = tuple(text for text in overrides if not text.startswith("data."))
+    versions = (config.apply_overrides(tables, texts) for texts in (other_overrides, overrides))
+    return dict(item for version in versions for item in describe_datasets(version).items())
+
+
+def check_before_start(settings: TrainSettings) -> None:
+    """Check a run before its processes start, and download the weights that it starts from."""
+    dry_run.check_run(settings)
+    if (path := warm_start.use_copied_weights(settings).model.path) is not None:
+        hub.resolve_model(path)

@@ -1,0 +1,196 @@
+"""Docstrings, messages, docs and README use plain words and short sentences."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from architecture.tree import ROOT, Source, sources
+
+MAX_SENTENCE_WORDS = 30
+WHERE_PER_IF = 0.5
+WHAT_PER_1000 = 3.0
+TOLD_PER_1000 = 0.5
+TOLD = {"tell", "tells", "told", "say", "says", "said"}
+PRIVATE = re.compile(
+    r"\b(tells?|told|says?|said|goes on|go on|going on|lies|lie beside|stands beside|comes to|"
+    r"in turns|as is|those of|that which|so many|others'|of one's own)\b",
+    re.IGNORECASE,
+)
+"""Phrases for which the field has a word: log, report, continue, resume, equal, alternating, ..."""
+MESSAGE_CALLS = {"info", "warning", "error", "debug", "print"}
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md")
+REFERENCE = "docs/settings.md"
+"""Generated from docstrings, which are measured themselves."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A docstring, or the prose of a page, and where it stands."""
+
+    where: str
+    text: str
+
+    @property
+    def words(self) -> list[str]:
+        return re.findall(r"[a-z']+", self.text.lower())
+
+
+def prose(markdown: str) -> str:
+    """Return a page without code, tables, headings and addresses of links."""
+    text = FENCE.sub("", markdown)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"^\s*(\||#).*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"\]\([^)]*\)", "]", text)
+
+
+def docstrings(source: Source) -> Iterator[Text]:
+    """Yield the documentation of a file: of modules, classes, functions, fields and constants."""
+    for node in ast.walk(source.tree):
+        constant = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+            yield Text(f"{source.path}:{constant.lineno}", constant.value)
+
+
+def pages() -> Iterator[Text]:
+    """Yield the prose of every page of documentation."""
+    for pattern in PAGES:
+        for path in sorted(ROOT.glob(pattern)):
+            name = str(path.relative_to(ROOT))
+            if name != REFERENCE:
+                yield Text(name, prose(path.read_text(encoding="utf-8")))
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a text; lists and indented examples end one."""
+    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"^ {4,}.*$", "", text, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n|\n\s*[-*|]|\n\s*\d+\. ", text):
+        yield from re.split(r"(?<=[.:;!?])\s+", " ".join(paragraph.split()))
+
+
+def long_sentences(text: Text) -> list[str]:
+    """Return the sentences of a text that are too long."""
+    return [
+        f"{text.where}: {len(sentence.split())} words: {sentence[:90]}"
+        for sentence in sentences(text.text)
+        if len(re.findall(r"[A-Za-z']+", sentence)) > MAX_SENTENCE_WORDS
+    ]
+
+
+def messages(source: Source) -> Iterator[Text]:
+    """Yield the strings that a file gives to errors, the log and the terminal."""
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if not (name.endswith("Error") or name in MESSAGE_CALLS):
+            continue
+        for part in ast.walk(node):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield Text(f"{source.path}:{part.lineno}", part.value)
+
+
+def private_phrases(text: Text) -> list[str]:
+    """Return the private phrases of a message."""
+    return [f"{text.where}: {match[0]!r} in {text.text!r}" for match in PRIVATE.finditer(text.text)]
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    """How often some words occur."""
+
+    total: int
+    where: int
+    conditional: int
+    what: int
+    told: int
+
+    @property
+    def summary(self) -> str:
+        """The frequencies per 1,000 words."""
+        shares = (1000 * count / max(self.total, 1) for count in (self.where, self.conditional))
+        where, conditional = shares
+        return (
+            f"where {where:.1f}, if {conditional:.1f}, what {self.per_1000(self.what):.1f}, "
+            f"told/said/say {self.per_1000(self.told):.1f} per 1,000 of {self.total} words"
+        )
+
+    def per_1000(self, count: int) -> float:
+        """Return a count per 1,000 words."""
+        return 1000 * count / max(self.total, 1)
+
+
+def count_words(texts: list[Text]) -> Frequencies:
+    """Return the frequencies of the measured words in some texts."""
+    words = [word for text in texts for word in text.words]
+    return Frequencies(
+        len(words),
+        words.count("where"),
+        words.count("if"),
+        words.count("what"),
+        sum(word in TOLD for word in words),
+    )
+
+
+def excesses(frequencies: Frequencies) -> list[str]:
+    """Return the frequencies that are above their limits."""
+    problems = []
+    if frequencies.where > WHERE_PER_IF * frequencies.conditional:
+        problems.append(f"more than {WHERE_PER_IF} `where` per `if`")
+    if frequencies.per_1000(frequencies.what) > WHAT_PER_1000:
+        problems.append(f"more than {WHAT_PER_1000} `what` per 1,000 words")
+    if frequencies.per_1000(frequencies.told) > TOLD_PER_1000:
+        problems.append(f"more than {TOLD_PER_1000} told/said/say per 1,000 words")
+    return [f"{problem}: {frequencies.summary}" for problem in problems]
+
+
+def test_docstrings_use_plain_words(report: Callable[[str], None]) -> None:
+    frequencies = count_words([text for source in sources() for text in docstrings(source)])
+    report(
+        f"docstrings: {frequencies.summary} (others: where 0.7 to 1.7, if 1.9 to 7.1, what <= 0.6)"
+    )
+    assert not excesses(frequencies)
+
+
+def test_the_report_measures_the_pages(report: Callable[[str], None]) -> None:
+    frequencies = count_words(list(pages()))
+    report(f"docs: {frequencies.summary}")
+    assert frequencies.total
+
+
+def test_sentences_are_short() -> None:
+    texts = [text for source in sources() for text in docstrings(source)]
+    problems = [line for text in texts for line in long_sentences(text)]
+    assert not problems, "\n".join(problems)
+
+
+def test_messages_use_the_words_of_the_field() -> None:
+    problems = [
+        line for source in sources() for text in messages(source) for line in private_phrases(text)
+    ]
+    assert not problems, "\n".join(problems)
+
+
+def test_excessive_words_are_detected() -> None:
+    assert excesses(count_words([Text("a", "where it is, where it was, if at all")]))
+    assert excesses(count_words([Text("a", "what is said")]))
+    assert not excesses(count_words([Text("a", "Returns None if there is no file.")]))
+
+
+def test_a_long_sentence_is_detected() -> None:
+    assert long_sentences(Text("a", "word " * 31 + "."))
+    assert not long_sentences(Text("a", "word " * 20 + ". " + "word " * 20 + "."))
+
+
+@pytest.mark.parametrize("message", ["the run goes on", "told to stop", "it lies in a folder"])
+def test_a_private_phrase_is_detected(message: str) -> None:
+    text = f"raise SettingsError({message!r}, 'do it')"
+    assert [
+        line for part in messages(Source("regauge/a.py", text)) for line in private_phrases(part)
+    ]

@@ -25,13 +25,13 @@ from pydantic import (
 )
 
 from regauge import choices, files
-from regauge.errors import SettingsError
+from regauge.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-FORMAT = 1
-"""Version of every JSON document that Regauge writes; a reader refuses a later version."""
+FORMAT = 2
+"""Version of every JSON document that Regauge writes; `check_format` refuses any other."""
 
 RUN_IDENTITY = "run"
 """The table of a saved `run.json` that identifies the run; it is not a setting."""
@@ -109,6 +109,8 @@ def read(path: Path | str) -> Tables:
         raise SettingsError(f"{path} cannot be read: {error}", "correct that file") from None
     if not isinstance(tables, dict):
         raise SettingsError(f"{path} has no tables", "name a run file (.toml or run.json)")
+    if RUN_IDENTITY in tables:
+        check_format(tables[RUN_IDENTITY], path, "repeat the run from its run file")
     return {name: _convert_lists(table) for name, table in tables.items() if name != RUN_IDENTITY}
 
 
@@ -195,6 +197,21 @@ def flatten(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
         key = f"{path}.{name}" if path else name
         leaves += flatten(value, key) if isinstance(value, dict) and value else [(key, value)]
     return leaves
+
+
+def check_format(document: object, path: Path, remedy: str) -> None:
+    """Raise DataError if a JSON document has another format than FORMAT.
+
+    `remedy` replaces a document of an earlier format, such as "run 'regauge prepare' again".
+    """
+    version = document.get("format") if isinstance(document, dict) else None
+    if not isinstance(version, int):
+        raise DataError(f"{path} has no format version", remedy)
+    if version > FORMAT:
+        problem = f"{path} was written by a later Regauge (format {version})"
+        raise DataError(problem, f"install the Regauge that reads format {version}")
+    if version < FORMAT:
+        raise DataError(f"{path} was written by an earlier Regauge (format {version})", remedy)
 
 
 def save(path: Path, document: Tables) -> None:

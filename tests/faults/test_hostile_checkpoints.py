@@ -22,6 +22,7 @@ from regauge.checkpoint import layout
 from regauge.checkpoint.loading import find_newest, load_checkpoint
 from regauge.checkpoint.saver import Saver
 from regauge.checkpoint.settings import Checkpoint
+from regauge.config import FORMAT
 from regauge.errors import NoCheckpointError
 from regauge.files import write_json
 from regauge.processes import World
@@ -111,7 +112,7 @@ def write_manifest(path: Path, names: list[str]) -> None:
         else layout.describe_file(path / name)
         for name in names
     }
-    write_json(path / layout.MANIFEST, {"format": 1, "step": 4, "files": files})
+    write_json(path / layout.MANIFEST, {"format": FORMAT, "step": 4, "files": files})
 
 
 def build_tensors() -> dict[str, torch.Tensor]:

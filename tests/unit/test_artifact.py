@@ -228,14 +228,23 @@ Change = Callable[[dict[str, Any]], Any]
         ),
         (
             lambda it: it | {"format": FORMAT + 1},
-            SettingsError,
-            f"has format {FORMAT + 1}; this Regauge reads {FORMAT}; install a later Regauge",
+            DataError,
+            f"was written by a later Regauge (format {FORMAT + 1}); install the Regauge that reads",
         ),
-        (lambda it: it | {"format": "1"}, SettingsError, "has format 1; this Regauge reads"),
+        (
+            lambda it: it | {"format": 1},
+            DataError,
+            "was written by an earlier Regauge (format 1); export the model again",
+        ),
+        (
+            lambda it: it | {"format": "1"},
+            DataError,
+            "has no format version; export the model again",
+        ),
         (
             lambda it: {key: it[key] for key in it if key != "format"},
-            SettingsError,
-            "has format None",
+            DataError,
+            "has no format version",
         ),
         (lambda it: it | {"payloads": 1}, DataError, "unknown key 'payloads'"),
         (
@@ -248,7 +257,7 @@ Change = Callable[[dict[str, Any]], Any]
             DataError,
             "'files' is missing",
         ),
-        (lambda it: it | {"shapes": [{"length": 0, "max_batch_size": [1]}]}, DataError, "shapes"),
+        (lambda it: it | {"shapes": [{"length": 0, "rows": [1]}]}, DataError, "shapes"),
         (
             lambda it: it | {"compiled": it["compiled"] | {"backend": {"kind": "eagre"}}},
             DataError,
@@ -347,9 +356,9 @@ def test_batch_invariance_needs_a_proof_for_this_chip(artifact: Path) -> None:
             "needs avx9000, which this machine lacks",
         ),
         (
-            lambda it: write_document(it, read_document(it) | {"format": 2}),
-            2,
-            "install a later Regauge",
+            lambda it: write_document(it, read_document(it) | {"format": 1}),
+            64,
+            "was written by an earlier Regauge (format 1); export the model again",
         ),
         (lambda it: set_proof(it, None), 76, "is not proved batch-invariant"),
     ],

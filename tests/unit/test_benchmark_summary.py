@@ -11,7 +11,7 @@ import pytest
 from regauge.artifacts.manifest import ArtifactManifest
 from regauge.benchmarking import summary
 from regauge.benchmarking.settings import BenchmarkSettings
-from regauge.config import build
+from regauge.config import FORMAT, build
 from regauge.planning.catalog import load_instances
 from regauge.reporting import benchmarks, inference_section
 from regauge.reporting.drawing import ChartContext
@@ -46,7 +46,7 @@ def build_manifest(model: str = "runs/bert/model", **compiled: Any) -> ArtifactM
     return build(
         ArtifactManifest,
         {
-            "format": 1,
+            "format": FORMAT,
             "program": {"answers": "vectors", "width": 8, "inputs": [tokens]},
             "compiled": {**compilation, **compiled},
             "target": {"accelerator": "cpu", "chip": "a chip", "threads": 2},

@@ -12,6 +12,7 @@ import pytest
 
 from regauge.checkpoint import layout
 from regauge.checkpoint.layout import BEST, LATEST, MANIFEST, STATE, checkpoint_name
+from regauge.config import FORMAT
 from regauge.files import write_json
 
 TENSORS = "shard-00001-model-00001-of-00001.safetensors"
@@ -34,7 +35,7 @@ def test_a_commit_produces_one_whole_folder(tmp_path: Path) -> None:
     assert (tmp_path / LATEST).read_text() == "step-00000004\n"
     assert layout.find_damage(path) is None
     assert layout.read_state(path) == {"step": 4}
-    assert json.loads((path / MANIFEST).read_text())["format"] == 1
+    assert json.loads((path / MANIFEST).read_text())["format"] == FORMAT
 
 
 def test_concurrent_writes_of_one_document_are_atomic(
@@ -98,9 +99,9 @@ def list_outside_file(path: Path) -> None:
     (path / MANIFEST).write_text(json.dumps(document))
 
 
-def raise_format(path: Path) -> None:
+def set_format(path: Path, version: int) -> None:
     document = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps({**document, "format": 2}))
+    (path / MANIFEST).write_text(json.dumps({**document, "format": version}))
 
 
 DAMAGES = {
@@ -126,7 +127,8 @@ DAMAGES = {
     ),
     "no manifest": (lambda path: (path / MANIFEST).unlink(), f"{MANIFEST} is missing"),
     "a torn manifest": (lambda path: (path / MANIFEST).write_text("{"), "cannot be read"),
-    "a later format": (raise_format, "a newer version of Regauge"),
+    "a later format": (lambda path: set_format(path, 99), "was written by a later Regauge"),
+    "an earlier format": (lambda path: set_format(path, 1), "was written by an earlier Regauge"),
 }
 
 

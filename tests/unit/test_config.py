@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, mo
 
 from regauge import config
 from regauge.config import Choice, Settings, choice_of
-from regauge.errors import RegaugeError, SettingsError, first_line
+from regauge.errors import DataError, RegaugeError, SettingsError, first_line
 from regauge.trackers import Tracker
 
 
@@ -309,6 +309,23 @@ def test_a_saved_document_has_a_format_version(tmp_path: Path) -> None:
     expected = {"a": 2, "format": config.FORMAT, "where": str(tmp_path)}
     assert json.loads(path.read_text()) == expected
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"format": config.FORMAT - 1}, "an earlier Regauge (format 1); make it again"),
+        ({"format": config.FORMAT + 1}, "a later Regauge (format 3); install the Regauge"),
+        ({"format": "2"}, "a.json has no format version; make it again"),
+        ({}, "a.json has no format version; make it again"),
+        ([], "a.json has no format version; make it again"),
+    ],
+)
+def test_another_format_is_refused_with_the_remedy(document: Any, message: str) -> None:
+    config.check_format({"format": config.FORMAT}, Path("a.json"), "make it again")
+    with pytest.raises(DataError) as caught:
+        config.check_format(document, Path("a.json"), "make it again")
+    assert message in str(caught.value)
 
 
 def test_a_choice_has_the_name_of_its_file() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from regauge.config import FORMAT
 from regauge.errors import DataError, SettingsError
 from regauge.verbs import pipeline
 from unit.stage_verbs import join
@@ -68,7 +69,7 @@ def test_each_stage_gets_its_folder_and_the_earlier_folders(run_file: Path) -> N
 def test_the_record_holds_settings_and_answers(run_file: Path) -> None:
     pipeline.main(run_file)
     record = json.loads(Path("out/words/pipeline.json").read_text())
-    assert record["format"] == 1
+    assert record["format"] == FORMAT
     join = record["stages"][2]
     assert join["settings"]["inputs"] == [
         "out/words/1-first/text.txt",

@@ -20,6 +20,7 @@ from regauge.artifacts.manifest import (
     WeightsOrigin,
 )
 from regauge.backends.eager import Eager
+from regauge.config import FORMAT
 from regauge.data.sources import Piece
 from regauge.errors import DataError, SettingsError
 from regauge.prediction.job import (
@@ -90,7 +91,7 @@ def commit(job: PredictJob, number: int, part: int = 0, *, last: bool = False, *
 def test_a_folder_can_be_claimed_twice_by_the_same_job(tmp_path: Path) -> None:
     job = claim_job(tmp_path)
     document = json.loads((job.folder / "job.json").read_text())
-    assert document["format"] == 1
+    assert document["format"] == FORMAT
     assert document["predict"] == {"shard_records": 10, "batch_invariant": True}
     assert {path.name for path in job.folder.iterdir()} == {
         "job.json",
@@ -170,7 +171,7 @@ def test_of_two_jobs_that_start_at_once_the_first_one_writes_the_job_file(tmp_pa
         (second.folder / name).mkdir(parents=True)
     first.claim_folder(FACTS)
     before = (first.folder / "job.json").read_bytes()
-    second._write_job_file({"format": 1, "artifact": "b"})
+    second._write_job_file({"format": FORMAT, "artifact": "b"})
     assert (first.folder / "job.json").read_bytes() == before
     assert not list(second.job_folder.iterdir())
 
@@ -266,7 +267,7 @@ def test_the_totals_are_written_after_the_last_shard_of_all_jobs(tmp_path: Path)
     result = write_result(first)
     assert result == json.loads(result_file.read_text())
     assert result == {
-        "format": 1,
+        "format": FORMAT,
         "rows": 40,
         "quarantined": 4,
         "skipped": 8,

@@ -473,12 +473,16 @@ def test_the_command_prints_json_without_torch(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1, 2]", "is damaged: the whole document: Input should be an object"),
-        ('{"format": 1, "layout"', "is damaged: the whole document: Invalid JSON"),
-        ('{"format": 1}', "is damaged: layout: Field required; run 'regauge prepare' again"),
+        ("[1, 2]", "has no format version; run 'regauge prepare' again"),
+        ('{"format": 1, "layout"', "is damaged: Expecting"),
+        ('{"format": 2}', "is damaged: layout: Field required; run 'regauge prepare' again"),
         (
             '{"format": 99, "layout": "packed"}',
-            "was written by a newer Regauge; update Regauge to read it",
+            "was written by a later Regauge (format 99); install the Regauge that reads format 99",
+        ),
+        (
+            '{"format": 1, "layout": "packed"}',
+            "was written by an earlier Regauge (format 1); run 'regauge prepare' again",
         ),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from regauge.config import FORMAT
 from regauge.errors import DataError, SettingsError
 from regauge.reporting.drawing import MAX_POINTS, ChartContext, Curve, draw_curves
 from regauge.reporting.page import build_report
@@ -36,7 +37,7 @@ SECONDS = {"init": 5.0, "data_wait": 10.0, "step": 80.0, "lost": 5.0}
 
 def write(folder: Path, name: str, content: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    text = content if isinstance(content, str) else json.dumps({"format": 1, **content})
+    text = content if isinstance(content, str) else json.dumps({"format": FORMAT, **content})
     (folder / name).write_text(text)
 
 
@@ -150,9 +151,16 @@ def test_a_finished_run_that_is_started_again_has_no_end(tmp_path: Path) -> None
     assert read_run_folder(folder).end is None
 
 
-def test_a_later_format_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, "evaluation.json", EVALUATION | {"format": 2})
-    with pytest.raises(DataError, match=r"later Regauge; update"):
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (99, r"was written by a later Regauge \(format 99\); install"),
+        (1, r"was written by an earlier Regauge \(format 1\); repeat the run"),
+    ],
+)
+def test_another_format_is_refused(tmp_path: Path, version: int, message: str) -> None:
+    write(tmp_path, "evaluation.json", EVALUATION | {"format": version})
+    with pytest.raises(DataError, match=message):
         read_run_folder(tmp_path)
 
 
@@ -343,7 +351,7 @@ def test_markdown_and_json_have_the_same_content(runs: tuple[RunFolder, ...]) ->
     assert "| trained | 0.586 | **0.787** | **1.500** |" in text
     assert re.search(r"\| step \| 80\.0 \| 80\.0% \|", text)
     document = json.loads(render_json(content))
-    assert document["format"] == 1
+    assert document["format"] == FORMAT
     assert document["chapters"][0]["run"]["series"]["heldout/loss"] == [[20, 0.45], [30, 0.3]]
 
 

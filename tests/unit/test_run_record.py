@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from distributed.runs import settings
-from regauge import processes
+from regauge import config, processes
 from regauge.config import build
-from regauge.errors import SettingsError
+from regauge.errors import DataError, SettingsError
 from regauge.training import run_record
 from regauge.training.settings import TrainSettings
 
@@ -51,6 +51,17 @@ def test_the_folder_of_another_run_is_refused_with_the_different_key(
     assert difference in caught.value.problem
     assert str(owned_folder) in caught.value.problem
     assert "name another output.folder" in caught.value.remedy
+
+
+def test_the_run_of_an_earlier_format_is_neither_resumed_nor_read(owned_folder: Path) -> None:
+    path = owned_folder / run_record.RUN
+    document = json.loads(path.read_text())
+    document[config.RUN_IDENTITY]["format"] = 1
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=r"earlier Regauge \(format 1\); name another output"):
+        run_record.check_same_run(owned_folder, run(owned_folder), "f00")
+    with pytest.raises(DataError, match=r"earlier Regauge \(format 1\); repeat the run"):
+        config.read(path)
 
 
 def test_different_data_make_a_different_run(owned_folder: Path) -> None:
@@ -98,7 +109,7 @@ def test_a_damaged_record_is_refused(owned_folder: Path) -> None:
 def test_the_record_is_a_valid_run_file(owned_folder: Path) -> None:
     saved = json.loads((owned_folder / run_record.RUN).read_text())
     facts = saved.pop("run")
-    assert (facts["id"], facts["data_identity"], facts["format"]) == ("id-1", "f00", 1)
+    assert (facts["id"], facts["data_identity"], facts["format"]) == ("id-1", "f00", config.FORMAT)
     assert build(TrainSettings, saved) == run(owned_folder)
     environment = json.loads((owned_folder / run_record.ENVIRONMENT).read_text())
     assert environment["packages"]["torch"]

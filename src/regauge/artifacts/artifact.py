@@ -26,7 +26,6 @@ from regauge.artifacts.manifest import (
     FileDigest,
 )
 from regauge.checkpoint.layout import check_free
-from regauge.config import FORMAT
 from regauge.errors import DataError, PreflightError, SettingsError
 from regauge.files import sha256
 
@@ -132,9 +131,7 @@ def read_manifest(folder: Path) -> ArtifactManifest:
         raise DataError(f"{path} cannot be read: {error}", "copy the artifact again") from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise SettingsError(f"{path} is not the manifest of an artifact", remedy)
-    if not isinstance(document.get("format"), int) or document["format"] > FORMAT:
-        problem = f"{path} has format {document.get('format')}; this Regauge reads {FORMAT}"
-        raise SettingsError(problem, "install a later Regauge")
+    config.check_format(document, path, "export the model again")
     try:
         return config.build(ArtifactManifest, document, (), str(path))
     except SettingsError as error:

@@ -15,8 +15,8 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from regauge.config import FORMAT
-from regauge.errors import SettingsError
+from regauge.config import FORMAT, check_format
+from regauge.errors import DataError, SettingsError
 from regauge.files import fsync_paths, is_temporary, sha256, write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -149,10 +149,11 @@ def _read_file_list(path: Path) -> dict[str, Any] | str:
                 return f"{path / document} is larger than {MAX_DOCUMENT_BYTES:,} bytes"
         manifest = json.loads((path / MANIFEST).read_text())
         files: dict[str, Any] = dict(manifest["files"])
-        if int(manifest.get("format", 0)) > FORMAT:
-            return f"{path} was written by a newer version of Regauge"
+        check_format(manifest, path / MANIFEST, "save it again")
     except FileNotFoundError as error:
         return f"{error.filename} is missing"
+    except DataError as error:
+        return error.problem
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{path / MANIFEST} cannot be read: {error}"
     unlisted = sorted({file.name for file in path.iterdir()} - {MANIFEST} - files.keys())

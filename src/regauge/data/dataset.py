@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+import json
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pydantic
 
-from regauge.config import FORMAT, Settings
+from regauge.config import FORMAT, Settings, check_format
 from regauge.errors import DataError
 from regauge.files import sha256
 
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-_NEWER_FORMAT_ERRORS = ("less_than_equal", "extra_forbidden")
-"""The pydantic error types of a newer format and of an unknown key."""
+REPEAT_REMEDY = "run 'regauge prepare' again, with another data.path"
 
 
 class FileInfo(Settings):
@@ -123,7 +123,7 @@ class TokenizerInfo(Settings):
 class DatasetManifest(Settings):
     """The description of a prepared dataset: everything that a run depends on."""
 
-    format: Annotated[int, pydantic.Field(le=FORMAT)] = FORMAT
+    format: int = FORMAT
     """Version of this document's format."""
     layout: str
     """Name of the row layout, a file of `data/layouts`."""
@@ -242,20 +242,26 @@ class Dataset:
 
 
 def read_manifest(folder: Path) -> DatasetManifest:
-    """Read the manifest of a dataset; raises DataError if it is missing, damaged or newer."""
+    """Return the manifest of a dataset.
+
+    Raises DataError if it is missing, damaged or of another format.
+    """
     path = folder / MANIFEST
     try:
-        return DatasetManifest.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        check_format(json.loads(content), path, REPEAT_REMEDY)
+        return DatasetManifest.model_validate_json(content)
     except FileNotFoundError:
         raise DataError(
             f"{folder} has no prepared dataset", "create it with 'regauge prepare'"
         ) from None
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
-    if problem["type"] in _NEWER_FORMAT_ERRORS:
-        raise DataError(f"{path} was written by a newer Regauge", "update Regauge to read it")
-    key = ".".join(map(str, problem["loc"])) or "the whole document"
-    raise DataError(f"{path} is damaged: {key}: {problem['msg']}", "run 'regauge prepare' again")
+        key = ".".join(map(str, problem["loc"])) or "the whole document"
+        message = f"{path} is damaged: {key}: {problem['msg']}"
+    except ValueError as error:
+        message = f"{path} is damaged: {error}"
+    raise DataError(message, REPEAT_REMEDY)
 
 
 def _map_columns(path: Path) -> dict[str, _Column]:

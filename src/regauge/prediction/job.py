@@ -263,6 +263,7 @@ def _read_job_file(folder: Path) -> dict[str, Any] | None:
             document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise DataError(f"{path} cannot be read: {error}", OTHER_FOLDER_REMEDY) from None
+        config.check_format(document, path, OTHER_FOLDER_REMEDY)
         return document
     subfolders = {SHARDS, QUARANTINE, JOBS}
     is_foreign = folder.is_file() or (

@@ -15,7 +15,7 @@ import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from regauge.config import FORMAT, flatten
+from regauge.config import FORMAT, check_format, flatten
 from regauge.data import dataset
 from regauge.errors import DataError, SettingsError
 from regauge.files import LOCK, hold_lock, is_temporary, write_atomic
@@ -68,6 +68,7 @@ def find_finished(folder: Path, inputs: BuildInputs) -> Manifests | None:
         raise DataError(
             f"{folder} has other files ({name})", "choose another data.path, or empty the folder"
         )
+    check_format(document, folder, "choose another data.path, or delete the folder")
     if document != inputs.to_document():
         raise DataError(
             f"{folder} has another dataset: {describe_difference(document, inputs.to_document())}",

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from regauge import jsonl
-from regauge.config import FORMAT, RUN_IDENTITY
-from regauge.errors import DataError, SettingsError
+from regauge.config import RUN_IDENTITY, check_format
+from regauge.errors import SettingsError
 from regauge.results.series import AttemptSummary, Series, merge_attempts, summarize_attempts
 from regauge.supervision.cost_meter import ATTEMPTS
 from regauge.supervision.goodput import Goodput, read_goodput
@@ -206,8 +206,8 @@ def _read_document(path: Path, remarks: list[str]) -> Document:
     if not isinstance(document, dict):
         remarks.append(f"{path.name} is not a JSON object and was ignored")
         return {}
-    if document.get("format", 0) > FORMAT:
-        raise DataError(f"{path} was written by a later Regauge", "update Regauge to read it")
+    if "format" in document:
+        check_format(document, path, "repeat the run with this version")
     return document
 
 

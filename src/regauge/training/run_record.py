@@ -13,7 +13,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from regauge import processes
-from regauge.config import FORMAT, RUN_IDENTITY, Tables, describe_first_difference, dump
+from regauge.config import (
+    FORMAT,
+    RUN_IDENTITY,
+    Tables,
+    check_format,
+    describe_first_difference,
+    dump,
+)
 from regauge.errors import SettingsError
 from regauge.files import write_json
 from regauge.log import logger
@@ -68,6 +75,7 @@ def read_run(folder: Path) -> Tables | None:
         document: Tables = json.loads(path.read_text())
     except ValueError:
         raise SettingsError(f"{path} is damaged", "name another output.folder") from None
+    check_format(document.get(RUN_IDENTITY), path, "name another output.folder")
     return document
 
 

@@ -79,10 +79,10 @@ def _inspect_stage(
 
 
 def _read_done(path: Path) -> dict[str, Any] | None:
-    """Return the record of a finished stage; None if it is damaged or has a later format."""
+    """Return the record of a finished stage; None if it is damaged or has another format."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        is_valid = isinstance(document, dict) and int(document["format"]) <= config.FORMAT
+        is_valid = isinstance(document, dict) and document["format"] == config.FORMAT
     except (ValueError, KeyError, TypeError):
         is_valid = False
     return dict(document) if is_valid else None

@@ -1,9 +1,9 @@
-"""How many times as fast as its peers: the results as a chart and a table, for the README.
+"""Write the benchmark results as a chart and as a table of docs/performance.md.
 
-    python benchmarks/chart.py [--results FOLDER] [--chart FILE] [--readme FILE]
+    python benchmarks/chart.py [--results FOLDER] [--chart FILE] [--page FILE]
 
-Reads what the benchmarks have written, whatever of it is there; what is no result yet has no bar.
-The table stands in the README between two marks, and is written anew.
+Results that do not exist yet are left out. The table replaces the text between two markers of the
+page.
 """
 
 from __future__ import annotations
@@ -17,122 +17,134 @@ from typing import Any, NamedTuple
 
 from recording import RESULTS
 
-CHART = Path("docs/benchmarks.svg")
-MARKS = "<!-- benchmarks: by benchmarks/chart.py -->", "<!-- end of benchmarks -->"
-LANGUAGES = {"train_mlm": "BERT", "train_clm": "Llama"}
-PAIRS = {
-    "train_contrastive": "search encoder",
-    "train_rank": "ranker",
-    "prepare_peers": "text to tokens",
-    "predict": "texts to vectors",
+CHART, PAGE = Path("docs/benchmarks.svg"), Path("docs/performance.md")
+MARKERS = "<!-- benchmarks: by benchmarks/chart.py -->", "<!-- end of benchmarks -->"
+LANGUAGE_MODELS = {"train_mlm": "BERT pre-training", "train_clm": "Llama pre-training"}
+WORKLOADS = {
+    "train_contrastive": "contrastive training",
+    "train_rank": "ranker training",
+    "prepare_peers": "dataset preparation",
+    "predict": "batch inference, MiniLM",
 }
-BAR, GAP, LEFT, WIDTH, RIGHT = 16, 10, 390, 340, 60
-"""Of the chart, in pixels."""
+VARIANTS = {
+    "equal records together": "exact duplicates grouped",
+    "near-duplicates together": "near-duplicates grouped",
+}
+BAR, GAP, LEFT, WIDTH, RIGHT = 16, 10, 420, 340, 60
+"""Sizes in the chart, in pixels."""
 FONT = "font-family='system-ui, sans-serif' font-size='12'"
+CAPTION = "bar: median speedup · line: range · red mark: goal · dashed line: equal speed"
 
 
-class Bar(NamedTuple):
-    """One comparison."""
+class Comparison(NamedTuple):
+    """The speedup of Regauge over a peer in one workload."""
 
-    what: str
+    workload: str
     peer: str
-    times: float
-    spread: tuple[float, float]
+    speedup: float
+    range: tuple[float, float]
     goal: float | None
 
     @property
-    def told(self) -> str:
-        """What it has to be, and whether it is."""
+    def verdict(self) -> str:
+        """The goal, and whether it is met; empty if there is no goal."""
         if self.goal is None:
             return ""
-        return f"{self.goal:g}, {'met' if self.times >= self.goal else 'not met'}"
+        return f"{self.goal:g}, {'met' if self.speedup >= self.goal else '**not met**'}"
 
 
 def main() -> None:
-    """Draw the chart, and write the table into the README."""
+    """Write the chart, and write the table into the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--chart", type=Path, default=CHART)
-    parser.add_argument("--readme", type=Path, default=Path("README.md"))
-    own = parser.parse_args()
-    found = {
+    parser.add_argument("--page", type=Path, default=PAGE)
+    options = parser.parse_args()
+    results = {
         name: json.loads(path.read_text())
-        for name in (*LANGUAGES, *PAIRS)
-        if (path := own.results / f"{name}.json").exists()
+        for name in (*LANGUAGE_MODELS, *WORKLOADS)
+        if (path := options.results / f"{name}.json").exists()
     }
-    bars = list(compared(found))
-    facts = sorted({f"{each['date']}, {each['machine']}" for each in found.values()})
-    own.chart.write_text(drawn(bars))
-    text = own.readme.read_text()
-    before, _, rest = text.partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    if not rest:
-        raise SystemExit(f"{own.readme} has no line {MARKS[0]}")
-    own.readme.write_text(f"{before}{MARKS[0]}\n{table(bars, facts)}\n{MARKS[1]}{after}")
+    comparisons = list(list_comparisons(results))
+    machines = sorted({f"{result['date']}, {result['machine']}" for result in results.values()})
+    options.chart.write_text(build_chart(comparisons))
+    page = options.page.read_text()
+    before, begin, rest = page.partition(MARKERS[0])
+    _, end, after = rest.partition(MARKERS[1])
+    if not (begin and end):
+        raise SystemExit(f"{options.page} lacks the line {MARKERS[0]} or {MARKERS[1]}")
+    table = build_table(comparisons, machines)
+    options.page.write_text(f"{before}{begin}\n{table}\n{end}{after}")
 
 
-def compared(found: dict[str, dict[str, Any]]) -> Iterator[Bar]:
+def list_comparisons(results: dict[str, dict[str, Any]]) -> Iterator[Comparison]:
     """Yield the comparisons of all results."""
-    for name, result in found.items():
-        for figures in result.get("measured", [result]):
-            what = PAIRS.get(name) or _language(LANGUAGES[name], figures)
-            what += f", {figures['beside']}" if "beside" in figures else ""
-            for peer, each in figures["against"].items():
-                least, most = each["spread"]
-                named = peer.replace("trainer", "Trainer", 1) if name in LANGUAGES else peer
-                yield Bar(what, named, each["times"], (least, most), each.get("goal"))
+    for name, result in results.items():
+        for figures in result.get("workloads", [result]):
+            workload = WORKLOADS.get(name) or _name_workload(LANGUAGE_MODELS[name], figures)
+            variant = figures.get("variant")
+            workload += f", {VARIANTS.get(variant, variant)}" if variant else ""
+            for peer, values in figures["peers"].items():
+                low, high = values["range"]
+                speedup, goal = values["speedup"], values.get("goal")
+                yield Comparison(workload, peer, speedup, (low, high), goal)
 
 
-def _language(model: str, figures: dict[str, Any]) -> str:
+def _name_workload(model: str, figures: dict[str, Any]) -> str:
     dropout = f", dropout {figures['dropout']:g}" if figures["dropout"] else ""
-    return f"{model}, rows of {figures['length']}{dropout}"
+    return f"{model}, {figures['length']} tokens{dropout}"
 
 
-def table(bars: list[Bar], facts: list[str]) -> str:
+def build_table(comparisons: list[Comparison], machines: list[str]) -> str:
     """Return the comparisons in Markdown."""
     rows = [
-        f"| {bar.what} | {bar.peer} | {bar.times:.2f} | {bar.spread[0]:.2f} to {bar.spread[1]:.2f} "
-        f"| {bar.told} |"
-        for bar in bars
+        f"| {item.workload} | {item.peer} | {item.speedup:.2f} "
+        f"| {item.range[0]:.2f} to {item.range[1]:.2f} | {item.verdict} |"
+        for item in comparisons
     ]
-    head = ["| what | beside | times as fast | spread | goal |", "| --- | --- | --- | --- | --- |"]
-    return "\n".join(["", *head, *rows, "", f"({'; '.join(facts)}.)", ""])
+    head = [
+        "| workload | compared with | speedup | range | goal |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    return "\n".join(["", *head, *rows, "", f"Measured: {'; '.join(machines)}.", ""])
 
 
-def drawn(bars: list[Bar]) -> str:
-    """Return the comparisons as an SVG: a bar each, its spread as a line, the goal as a mark."""
-    most = max([1.0, *(max(bar.spread[1], bar.goal or 0) for bar in bars)])
-    height = (BAR + GAP) * len(bars) + 2 * GAP
+def build_chart(comparisons: list[Comparison]) -> str:
+    """Return the comparisons as an SVG image, with one bar each."""
+    longest = max([1.0, *(max(item.range[1], item.goal or 0) for item in comparisons)])
+    height = (BAR + GAP) * (len(comparisons) + 1) + 2 * GAP
 
-    def at(times: float) -> float:
-        return LEFT + WIDTH * times / most
+    def x(speedup: float) -> float:
+        return LEFT + WIDTH * speedup / longest
 
-    parts = [_line(at(1), 0, at(1), height, "#777", dashes="3")]
-    for number, bar in enumerate(bars):
-        top = GAP + number * (BAR + GAP)
-        middle, least, longest = top + BAR / 2, at(bar.spread[0]), at(bar.spread[1])
-        wide = at(bar.times) - LEFT
-        behind = max(longest, at(bar.goal or 0)) + 6
-        label = escape(f"{bar.what}, {bar.peer}")
+    bottom = height - BAR - GAP
+    parts = [_line(x(1), 0, x(1), bottom, "#777", dashes="3")]
+    for index, item in enumerate(comparisons):
+        top = GAP + index * (BAR + GAP)
+        middle, low, high = top + BAR / 2, x(item.range[0]), x(item.range[1])
+        text_x, width = max(high, x(item.goal or 0)) + 6, x(item.speedup) - LEFT
+        label = escape(f"{item.workload} vs {item.peer}")
         parts += [
             f"<text x='{LEFT - 8}' y='{middle + 4}' text-anchor='end' {FONT}>{label}</text>",
-            f"<rect x='{LEFT}' y='{top}' width='{wide:.1f}' height='{BAR}' fill='#4a7fb5'/>",
-            _line(least, middle, longest, middle, "#1d3f63"),
-            f"<text x='{behind:.1f}' y='{middle + 4}' {FONT}>{bar.times:.2f}</text>",
+            f"<rect x='{LEFT}' y='{top}' width='{width:.1f}' height='{BAR}' fill='#4a7fb5'/>",
+            _line(low, middle, high, middle, "#1d3f63"),
+            f"<text x='{text_x:.1f}' y='{middle + 4}' {FONT}>{item.speedup:.2f}</text>",
         ]
-        if bar.goal is not None:
-            parts.append(_line(at(bar.goal), top - 2, at(bar.goal), top + BAR + 2, "#c2410c"))
+        if item.goal is not None:
+            parts.append(_line(x(item.goal), top - 2, x(item.goal), top + BAR + 2, "#c2410c"))
+    caption = f"<text x='{LEFT + WIDTH}' y='{height - GAP}' text-anchor='end' fill='#555' {FONT}>"
+    parts.append(f"{caption}{CAPTION}</text>")
     size = f"width='{LEFT + WIDTH + RIGHT}' height='{height}'"
-    title = "<title>Times as fast as the peer; the dashes are 1, the marks are goals</title>"
-    paper = "<rect width='100%' height='100%' fill='white'/>"
+    title = f"<title>Speedup of Regauge over its peers; {CAPTION}</title>"
+    background = "<rect width='100%' height='100%' fill='white'/>"
     head = f"<svg xmlns='http://www.w3.org/2000/svg' role='img' {size}>"
-    return "\n".join([head, title, paper, *parts, "</svg>", ""])
+    return "\n".join([head, title, background, *parts, "</svg>", ""])
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, color: str, *, dashes: str = "") -> str:
-    places = f"x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}'"
+    ends = f"x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}'"
     dashed = f" stroke-dasharray='{dashes}'" if dashes else ""
-    return f"<line {places} stroke='{color}' stroke-width='2'{dashed}/>"
+    return f"<line {ends} stroke='{color}' stroke-width='2'{dashed}/>"
 
 
 if __name__ == "__main__":

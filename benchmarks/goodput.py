@@ -1,9 +1,9 @@
-"""What saving costs a run that nothing hits: its goodput from the end of the first step.
+"""Goodput of a run without faults, from the end of its first step: the cost of checkpoints.
 
-`regauge train`, supervised as users start it, for a number of minutes with a save in each. How many
-steps that is, a short run of the same settings says first. Seconds from the end of the first step
-to the end of the last process count; of use are those of steps and evaluations. What comes before
-is reported apart.
+`regauge train` runs for some minutes under its supervisor, with a checkpoint each minute. A short
+trial run with the same settings measures the number of steps for that. Seconds count from the end
+of the first step to the end of the last process; steps and evaluations are productive. The seconds
+before are reported separately.
 
     python benchmarks/goodput.py [--minutes 10] [--processes 1] [--json OUT]
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from overhead import MODEL
-from recording import RESULTS, keep, train_command
-from text import corpus
+from recording import RESULTS, write_result, write_train_command
+from text import prepare_library_docs
 
 from regauge import jsonl
 from regauge.accelerators.cpu import Cpu
@@ -30,7 +30,7 @@ ROWS, MICROBATCH_ROWS = 32, 16
 
 
 def main() -> None:
-    """Measure and keep the result."""
+    """Measure, and write the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--processes", type=int, default=1)
@@ -38,15 +38,15 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
-        data = corpus(root / "data")
+        data = prepare_library_docs(root / "data")
         trial = root / "trial"
         _train(trial, data, arguments.processes, TRIAL_STEPS, TRIAL_STEPS)
-        each = _seconds_of_a_step(trial)
-        steps = round(60 * arguments.minutes / each)
+        step_seconds = _read_step_seconds(trial)
+        steps = round(60 * arguments.minutes / step_seconds)
         folder = root / "run"
-        _train(folder, data, arguments.processes, steps, round(60 / each))
-        figures = measured(folder)
-    keep(
+        _train(folder, data, arguments.processes, steps, round(60 / step_seconds))
+        figures = read_figures(folder)
+    write_result(
         arguments.json,
         "goodput of a run without a fault, with a save each minute",
         Cpu().chip_peak("fp32"),
@@ -54,33 +54,33 @@ def main() -> None:
     )
 
 
-def measured(folder: Path) -> dict[str, Any]:
-    """Return what a run's ledger says of the time before and after the end of its first step."""
+def read_figures(folder: Path) -> dict[str, Any]:
+    """Return the seconds of a run's ledger before and after the end of its first step."""
     first = jsonl.read_lines(folder / "ledger.jsonl")[0]
-    found = read_goodput(folder)
-    if found is None or first["step"] != 1:
-        raise SystemExit(f"{folder} does not say where its time went")
+    goodput = read_goodput(folder)
+    if goodput is None or first["step"] != 1:
+        raise SystemExit(f"{folder} has no ledger from its first step on")
     before = first["seconds"]
-    after = {name: found.seconds[name] - before.get(name, 0.0) for name in found.seconds}
+    after = {name: goodput.seconds[name] - before.get(name, 0.0) for name in goodput.seconds}
     total = sum(after.values())
     return {
-        "goodput_from_the_end_of_step_1": sum(after[name] for name in PRODUCTIVE) / total,
-        "goodput_of_all": found.share,
-        "seconds_before": sum(before.values()),
-        "seconds_after": total,
-        "seconds_after_by_account": after,
+        "goodput_after_step_1": sum(after[name] for name in PRODUCTIVE) / total,
+        "goodput": goodput.fraction,
+        "seconds_until_step_1": sum(before.values()),
+        "seconds_after_step_1": total,
+        "seconds_after_step_1_by_account": after,
     }
 
 
-def _seconds_of_a_step(folder: Path) -> float:
-    told = jsonl.read_lines(folder / "ledger.jsonl")
-    first, last = told[len(told) // 3], told[-1]
+def _read_step_seconds(folder: Path) -> float:
+    lines = jsonl.read_lines(folder / "ledger.jsonl")
+    first, last = lines[len(lines) // 3], lines[-1]
     steps = last["step"] - first["step"]
     return float(last["seconds"]["step"] - first["seconds"]["step"]) / steps
 
 
 def _train(folder: Path, data: Path, processes: int, steps: int, save_every: int) -> None:
-    command = train_command(
+    command = write_train_command(
         folder,
         data,
         save_every,

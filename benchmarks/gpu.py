@@ -1,10 +1,12 @@
-"""How fast one GPU learns languages here, in transformers' Trainer and in a loop by hand.
+"""Language model training on one GPU, compared with Trainer and a PyTorch loop.
 
-BERT-large (24 layers of 1,024) at rows of 128 and 512, and blocks of Llama-2-7B (4,096 wide) at
-rows of 4,096, in bf16, compiled: as many of the 32 blocks as the memory holds with all of AdamW's
-state. Otherwise as `train_large.py`, which says what is alike.
+BERT-large (24 layers of width 1,024) has rows of 128 and 512 tokens. The blocks of Llama-2-7B
+(width 4,096) have rows of 4,096 tokens. Both are compiled, in bf16. The number of blocks, at most
+32, is the number that fits into the memory with the AdamW state. The rest is as in
+`train_large.py`.
 
-    python benchmarks/gpu.py [--rungs bert llama] [--text FILE] [--turns N] [--steps N] [--json OUT]
+    python benchmarks/gpu.py [--models bert llama] [--text FILE] [--repeats N] [--steps N]
+                             [--json OUT]
 """
 
 from __future__ import annotations
@@ -13,80 +15,84 @@ from typing import Any
 
 import train_clm
 import train_large
-from language import PACKAGES, Language, measured
-from peers import arguments
-from recording import keep
+from language import PACKAGES, Language, measure
+from peers import build_parser
+from recording import write_result
 
 from regauge.accelerators import Accelerator, choose
 
 GOALS = {"minimal": 0.98}
-"""Within two in a hundred of a loop by hand."""
-HELD_BYTES = 20
-"""Of a weight: itself and its gradient in bf16 and in fp32, and two moments."""
-SHARE_HELD = 0.75
-"""Of the memory, for weights and their state; the rest is the steps'."""
-BLOCKS = 32
-"""Of Llama-2-7B."""
+"""At most 2 % slower than a PyTorch loop."""
+BYTES_PER_WEIGHT = 20
+"""Weight and gradient in bf16 and in fp32, and two moments."""
+STATE_SHARE = 0.75
+"""Share of the memory for weights and their state; activations use the rest."""
+NUM_BLOCKS = 32
+"""Blocks of Llama-2-7B."""
 WIDTH, VOCABULARY, LENGTH, ROWS = 4096, 32000, 4096, 4
 
 
 def main() -> None:
-    """Measure, and write what was found."""
-    parser = arguments(__doc__, "gpu", turns=11, steps=5)
-    parser.add_argument("--rungs", nargs="+", choices=("bert", "llama"), default=["bert", "llama"])
+    """Measure, and write the results."""
+    parser = build_parser(__doc__, "gpu", repeats=11, steps=5)
+    parser.add_argument("--models", nargs="+", choices=("bert", "llama"), default=["bert", "llama"])
     parser.add_argument("--peers", nargs="*", default=["minimal", "best"])
-    own = parser.parse_args()
+    options = parser.parse_args()
     accelerator, _ = choose()
-    found = [bert() if rung == "bert" else llama(accelerator) for rung in own.rungs]
-    chip, facts = measured(own, [each.sized(own) for each in found], accelerator)
-    keep(own.json, "languages on one GPU", chip, facts, *PACKAGES)
+    languages = [
+        build_bert() if name == "bert" else build_llama(accelerator) for name in options.models
+    ]
+    resized = [language.resize(options) for language in languages]
+    chip, facts = measure(options, resized, accelerator)
+    write_result(options.json, "language models on one GPU", chip, facts, *PACKAGES)
 
 
-def bert() -> Language:
-    """Return BERT-large: 16,384 tokens a step."""
+def build_bert() -> Language:
+    """Return BERT-large with 16,384 tokens per step."""
     return train_large.LANGUAGE._replace(
         name="BERT-large",
         goals=GOALS,
         lengths=[128, 512],
-        least_mfu={(512, 0.0): 0.45},
+        min_mfu={(512, 0.0): 0.45},
         tokens=16384,
-        rows_at_once=None,
+        microbatch_rows=None,
     )
 
 
-def llama(accelerator: Accelerator) -> Language:
-    """Return as many blocks of Llama-2-7B as fit with their state: four rows a step, one by one."""
-    block = 4 * WIDTH**2 + 3 * WIDTH * inner(WIDTH)
-    weights = SHARE_HELD * (accelerator.memory_bytes(1) or 0) / HELD_BYTES - 2 * VOCABULARY * WIDTH
-    layers = max(1, min(BLOCKS, int(weights // block)))
+def build_llama(accelerator: Accelerator) -> Language:
+    """Return the blocks of Llama-2-7B that fit into the memory, in microbatches of one row."""
+    block_weights = 4 * WIDTH**2 + 3 * WIDTH * mlp_width(WIDTH)
+    memory_bytes = STATE_SHARE * (accelerator.memory_bytes(1) or 0)
+    weights = memory_bytes / BYTES_PER_WEIGHT - 2 * VOCABULARY * WIDTH
+    layers = max(1, min(NUM_BLOCKS, int(weights // block_weights)))
     return train_clm.LANGUAGE._replace(
-        name=f"Llama-2-7B, {layers} of its {BLOCKS} blocks",
-        model=model,
+        name=f"Llama-2-7B, {layers} of its {NUM_BLOCKS} blocks",
+        model=build_model,
         goals=GOALS,
         lengths=[LENGTH],
-        least_mfu={(LENGTH, 0.0): 0.5},
+        min_mfu={(LENGTH, 0.0): 0.5},
         width=WIDTH,
         layers=layers,
         vocabulary=VOCABULARY,
         tokens=ROWS * LENGTH,
-        rows_at_once=1,
+        microbatch_rows=1,
     )
 
 
-def model(width: int, layers: int, length: int) -> dict[str, Any]:
-    """Return the table of a Llama 2: heads of 128."""
-    found = train_clm.model(width, layers, length)
+def build_model(width: int, layers: int, length: int) -> dict[str, Any]:
+    """Return the table of a Llama 2, with heads of width 128."""
+    table = train_clm.build_model(width, layers, length)
     heads = max(1, width // 128)
-    own = {
+    changes = {
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
-        "intermediate_size": inner(width),
+        "intermediate_size": mlp_width(width),
     }
-    return found | {"config": found["config"] | own}
+    return table | {"config": table["config"] | changes}
 
 
-def inner(width: int) -> int:
-    """Return how wide the inner layers of a Llama 2 are: 8/3, in steps of 256."""
+def mlp_width(width: int) -> int:
+    """Return the width of a Llama 2's MLP: 8/3 of `width`, rounded up to a multiple of 256."""
     return -(-8 * width // 3 // 256) * 256
 
 

@@ -1,7 +1,7 @@
-"""Hosts of one machine: network namespaces on a bridge, whose links can be made slow.
+"""Emulates hosts on one machine: network namespaces on a bridge, with optional rate limits.
 
-Each host has an address of its own and one link to the bridge, shaped in both directions by a
-token bucket (`tc tbf`). They share the machine's cores. Only root can make them.
+Each host has an address and one link to the bridge. A token bucket (`tc tbf`) limits the link in
+both directions. The hosts share the machine's cores. They need root.
 """
 
 from __future__ import annotations
@@ -14,56 +14,57 @@ from contextlib import ExitStack, contextmanager
 
 BRIDGE = "regauge-hosts"
 LINK = "eth0"
-"""What a host calls its link."""
+"""Name of a host's link."""
 BURST_BYTES = 256 * 1024
 LATENCY = "200ms"
-"""Longest wait of a packet in the bucket's queue before it is dropped."""
+"""Maximum wait of a packet in the queue of the bucket before it is dropped."""
 
 
-def obstacle() -> str | None:
-    """Return why there can be no hosts here, or None."""
+def find_obstacle() -> str | None:
+    """Return why this machine cannot emulate hosts, or None if it can."""
     if os.geteuid():
-        return "only root makes network namespaces"
+        return "network namespaces need root"
     missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
     return f"{' and '.join(missing)} of iproute2 are not installed" if missing else None
 
 
 @contextmanager
-def hosts(count: int, megabits: float | None) -> Iterator[list[str]]:
-    """Make some hosts, whose links carry so much each way, and yield their names."""
+def create_hosts(count: int, megabits: float | None) -> Iterator[list[str]]:
+    """Create hosts with a rate limit per direction, and yield their names; None is no limit."""
     names = [f"regauge-host-{number}" for number in range(count)]
     with ExitStack() as stack:
-        _do("ip", "link", "add", BRIDGE, "type", "bridge")
-        stack.callback(_do, "ip", "link", "del", BRIDGE)
-        _do("ip", "link", "set", BRIDGE, "up")
+        _run("ip", "link", "add", BRIDGE, "type", "bridge")
+        stack.callback(_run, "ip", "link", "del", BRIDGE)
+        _run("ip", "link", "set", BRIDGE, "up")
         for number, name in enumerate(names):
-            _do("ip", "netns", "add", name)
-            stack.callback(_do, "ip", "netns", "del", name)
+            _run("ip", "netns", "add", name)
+            stack.callback(_run, "ip", "netns", "del", name)
             outer = f"regauge-{number}"
-            inside = ("netns", name)
-            _do("ip", "link", "add", outer, "type", "veth", "peer", "name", LINK, *inside)
-            stack.callback(_do, "ip", "link", "del", outer)  # a host's own end goes too late
-            _do("ip", "link", "set", outer, "master", BRIDGE, "up")
-            own = ("ip", "-n", name)
-            _do(*own, "addr", "add", f"{address(number)}/24", "dev", LINK)
+            peer = ("peer", "name", LINK, "netns", name)
+            _run("ip", "link", "add", outer, "type", "veth", *peer)
+            # The namespace removes its end of the link too late.
+            stack.callback(_run, "ip", "link", "del", outer)
+            _run("ip", "link", "set", outer, "master", BRIDGE, "up")
+            ip = ("ip", "-n", name)
+            _run(*ip, "addr", "add", f"{host_address(number)}/24", "dev", LINK)
             for link in ("lo", LINK):
-                _do(*own, "link", "set", link, "up")
+                _run(*ip, "link", "set", link, "up")
             if megabits is not None:
                 bucket = ("rate", f"{megabits}mbit", "burst", str(BURST_BYTES), "latency", LATENCY)
-                _do("tc", "qdisc", "add", "dev", outer, "root", "tbf", *bucket)
-                _do("tc", "-n", name, "qdisc", "add", "dev", LINK, "root", "tbf", *bucket)
+                _run("tc", "qdisc", "add", "dev", outer, "root", "tbf", *bucket)
+                _run("tc", "-n", name, "qdisc", "add", "dev", LINK, "root", "tbf", *bucket)
         yield names
 
 
-def address(number: int) -> str:
+def host_address(number: int) -> str:
     """Return the address of a host."""
     return f"10.77.0.{number + 1}"
 
 
-def inside(name: str, command: Sequence[str]) -> list[str]:
-    """Return a command as it is run on a host; gloo is told of its link."""
+def build_host_command(name: str, command: Sequence[str]) -> list[str]:
+    """Return the command that runs on a host, with gloo on the host's link."""
     return ["ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={LINK}", *command]
 
 
-def _do(*command: str) -> None:
+def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)

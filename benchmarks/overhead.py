@@ -1,8 +1,8 @@
-"""What the training loop costs over a bare PyTorch loop that does the same operations.
+"""Overhead of the training loop over a bare PyTorch loop with the same operations.
 
-One process alternates between the two: chunks of steps of `regauge train`, data loading, metrics
-and ledger included, and chunks of a hand-written loop over batches that lie ready in memory. Both
-compute in the same precision with fp32 masters, clip, and step the same fused AdamW.
+One process alternates between two loops. One does some steps of `regauge train`, with data loading,
+metrics and ledger. The other is a hand-written loop over batches in memory. Both use the same
+precision with fp32 masters, clipping and fused AdamW.
 
     python benchmarks/overhead.py [--alternations 12] [--steps 10] [--json OUT]
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 from pydantic import PrivateAttr
-from recording import RESULTS, keep
-from text import corpus
+from recording import RESULTS, write_result
+from text import prepare_library_docs
 
 from regauge import processes
 from regauge.accelerators.cpu import Cpu
@@ -47,7 +47,7 @@ MODEL = {
 
 
 class Alternating(Tracker):
-    """Times the steps between two lines, and runs the other loop before the next ones begin."""
+    """Times the steps between two metrics lines, then runs the other loop."""
 
     kind = "alternating"
     _other: Callable[[], float] = PrivateAttr()
@@ -55,19 +55,19 @@ class Alternating(Tracker):
     _pairs: list[tuple[float, float]] = PrivateAttr(default_factory=list)
 
     def start(self, run: RunInfo) -> None:
-        """Nothing is opened."""
+        """Do nothing: there is nothing to open."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Note the chunk that ended here, and time one of the other loop."""
+        """Record the steps that ended here, and time the other loop."""
         del step
         if "train/loss" in values:
-            ours = time.perf_counter() - self._since
-            self._pairs.append((ours, self._other()))
+            seconds = time.perf_counter() - self._since
+            self._pairs.append((seconds, self._other()))
         self._since = time.perf_counter()
 
 
 def main() -> None:
-    """Print and write the ratio of the two loops with its interval."""
+    """Print and write the overhead with its confidence interval."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--alternations", type=int, default=12)
     parser.add_argument("--steps", type=int, default=10)
@@ -75,14 +75,14 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         pairs = alternate(Path(scratch), arguments.alternations, arguments.steps)
-    figures = {"rows_per_step": ROWS, **comparison(pairs, arguments.steps)}
+    figures = {"rows_per_step": ROWS, **compare_loops(pairs, arguments.steps)}
     benchmark = "overhead of the loop over a bare PyTorch loop"
-    keep(arguments.json, benchmark, Cpu().chip_peak("bf16"), figures)
+    write_result(arguments.json, benchmark, Cpu().chip_peak("bf16"), figures)
 
 
 def alternate(scratch: Path, alternations: int, steps: int) -> list[tuple[float, float]]:
-    """Return seconds of (this loop, the bare loop) for each alternation but a first one."""
-    data = corpus(scratch / "data")
+    """Return the seconds of (Regauge, bare loop) per alternation, without the first one."""
+    data = prepare_library_docs(scratch / "data")
     tables = {
         "output": {"folder": str(scratch / "run"), "trackers": (), "log_every_steps": steps},
         "data": {"path": str(data)},
@@ -98,16 +98,16 @@ def alternate(scratch: Path, alternations: int, steps: int) -> list[tuple[float,
     run = set_up(settings, world)
     run.context.folder.mkdir()
     tracker = Alternating()
-    tracker._other = bare_loop(run, steps)  # noqa: SLF001 - this file's own class
+    tracker._other = build_bare_loop(run, steps)  # noqa: SLF001 - a class of this file
     facts = RunInfo(name="overhead", run_id="overhead", folder=run.context.folder)
     with start_trackers((tracker,), facts) as trackers:
         trackers.log(0, {})
         train(*run, trackers)
-    return tracker._pairs[1:]  # noqa: SLF001 - this file's own class
+    return tracker._pairs[1:]  # noqa: SLF001 - a class of this file
 
 
-def bare_loop(run: Run, steps: int) -> Callable[[], float]:
-    """Return a function that does `steps` hand-written steps and returns their seconds."""
+def build_bare_loop(run: Run, steps: int) -> Callable[[], float]:
+    """Return a function that does `steps` hand-written steps, and returns their seconds."""
     settings, task = run.context.settings, run.context.task_at(run.state.step).task
     module = task.build_module(
         settings.model, run.context.task_at(run.state.step).manifest, settings.seed
@@ -122,7 +122,7 @@ def bare_loop(run: Run, steps: int) -> Callable[[], float]:
     arrays = run.context.read_batches(0)
     batches = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
 
-    def one_step() -> None:
+    def do_step() -> None:
         for batch in batches:
             loss, _ = task.loss(module(batch), batch)
             loss.backward()
@@ -138,24 +138,24 @@ def bare_loop(run: Run, steps: int) -> Callable[[], float]:
         with torch.no_grad():
             torch._foreach_copy_(working, masters)
 
-    def timed() -> float:
+    def time_steps() -> float:
         began = time.perf_counter()
         for _ in range(steps):
-            one_step()
+            do_step()
         return time.perf_counter() - began
 
-    return timed
+    return time_steps
 
 
-def comparison(pairs: list[tuple[float, float]], steps: int) -> dict[str, object]:
-    """Return the mean of the ratios with its 95 % interval; met when that includes the limit."""
-    ratios = [ours / bare - 1 for ours, bare in pairs]
+def compare_loops(pairs: list[tuple[float, float]], steps: int) -> dict[str, object]:
+    """Return the mean overhead with its 95 % interval; the limit is met if it is not below."""
+    ratios = [seconds / bare - 1 for seconds, bare in pairs]
     mean = statistics.mean(ratios)
     error = CONFIDENCE_Z * statistics.stdev(ratios) / len(ratios) ** 0.5
     return {
         "alternations": len(pairs),
         "steps_per_chunk": steps,
-        "seconds_per_step": statistics.median(ours for ours, _ in pairs) / steps,
+        "seconds_per_step": statistics.median(seconds for seconds, _ in pairs) / steps,
         "bare_seconds_per_step": statistics.median(bare for _, bare in pairs) / steps,
         "overhead": mean,
         "interval_95": [mean - error, mean + error],

@@ -1,10 +1,10 @@
-"""What a comparison says of ways to compute one run, and of mistakes that it must find.
+"""Verdicts of `regauge compare` on equivalent variants of a run, and on injected bugs.
 
-The search of the quickstart (`runs/quickstart.toml`, stage `match`) from its warmed-up weights,
-with dropout of 0.1 and on one processor in fp32, is the first run. It is repeated with smaller
-microbatches, which is its noise. Beside it stand bf16, fsdp on two processes, torch.compile, and
-XLA where an environment with torch_xla is given. Then six mistakes are injected, one at a time and
-from step `--from` on; the comparison must tell the step, and its replay the place.
+The baseline is the search of the quickstart (`runs/quickstart.toml`, stage `match`), from its
+warmed-up weights. It uses dropout 0.1, one processor and fp32. A repeat with smaller microbatches
+measures its noise. The variants are bf16, fsdp on two processes, torch.compile, and XLA if there is
+an environment with torch_xla. Then six bugs are injected from step `--from-step` on, one per run.
+The comparison must find the step, and its replay the part of the model.
 
     python benchmarks/parity.py [--steps 100] [--seed 1] [--xla PYTHON] [--json OUT]
 """
@@ -21,7 +21,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from recording import RESULTS, keep
+from recording import RESULTS, write_result
 
 from regauge import config, verbs
 from regauge.accelerators.cpu import Cpu
@@ -35,8 +35,8 @@ from regauge.verbs._localize import localize_divergence
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "runs" / "quickstart.toml"
 SOURCE = QUICKSTART.parents[1] / "src"
-WAYS: dict[str, dict[str, Any]] = {
-    "again": {"batch": {"microbatch_rows": 32}},
+VARIANTS: dict[str, dict[str, Any]] = {
+    "repeat": {"batch": {"microbatch_rows": 32}},
     "bf16": {"execution": {"precision": "bf16"}},
     "fsdp on 2": {"strategy": "fsdp", "execution": {"processes": 2, "threads": 1}},
     "compiled": {"execution": {"compile": "blocks"}},
@@ -46,33 +46,33 @@ Tables = dict[str, Any]
 
 
 def main() -> None:
-    """Run, compare, and keep the table."""
+    """Run and compare the variants, and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--from", dest="first", type=int, default=33)
+    parser.add_argument("--from-step", type=int, default=33, help="first step of a bug")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--xla", type=Path, help="Python of an environment with torch_xla")
     parser.add_argument("--json", type=Path, default=RESULTS / "parity.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
-        base = prepared(root, arguments.steps, arguments.seed)
-        first = trained(root / "first", base)
+        base = prepare_baseline(root, arguments.steps, arguments.seed)
+        baseline = train_run(root / "baseline", base)
         figures = {
             "steps": arguments.steps,
             "seed": arguments.seed,
-            "beside": beside(root, base, first, arguments.xla),
-            "mistakes": mistakes(root, base, first, arguments.first),
+            "variants": compare_variants(root, base, baseline, arguments.xla),
+            "injected_bugs": compare_bugs(root, base, baseline, arguments.from_step),
         }
-    keep(arguments.json, "verdicts of comparisons", Cpu().chip_peak("fp32"), figures)
+    write_result(arguments.json, "verdicts of comparisons", Cpu().chip_peak("fp32"), figures)
 
 
-def prepared(root: Path, steps: int, seed: int) -> Tables:
-    """Prepare the quickstart's corpus, warm its model up, and return the settings of the search."""
+def prepare_baseline(root: Path, steps: int, seed: int) -> Tables:
+    """Prepare the quickstart's corpus, warm up its model, and return the tables of the search."""
     stages = {stage["name"]: stage for stage in tomllib.loads(QUICKSTART.read_text())["stage"]}
-    run(root, "prepare", "corpus", stages["corpus"])
+    run_verb(root, "prepare", "corpus", stages["corpus"])
     warm_up = stages["warm-up"] | {"data": {"path": str(root / "corpus" / "text")}, "seed": seed}
-    run(root, "train", "warm-up", warm_up)
+    run_verb(root, "train", "warm-up", warm_up)
     return merge(
         stages["match"],
         {
@@ -88,82 +88,89 @@ def prepared(root: Path, steps: int, seed: int) -> Tables:
     )
 
 
-def beside(root: Path, base: Tables, first: Path, xla: Path | None) -> list[Tables]:
-    """Return the verdict on each way to compute the same run."""
-    noise = trained(root / "again", merge(base, WAYS["again"]))
-    table = []
-    for name, changes in WAYS.items():
+def compare_variants(root: Path, base: Tables, baseline: Path, xla: Path | None) -> list[Tables]:
+    """Return the verdict on each variant of the baseline."""
+    repeat = train_run(root / "repeat", merge(base, VARIANTS["repeat"]))
+    rows = []
+    for name, changes in VARIANTS.items():
         if name == "xla" and xla is None:
             continue
         python = str(xla) if name == "xla" else sys.executable
         folder = root / name.replace(" ", "-")
-        other = noise if name == "again" else trained(folder, merge(base, changes), python)
-        found = compare_pair(
-            read_run_folder(first),
-            read_run_folder(other),
-            () if name == "again" else (read_run_folder(noise),),
+        is_repeat = name == "repeat"
+        variant = repeat if is_repeat else train_run(folder, merge(base, changes), python)
+        parity = compare_pair(
+            read_run_folder(baseline),
+            read_run_folder(variant),
+            () if is_repeat else (read_run_folder(repeat),),
         )
-        table.append(row(name, found))
-    return table
+        rows.append(build_row(name, parity))
+    return rows
 
 
-def mistakes(root: Path, base: Tables, first: Path, step: int) -> list[Tables]:
-    """Return for each injected mistake where it was seen, and what its replay names."""
-    table = []
+def compare_bugs(root: Path, base: Tables, baseline: Path, step: int) -> list[Tables]:
+    """Return the verdict on each injected bug, and the divergence that its replay localizes."""
+    rows = []
     for kind in BUGS:
         plan = root / f"{kind}.plan.json"
-        fault = {"kind": kind, "rank": -1, "step": step, "count": 10**6, "attempt": 0}
+        fault: Tables = {"kind": kind, "rank": -1, "step": step, "count": 10**6, "attempt": 0}
         fault |= {"at": "order"} if kind == "row-shift" else {}
         plan.write_text(json.dumps({"fault": [fault]}))
-        other = trained(root / kind, base, sys.executable, "--chaos", str(plan))
-        found = compare_pair(read_run_folder(first), read_run_folder(other))
-        told = {"injected_from_step": step, **row(kind, found)}
-        if found.first_divergence is not None:
-            where = localize_divergence(
-                (first, other), found, root / f"beside-{kind}", float64=False
+        run = train_run(root / kind, base, sys.executable, "--chaos", str(plan))
+        parity = compare_pair(read_run_folder(baseline), read_run_folder(run))
+        row = {"injected_from_step": step, **build_row(kind, parity)}
+        if parity.first_divergence is not None:
+            divergence = localize_divergence(
+                (baseline, run), parity, root / f"compare-{kind}", float64=False
             )
-            named = describe_divergence(where)
-            told |= {"step": where.step, "named": named}
-            sys.stderr.write(f"{named}\n")
-        table.append(told)
-    return table
+            description = describe_divergence(divergence)
+            row |= {"localized_step": divergence.step, "localized_divergence": description}
+            sys.stderr.write(f"{description}\n")
+        rows.append(row)
+    return rows
 
 
-def row(name: str, found: Parity) -> Tables:
-    """Return what a comparison says, in figures and in words."""
+def build_row(name: str, parity: Parity) -> Tables:
+    """Return the figures and the sentences of a comparison."""
     metrics = {
         metric.name: {
-            "apart": metric.worst_gap.difference,
-            "at_step": metric.worst_gap.step,
+            "max_difference": metric.worst_gap.difference,
+            "step": metric.worst_gap.step,
             "noise": metric.noise[-1][1] if metric.noise else None,
         }
-        for metric in found.metrics
+        for metric in parity.metrics
     }
-    parted = found.first_divergence.gap.step if found.first_divergence else None
-    said = describe_parity(found)
-    sys.stderr.write(f"{name}: {' '.join(said)}\n")
-    return {"name": name, "verdict": found.verdict, "parted": parted, "said": said} | metrics
+    divergence = parity.first_divergence
+    sentences = describe_parity(parity)
+    sys.stderr.write(f"{name}: {' '.join(sentences)}\n")
+    return {
+        "name": name,
+        "verdict": parity.verdict,
+        "first_divergence_step": divergence.gap.step if divergence else None,
+        "sentences": sentences,
+        **metrics,
+    }
 
 
-def trained(folder: Path, tables: Tables, python: str = sys.executable, *options: str) -> Path:
+def train_run(folder: Path, tables: Tables, python: str = sys.executable, *options: str) -> Path:
     """Train a run; return its folder."""
-    run(folder.parent, "train", folder.name, tables, python, *options)
+    run_verb(folder.parent, "train", folder.name, tables, python, *options)
     return folder
 
 
-def run(
+def run_verb(
     root: Path, verb: str, name: str, tables: Tables, python: str = sys.executable, *options: str
 ) -> None:
-    """Run a verb on some tables; a failure ends the benchmark."""
-    own = {key: value for key, value in tables.items() if key not in ("verb", "name")}
+    """Run a verb with a run file of these tables; raises SystemExit if it fails."""
+    settings = {key: value for key, value in tables.items() if key not in ("verb", "name")}
     file = root / f"{name}.run.json"
-    place = config.apply_overrides({}, (f"{verbs.import_verb(verb).OUTPUT}={root / name}",))
-    file.write_text(json.dumps(merge(own, place)))
+    output = config.apply_overrides({}, (f"{verbs.import_verb(verb).OUTPUT}={root / name}",))
+    file.write_text(json.dumps(merge(settings, output)))
     command = [python, "-m", "regauge", verb, str(file), *options]
-    own = {**os.environ, "PYTHONPATH": str(SOURCE)}  # another Python has no regauge installed
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=own)
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}  # another Python has no regauge
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+        raise SystemExit(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr}")
     sys.stderr.write(f"{name}: done\n")
 
 

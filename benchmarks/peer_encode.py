@@ -1,4 +1,4 @@
-"""Texts encoded by sentence-transformers: a program that does so in turns.
+"""Encodes texts with sentence-transformers, as an alternating program.
 
 python benchmarks/peer_encode.py FOLDER MODEL TEXTS [--style default|bf16|openvino-int8|onnx-int8]
 """
@@ -28,16 +28,16 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Encode all texts in each turn, as `encode` does it by itself."""
+    """Encode all texts in each turn, with the default options of `encode`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("model", type=Path)
     parser.add_argument("texts", type=Path)
     parser.add_argument("--style", choices=STYLES, default="default")
-    own = parser.parse_args()
-    texts = [json.loads(line)["text"] for line in own.texts.read_text().splitlines()]
-    model = SentenceTransformer(str(own.model), device="cpu", **STYLES[own.style])
-    turn = Turn(own.folder, Cpu())
+    options = parser.parse_args()
+    texts = [json.loads(line)["text"] for line in options.texts.read_text().splitlines()]
+    model = SentenceTransformer(str(options.model), device="cpu", **STYLES[options.style])
+    turn = Turn(options.folder, Cpu())
     turn.wait()
     while True:
         model.encode(texts, convert_to_numpy=True)

@@ -1,4 +1,4 @@
-"""What the programs of peers share: a run file is read, and held-out rows are measured as here."""
+"""Common parts of the peer scripts: reading a run file, and Regauge's held-out evaluation."""
 
 from __future__ import annotations
 
@@ -23,122 +23,122 @@ from regauge.models.modules import TextModule
 from regauge.models.tensors import precision_dtype
 from regauge.training.defaults import check_precision
 from regauge.training.heldout import HeldoutSet
-from regauge.training.objectives import build_loader, build_module
 from regauge.training.settings import TrainSettings
+from regauge.training.task_runtime import build_loader, build_module
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a program is told to do."""
+class PeerRun:
+    """The run that a peer trains."""
 
     folder: Path
-    """Where its socket is."""
+    """Folder of the socket."""
     settings: TrainSettings
     dataset: Dataset
     style: str
-    turn: int
-    """Steps of a turn."""
+    steps_per_turn: int
     rows: int
-    """Rows that are computed at a time."""
+    """Rows of a microbatch."""
     dtype: torch.dtype
-    """Of the computation: by default fp32, else what the run has."""
+    """Dtype of the computation: fp32 in the style `default`, else the run's precision."""
     accelerator: Accelerator
     device: torch.device
 
 
-def ordered(doc: str | None) -> Order:
-    """Return what the command line says, with the device that this process computes on."""
+def parse_run(doc: str | None) -> PeerRun:
+    """Return the run of the command line; claims the device for this process."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("run_file", type=Path)
     parser.add_argument("--style", choices=STYLES, default="best")
-    parser.add_argument("--rows", type=int, help="rows that are computed at a time")
-    parser.add_argument("--turn", type=int, default=5, help="steps of a turn")
-    own = parser.parse_args()
-    tables = config.read(own.run_file)
-    tables["output"] = {"folder": str(own.folder)}
+    parser.add_argument("--rows", type=int, help="rows of a microbatch")
+    parser.add_argument("--steps-per-turn", type=int, default=5)
+    options = parser.parse_args()
+    tables = config.read(options.run_file)
+    tables["output"] = {"folder": str(options.folder)}
     settings = config.build(TrainSettings, tables)
-    wanted = "fp32" if own.style == "default" else settings.execution.precision
+    requested = "fp32" if options.style == "default" else settings.execution.precision
     accelerator, world = settings.accelerator, processes.World()
-    precision = check_precision(accelerator, wanted)
+    precision = check_precision(accelerator, requested)
     accelerator.set_precision(precision)
     threads = settings.execution.threads or processes.cores_per_process(world)
-    return Order(
-        own.folder,
+    return PeerRun(
+        options.folder,
         settings,
         mixture.open_data(settings.data),
-        own.style,
-        own.turn,
-        own.rows or settings.batch.rows,
+        options.style,
+        options.steps_per_turn,
+        options.rows or settings.batch.rows,
         precision_dtype(precision),
         accelerator,
         accelerators.claim_device(accelerator, 0, threads),
     )
 
 
-def reading(order: Order) -> TextModule:
-    """Return the module of a run with its first weights, whole."""
-    settings = order.settings
-    (module,) = multitask.modules_by_task(build_module(settings, [order.dataset.manifest])).values()
+def build_run_module(run: PeerRun) -> TextModule:
+    """Return the module of a run with its initial weights, not sharded."""
+    settings = run.settings
+    (module,) = multitask.modules_by_task(build_module(settings, [run.dataset.manifest])).values()
     materialize(module, build_initial_weights(module, settings.model, settings.seed))
     return module
 
 
-def taken(order: Order) -> list[int]:
-    """Return the numbers of the rows of all steps, one step's after the other's."""
-    settings, manifest = order.settings, order.dataset.manifest
+def list_rows(run: PeerRun) -> list[int]:
+    """Return the row numbers of all steps, in the order of the steps."""
+    settings, manifest = run.settings, run.dataset.manifest
     schedule = mixture.build_row_order(settings.data, manifest, settings.batch.rows, settings.seed)
     numbers = np.concatenate([schedule.batch(step) for step in range(settings.stop.steps)])
     return [number for number in numbers.tolist() if number != PADDING]
 
 
-def measuring(order: Order, reader: TextModule) -> Callable[[], float]:
-    """Return what measures a module's held-out loss by this project's own path, masks included."""
-    settings, dataset, dtype, device = order.settings, order.dataset, order.dtype, order.device
+def build_evaluation(run: PeerRun, module: TextModule) -> Callable[[], float]:
+    """Return a function that computes the held-out loss with Regauge's evaluation and masks."""
+    settings, dataset, dtype, device = run.settings, run.dataset, run.dtype, run.device
     task, manifest = settings.task_configs[0].task, dataset.manifest
-    reader.compute_dtype = dtype
-    own = build_loader(
+    module.compute_dtype = dtype
+    loader = build_loader(
         task, dataset, "heldout", world=processes.World(), rows=settings.batch.microbatch,
         bucket_lengths=task.bucket_lengths(manifest), seed=settings.seed,
     )  # fmt: skip
-    numbers = sample_rows(len(own), settings.evaluation.rows, manifest.identity)
-    heldout = HeldoutSet(task, order.accelerator, lambda: None, device, own, numbers)
+    numbers = sample_rows(len(loader), settings.evaluation.rows, manifest.fingerprint)
+    heldout = HeldoutSet(task, run.accelerator, lambda: None, device, loader, numbers)
 
-    def measured() -> float:
+    def evaluate() -> float:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            loss = heldout.compute_metrics(reader)["loss"]
-        reader.train()
+            loss = heldout.compute_metrics(module)["loss"]
+        module.train()
         return loss
 
-    return measured
+    return evaluate
 
 
-def optimized(
-    order: Order, weights: list[torch.Tensor]
+def build_optimizer(
+    run: PeerRun, weights: list[torch.Tensor]
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-    """Return AdamW, which decays matrices, and its schedule; fused unless it is by default."""
-    wanted, steps = order.settings.optimizer, order.settings.stop.steps
+    """Return AdamW with weight decay on matrices, and its schedule; fused except by default."""
+    options, steps = run.settings.optimizer, run.settings.stop.steps
     groups = [
         {
-            "params": [each for each in weights if each.ndim > 1],
-            "weight_decay": wanted.weight_decay,
+            "params": [weight for weight in weights if weight.ndim > 1],
+            "weight_decay": options.weight_decay,
         },
-        {"params": [each for each in weights if each.ndim == 1], "weight_decay": 0.0},
+        {"params": [weight for weight in weights if weight.ndim == 1], "weight_decay": 0.0},
     ]
-    fused = order.style != "default"
-    rate, moments, least = wanted.learning_rate, wanted.betas, wanted.epsilon
-    optimizer = torch.optim.AdamW(groups, lr=rate, betas=moments, eps=least, fused=fused)
+    fused = run.style != "default"
+    optimizer = torch.optim.AdamW(
+        groups, lr=options.learning_rate, betas=options.betas, eps=options.epsilon, fused=fused
+    )
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
 
 
-def in_turns(order: Order, steps: Iterator[int], measured: Callable[[], float]) -> None:
-    """Compute steps, each of which says what it counted, until nobody wants another turn."""
-    turn = Turn(order.folder, order.accelerator)
-    count = 0
+def train_in_turns(run: PeerRun, steps: Iterator[int], evaluate: Callable[[], float]) -> None:
+    """Compute steps, each of which yields its count, until there is no other turn."""
+    turn = Turn(run.folder, run.accelerator)
+    total = 0
     turn.wait()
-    for step, own in enumerate(steps, start=1):
-        count += own
-        if step % order.turn == 0:
+    for step, count in enumerate(steps, start=1):
+        total += count
+        if step % run.steps_per_turn == 0:
             turn.stop()
-            turn.end(step=step, count=count, heldout=measured())
-            count = 0
+            turn.end(step=step, count=total, heldout=evaluate())
+            total = 0

@@ -1,9 +1,10 @@
-"""A run of this project as sentence-transformers does it: a program that trains in turns.
+"""Trains a contrastive run file with sentence-transformers, as an alternating program.
 
-The same pairs of each step, tokenizer, first weights, loss, optimizer and schedule, read from the
-same run file. Held-out pairs are measured by this project's own path.
+The run file sets the pairs of each step, tokenizer, initial weights, loss, optimizer and schedule.
+Regauge evaluates the held-out pairs.
 
-    python benchmarks/peer_sentences.py FOLDER RUN_FILE [--style best|compiled|default] [--turn N]
+    python benchmarks/peer_sentences.py FOLDER RUN_FILE [--style best|compiled|default]
+                                        [--steps-per-turn N]
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 import transformers
 from datasets import Dataset as Table
-from peer_parts import Order, measuring, ordered, reading, taken
-from peer_trainer import InTurn, plain, written
+from peer_parts import PeerRun, build_evaluation, build_run_module, list_rows, parse_run
+from peer_trainer import TurnCallback, build_arguments, copy_to_transformers
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -27,24 +28,26 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 
 def main() -> None:
-    """Train until nobody wants another turn."""
-    order = ordered(__doc__)
-    reader = reading(order)
-    model = _model(order, plain(reader.model))
-    reader.model = model[0].auto_model
-    told = written(order, compiled=order.style == "compiled")
-    trainer = _Counting(
+    """Train until there is no other turn."""
+    run = parse_run(__doc__)
+    module = build_run_module(run)
+    model = _build_model(run, copy_to_transformers(module.model))
+    module.model = model[0].auto_model
+    arguments = build_arguments(run, compiled=run.style == "compiled")
+    trainer = _CountingTrainer(
         model=model,
-        args=SentenceTransformerTrainingArguments(**told, batch_sampler=_in_order),
-        train_dataset=_pairs(order),
-        loss=MultipleNegativesRankingLoss(model, scale=1 / order.settings.task.temperature),
+        args=SentenceTransformerTrainingArguments(
+            **arguments, batch_sampler=_build_sequential_sampler
+        ),
+        train_dataset=_read_pairs(run),
+        loss=MultipleNegativesRankingLoss(model, scale=1 / run.settings.task.temperature),
     )
-    measured = measuring(order, reader)
-    trainer.add_callback(InTurn(order, lambda: trainer.pairs, measured))
+    evaluate = build_evaluation(run, module)
+    trainer.add_callback(TurnCallback(run, lambda: trainer.pairs, evaluate))
     trainer.train()
 
 
-class _Counting(SentenceTransformerTrainer):
+class _CountingTrainer(SentenceTransformerTrainer):
     """Counts pairs."""
 
     pairs = 0
@@ -54,39 +57,40 @@ class _Counting(SentenceTransformerTrainer):
         return super().training_step(model, inputs, *rest, **named)
 
 
-def _model(order: Order, encoder: Any) -> SentenceTransformer:
-    """Return an encoder with the tokenizer of the pairs, its mean and a vector of length 1."""
-    folder = order.folder / "encoder"
+def _build_model(run: PeerRun, encoder: Any) -> SentenceTransformer:
+    """Return an encoder with the tokenizer of the pairs and mean pooling."""
+    folder = run.folder / "encoder"
     encoder.save_pretrained(folder)
-    _tokenizer(order).save_pretrained(folder)
-    fields = order.dataset.manifest.fields
-    longest = max(fields[name].limit for name in _names(order))
-    inner = Transformer(str(folder), max_seq_length=longest)
-    return SentenceTransformer(modules=[inner, Pooling(encoder.config.hidden_size)], device="cpu")
+    _load_tokenizer(run).save_pretrained(folder)
+    columns = run.dataset.manifest.columns
+    max_length = max(columns[name].max_length for name in _pair_fields(run))
+    transformer = Transformer(str(folder), max_seq_length=max_length)
+    pooling = Pooling(encoder.config.hidden_size)
+    return SentenceTransformer(modules=[transformer, pooling], device="cpu")
 
 
-def _pairs(order: Order) -> Table:
-    """Return the pairs of all steps as texts, cut where their tokens are."""
-    tokenizer, rows = _tokenizer(order), order.dataset.rows("train")
-    found = rows.take(taken(order))
+def _read_pairs(run: PeerRun) -> Table:
+    """Return the pairs of all steps as texts, truncated like their tokens."""
+    tokenizer = _load_tokenizer(run)
+    rows = run.dataset.rows("train").take(list_rows(run))
     return Table.from_dict(
         {
-            name: tokenizer.batch_decode([row[name] for row in found], skip_special_tokens=True)
-            for name in _names(order)
+            name: tokenizer.batch_decode([row[name] for row in rows], skip_special_tokens=True)
+            for name in _pair_fields(run)
         }
     )
 
 
-def _in_order(pairs: Table, **how: Any) -> BatchSampler:
-    return DefaultBatchSampler(SequentialSampler(pairs), **how)
+def _build_sequential_sampler(pairs: Table, **options: Any) -> BatchSampler:
+    return DefaultBatchSampler(SequentialSampler(pairs), **options)
 
 
-def _tokenizer(order: Order) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(order.dataset.folder / "tokenizer")
+def _load_tokenizer(run: PeerRun) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(run.dataset.folder / "tokenizer")
 
 
-def _names(order: Order) -> tuple[str, str]:
-    return order.settings.task.query, order.settings.task.document
+def _pair_fields(run: PeerRun) -> tuple[str, str]:
+    return run.settings.task.query, run.settings.task.document
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""One step of a run of this project as Trainer does it, and a line where it is done.
+"""Trains one step of a run file with Trainer, and writes a line at the end of the step.
 
-python benchmarks/peer_start.py RUN_FILE TOLD
+python benchmarks/peer_start.py RUN_FILE STEP_FILE
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ import transformers
 ROWS = 1000
 
 
-class Telling(transformers.TrainerCallback):
-    """Writes that the first step is done."""
+class StepWriter(transformers.TrainerCallback):
+    """Writes a line when the first step is done."""
 
-    def __init__(self, told: Path) -> None:
-        self._told = told
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-        """Say it."""
-        self._told.parent.mkdir(parents=True, exist_ok=True)
-        self._told.write_text(json.dumps({"step": state.global_step}))
+        """Write the number of the step."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps({"step": state.global_step}))
 
 
 def main() -> None:
-    """Train for a step; nothing of this project is imported."""
-    tables = json.loads(Path(sys.argv[1]).read_text())
+    """Train one step, without an import of Regauge."""
+    run_file, step_file = map(Path, sys.argv[1:])
+    tables = json.loads(run_file.read_text())
     data = Path(tables["data"]["path"])
     tokenizer = transformers.AutoTokenizer.from_pretrained(data / "tokenizer")
     config = transformers.BertConfig(vocab_size=len(tokenizer), **tables["model"]["config"])
     with pa.memory_map(str(min(data.glob("train-*.arrow")))) as file:
         rows = pa.ipc.open_file(file).read_all()["tokens"].slice(0, ROWS).to_pylist()
     arguments = transformers.TrainingArguments(
-        output_dir=str(Path(sys.argv[2]).parent / "out"),
+        output_dir=str(step_file.parent / "out"),
         per_device_train_batch_size=tables["batch"]["rows"],
         max_steps=1,
         save_strategy="no",
@@ -50,7 +51,7 @@ def main() -> None:
         args=arguments,
         train_dataset=[{"input_ids": row} for row in rows],
         data_collator=transformers.DataCollatorForLanguageModeling(tokenizer),
-        callbacks=[Telling(Path(sys.argv[2]))],
+        callbacks=[StepWriter(step_file)],
     ).train()
 
 

@@ -1,9 +1,10 @@
-"""A run of this project as transformers' Trainer does it: a program that trains in turns.
+"""Trains a run file with transformers' Trainer, as an alternating program.
 
-The same text, split, tokenizer, first weights, rows of a step, optimizer and schedule, read from
-the same run file. Held-out rows are measured by this project's own path, masks included.
+The run file sets text, split, tokenizer, initial weights, rows per step, optimizer and schedule.
+Regauge evaluates the held-out rows, with Regauge's masks.
 
-    python benchmarks/peer_trainer.py FOLDER RUN_FILE [--style best|default] [--rows N] [--turn N]
+    python benchmarks/peer_trainer.py FOLDER RUN_FILE [--style best|default] [--rows N]
+                                      [--steps-per-turn N]
 """
 
 from __future__ import annotations
@@ -16,39 +17,39 @@ import numpy as np
 import torch
 import transformers
 from datasets import Dataset as Table
-from peer_parts import Order, measuring, ordered, reading
+from peer_parts import PeerRun, build_evaluation, build_run_module, parse_run
 from turns import Turn
 
 from regauge.data.dataset import Dataset
 
 
 def main() -> None:
-    """Train until nobody wants another turn."""
-    order = ordered(__doc__)
-    settings, dataset, best = order.settings, order.dataset, order.style == "best"
-    reader = reading(order)
-    reader.model = plain(reader.model)
-    measured = measuring(order, reader)
+    """Train until there is no other turn."""
+    run = parse_run(__doc__)
+    settings, dataset, is_best = run.settings, run.dataset, run.style == "best"
+    module = build_run_module(run)
+    module.model = copy_to_transformers(module.model)
+    evaluate = build_evaluation(run, module)
     tokenizer = transformers.AutoTokenizer.from_pretrained(dataset.folder / "tokenizer")
-    masked = settings.task.kind == "mlm"
+    is_mlm = settings.task.kind == "mlm"
     collator = transformers.DataCollatorForLanguageModeling(
         tokenizer,
-        mlm=masked,
-        **({"mlm_probability": settings.task.mlm_probability} if masked else {}),
+        mlm=is_mlm,
+        **({"mlm_probability": settings.task.mlm_probability} if is_mlm else {}),
     )
     length = settings.task.bucket_lengths(dataset.manifest)[-1]
-    rows = Table.from_dict({"input_ids": cut(dataset, length, whole=not best)})
-    trainer = _Counting(
-        model=reader.model,
-        args=transformers.TrainingArguments(**written(order, compiled=best)),
+    rows = Table.from_dict({"input_ids": read_token_rows(dataset, length, packed=is_best)})
+    trainer = _CountingTrainer(
+        model=module.model,
+        args=transformers.TrainingArguments(**build_arguments(run, compiled=is_best)),
         train_dataset=rows,
         data_collator=collator,
     )
-    trainer.add_callback(InTurn(order, lambda: trainer.real_tokens, measured))
+    trainer.add_callback(TurnCallback(run, lambda: trainer.real_tokens, evaluate))
     trainer.train()
 
 
-class _Counting(transformers.Trainer):
+class _CountingTrainer(transformers.Trainer):
     """Counts real tokens."""
 
     real_tokens = 0
@@ -58,39 +59,39 @@ class _Counting(transformers.Trainer):
         return super().training_step(model, inputs, *rest, **named)
 
 
-class InTurn(transformers.TrainerCallback):
-    """Holds the training of any Trainer up between its turns."""
+class TurnCallback(transformers.TrainerCallback):
+    """Pauses any Trainer between its turns."""
 
     def __init__(
-        self, order: Order, counted: Callable[[], int], measured: Callable[[], float]
+        self, run: PeerRun, read_count: Callable[[], int], evaluate: Callable[[], float]
     ) -> None:
-        self._turn = Turn(order.folder, order.accelerator)
-        self._steps = order.turn
-        self._counted = counted
-        self._measured = measured
-        self._before = 0
+        self._turn = Turn(run.folder, run.accelerator)
+        self._steps_per_turn = run.steps_per_turn
+        self._read_count = read_count
+        self._evaluate = evaluate
+        self._count = 0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Wait for the first turn."""
         self._turn.wait()
 
     def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-        """Measure, and wait for the next turn, where this one is over."""
-        if state.global_step % self._steps:
+        """Evaluate and wait for the next turn if this was the last step of a turn."""
+        if state.global_step % self._steps_per_turn:
             return
         self._turn.stop()
-        self._before, before = self._counted(), self._before
-        count = self._before - before
-        self._turn.end(step=state.global_step, count=count, heldout=self._measured())
+        before, self._count = self._count, self._read_count()
+        count = self._count - before
+        self._turn.end(step=state.global_step, count=count, heldout=self._evaluate())
 
 
-def written(order: Order, *, compiled: bool) -> dict[str, Any]:
-    """Return what any Trainer is told of a run of decided length."""
-    settings, optimizer = order.settings, order.settings.optimizer
+def build_arguments(run: PeerRun, *, compiled: bool) -> dict[str, Any]:
+    """Return the arguments of any Trainer for a run with a fixed number of steps."""
+    settings, optimizer = run.settings, run.settings.optimizer
     return {
-        "output_dir": str(order.folder / "trainer"),
-        "per_device_train_batch_size": order.rows,
-        "gradient_accumulation_steps": settings.batch.rows // order.rows,
+        "output_dir": str(run.folder / "trainer"),
+        "per_device_train_batch_size": run.rows,
+        "gradient_accumulation_steps": settings.batch.rows // run.rows,
         "max_steps": settings.stop.steps,
         "learning_rate": optimizer.learning_rate,
         "lr_scheduler_type": optimizer.schedule.kind,
@@ -104,30 +105,30 @@ def written(order: Order, *, compiled: bool) -> dict[str, Any]:
         "report_to": [],
         "seed": settings.seed,
         "disable_tqdm": True,
-        "use_cpu": order.device.type == "cpu",
-        "bf16": order.dtype == torch.bfloat16,
+        "use_cpu": run.device.type == "cpu",
+        "bf16": run.dtype == torch.bfloat16,
         "torch_compile": compiled,
     }
 
 
-def plain(model: Any) -> Any:
-    """Return transformers' own model with the weights of one that this project has made."""
+def copy_to_transformers(model: Any) -> Any:
+    """Return an unmodified model of transformers with the weights of a model of Regauge."""
     config = copy.deepcopy(model.config)
     extra = {} if getattr(model, "pooler", True) is not None else {"add_pooling_layer": False}
-    made = type(model)(config, **extra)
-    made.load_state_dict(model.state_dict())
-    return made
+    original = type(model)(config, **extra)
+    original.load_state_dict(model.state_dict())
+    return original
 
 
-def cut(dataset: Dataset, length: int, *, whole: bool) -> list[np.ndarray]:
-    """Return the training text: its documents one by one, or as one stream cut into rows."""
-    if whole:
-        return list(_documents(dataset))
-    stream = np.concatenate(list(_documents(dataset)))
+def read_token_rows(dataset: Dataset, length: int, *, packed: bool) -> list[np.ndarray]:
+    """Return the training text: one stream cut into rows if packed, else one row a document."""
+    if not packed:
+        return list(_read_documents(dataset))
+    stream = np.concatenate(list(_read_documents(dataset)))
     return list(stream[: len(stream) // length * length].reshape(-1, length))
 
 
-def _documents(dataset: Dataset) -> Iterator[np.ndarray]:
+def _read_documents(dataset: Dataset) -> Iterator[np.ndarray]:
     rows = dataset.rows("train")
     for row in rows.take(range(len(rows))):
         segments = row["segments"]

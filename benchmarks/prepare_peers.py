@@ -1,12 +1,12 @@
-"""How fast text becomes rows of tokens here, by `datasets.map`, and by `tokenizers` alone.
+"""Tokenization throughput, compared with `datasets.map` and with `tokenizers`.
 
-The same text and tokenizer, each way a command of its own, in turns: `regauge prepare` with
-hashes, a split and a manifest, once where only equal records are kept on one side of the split,
-and once by default, where near-duplicates are, which no other way looks for; `datasets.map` that
-tokenises and then groups to rows, in batches and two processes, as the examples of Trainer do it;
-and nothing but `encode_batch` on all cores. Whole commands are timed.
+All commands use the same text and tokenizer, alternate, and are timed completely. `regauge prepare`
+writes hashes, a split and a manifest. One variant keeps exact duplicates on one side of the split;
+the other, the default, also keeps near-duplicates there, which no peer detects. `datasets.map`
+tokenizes and then groups to rows, in batches and two processes, as in the examples of Trainer.
+`tokenizers` only runs `encode_batch` on all cores.
 
-    python benchmarks/prepare_peers.py [--text FILE] [--megabytes N] [--turns N] [--length N]
+    python benchmarks/prepare_peers.py [--text FILE] [--megabytes N] [--repeats N] [--length N]
                                        [--json OUT]
 """
 
@@ -23,95 +23,103 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from peers import HERE, OURS, faster
-from prepare import MEGA, make, size, tables
-from recording import RESULTS, keep
+from peers import HERE, REGAUGE, compare_speed
+from prepare import MEGA, build_tables, folder_size, write_text
+from recording import RESULTS, write_result
 from turns import Program
 
 from regauge.accelerators.cpu import Cpu
-from regauge.data import settings, tokenizer
+from regauge.data.settings import TokenizerSettings
+from regauge.data.tokenizer import train_tokenizer
 
 GOALS = {"map": 3.0, "encode": 0.8}
-"""How many times as fast it has to be as each way of peers."""
-SIMILARITIES = {"equal records together": 1.0, "near-duplicates together": 0.7}
-"""What `prepare` does beside rows, and from which similarity on; peers do neither."""
-NAMES = {"map": "datasets.map", "encode": "tokenizers alone"}
+"""Speedup that must be reached over each method of a peer."""
+SIMILARITIES = {"exact duplicates grouped": 1.0, "near-duplicates grouped": 0.7}
+"""Variants of `prepare`: the similarity from which records are grouped; peers do not group."""
+LABELS = {"map": "datasets.map", "encode": "tokenizers"}
+"""Name of each method in the results."""
 VOCABULARY = 16384
-SAMPLE = 20_000
-"""Texts that the tokenizer is trained on."""
+NUM_TOKENIZER_TEXTS = 20_000
+"""Texts for the training of the tokenizer."""
 PACKAGES = ("tokenizers", "datasets", "transformers")
 
 
 def main() -> None:
-    """Prepare the text again and again in each of the ways, and write what was found."""
+    """Prepare the text repeatedly with each program, and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--text", type=Path, help="by default the documentation of this Python")
-    parser.add_argument("--megabytes", type=int, default=200, help="of text; it is repeated")
+    parser.add_argument("--text", type=Path, help="text file; default: docs of this Python")
+    parser.add_argument("--megabytes", type=int, default=200, help="of repeated text")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--length", type=int, default=512, help="tokens of a row")
-    parser.add_argument("--turns", type=int, default=6, help="of each way; one is a warm-up")
+    parser.add_argument("--length", type=int, default=512, help="tokens per row")
+    parser.add_argument("--repeats", type=int, default=6, help="of each program; one is a warm-up")
     parser.add_argument("--json", type=Path, default=RESULTS / "prepare_peers.json")
-    own = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
-        text, words = scratch / "text", scratch / "tokenizer"
-        make(text, own.megabytes, own.text)
-        trained(text, words)
-        own_ways = [ours(scratch, what, own) for what in SIMILARITIES]
-        others = [theirs(scratch, way, own) for way in NAMES]
-        programs = [*own_ways, *others]
-        read = size(text) / MEGA
-        for number in range(own.turns):
-            for program in programs:
-                program.turns.append(timed(program, read))
-                shown = program.turns[-1]
-                sys.stderr.write(f"{number} {program.name}: {shown}\n")
-    measured = [
+        text, tokenizer = scratch / "text", scratch / "tokenizer"
+        write_text(text, options.megabytes, options.text)
+        train_common_tokenizer(text, tokenizer)
+        variants = [build_regauge_program(scratch, name, options) for name in SIMILARITIES]
+        peers = [build_peer_program(scratch, method, options) for method in LABELS]
+        megabytes = folder_size(text) / MEGA
+        for index in range(options.repeats):
+            for program in (*variants, *peers):
+                repeat = time_program(program, megabytes)
+                program.turns.append(repeat)
+                sys.stderr.write(f"{index} {program.name}: {repeat}\n")
+    workloads = [
         {
-            "beside": what,
-            "programs": {each.name: each.speed() | counted(each) for each in (one, *others)},
-            "against": {other.name: faster(one, other) for other in others},
+            "variant": name,
+            "programs": {
+                program.name: program.summarize_speed() | read_counts(program)
+                for program in (variant, *peers)
+            },
+            "peers": {peer.name: compare_speed(variant, peer) for peer in peers},
         }
-        for what, one in zip(SIMILARITIES, own_ways, strict=True)
+        for name, variant in zip(SIMILARITIES, variants, strict=True)
     ]
-    figures = {"megabytes": round(read, 1), "processes": own.processes, "measured": measured}
-    title = "prepare beside datasets.map and tokenizers"
-    keep(own.json, title, Cpu().chip_peak("fp32"), figures, *PACKAGES)
+    figures = {
+        "megabytes": round(megabytes, 1),
+        "processes": options.processes,
+        "workloads": workloads,
+    }
+    title = "prepare compared with datasets.map and tokenizers"
+    write_result(options.json, title, Cpu().chip_peak("fp32"), figures, *PACKAGES)
 
 
-def trained(text: Path, folder: Path) -> None:
-    """Train the tokenizer of all ways on the first texts."""
+def train_common_tokenizer(text: Path, folder: Path) -> None:
+    """Train the tokenizer of all programs on the first texts."""
     with next(iter(sorted(text.glob("*.jsonl")))).open(encoding="utf-8") as file:
-        found = [json.loads(line)["text"] for line in islice(file, SAMPLE)]
-    tokenizer.train_tokenizer(
-        iter([found]), settings.TokenizerSettings(vocab_size=VOCABULARY), folder
-    )
+        texts = [json.loads(line)["text"] for line in islice(file, NUM_TOKENIZER_TEXTS)]
+    train_tokenizer(iter([texts]), TokenizerSettings(vocab_size=VOCABULARY), folder)
 
 
-def ours(scratch: Path, what: str, own: argparse.Namespace) -> Program:
-    """Return the command that prepares the text here, in one of the own ways."""
-    folder = scratch / what.replace(" ", "-")
-    wanted = tables(scratch / "text", folder / "dataset", own.processes)
-    wanted |= {"rows": {"length": own.length}, "tokenizer": {"path": str(scratch / "tokenizer")}}
-    wanted |= {"split": {"similarity": SIMILARITIES[what]}}
-    del wanted["filter"]  # peers have none
+def build_regauge_program(scratch: Path, variant: str, options: argparse.Namespace) -> Program:
+    """Return the command that prepares the text with Regauge, in one variant."""
+    folder = scratch / variant.replace(" ", "-")
+    tables = build_tables(scratch / "text", folder / "dataset", options.processes)
+    tables["rows"] = {"length": options.length}
+    tables["tokenizer"] = {"path": str(scratch / "tokenizer")}
+    tables["split"] = {"similarity": SIMILARITIES[variant]}
+    del tables["filter"]  # peers do not filter
     file = folder.with_suffix(".json")
-    file.write_text(json.dumps(wanted))
+    file.write_text(json.dumps(tables))
     command = [sys.executable, "-m", "regauge", "prepare", str(file), "--json"]
-    return Program(OURS, command, folder, unit="megabytes")
+    return Program(REGAUGE, command, folder, unit="megabytes")
 
 
-def theirs(scratch: Path, way: str, own: argparse.Namespace) -> Program:
-    """Return the command of another way."""
-    folder = scratch / way
-    places = [str(folder), str(scratch / "text"), str(scratch / "tokenizer")]
-    options = ["--way", way, "--processes", str(own.processes), "--length", str(own.length)]
-    command = [sys.executable, str(HERE / "peer_prepare.py"), *places, *options]
-    return Program(NAMES[way], command, folder, unit="megabytes", goal=GOALS[way])
+def build_peer_program(scratch: Path, method: str, options: argparse.Namespace) -> Program:
+    """Return the command of a peer."""
+    folder = scratch / method
+    paths = [str(folder), str(scratch / "text"), str(scratch / "tokenizer")]
+    script = [sys.executable, str(HERE / "peer_prepare.py"), *paths, "--method", method]
+    numbers = ["--processes", str(options.processes), "--length", str(options.length)]
+    command = [*script, *numbers]
+    return Program(LABELS[method], command, folder, unit="megabytes", goal=GOALS[method])
 
 
-def timed(program: Program, megabytes: float) -> dict[str, Any]:
-    """Run a command in an empty folder; return its seconds and the tokens that came of it."""
+def time_program(program: Program, megabytes: float) -> dict[str, Any]:
+    """Run a command in an empty folder; return its seconds and the number of its tokens."""
     program.folder.mkdir()
     began = time.perf_counter()
     done = subprocess.run(program.command, capture_output=True, text=True, check=False)
@@ -119,14 +127,14 @@ def timed(program: Program, megabytes: float) -> dict[str, Any]:
     shutil.rmtree(program.folder)
     if done.returncode:
         raise SystemExit(f"{program.name} failed: {done.stderr}")
-    answer = json.loads(done.stdout)
-    tokens = sum(value for name, value in answer.items() if name.endswith("tokens"))
+    result = json.loads(done.stdout)
+    tokens = sum(value for name, value in result.items() if name.endswith("tokens"))
     phases = [line for line in done.stderr.splitlines() if " in " in line]
     return {"count": megabytes, "seconds": seconds, "tokens": tokens, "phases": phases}
 
 
-def counted(program: Program) -> dict[str, Any]:
-    """Return how many tokens a way made, and what the last turn said of its parts."""
+def read_counts(program: Program) -> dict[str, Any]:
+    """Return the number of tokens and the phases of the last repeat."""
     last = program.turns[-1]
     return {"tokens": last["tokens"], "phases": last["phases"]}
 

@@ -1,4 +1,4 @@
-"""A benchmark's result as it is kept: what ran, when and on what, and then the figures."""
+"""Writes the result of a benchmark: its name, date, machine and versions, then its figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regauge.accelerators import ChipPeak
 RESULTS = Path("benchmarks/results")
 
 
-def train_command(folder: Path, data: Path, save_every: int, **tables: Any) -> list[str]:
+def write_train_command(folder: Path, data: Path, save_every: int, **tables: Any) -> list[str]:
     """Write the run file of a masked LM on the CPU; return the command that trains it."""
     output = {
         "folder": str(folder),
@@ -26,16 +26,16 @@ def train_command(folder: Path, data: Path, save_every: int, **tables: Any) -> l
         "trackers": ("jsonl",),
         "checkpoint": {"every_steps": save_every},
     }
-    known = {"data": {"path": str(data)}, "task": "mlm", "accelerator": "cpu"}
+    defaults = {"data": {"path": str(data)}, "task": "mlm", "accelerator": "cpu"}
     file = folder.with_suffix(".json")
-    file.write_text(json.dumps({"output": output, **known, **tables}))
+    file.write_text(json.dumps({"output": output, **defaults, **tables}))
     return [sys.executable, "-m", "regauge", "train", str(file)]
 
 
-def keep(
+def write_result(
     path: Path, benchmark: str, chip: ChipPeak, figures: dict[str, Any], *packages: str
 ) -> None:
-    """Print a result and write it; the versions are those of torch and of `packages`."""
+    """Print a result and write it, with the versions of torch and of `packages`."""
     result = {
         "benchmark": benchmark,
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
@@ -49,7 +49,6 @@ def keep(
     sys.stdout.write(text)
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median, the least and the most of some measurements."""
-    found = statistics.median(values), min(values), max(values)
-    return dict(zip(("median", "least", "most"), found, strict=True))
+def summarize(values: Sequence[float]) -> dict[str, float]:
+    """Return the median, the minimum and the maximum of measurements."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}

@@ -1,14 +1,15 @@
-"""How training scales: processes of this machine, and hosts between which the network is slow.
+"""Scaling efficiency over processes of this machine, and over emulated hosts with slow links.
 
-Here: one process, two that know nothing of each other, and two that train together, each on a core
-of its own; what two strangers reach is all that two can. Then 2, 4 and 8 hosts in network
-namespaces, with links as they come and shaped (`hosts.py`), for several strategies. All share this
-machine's cores, so a step's compute is slower than on hosts of their own: what a step takes longer
-with slow links than with the same hosts' free ones is what the network costs, and only that is
-compared, with what the formulas of `predicted` say of it.
+Processes: one process, two independent processes, and two that train together, one core each. The
+throughput of the independent processes is the upper bound for two.
+
+Hosts: 2, 4 and 8 hosts in network namespaces (`hosts.py`), with and without a rate limit of their
+links, for several strategies. All hosts share the cores of this machine, so their compute is slower
+than on separate machines. Only the additional seconds with limited links are compared with the
+formulas (`predict_exposed_seconds`).
 
     python benchmarks/scaling.py [--text FILE] [--hosts 2 4 8] [--megabits 1000 100] [--steps N]
-                                 [--turns N] [--cases ddp …] [--json OUT]
+                                 [--repeats N] [--cases ddp …] [--json OUT]
 """
 
 from __future__ import annotations
@@ -23,46 +24,47 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hosts import address, hosts, inside, obstacle
-from language import made_of
-from peers import arguments
-from recording import keep
-from text import prepared, source
-from train_mlm import model
+from hosts import build_host_command, create_hosts, find_obstacle, host_address
+from language import build_run_module
+from peers import build_parser
+from recording import write_result
+from text import build_source, prepare_dataset
+from train_mlm import build_model
 
 from regauge.accelerators.cpu import Cpu
 from regauge.benchmarking.settings import BENCHMARK
 from regauge.config import merge
 
 WIDTH, LAYERS, VOCABULARY, LENGTH, ROWS, MICROBATCHES = 256, 4, 4096, 128, 16, 2
-"""A model whose gradients take a second on 100 Mb/s."""
+"""Sizes of a model whose gradients need a second at 100 Mb/s."""
 PORT = 29400
-WARM_STEPS = 2
-BYTES = {
+WARMUP_STEPS = 2
+BYTES_PER_WEIGHT = {
     "ddp": 4 + 4,
     "zero1": 4 + 2,
     "fsdp": 4 + MICROBATCHES * (2 + 2),
     "hsdp": 4 + 4,
 }
-"""That a weight sends over a host's link in a step: its gradient is reduced in fp32, and then
-gathered so, or the weight in bf16, by fsdp before both passes of each microbatch."""
+"""Bytes per weight over a host's link in a step.
+
+The gradient is reduced in fp32. Then it is gathered in fp32, or the weight in bf16; fsdp gathers
+before both passes of each microbatch."""
 OVERLAP = 0.9
 """Share of a step's compute that communication can hide behind."""
-MEASURED = "median seconds of a step over turns"
+STATISTIC = "median seconds of a step over repeats"
 FORMULAS = {
-    "exposed": "seconds of a step with shaped links - with free ones, of the same hosts",
-    "efficiency": "seconds of one host's step / (the same + exposed)",
+    "exposed_seconds": "seconds of a step with limited links - with unlimited links, same hosts",
+    "efficiency": "seconds of one host's step / (the same + exposed_seconds)",
     "communication": "t = bytes a weight x weights x (n-1) / (n x bytes/s of a link), n in a ring",
-    "predicted": f"max(0, t - {OVERLAP} x seconds with free links) + t / layers",
+    "predicted_exposed_seconds": f"max(0, t - {OVERLAP} x seconds, unlimited) + t / layers",
 }
 
 
 class Case(NamedTuple):
-    """A way to lie on hosts."""
+    """A strategy and the processes of each host."""
 
     strategy: dict[str, Any]
     processes: int = 1
-    """Of each host."""
 
 
 CASES = {
@@ -75,168 +77,186 @@ CASES = {
 
 
 def main() -> None:
-    """Measure, and write what was found."""
-    parser = arguments(__doc__, "scaling", turns=1, steps=10)
+    """Measure, and write the results."""
+    parser = build_parser(__doc__, "scaling", repeats=1, steps=10)
     parser.set_defaults(width=WIDTH, layers=LAYERS)
     parser.add_argument("--hosts", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--megabits", type=float, nargs="+", default=[1000.0, 100.0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    own = parser.parse_args()
+    options = parser.parse_args()
     precision = Cpu().precisions()[0]
     chip = Cpu().chip_peak(precision)
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch) / "data"
-        prepared(data, source(own.text), VOCABULARY, layout="packed", length=LENGTH)
-        bench = Bench(Path(scratch), run(data, own), own)
+        source = build_source(options.text)
+        prepare_dataset(data, source, VOCABULARY, layout="packed", length=LENGTH)
+        bench = Bench(Path(scratch), build_tables(data, options), options)
         figures = {
             "precision": precision,
             "parameters": bench.parameters,
             "formulas": FORMULAS,
-            "here": here(bench),
-            "hosts": elsewhere(bench),
+            "processes": measure_processes(bench),
+            "hosts": measure_hosts(bench),
         }
-    keep(own.json, "scaling over processes and hosts", chip, figures, "transformers")
+    write_result(options.json, "scaling over processes and hosts", chip, figures, "transformers")
 
 
-def run(data: Path, own: argparse.Namespace) -> dict[str, Any]:
+def build_tables(data: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return the tables of a run on one process."""
     return {
         "data": {"path": str(data)},
         "task": {"kind": "mlm"},
-        "model": model(own.width, own.layers, LENGTH),
+        "model": build_model(options.width, options.layers, LENGTH),
         "accelerator": "cpu",
         "batch": {"rows": ROWS, "microbatch_rows": ROWS // MICROBATCHES},
         "execution": {"compile": "off", "threads": 1},
         "optimizer": {"learning_rate": 1e-4},
         "evaluation": {"rows": ROWS},
-        "stop": {"steps": own.steps},
-        "benchmark": {"repeats": 1, "steps": own.steps, "warmup_steps": WARM_STEPS},
+        "stop": {"steps": options.steps},
+        "benchmark": {"repeats": 1, "steps": options.steps, "warmup_steps": WARMUP_STEPS},
     }
 
 
 class Bench:
-    """Runs of one kind, each a command with a folder of its own."""
+    """Commands that measure variants of one run, each with a separate folder."""
 
-    def __init__(self, scratch: Path, tables: dict[str, Any], own: argparse.Namespace) -> None:
-        self.own = own
+    def __init__(self, scratch: Path, tables: dict[str, Any], options: argparse.Namespace) -> None:
+        self.options = options
         self._scratch = scratch
         self._tables = tables
         self._count = 0
-        module = made_of(tables)
+        module = build_run_module(tables)
         self.parameters = sum(value.numel() for value in module.parameters())
 
-    def command(self, processes: int, **tables: Any) -> tuple[list[str], Path]:
-        """Return a command that measures a run, and where it will write what it found."""
+    def build_command(self, processes: int, **tables: Any) -> tuple[list[str], Path]:
+        """Return a command that measures a run, and the path of its result."""
         self._count += 1
         folder = self._scratch / f"run-{self._count}"
-        own = {"output": {"folder": str(folder)}, "benchmark": {"processes": [processes]}}
+        changes = {"output": {"folder": str(folder)}, "benchmark": {"processes": [processes]}}
         file = folder.with_suffix(".json")
-        file.write_text(json.dumps(merge(self._tables, merge(tables, own))))
+        file.write_text(json.dumps(merge(self._tables, merge(tables, changes))))
         command = [sys.executable, "-m", "regauge", "benchmark", str(file), "--training"]
         return command, folder / BENCHMARK
 
-    def log(self) -> Path:
-        """Return where the latest command says what it does."""
+    def log_path(self) -> Path:
+        """Return the path of the latest command's log."""
         return self._scratch / f"run-{self._count}.log"
 
 
-def here(bench: Bench) -> dict[str, Any]:
-    """Return sequences/s of one process, of two strangers together, and of two that are one run."""
-    found: dict[str, list[float]] = {"alone": [], "strangers": [], "together": []}
-    longer = {"benchmark": {"steps": 4 * bench.own.steps, "warmup_steps": bench.own.steps}}
-    for _ in range(bench.own.turns):
-        one, other, third = (bench.command(1, **longer) for _ in range(3))
-        pair = bench.command(2, strategy={"kind": "ddp"}, **longer)
-        found["alone"].append(_at_once(bench, one))
-        found["strangers"].append(_at_once(bench, other, third))
-        found["together"].append(_at_once(bench, pair))
-    alone, strangers, both = (statistics.median(found[name]) for name in found)
+def measure_processes(bench: Bench) -> dict[str, Any]:
+    """Return sequences/s of one process, of two independent processes, and of two in one run."""
+    rates: dict[str, list[float]] = {
+        "one_process": [],
+        "two_independent_processes": [],
+        "two_process_ddp": [],
+    }
+    longer = {"benchmark": {"steps": 4 * bench.options.steps, "warmup_steps": bench.options.steps}}
+    for _ in range(bench.options.repeats):
+        first, second, third = (bench.build_command(1, **longer) for _ in range(3))
+        pair = bench.build_command(2, strategy={"kind": "ddp"}, **longer)
+        rates["one_process"].append(_measure_concurrently(bench, first))
+        rates["two_independent_processes"].append(_measure_concurrently(bench, second, third))
+        rates["two_process_ddp"].append(_measure_concurrently(bench, pair))
+    one, independent, ddp = (statistics.median(values) for values in rates.values())
     return {
-        "sequences_per_second": found,
-        "efficiency": round(both / (2 * alone), 3),
-        "of_what_two_strangers_reach": round(both / strangers, 3),
+        "sequences_per_second": rates,
+        "efficiency": round(ddp / (2 * one), 3),
+        "relative_to_independent_processes": round(ddp / independent, 3),
     }
 
 
-def elsewhere(bench: Bench) -> dict[str, Any]:
-    """Return what slow links cost by case, number of hosts and rate."""
-    if why := obstacle():
-        return {"not_measured": why}
-    rates = [None, *bench.own.megabits]
-    taken: dict[tuple[str, int, float | None], list[float]] = {}
-    for _ in range(bench.own.turns):
-        for name, count, rate in product(bench.own.cases, (1, *bench.own.hosts), rates):
+def measure_hosts(bench: Bench) -> dict[str, Any]:
+    """Return the cost of slow links by case, number of hosts and rate."""
+    if obstacle := find_obstacle():
+        return {"not_measured": obstacle}
+    rates = [None, *bench.options.megabits]
+    seconds: dict[tuple[str, int, float | None], list[float]] = {}
+    for _ in range(bench.options.repeats):
+        for name, count, rate in product(bench.options.cases, (1, *bench.options.hosts), rates):
             if count > 1 or rate is None:
                 key = name, count, rate
-                taken.setdefault(key, []).append(_step_seconds(bench, *key))
-                sys.stderr.write(f"{key}: {taken[key][-1]:.3f} s a step\n")
+                step_seconds = _measure_step_seconds(bench, *key)
+                seconds.setdefault(key, []).append(step_seconds)
+                sys.stderr.write(f"{key}: {step_seconds:.3f} s per step\n")
     rows = []
-    for name, count, rate in product(bench.own.cases, bench.own.hosts, bench.own.megabits):
-        alone, free, slow = (
-            statistics.median(taken[name, number, links])
+    for name, count, rate in product(
+        bench.options.cases, bench.options.hosts, bench.options.megabits
+    ):
+        one_host, unlimited, limited = (
+            statistics.median(seconds[name, number, links])
             for number, links in ((1, None), (count, None), (count, rate))
         )
+        predicted = predict_exposed_seconds(bench, CASES[name], (count, rate, unlimited))
         rows.append(
             {
                 "case": name,
                 "hosts": count,
                 "megabits": rate,
-                "seconds": {"one host": alone, "free links": free, "these links": slow},
-                **compared(alone, slow - free, predicted(bench, CASES[name], (count, rate, free))),
+                "seconds": {
+                    "one_host": one_host,
+                    "unlimited_links": unlimited,
+                    "limited_links": limited,
+                },
+                **compare_exposed_seconds(one_host, limited - unlimited, predicted),
             }
         )
-    return {"measured": MEASURED, "rows": rows}
+    return {"statistic": STATISTIC, "rows": rows}
 
 
-def predicted(bench: Bench, case: Case, links: tuple[int, float, float]) -> float:
-    """Return the seconds that the network should cost a step, by the formulas of the planner."""
+def predict_exposed_seconds(bench: Bench, case: Case, links: tuple[int, float, float]) -> float:
+    """Return the predicted cost of the network per step, by the formulas of the planner.
+
+    `links` has the number of hosts, the rate in Mb/s and the seconds with unlimited links.
+    """
     count, megabits, compute = links
     ring = count * case.processes if case.strategy["kind"] == "fsdp" else count
     share = (ring - 1) / ring
-    seconds = bench.parameters * BYTES[case.strategy["kind"]] * share / (megabits * 1e6 / 8)
-    return max(0.0, seconds - OVERLAP * compute) + seconds / bench.own.layers
+    seconds = (
+        bench.parameters * BYTES_PER_WEIGHT[case.strategy["kind"]] * share / (megabits * 1e6 / 8)
+    )
+    return max(0.0, seconds - OVERLAP * compute) + seconds / bench.options.layers
 
 
-def compared(alone: float, exposed: float, expected: float) -> dict[str, Any]:
-    """Return what the network cost beside what it should."""
+def compare_exposed_seconds(one_host: float, exposed: float, predicted: float) -> dict[str, Any]:
+    """Return the measured and the predicted cost of the network per step."""
     return {
-        "exposed": round(exposed, 4),
-        "predicted": round(expected, 4),
-        "efficiency": round(alone / (alone + max(0.0, exposed)), 3),
-        "predicted_efficiency": round(alone / (alone + expected), 3),
+        "exposed_seconds": round(exposed, 4),
+        "predicted_exposed_seconds": round(predicted, 4),
+        "efficiency": round(one_host / (one_host + max(0.0, exposed)), 3),
+        "predicted_efficiency": round(one_host / (one_host + predicted), 3),
     }
 
 
-def _step_seconds(bench: Bench, name: str, count: int, megabits: float | None) -> float:
-    """Return the seconds of a step of a run on some hosts."""
+def _measure_step_seconds(bench: Bench, name: str, count: int, megabits: float | None) -> float:
+    """Return the seconds per step of a run on `count` hosts."""
     case = CASES[name]
-    alone = {"kind": "fsdp" if case.processes > 1 else "single"}
-    strategy = case.strategy if count > 1 else alone
-    nodes = {"count": str(count), "rendezvous": "c10d", "endpoint": f"{address(0)}:{PORT}"}
-    meeting = {"execution": {"nodes": nodes}} if count > 1 else {}
-    command, answer = bench.command(case.processes, strategy=strategy, **meeting)
-    with hosts(count, megabits) as names:
-        _ran([inside(name, command) for name in names], bench.log())
-    (row,) = json.loads(answer.read_text())["rows"]
+    one_host = {"kind": "fsdp" if case.processes > 1 else "single"}
+    strategy = case.strategy if count > 1 else one_host
+    nodes = {"count": str(count), "rendezvous": "c10d", "endpoint": f"{host_address(0)}:{PORT}"}
+    execution = {"execution": {"nodes": nodes}} if count > 1 else {}
+    command, result = bench.build_command(case.processes, strategy=strategy, **execution)
+    with create_hosts(count, megabits) as names:
+        _run_concurrently([build_host_command(name, command) for name in names], bench.log_path())
+    (row,) = json.loads(result.read_text())["rows"]
     return float(row["seconds_per_step"])
 
 
-def _at_once(bench: Bench, *wanted: tuple[list[str], Path]) -> float:
-    """Run commands at the same time, and return the sequences/s of all together."""
-    _ran([command for command, _ in wanted], bench.log())
-    answers = [json.loads(answer.read_text()) for _, answer in wanted]
-    return sum(float(row["sequences_per_second"]) for answer in answers for row in answer["rows"])
+def _measure_concurrently(bench: Bench, *commands: tuple[list[str], Path]) -> float:
+    """Run commands at the same time, and return the sum of their sequences/s."""
+    _run_concurrently([command for command, _ in commands], bench.log_path())
+    results = [json.loads(path.read_text()) for _, path in commands]
+    return sum(float(row["sequences_per_second"]) for result in results for row in result["rows"])
 
 
-def _ran(commands: list[list[str]], log: Path) -> None:
-    """Run commands at once; raises SystemExit where one fails, with what they said."""
-    with log.open("w") as said:
-        running = [
-            subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT) for command in commands
+def _run_concurrently(commands: list[list[str]], log_path: Path) -> None:
+    """Run commands at the same time; raises SystemExit with their log if one fails."""
+    with log_path.open("w") as log:
+        processes = [
+            subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) for command in commands
         ]
-        codes = [each.wait() for each in running]
+        codes = [process.wait() for process in processes]
     if any(codes):
-        raise SystemExit(f"{commands[0]} ended with {codes}:\n{log.read_text()}")
+        raise SystemExit(f"{commands[0]} exited with {codes}:\n{log_path.read_text()}")
 
 
 if __name__ == "__main__":

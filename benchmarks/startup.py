@@ -1,10 +1,10 @@
-"""How long a command takes until its first step, beside Trainer and accelerate launch.
+"""Seconds of a command until its first step, compared with Trainer and accelerate launch.
 
-Every command is a new process; they take turns. A small BERT (4 layers of 256) does one step, not
-compiled; the clock runs from the command to the end of that step, and to the end of the command.
-Regauge's processes check the machine before and write a checkpoint after it; Trainer does not.
+Every command is a new process; the commands alternate. A small BERT (4 layers of width 256) does
+one step, not compiled. The seconds until the end of the step and of the command are measured.
+Regauge checks the machine before the step and writes a checkpoint after it; Trainer does neither.
 
-    python benchmarks/startup.py [--text FILE] [--turns N] [--json OUT]
+    python benchmarks/startup.py [--text FILE] [--repeats N] [--json OUT]
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from language import run
-from peers import HERE, arguments
-from recording import keep, spread
+from language import prepare_run
+from peers import HERE, build_parser
+from recording import summarize, write_result
 from train_mlm import LANGUAGE
 
 from regauge.accelerators.cpu import Cpu
@@ -29,90 +29,90 @@ LENGTH = 128
 SMALL = LANGUAGE._replace(width=256, layers=4)
 PACKAGES = ("transformers", "accelerate")
 PYTHON = sys.executable
-FIRST = '"step": 1'
+FIRST_STEP = '"step": 1'
 POLL_SECONDS = 0.01
 
 
 class Command(NamedTuple):
-    """What is timed."""
+    """A command that is timed."""
 
     name: str
     words: list[str]
-    told: Path | None = None
-    """The file that says when the first step was done, in a folder of its own."""
+    step_file: Path | None = None
+    """The file that gets a line after the first step; its folder has no other use."""
 
 
 def main() -> None:
-    """Time every command in turns, and write what was found."""
-    parser = arguments(__doc__, "startup", turns=7, steps=1)
-    own = parser.parse_args()
+    """Time the commands alternately, and write the results."""
+    parser = build_parser(__doc__, "startup", repeats=7, steps=1)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        commands = made(Path(scratch), own)
-        found: dict[str, list[dict[str, float]]] = {each.name: [] for each in commands}
-        for number in range(own.turns + 1):
-            for each in commands:
-                taken = timed(each)
-                sys.stderr.write(f"{number} {each.name}: {taken}\n")
-                if number:  # the first one fills the page cache
-                    found[each.name].append(taken)
-    told = {name: figures(turns) for name, turns in found.items()}
+        commands = build_commands(Path(scratch), options)
+        timings: dict[str, list[dict[str, float]]] = {command.name: [] for command in commands}
+        for index in range(options.repeats + 1):
+            for command in commands:
+                timing = time_command(command)
+                sys.stderr.write(f"{index} {command.name}: {timing}\n")
+                if index:  # the first repeat fills the page cache
+                    timings[command.name].append(timing)
+    summaries = {name: summarize_timings(repeats) for name, repeats in timings.items()}
     title = "commands until their first step"
-    keep(
-        own.json, title, Cpu().chip_peak("fp32"), {"turns": own.turns, "commands": told}, *PACKAGES
-    )
+    figures = {"repeats": options.repeats, "commands": summaries}
+    write_result(options.json, title, Cpu().chip_peak("fp32"), figures, *PACKAGES)
 
 
-def made(scratch: Path, own: Any) -> list[Command]:
-    """Return the commands, on a dataset that all of them read."""
-    tables = run(own, SMALL.sized(own), LENGTH, scratch / "data")
+def build_commands(scratch: Path, options: Any) -> list[Command]:
+    """Return the commands, which all read one dataset."""
+    tables = prepare_run(options, SMALL.resize(options), LENGTH, scratch / "data")
     tables["stop"] = {"steps": 1}
     tables["execution"] = {"compile": "off"}
     tables["evaluation"] = {"rows": 1}
-    ours, theirs = scratch / "run.json", scratch / "trainer.json"
+    run_file, peer_run_file = scratch / "run.json", scratch / "trainer.json"
     folder = scratch / "run"
     output = {"folder": str(folder), "trackers": ("jsonl",), "log_every_steps": 1}
-    ours.write_text(json.dumps(tables | {"output": output}))
-    theirs.write_text(json.dumps(tables | {"output": {"folder": str(scratch / "trainer")}}))
-    told = scratch / "trainer" / "told"
-    script = [str(HERE / "peer_start.py"), str(theirs), str(told)]
+    run_file.write_text(json.dumps(tables | {"output": output}))
+    peer_output = {"folder": str(scratch / "trainer")}
+    peer_run_file.write_text(json.dumps(tables | {"output": peer_output}))
+    step_file = scratch / "trainer" / "step.json"
+    script = [str(HERE / "peer_start.py"), str(peer_run_file), str(step_file)]
     regauge = [PYTHON, "-m", "regauge"]
     launch = [PYTHON, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=1"]
     quiet = ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
     return [
         Command("import regauge", [PYTHON, "-c", "import regauge"]),
         Command("regauge --help", [*regauge, "--help"]),
-        Command("regauge train --dry-run", [*regauge, "train", str(ours), "--dry-run"]),
-        Command("regauge train", [*regauge, "train", str(ours)], folder / "metrics.jsonl"),
+        Command("regauge train --dry-run", [*regauge, "train", str(run_file), "--dry-run"]),
+        Command("regauge train", [*regauge, "train", str(run_file)], folder / "metrics.jsonl"),
         Command("import torch and transformers", [PYTHON, "-c", "import torch, transformers"]),
-        Command("Trainer", [PYTHON, *script], told),
-        Command("accelerate launch, Trainer", [*launch, *quiet, *script], told),
+        Command("Trainer", [PYTHON, *script], step_file),
+        Command("accelerate launch, Trainer", [*launch, *quiet, *script], step_file),
     ]
 
 
-def timed(command: Command) -> dict[str, float]:
-    """Run a command anew; return its seconds, and those until its first step."""
-    if command.told is not None:
-        shutil.rmtree(command.told.parent, ignore_errors=True)
+def time_command(command: Command) -> dict[str, float]:
+    """Run a command; return its seconds, and its seconds until the first step."""
+    if command.step_file is not None:
+        shutil.rmtree(command.step_file.parent, ignore_errors=True)
     began = time.perf_counter()
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command.words, **quiet) as process:
-        found = {}
+        timing = {}
         while process.poll() is None:
-            if command.told and not found and FIRST in _text(command.told):
-                found["first_step"] = time.perf_counter() - began
+            if command.step_file and not timing and FIRST_STEP in _read_text(command.step_file):
+                timing["first_step"] = time.perf_counter() - began
             time.sleep(POLL_SECONDS)
     if process.returncode:
-        raise SystemExit(f"{command.name} ended with code {process.returncode}: {command.words}")
-    return {**found, "seconds": time.perf_counter() - began}
+        raise SystemExit(f"{command.name} exited with code {process.returncode}: {command.words}")
+    return {**timing, "seconds": time.perf_counter() - began}
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def figures(turns: list[dict[str, float]]) -> dict[str, Any]:
-    """Return the median, the least and the most of each figure."""
-    return {name: spread([each[name] for each in turns]) for name in turns[0]}
+def summarize_timings(repeats: list[dict[str, float]]) -> dict[str, Any]:
+    """Return the median, the minimum and the maximum of each figure."""
+    return {name: summarize([repeat[name] for repeat in repeats]) for name in repeats[0]}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The text that benchmarks read: a file that is given, or the documentation of this Python."""
+"""Text for benchmarks: a given file, or the documentation of this Python."""
 
 from __future__ import annotations
 
@@ -13,75 +13,79 @@ from regauge.data.sources import Record
 from regauge.verbs import prepare
 
 LIBRARY = Path(json.__file__).parent.parent
-"""The standard library's folder."""
+"""Folder of the standard library."""
 KINDS = {".jsonl": "jsonl", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 WORD = re.compile(r"\w+")
-SUMMARY_WORDS, BODY_WORDS = range(3, 41), 20
-"""How many words a summary may have, and a body has to have: as in the documentation."""
-QUERIES, CANDIDATES = 8000, 8
+SUMMARY_WORDS, MIN_BODY_WORDS = range(3, 41), 20
+"""Allowed numbers of words, as in the source `python-docs`."""
+NUM_QUERIES, NUM_CANDIDATES = 8000, 8
 
 
 class Search(NamedTuple):
-    """Queries with the candidates that each is shown, and the features of these."""
+    """A source of queries with their candidates, and the names of the candidates' features."""
 
     source: dict[str, Any]
-    reals: tuple[str, ...]
-    categories: tuple[str, ...]
+    numeric_features: tuple[str, ...]
+    categorical_features: tuple[str, ...]
 
 
-def source(file: Path | None) -> dict[str, Any]:
-    """Return the table of a source; what is no known kind of table is plain text by paragraphs."""
+def build_source(file: Path | None) -> dict[str, Any]:
+    """Return the table of a source; an unknown file type is plain text, one record a paragraph."""
     if file is None:
         return {"kind": "python-docs"}
     kind = KINDS.get(file.suffixes[0] if file.suffixes else "")
-    own = {"kind": kind} if kind else {"kind": "text", "document": "paragraph"}
-    return own | {"files": (str(file),)}
+    table = {"kind": kind} if kind else {"kind": "text", "document": "paragraph"}
+    return table | {"files": (str(file),)}
 
 
-def texts(file: Path | None) -> Iterator[str]:
+def read_texts(file: Path | None) -> Iterator[str]:
     """Yield the documents of a source."""
-    tables = {"data": {"path": "none"}, "source": source(file)}
-    found = build(prepare.ROOT, tables).source
-    for piece in found.list_pieces():
-        for item in found.read(piece):
-            if isinstance(item, Record) and "text" in item.fields:
-                yield str(item.fields["text"])
+    tables = {"data": {"path": "none"}, "source": build_source(file)}
+    source = build(prepare.ROOT, tables).source
+    for piece in source.list_pieces():
+        for record in source.read(piece):
+            if isinstance(record, Record) and "text" in record.fields:
+                yield str(record.fields["text"])
 
 
-def pairs(file: Path | None, folder: Path) -> dict[str, Any]:
+def build_pair_source(file: Path | None, folder: Path) -> dict[str, Any]:
     """Return the table of a source of pairs, `summary` and `body`.
 
-    Of a file they are the first sentence of each text and the rest, written to a folder.
+    The pairs of a file are the first sentence of each text and its rest, written to a folder.
     """
     if file is None:
         return {"kind": "python-docs"}
-    found = ({"summary": summary, "body": body} for summary, body in _divided(texts(file)))
-    return _written(folder / "pairs.jsonl", found)
+    records = (
+        {"summary": summary, "body": body} for summary, body in _split_summaries(read_texts(file))
+    )
+    return _write_records(folder / "pairs.jsonl", records)
 
 
-def search(file: Path | None, folder: Path) -> Search:
+def build_search_source(file: Path | None, folder: Path) -> Search:
     """Return a source of a search: `query`, `document`, features and `label`.
 
-    In a file who looks for a first sentence is shown the rest of its text and of the next ones.
+    The queries of a file are first sentences; the candidates are the rest of the same text and of
+    the next texts.
     """
     if file is None:
-        kind = {"kind": "python-docs-search", "queries": QUERIES, "candidates": CANDIDATES}
-        reals = ("parameters", "words", "depth", "overlap")
-        return Search(kind, reals, ("module", "kind"))
-    pages = list(_divided(texts(file)))
-    found = (
-        _candidate(summary, pages[(place + away) % len(pages)], relevant=not away)
-        for place, (summary, _) in enumerate(pages[:QUERIES])
-        for away in range(min(CANDIDATES, len(pages)))
+        kind = {"kind": "python-docs-search", "queries": NUM_QUERIES, "candidates": NUM_CANDIDATES}
+        numeric_features = ("parameters", "words", "depth", "overlap")
+        return Search(kind, numeric_features, ("module", "kind"))
+    pages = list(_split_summaries(read_texts(file)))
+    records = (
+        _build_candidate(summary, pages[(index + offset) % len(pages)], relevant=not offset)
+        for index, (summary, _) in enumerate(pages[:NUM_QUERIES])
+        for offset in range(min(NUM_CANDIDATES, len(pages)))
     )
-    return Search(_written(folder / "search.jsonl", found), ("words", "overlap"), ("first",))
+    table = _write_records(folder / "search.jsonl", records)
+    return Search(table, ("words", "overlap"), ("first",))
 
 
-def prepared(folder: Path, source: dict[str, Any], vocabulary: int, **rows: Any) -> Path:
-    """Prepare a dataset in a folder, unless it is there; return the folder."""
+def prepare_dataset(folder: Path, source: dict[str, Any], vocabulary: int, **rows: Any) -> Path:
+    """Prepare a dataset in a folder unless it exists; return the folder."""
     tables: dict[str, Any] = {"data": {"path": str(folder)}, "source": source, "rows": rows}
-    tables["tokenizer"] = {"vocabulary": vocabulary}
+    tables["tokenizer"] = {"vocab_size": vocabulary}
     if "group_by" in rows:
         tables["split"] = {"group_by": rows["group_by"]}
     if not folder.exists():
@@ -89,37 +93,37 @@ def prepared(folder: Path, source: dict[str, Any], vocabulary: int, **rows: Any)
     return folder
 
 
-def corpus(folder: Path) -> Path:
-    """Prepare packed rows of the documentation of the standard library's larger packages."""
+def prepare_library_docs(folder: Path) -> Path:
+    """Prepare packed rows of the documentation of two larger standard library packages."""
     roots = (str(LIBRARY / "asyncio"), str(LIBRARY / "email"))
-    return prepared(folder, {"kind": "python-docs", "roots": roots}, 4096)
+    return prepare_dataset(folder, {"kind": "python-docs", "roots": roots}, 4096)
 
 
-def _divided(found: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the first sentence of each text and its rest, where both say something; each once."""
-    seen = set()
-    for text in found:
+def _split_summaries(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the first sentence of each text and its rest, if both are long enough; each once."""
+    summaries = set()
+    for text in texts:
         summary, *rest = SENTENCE.split(text.strip(), maxsplit=1)
         body = "".join(rest)
-        usual = len(summary.split()) in SUMMARY_WORDS and len(body.split()) >= BODY_WORDS
-        if usual and summary not in seen:
-            seen.add(summary)
+        is_usable = len(summary.split()) in SUMMARY_WORDS and len(body.split()) >= MIN_BODY_WORDS
+        if is_usable and summary not in summaries:
+            summaries.add(summary)
             yield summary, body
 
 
-def _candidate(query: str, page: tuple[str, str], *, relevant: bool) -> dict[str, Any]:
-    asked, words = (WORD.findall(text.lower()) for text in (query, page[1]))
+def _build_candidate(query: str, page: tuple[str, str], *, relevant: bool) -> dict[str, Any]:
+    query_words, words = (WORD.findall(text.lower()) for text in (query, page[1]))
     return {
         "query": query,
         "document": page[1],
         "words": len(words),
-        "overlap": len({*asked} & {*words}) / max(len({*asked}), 1),
+        "overlap": len({*query_words} & {*words}) / max(len({*query_words}), 1),
         "first": next(iter(words), ""),
         "label": int(relevant),
     }
 
 
-def _written(path: Path, records: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def _write_records(path: Path, records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)

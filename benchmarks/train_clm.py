@@ -1,11 +1,12 @@
-"""How fast a Llama learns a language here, and in transformers' Trainer.
+"""Llama pre-training speed, compared with transformers' Trainer.
 
-The same model (8 layers of 512, 16,384 words), first weights, text, held-out rows, rows of a step,
-optimizer and schedule; Trainer at its best (bf16, compiled, one stream of text cut into rows) and
-as it is by default (fp32, documents with padding). Every program trains for some steps, is measured
-on the held-out rows, which is not timed, and waits for the others.
+Both train the same model: 8 layers of width 512, 16,384 tokens in the vocabulary. Initial weights,
+text, held-out rows, rows per step, optimizer and schedule are equal. Trainer is measured at its
+best (bf16, compiled, one stream of text cut into rows) and with its defaults (fp32, documents with
+padding). The programs alternate: each trains some steps and is evaluated on the held-out rows,
+which is not timed.
 
-    python benchmarks/train_clm.py [--text FILE] [--lengths 512] [--turns N] [--steps N]
+    python benchmarks/train_clm.py [--text FILE] [--lengths 512] [--repeats N] [--steps N]
                                    [--json OUT]
 """
 
@@ -16,11 +17,11 @@ from typing import Any
 from language import Language, main
 
 GOALS = {"best": 1.3}
-"""How many times as fast it has to be."""
+"""Speedup that must be reached over each style."""
 
 
-def model(width: int, layers: int, length: int) -> dict[str, Any]:
-    """Return the table of a Llama; its inner layers are 8/3 as wide, in steps of 32."""
+def build_model(width: int, layers: int, length: int) -> dict[str, Any]:
+    """Return the table of a Llama; the MLP is 8/3 as wide, rounded up to a multiple of 32."""
     config = {
         "hidden_size": width,
         "num_hidden_layers": layers,
@@ -35,12 +36,12 @@ def model(width: int, layers: int, length: int) -> dict[str, Any]:
 LANGUAGE = Language(
     "train_clm",
     "clm",
-    model,
+    build_model,
     goals=GOALS,
     lengths=[512],
     dropouts=[0.0],
-    least_mfu={},
+    min_mfu={},
 )
 
 if __name__ == "__main__":
-    main(__doc__, "causal language modelling beside Trainer", LANGUAGE)
+    main(__doc__, "causal language modelling compared with Trainer", LANGUAGE)

@@ -1,13 +1,14 @@
-"""How fast an encoder learns to find documents here, and by sentence-transformers.
+"""Contrastive training speed of a text encoder, compared with sentence-transformers.
 
-The same encoder (a BERT of 6 layers of 384, as MiniLM is), first weights, pairs, batch, loss,
-optimizer and schedule; SentenceTransformerTrainer at its best (bf16), compiled as well, and as it
-is by default (fp32). The pairs are summaries and bodies of the documentation of this Python, or the
-first sentence of each text of a file and the rest. Every program trains for some steps, is measured
-on the held-out pairs, which is not timed, and waits for the others.
+Both train the same encoder (a BERT of MiniLM's size: 6 layers of width 384) with the same initial
+weights, pairs, batch, loss, optimizer and schedule. SentenceTransformerTrainer is measured in bf16,
+in bf16 and compiled, and with its defaults (fp32). The pairs are summaries and bodies of the
+documentation of this Python. With `--text` they are the first sentence and the rest of each text of
+the file. The programs alternate: each trains some steps and is evaluated on the held-out pairs,
+which is not timed.
 
     python benchmarks/train_contrastive.py [--text FILE] [--peers best compiled default]
-                                           [--turns N] [--steps N] [--json OUT]
+                                           [--repeats N] [--steps N] [--json OUT]
 """
 
 from __future__ import annotations
@@ -16,43 +17,47 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peers import Peer, arguments, compared, raced
-from recording import keep
-from text import pairs, prepared
+from peers import Peer, build_parser, compare_programs, run_alternating
+from recording import write_result
+from text import build_pair_source, prepare_dataset
 
 from regauge.accelerators.cpu import Cpu
 
 WIDTH, LAYERS, VOCABULARY = 384, 6, 8192
-SUMMARY, BODY = 24, 128
-"""The most tokens of each."""
+MAX_SUMMARY_TOKENS, MAX_BODY_TOKENS = 24, 128
 ROWS, MICROBATCH_ROWS = 256, 16
 GOAL = 2.0
-PEER = Peer(
-    "sentence-transformers", "peer_sentences.py", {"best": GOAL, "compiled": GOAL}, slow_steps=None
-)
+LABELS = {
+    "best": "sentence-transformers (bf16)",
+    "compiled": "sentence-transformers (bf16, compiled)",
+    "default": "sentence-transformers (fp32)",
+}
+PEER = Peer(LABELS, "peer_sentences.py", {"best": GOAL, "compiled": GOAL}, slow_steps=None)
 PACKAGES = ("transformers", "sentence-transformers", "accelerate", "datasets")
 
 
 def main() -> None:
-    """Measure, and write what was found."""
-    parser = arguments(__doc__, "train_contrastive", turns=11, steps=3)
+    """Measure, and write the results."""
+    parser = build_parser(__doc__, "train_contrastive", repeats=11, steps=3)
     parser.set_defaults(width=WIDTH, layers=LAYERS)
     parser.add_argument("--peers", nargs="+", default=["best", "compiled", "default"])
-    own = parser.parse_args()
+    options = parser.parse_args()
     precision = Cpu().precisions()[0]
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch) / "data"
-        limits = {"summary": SUMMARY, "body": BODY}
-        prepared(data, pairs(own.text, Path(scratch)), VOCABULARY, layout="fields", fields=limits)
-        tables = run(data, own.width, own.layers, own.turns * own.steps)
-        programs = raced(Path(scratch) / "programs", tables, PEER, own, "pairs")
-    facts = {"precision": precision, "pairs_per_step": ROWS, **compared(programs)}
-    title = "contrastive learning beside sentence-transformers"
-    keep(own.json, title, Cpu().chip_peak(precision), facts, *PACKAGES)
+        limits = {"summary": MAX_SUMMARY_TOKENS, "body": MAX_BODY_TOKENS}
+        source = build_pair_source(options.text, Path(scratch))
+        prepare_dataset(data, source, VOCABULARY, layout="fields", fields=limits)
+        num_steps = options.repeats * options.steps
+        tables = build_tables(data, options.width, options.layers, num_steps)
+        programs = run_alternating(Path(scratch) / "programs", tables, PEER, options, "pairs")
+    facts = {"precision": precision, "pairs_per_step": ROWS, **compare_programs(programs)}
+    title = "contrastive learning compared with sentence-transformers"
+    write_result(options.json, title, Cpu().chip_peak(precision), facts, *PACKAGES)
 
 
-def run(data: Path, width: int, layers: int, steps: int) -> dict[str, Any]:
-    """Return the tables of a run: what all programs do."""
+def build_tables(data: Path, width: int, layers: int, steps: int) -> dict[str, Any]:
+    """Return the tables of the run that all programs train."""
     return {
         "data": {"path": str(data)},
         "task": {
@@ -69,7 +74,7 @@ def run(data: Path, width: int, layers: int, steps: int) -> dict[str, Any]:
                 "num_hidden_layers": layers,
                 "num_attention_heads": width // 32,
                 "intermediate_size": 4 * width,
-                "max_position_embeddings": BODY,
+                "max_position_embeddings": MAX_BODY_TOKENS,
             },
         },
         "accelerator": "cpu",

@@ -1,9 +1,9 @@
-"""How near BERT-large comes to the peak of the processor: rows of 128, eight at a time.
+"""MFU of BERT-large pre-training on one processor: rows of 128 tokens, microbatches of eight rows.
 
-24 layers of 1,024 and 30,522 words, 32 rows a step. Otherwise as `train_mlm.py`, which says what
-is alike, and beside nobody unless it is asked for.
+24 layers of width 1,024, 30,522 tokens in the vocabulary, 32 rows per step. The rest is as in
+`train_mlm.py`. There is no peer by default; `--peers` adds some.
 
-    python benchmarks/train_large.py [--text FILE] [--turns N] [--steps N] [--json OUT]
+    python benchmarks/train_large.py [--text FILE] [--repeats N] [--steps N] [--json OUT]
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ LANGUAGE = train_mlm.LANGUAGE._replace(
     goals={},
     lengths=[128],
     dropouts=[0.0],
-    least_mfu={(128, 0.0): 0.6},
+    min_mfu={(128, 0.0): 0.6},
     width=1024,
     layers=24,
     vocabulary=30522,
-    rows_at_once=8,
+    microbatch_rows=8,
 )
 
 if __name__ == "__main__":
-    main(__doc__, "BERT-large on one processor", LANGUAGE, turns=6)
+    main(__doc__, "BERT-large on one processor", LANGUAGE, repeats=6)

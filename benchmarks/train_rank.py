@@ -1,14 +1,14 @@
-"""How fast a ranker learns here, and in a plain loop as an engineer writes it.
+"""Training speed of a ranking model, compared with a plain PyTorch loop.
 
-The same module (a text encoder, and DCN-v2 over its vectors and the features of candidates), first
-weights, rows, loss, optimizer and schedule; the loop has torch's DataLoader, pads texts to the
-longest of the batch and computes in bf16, compiled as well, or in fp32. The rows are queries of
-the documentation of this Python with the candidates that they are shown, or the first sentence of
-each text of a file with the rest of its own and of other texts. Every program trains for some
-steps, is measured on the held-out rows, which is not timed, and waits for the others.
+Both train the same module: a text encoder, and DCN-v2 over its vectors and the features of
+candidates. Initial weights, rows, loss, optimizer and schedule are equal. The loop uses torch's
+DataLoader and pads texts to the longest of the batch. It is measured in bf16, in bf16 and compiled,
+and in fp32. The rows are queries of the documentation of this Python with their candidates. With
+`--text` the queries are first sentences, and the candidates are the rests of texts. The programs
+alternate: each trains some steps and is evaluated on the held-out rows, which is not timed.
 
     python benchmarks/train_rank.py [--text FILE] [--peers best compiled default]
-                                    [--turns N] [--steps N] [--json OUT]
+                                    [--repeats N] [--steps N] [--json OUT]
 """
 
 from __future__ import annotations
@@ -17,64 +17,68 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peers import Peer, arguments, compared, raced
-from recording import keep
-from text import CANDIDATES, Search, prepared, search
+from peers import Peer, build_parser, compare_programs, run_alternating
+from recording import write_result
+from text import NUM_CANDIDATES, Search, build_search_source, prepare_dataset
 
 from regauge.accelerators.cpu import Cpu
 
 WIDTH, LAYERS, VOCABULARY = 256, 2, 8192
-QUERY, DOCUMENT = 24, 64
-"""The most tokens of each."""
+MAX_QUERY_TOKENS, MAX_DOCUMENT_TOKENS = 24, 64
 ROWS, MICROBATCH_ROWS = 64, 16
 GOAL = 2.0
-PEER = Peer(
-    "plain loop", "peer_loop.py", {"best": GOAL, "compiled": GOAL, "default": GOAL}, slow_steps=None
-)
+LABELS = {
+    "best": "PyTorch loop (bf16)",
+    "compiled": "PyTorch loop (bf16, compiled)",
+    "default": "PyTorch loop (default)",
+}
+PEER = Peer(LABELS, "peer_loop.py", dict.fromkeys(LABELS, GOAL), slow_steps=None)
 PACKAGES = ("transformers",)
 
 
 def main() -> None:
-    """Measure, and write what was found."""
-    parser = arguments(__doc__, "train_rank", turns=11, steps=5)
+    """Measure, and write the results."""
+    parser = build_parser(__doc__, "train_rank", repeats=11, steps=5)
     parser.set_defaults(width=WIDTH, layers=LAYERS)
     parser.add_argument("--peers", nargs="+", default=list(PEER.goals))
-    own = parser.parse_args()
+    options = parser.parse_args()
     precision = Cpu().precisions()[0]
     with tempfile.TemporaryDirectory() as scratch:
-        found = search(own.text, Path(scratch))
-        data = prepared(Path(scratch) / "data", found.source, VOCABULARY, **layout(found))
-        tables = run(data, found, own.width, own.layers) | {
-            "stop": {"steps": own.turns * own.steps}
+        search = build_search_source(options.text, Path(scratch))
+        layout = build_layout(search)
+        data = prepare_dataset(Path(scratch) / "data", search.source, VOCABULARY, **layout)
+        tables = build_tables(data, search, options.width, options.layers) | {
+            "stop": {"steps": options.repeats * options.steps}
         }
-        programs = raced(Path(scratch) / "programs", tables, PEER, own, "rows")
-    facts = {"precision": precision, "rows_per_step": ROWS, "candidates": CANDIDATES}
-    title = "ranking beside a plain loop"
-    keep(own.json, title, Cpu().chip_peak(precision), facts | compared(programs), *PACKAGES)
+        programs = run_alternating(Path(scratch) / "programs", tables, PEER, options, "rows")
+    facts = {"precision": precision, "rows_per_step": ROWS, "candidates": NUM_CANDIDATES}
+    facts |= compare_programs(programs)
+    title = "ranking compared with a plain loop"
+    write_result(options.json, title, Cpu().chip_peak(precision), facts, *PACKAGES)
 
 
-def layout(found: Search) -> dict[str, Any]:
+def build_layout(search: Search) -> dict[str, Any]:
     """Return the table of rows: a query, and the texts and features of its candidates."""
     return {
         "layout": "groups",
         "group_by": "query",
         "shared": ("query",),
-        "max_group_size": CANDIDATES,
-        "fields": {"query": QUERY, "document": DOCUMENT},
+        "max_group_size": NUM_CANDIDATES,
+        "fields": {"query": MAX_QUERY_TOKENS, "document": MAX_DOCUMENT_TOKENS},
         "integers": ("label",),
-        "floats": found.reals,
-        "categories": found.categories,
+        "floats": search.numeric_features,
+        "categories": search.categorical_features,
     }
 
 
-def run(data: Path, found: Search, width: int, layers: int) -> dict[str, Any]:
-    """Return the tables of a run: what all programs do."""
+def build_tables(data: Path, search: Search, width: int, layers: int) -> dict[str, Any]:
+    """Return the tables of the run that all programs train."""
     return {
         "data": {"path": str(data)},
         "task": {
             "kind": "rank",
-            "numeric_features": found.reals,
-            "categorical_features": found.categories,
+            "numeric_features": search.numeric_features,
+            "categorical_features": search.categorical_features,
             "max_buckets": 2,
         },
         "model": {
@@ -84,7 +88,7 @@ def run(data: Path, found: Search, width: int, layers: int) -> dict[str, Any]:
                 "num_hidden_layers": layers,
                 "num_attention_heads": width // 64,
                 "intermediate_size": 4 * width,
-                "max_position_embeddings": DOCUMENT,
+                "max_position_embeddings": MAX_DOCUMENT_TOKENS,
             },
         },
         "accelerator": "cpu",

@@ -1,6 +1,6 @@
-"""Texts answered by `regauge predict`: a program that does so in turns.
+"""Runs `regauge predict` on texts, as an alternating program.
 
-Each turn is a job of its own, files in and files out, from the moment that its worker is ready.
+Each turn is a separate job that reads and writes files. Its clock starts when the worker is ready.
 
     python benchmarks/turn_predict.py FOLDER ARTIFACT TEXTS [--rows N]
 """
@@ -23,37 +23,37 @@ from regauge.prediction.shard_queue import ShardQueue
 
 
 def main() -> None:
-    """Answer all texts in each turn."""
+    """Run one job over all texts in each turn."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("texts", type=Path)
     parser.add_argument("--rows", type=int, default=32768)
-    own = parser.parse_args()
-    turn, number = Turn(own.folder, Cpu()), 0
+    options = parser.parse_args()
+    turn, number = Turn(options.folder, Cpu()), 0
     turn.wait()
     while True:
         number += 1
-        turn.end(**_answered(turn, own, own.folder / f"job-{number}"))
+        turn.end(**_run_job(turn, options, options.folder / f"job-{number}"))
 
 
-def _answered(turn: Turn, own: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return what a job says of itself; the turn's clock runs while its worker has work."""
+def _run_job(turn: Turn, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run a job; return its figures. The clock of the turn runs while its worker has work."""
     tables = {
-        "artifact": str(own.artifact),
-        "source": {"kind": "jsonl", "files": (str(own.texts),)},
+        "artifact": str(options.artifact),
+        "source": {"kind": "jsonl", "files": (str(options.texts),)},
         "output": {"folder": str(folder)},
-        "predict": {"shard_records": own.rows},
+        "predict": {"shard_records": options.rows},
     }
-    found = plan_predict(build(PredictSettings, tables))
-    job = found.job
+    plan = plan_predict(build(PredictSettings, tables))
+    job = plan.job
     job.claim_folder(
-        collect_facts(job.settings, found.artifact, job.pieces, found.worker_spec.kept_fields)
+        collect_facts(job.settings, plan.artifact, job.pieces, plan.worker_spec.kept_fields)
     )
-    (job.job_folder / "aside").mkdir()
+    (job.job_folder / "scratch").mkdir()
     ready = 0.0
     for event in job.settings.execution.executor.run(
-        found.worker_spec, ShardQueue(job.piece_numbers, {})
+        plan.worker_spec, ShardQueue(job.piece_numbers, {})
     ):
         if event["event"] == "ready":
             ready = event["seconds"]
@@ -61,9 +61,12 @@ def _answered(turn: Turn, own: argparse.Namespace, folder: Path) -> dict[str, An
         elif event["event"] == "shard":
             job.commit_shard({name: value for name, value in event.items() if name != "event"})
     turn.stop()
-    told = sum_shards(job.read_finished_shards())
-    useful = {"useful_token_share": told["useful_token_share"], "rates": told["rows_per_second"]}
-    return {"count": told["rows"], "ready_seconds": ready, **json.loads(json.dumps(useful))}
+    totals = sum_shards(job.read_finished_shards())
+    figures = {
+        "useful_token_fraction": totals["useful_token_fraction"],
+        "rates": totals["rows_per_second"],
+    }
+    return {"count": totals["rows"], "ready_seconds": ready, **json.loads(json.dumps(figures))}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Programs that train in turns: each computes some steps, then waits until the others had theirs.
+"""Runs programs that alternate: each computes some steps, then waits while the others compute.
 
-The machine changes from minute to minute; programs that alternate meet the same of it. Each is a
-process with all that it needs, and connects to a socket in its folder. What it sends after a turn
-is one line of JSON: the seconds of its steps, and what it wants to say of them.
+The speed of a machine changes from minute to minute; alternating programs are affected equally.
+Each program is a separate process that connects to a socket in its folder. After a turn it sends
+one line of JSON: the seconds of its steps, and its figures.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from regauge.trackers import RunInfo, Tracker
 SOCKET = "turns"
 POLL_SECONDS = 0.5
 GO = b"go\n"
-LAST_WORDS = 15
-"""Lines of the log of a program that failed."""
+NUM_LOG_LINES = 15
+"""Lines of the log of a failed program that are printed."""
 
 
 class Turn:
-    """The side of a program that is measured: its clock runs from `wait` to `end`."""
+    """The side of the measured program: its clock runs from `wait` or `start` to `stop`."""
 
     def __init__(self, folder: Path, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -46,41 +46,41 @@ class Turn:
         self._seconds = 0.0
 
     def wait(self) -> None:
-        """Wait for this program's turn; it ends where nobody wants another."""
+        """Wait for the next turn; raises SystemExit if there is none."""
         if self._stream.readline() != GO:
             raise SystemExit
         self._began = time.perf_counter()
 
     def start(self) -> None:
-        """Let the clock run from here: what was before is no work, but its preparation."""
+        """Start the clock again, after preparation that does not count."""
         self._began = time.perf_counter()
 
     def stop(self) -> None:
-        """Stop the clock when the device has done all: what follows is no training."""
+        """Stop the clock when the device has finished; later work does not count."""
         self._accelerator.synchronize()
         self._seconds = time.perf_counter() - self._began
 
     def end(self, **facts: Any) -> None:
-        """Say what was done, and wait for the next turn."""
-        own = {
+        """Send the figures of this turn, and wait for the next turn."""
+        common = {
             "pid": os.getpid(),
             "seconds": self._seconds,
             "peak_bytes": self._accelerator.peak_memory_bytes(),
         }
-        self._stream.write(json.dumps(own | facts).encode() + b"\n")
+        self._stream.write(json.dumps(common | facts).encode() + b"\n")
         self._stream.flush()
         self.wait()
 
 
-class Turns(Tracker):
-    """Holds a run of Regauge up between its turns."""
+class TurnTracker(Tracker):
+    """Pauses a Regauge run between its turns."""
 
     folder: str
-    """Where the socket is."""
+    """Folder of the socket."""
     held_out: str = "heldout/loss"
-    """What is said of each evaluation."""
-    counted: tuple[int, int] | None = None
-    """Rows of the dataset and of a step, where rows are counted; else real tokens are."""
+    """Metric of each evaluation that is sent."""
+    rows_per_epoch_and_step: tuple[int, int] | None = None
+    """Rows of the dataset and of a step, to count rows; None counts real tokens."""
     _turn: Turn | None = PrivateAttr(default=None)
     _ledger: Path = PrivateAttr(default=Path())
     _count: int = PrivateAttr(default=0)
@@ -93,7 +93,7 @@ class Turns(Tracker):
         self._turn = Turn(Path(self.folder), choices.load("accelerators", kind)())
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Stop the clock at a line of training, and end the turn after the evaluation behind it."""
+        """Stop the clock at training metrics, and end the turn after the next evaluation."""
         if self._turn is None:
             return
         if "train/loss" in values:
@@ -102,61 +102,61 @@ class Turns(Tracker):
         elif step == 0:
             self._turn.wait()
         else:
-            before, self._count = self._count, self._counted(step)
+            before, self._count = self._count, self._count_until(step)
             count = self._count - before
             self._turn.end(step=step, count=count, loss=self._loss, heldout=values[self.held_out])
 
-    def _counted(self, step: int) -> int:
-        """Return what all steps so far have counted; the last of an epoch may have fewer rows."""
-        if self.counted is None:
+    def _count_until(self, step: int) -> int:
+        """Return the tokens or rows of all steps; the last step of an epoch may have fewer rows."""
+        if self.rows_per_epoch_and_step is None:
             return int((jsonl.read_last_line(self._ledger) or {})["tokens"])
-        rows, batch = self.counted
-        epochs, inside = divmod(step, -(-rows // batch))
-        return epochs * rows + min(inside * batch, rows)
+        rows, batch = self.rows_per_epoch_and_step
+        epochs, steps = divmod(step, -(-rows // batch))
+        return epochs * rows + min(steps * batch, rows)
 
 
 @dataclass
 class Program:
-    """A program that takes part: a command that will connect to the socket of its folder."""
+    """A program that alternates: a command that connects to the socket in its folder."""
 
     name: str
     command: list[str]
     folder: Path
     variables: dict[str, str] = field(default_factory=dict)
     unit: str = "tokens"
-    """What it counts."""
+    """Unit of its count."""
     goal: float | None = None
-    """How many times as fast the first program has to be."""
-    most_turns: int | None = None
-    """A slow one has fewer turns, in the first rounds; None for all."""
+    """Speedup that the first program must reach over this one."""
+    max_turns: int | None = None
+    """A slow program has fewer turns, in the first rounds; None for all."""
     turns: list[dict[str, Any]] = field(default_factory=list)
-    """What it said, turn by turn."""
+    """The figures that it sent after each turn."""
     start_seconds: float = 0.0
-    """From the command to its first turn: imports, data, and what is compiled."""
+    """From the command to the first turn: imports, data and compilation."""
 
     def rates(self, first: int = 1) -> list[float]:
-        """Return what it counts (real tokens, …) a second, of each turn after the warm-up."""
+        """Return the units per second of each turn after the warm-up, such as tokens/s."""
         return [turn["count"] / turn["seconds"] for turn in self.turns[first:]]
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory of the device that it has had at a time."""
+        """The peak device memory of all turns."""
         return max(int(turn["peak_bytes"]) for turn in self.turns)
 
-    def speed(self, first: int = 1) -> dict[str, Any]:
-        """Return the median over its turns and their spread."""
+    def summarize_speed(self, first: int = 1) -> dict[str, Any]:
+        """Return the median rate of the turns and its range."""
         rates = self.rates(first)
         return {
             f"{self.unit}_per_second": round(statistics.median(rates), 1),
-            "spread": [round(min(rates), 1), round(max(rates), 1)],
-            "turns": len(rates),
+            "range": [round(min(rates), 1), round(max(rates), 1)],
+            "repeats": len(rates),
         }
 
-    def facts(self, first: int = 1) -> dict[str, Any]:
-        """Return its figures: speed, memory, and what it takes to begin."""
+    def summarize(self, first: int = 1) -> dict[str, Any]:
+        """Return speed, peak memory, and the seconds of the start and of the first turn."""
         return {
-            **self.speed(first),
-            "first_turn_seconds": round(self.turns[0]["seconds"], 2),
+            **self.summarize_speed(first),
+            "first_repeat_seconds": round(self.turns[0]["seconds"], 2),
             "start_seconds": round(self.start_seconds, 2),
             "peak_gb": round(self.peak_bytes / 1e9, 3),
         }
@@ -168,33 +168,33 @@ def alternate(programs: list[Program], turns: int) -> None:
         streams = []
         for program in programs:
             began = time.perf_counter()
-            streams.append(stack.enter_context(_started(program)))
+            streams.append(stack.enter_context(_start(program)))
             program.start_seconds = time.perf_counter() - began
-        for number in range(turns):
+        for index in range(turns):
             for program, stream in zip(programs, streams, strict=True):
-                if program.most_turns is not None and number >= program.most_turns:
+                if program.max_turns is not None and index >= program.max_turns:
                     continue
-                said = b""
+                line = b""
                 with suppress(BrokenPipeError):
                     stream.write(GO)
                     stream.flush()
-                    said = stream.readline()
-                if not said:
-                    raise _ended(program)
-                program.turns.append(json.loads(said))
-                _show(program, number)
+                    line = stream.readline()
+                if not line:
+                    raise _build_exit_error(program)
+                program.turns.append(json.loads(line))
+                _print_turn(program, index)
 
 
-def _show(program: Program, number: int) -> None:
+def _print_turn(program: Program, index: int) -> None:
     turn = program.turns[-1]
     rate = turn["count"] / turn["seconds"]
-    rest = {name: turn[name] for name in ("step", "loss", "heldout") if name in turn}
-    sys.stderr.write(f"{number} {program.name}: {rate:,.0f} {program.unit}/s {rest}\n")
+    metrics = {name: turn[name] for name in ("step", "loss", "heldout") if name in turn}
+    sys.stderr.write(f"{index} {program.name}: {rate:,.0f} {program.unit}/s {metrics}\n")
 
 
 @contextmanager
-def _started(program: Program) -> Iterator[Any]:
-    """Start a program and yield its stream, once it has connected."""
+def _start(program: Program) -> Iterator[Any]:
+    """Start a program and yield its stream after it has connected."""
     program.folder.mkdir(parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX) as server, (program.folder / "log").open("wb") as log:
         server.bind(str(program.folder / SOCKET))
@@ -209,13 +209,13 @@ def _started(program: Program) -> Iterator[Any]:
             start_new_session=True,
         )
         try:
-            with _accepted(server, child, program) as connection:
+            with _accept(server, child, program) as connection:
                 yield connection.makefile("rwb")
         finally:
-            _end(child)
+            _kill(child)
 
 
-def _accepted(
+def _accept(
     server: socket.socket, child: subprocess.Popen[bytes], program: Program
 ) -> socket.socket:
     while True:
@@ -223,19 +223,19 @@ def _accepted(
             connection, _ = server.accept()
         except TimeoutError:
             if child.poll() is not None:
-                raise _ended(program) from None
+                raise _build_exit_error(program) from None
         else:
             connection.settimeout(None)
             return connection
 
 
-def _ended(program: Program) -> SystemExit:
-    """Return the error of a program that ended too early, with its last words."""
-    said = (program.folder / "log").read_text(errors="replace").splitlines()
-    return SystemExit("\n".join([f"{program.name} ended:", *said[-LAST_WORDS:]]))
+def _build_exit_error(program: Program) -> SystemExit:
+    """Return the error of a program that ended too early, with the end of its log."""
+    lines = (program.folder / "log").read_text(errors="replace").splitlines()
+    return SystemExit("\n".join([f"{program.name} ended:", *lines[-NUM_LOG_LINES:]]))
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _kill(child: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

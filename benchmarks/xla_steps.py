@@ -1,8 +1,8 @@
-"""The step on XLA against a minimal hand-written torch_xla loop: seconds, and transfers.
+"""Overhead and transfers of a training step on XLA, compared with a minimal torch_xla loop.
 
-One process alternates between the two, as `overhead.py` does: chunks of steps of `regauge train`,
-and chunks of a loop that sends its batches, marks after each microbatch and after the optimizer,
-and keeps its learning rate. Both compute the same model in fp32.
+One process alternates between `regauge train` and a minimal loop, as in `overhead.py`. The minimal
+loop sends its batches, marks a step after each microbatch and after the optimizer, and has a
+constant learning rate. Both compute the same model in fp32.
 
     <environment with torch_xla>/bin/python benchmarks/xla_steps.py [--alternations 10] [--steps 4]
 """
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 import torch_xla
-from overhead import MODEL, Alternating, comparison
-from recording import RESULTS, keep
-from text import corpus
+from overhead import MODEL, Alternating, compare_loops
+from recording import RESULTS, write_result
+from text import prepare_library_docs
 
 from regauge import processes
 from regauge.accelerators import ChipPeak
@@ -33,26 +33,35 @@ from regauge.training.settings import TrainSettings
 from regauge.training.trainer import train
 
 ROWS, MICROBATCH_ROWS = 16, 8
-BARE_WARM_UP = 3
+BARE_WARMUP_STEPS = 3
+PER_STEP_COUNTERS = (
+    "transfers_to_device",
+    "bytes_to_device",
+    "transfers_from_device",
+    "compiled_graphs",
+    "cpu_fallbacks",
+)
+"""Counters of the device that are reported per step."""
 
 
 def main() -> None:
-    """Print and write the ratio of the two loops, and what each sends and reads in a step."""
+    """Print and write the overhead, and the transfers of each loop per step."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--alternations", type=int, default=10)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--json", type=Path, default=RESULTS / "xla_steps.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        chip, figures = measured(Path(scratch), arguments.alternations, arguments.steps)
-    keep(arguments.json, "a step on XLA over a minimal torch_xla loop", chip, figures, "torch_xla")
+        chip, figures = measure(Path(scratch), arguments.alternations, arguments.steps)
+    benchmark = "a step on XLA over a minimal torch_xla loop"
+    write_result(arguments.json, benchmark, chip, figures, "torch_xla")
 
 
-def measured(scratch: Path, alternations: int, steps: int) -> tuple[ChipPeak, dict[str, object]]:
-    """Return the device, and the figures of a run that alternates between the two loops."""
+def measure(scratch: Path, alternations: int, steps: int) -> tuple[ChipPeak, dict[str, object]]:
+    """Return the chip, and the figures of a run that alternates between the two loops."""
     tables = {
         "output": {"folder": str(scratch / "run"), "trackers": (), "log_every_steps": steps},
-        "data": {"path": str(corpus(scratch / "data"))},
+        "data": {"path": str(prepare_library_docs(scratch / "data"))},
         "task": "mlm",
         "model": {**MODEL, "dropout": 0.1},
         "accelerator": "xla",
@@ -67,27 +76,27 @@ def measured(scratch: Path, alternations: int, steps: int) -> tuple[ChipPeak, di
     run.context.folder.mkdir()
     warm_up(*run, run.context.shapes)
     finalize_state(*run)
-    one_step = bare_step(run)
-    for _ in range(BARE_WARM_UP):
-        one_step()
-    sent: dict[str, list[dict[str, float]]] = {"ours": [], "bare": []}
+    do_step = build_bare_step(run)
+    for _ in range(BARE_WARMUP_STEPS):
+        do_step()
+    counters: dict[str, list[dict[str, float]]] = {"regauge": [], "bare": []}
     before = run.context.accelerator.counters()
 
-    def chunk() -> float:
+    def time_bare_steps() -> float:
         between = run.context.accelerator.counters()
         began = time.perf_counter()
         for _ in range(steps):
-            one_step()
+            do_step()
         run.context.accelerator.synchronize()
-        took = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         after = run.context.accelerator.counters()
-        sent["ours"].append({name: between[name] - before[name] for name in between})
-        sent["bare"].append({name: after[name] - between[name] for name in after})
+        counters["regauge"].append({name: between[name] - before[name] for name in between})
+        counters["bare"].append({name: after[name] - between[name] for name in after})
         before.update(after)
-        return took
+        return seconds
 
     tracker = Alternating()
-    tracker._other = chunk  # noqa: SLF001 - made for this
+    tracker._other = time_bare_steps  # noqa: SLF001 - the tracker of this benchmark
     facts = RunInfo(name="xla", run_id="xla", folder=run.context.folder)
     with start_trackers((tracker,), facts) as trackers:
         trackers.log(0, {})
@@ -95,19 +104,19 @@ def measured(scratch: Path, alternations: int, steps: int) -> tuple[ChipPeak, di
     return (
         run.context.mfu.chip,
         {
-            **comparison(tracker._pairs[1:], steps),  # noqa: SLF001 - made for this
+            **compare_loops(tracker._pairs[1:], steps),  # noqa: SLF001 - the tracker of this benchmark
             "per_step": {
                 loop: {
                     name: statistics.median(chunk[name] for chunk in chunks[1:]) / steps
-                    for name in ("sent", "sent_bytes", "received", "graphs_compiled", "fallen_back")
+                    for name in PER_STEP_COUNTERS
                 }
-                for loop, chunks in sent.items()
+                for loop, chunks in counters.items()
             },
         },
     )
 
 
-def bare_step(run: Run) -> Callable[[], None]:
+def build_bare_step(run: Run) -> Callable[[], None]:
     """Return a function that does one hand-written step."""
     settings, task = run.context.settings, run.context.task_at(run.state.step).task
     module = task.build_module(
@@ -120,7 +129,7 @@ def bare_step(run: Run) -> Callable[[], None]:
     arrays = run.context.read_batches(0)
     host = [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
 
-    def one_step() -> None:
+    def do_step() -> None:
         counts = []
         for part in host:
             batch = {name: value.to(run.context.device) for name, value in part.items()}
@@ -136,7 +145,7 @@ def bare_step(run: Run) -> Callable[[], None]:
         optimizer.zero_grad()
         torch_xla.sync()
 
-    return one_step
+    return do_step
 
 
 if __name__ == "__main__":

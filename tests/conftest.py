@@ -1,6 +1,6 @@
-"""What every test is held to: it leaves nothing behind.
+"""Fixtures of all tests, and a check that no test leaves a resource behind.
 
-The largest error of each kind of proof is printed at the end.
+The terminal summary has the largest error of each kind of comparison.
 """
 
 from __future__ import annotations
@@ -15,38 +15,42 @@ import torch
 from hypothesis import settings
 
 import support
-from leaks import Before
+from leaks import Snapshot
 from regauge import accelerators, choices
 from regauge.log import logger
 
 PROOFS = pytest.StashKey[support.Proofs]()
 FIGURES = pytest.StashKey[dict[str, list[float]]]()
 
-# The same examples every time, on a machine of any speed, and nothing written.
+# Hypothesis: equal examples in every run, no time limit, no database.
 settings.register_profile("regauge", deadline=None, database=None, derandomize=True)
 settings.load_profile("regauge")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--support", action="store_true", help="write what ran into the README")
+    parser.addoption(
+        "--support",
+        action="store_true",
+        help="write the combinations that ran to docs/accelerators.md",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
-    if output is not None:  # one of several processes, and the first of them tells for all
+    if output is not None:  # a worker of pytest-xdist; the main process writes
         output["figures"] = session.config.stash.get(FIGURES, {})
         output["proofs"] = session.config.stash.get(PROOFS, {})
         return
     proofs = session.config.stash.get(PROOFS, {})
     if proofs and session.config.getoption("--support"):
         support.merge(proofs)
-        support.write()
+        support.write_table()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over what a process has noted; pytest-xdist calls this when it ends."""
+    """Add the figures and proofs of a worker; pytest-xdist calls this when the worker ends."""
     output = getattr(node, "workeroutput", {})
     kinds = node.config.stash.setdefault(FIGURES, {})
     for kind, values in output.get("figures", {}).items():
@@ -56,48 +60,48 @@ def pytest_testnodedown(node: Any) -> None:
 
 @pytest.fixture
 def supports(request: pytest.FixtureRequest) -> Callable[[str, str, str], None]:
-    """Return a function that notes an accelerator, a strategy and a task as run here."""
+    """Return a function that records that an accelerator ran a strategy and a task."""
     proofs = request.config.stash.setdefault(PROOFS, {})
 
-    def note(accelerator: str, strategy: str, task: str) -> None:
+    def record(accelerator: str, strategy: str, task: str) -> None:
         proofs[f"{accelerator}/{strategy}/{task}"] = support.proof(accelerator)
 
-    return note
+    return record
 
 
 def pytest_sessionstart() -> None:
-    """Use the lazy devices of this machine before any backward pass of a test.
+    """Start the lazy devices of this machine before any test, and restore the SIGINT handler.
 
-    Their client has to start before the first one on the CPU, and sets variables of its own. A
-    shell starts what it runs in the background deaf to Ctrl-C, and tests send that.
+    The client of a lazy device must start before the first backward pass on the CPU, and it sets
+    environment variables. A shell ignores SIGINT in background jobs, but tests send SIGINT.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for kind, found in accelerators.survey().items():
+    for kind, availability in accelerators.survey().items():
         accelerator = choices.load("accelerators", kind)()
-        if accelerator.is_lazy and found.fitness > 0:
+        if accelerator.is_lazy and availability.fitness > 0:
             torch.ones(2, device=accelerator.claim(0, 1)).add(1).cpu()
 
 
 @pytest.fixture(autouse=True)
 def _plain_logger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin each test with the logger as it is imported; the command line sets it up."""
+    """Reset the logger to its state after import; the command line configures it."""
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "propagate", True)
     logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_leaks() -> Iterator[None]:
-    before = Before()
+def _check_leaks() -> Iterator[None]:
+    before = Snapshot()
     yield
-    problems = before.leaks()
+    problems = before.find_leaks()
     if problems:
         pytest.fail("; ".join(problems))
 
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
-    """Return a function that adds a measured value to the report, under the name of its kind."""
+    """Return a function that adds a measured value of a kind to the terminal summary."""
     kinds = request.config.stash.setdefault(FIGURES, {})
 
     def add(kind: str, value: float) -> None:

@@ -1,4 +1,4 @@
-"""Servers of tests, on loopback."""
+"""HTTP servers of tests, on the loopback interface."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from socketserver import BaseServer
 
 
 @contextmanager
-def running(server: BaseServer, name: str) -> Iterator[str]:
-    """Serve in a thread for as long as the block lasts; return the address."""
+def serve(server: BaseServer, name: str) -> Iterator[str]:
+    """Run a server in a thread for the duration of the block; yield its address."""
     thread = threading.Thread(target=server.serve_forever, name=name)
     thread.start()
     try:

@@ -7,9 +7,12 @@ module of a verb is imported when its function is first used.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 __version__ = "0.1.0"
 
@@ -29,7 +32,23 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("regauge.artifacts.model").load
     if name not in _VERBS:
         raise AttributeError(f"module 'regauge' has no attribute '{name}'")
-    return importlib.import_module(f"regauge.verbs.{name}").main
+    return _accept_strings(importlib.import_module(f"regauge.verbs.{name}").main)
+
+
+def _accept_strings(main: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a verb as a Python function, whose path parameters also accept strings."""
+    signature, hints = inspect.signature(main), get_type_hints(main)
+    paths = {name for name, hint in hints.items() if Path in (hint, *get_args(hint))}
+
+    @functools.wraps(main)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        bound = signature.bind(*arguments, **keywords)
+        for name, value in bound.arguments.items():
+            if name in paths and isinstance(value, str):
+                bound.arguments[name] = Path(value)
+        return main(*bound.args, **bound.kwargs)
+
+    return call
 
 
 def __dir__() -> list[str]:

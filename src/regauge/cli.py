@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 
 from regauge import __doc__ as package_doc
 from regauge import __version__, choices, log, processes
@@ -77,7 +77,20 @@ def _run_verb(tokens: list[str]) -> None:
 
 def _convert_usage_error(error: CycloptsError, verb: str) -> SettingsError:
     """Convert a usage error of cyclopts to a problem and a remedy."""
+    see_help = f"see 'regauge {verb} --help'"
+    if isinstance(error, UnknownOptionError):
+        flags = [
+            name
+            for argument in error.argument_collection or ()
+            for name in argument.names
+            if argument.show and name.startswith("-")
+        ]
+        remedy = choices.did_you_mean(error.token.value, flags)
+        return SettingsError(f"'{verb}' has no option '{error.token.value}'", remedy)
+    if isinstance(error, MissingArgumentError) and error.keyword is None and error.argument:
+        name = error.argument.field_info.names[0].replace("_", "-").upper()
+        return SettingsError(f"'{verb}' needs the argument {name}", see_help)
     error.verbose = False
     problem, _, remedy = str(error).strip().partition(". ")
     problem = problem[:1].lower() + problem[1:].rstrip(".")
-    return SettingsError(problem, remedy[:1].lower() + remedy[1:] or f"see 'regauge {verb} --help'")
+    return SettingsError(problem, remedy[:1].lower() + remedy[1:] or see_help)

@@ -316,4 +316,4 @@ def describe_first_difference(key: str, ours: Any, theirs: Any) -> str:
             if ours.get(name) != theirs.get(name):
                 path = f"{key}.{name}" if key else name
                 return describe_first_difference(path, ours.get(name), theirs.get(name))
-    return f"{key} is {theirs!r} there and {ours!r} here"
+    return f"{key} is {theirs!r}, not {ours!r}"

@@ -70,7 +70,7 @@ class RollbackError(NoProgressError):
 
 
 class LimitReachedError(RegaugeError):
-    """The run reached a limit of time or dollars and saved a checkpoint."""
+    """The run reached a limit of time, tokens or dollars and saved a checkpoint."""
 
     exit_code = 67
 
@@ -142,11 +142,11 @@ def describe_error(error: BaseException) -> tuple[str, int]:
 
 
 def find_refusal(check: Callable[[], object]) -> dict[str, str]:
-    """Return the `would_refuse` entry of a dry run if a check fails, otherwise nothing."""
+    """Return the `error` entry of a dry run if a check fails, otherwise nothing."""
     try:
         check()
     except RegaugeError as error:
-        return {"would_refuse": str(error)}
+        return {"error": str(error)}
     return {}
 
 

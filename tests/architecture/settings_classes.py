@@ -28,14 +28,14 @@ def settings_classes(files: tuple[Source, ...]) -> dict[str, ast.ClassDef]:
 
 def fields(node: ast.ClassDef) -> dict[str, tuple[ast.AnnAssign, str | None]]:
     """Return the fields of a settings class, each with its docstring if it has one."""
-    found = {}
+    documented = {}
     following = [*node.body[1:], None]
     for statement, after in zip(node.body, following, strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             name = statement.target.id
             if not name.startswith("_") and "ClassVar" not in ast.unparse(statement.annotation):
-                found[name] = (statement, _text(after))
-    return found
+                documented[name] = (statement, _text(after))
+    return documented
 
 
 def _bases(node: ast.ClassDef) -> set[str]:

@@ -17,27 +17,27 @@ POSITIONAL = 5
 FIELDS = 12
 
 
-def over_budget(source: Source) -> list[str]:
+def find_excesses(source: Source) -> list[str]:
     """Return everything in a file that is too large."""
-    found = []
+    problems = []
     if source.lines > FILE_LINES:
-        found.append(f"{source.path} has {source.lines} lines, more than {FILE_LINES}")
+        problems.append(f"{source.path} has {source.lines} lines, more than {FILE_LINES}")
     for node in functions(source):
-        where = f"{source.path}:{node.lineno} {node.name}"
+        location = f"{source.path}:{node.lineno} {node.name}"
         if length(node) > FUNCTION_LINES:
-            found.append(f"{where} has {length(node)} lines, more than {FUNCTION_LINES}")
-        if positional(node) > POSITIONAL:
-            found.append(f"{where} has {positional(node)} positional parameters")
-    return found
+            problems.append(f"{location} has {length(node)} lines, more than {FUNCTION_LINES}")
+        if count_positional(node) > POSITIONAL:
+            problems.append(f"{location} has {count_positional(node)} positional parameters")
+    return problems
 
 
-def positional(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def count_positional(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Return the parameters that can be given by position, without `self` and `cls`."""
     names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
-def too_many_fields(files: tuple[Source, ...]) -> list[str]:
+def find_large_settings(files: tuple[Source, ...]) -> list[str]:
     """Return the settings classes that should be split."""
     return [
         f"{name} has {len(fields(node))} fields, more than {FIELDS}: make a section of some"
@@ -47,17 +47,17 @@ def too_many_fields(files: tuple[Source, ...]) -> list[str]:
 
 
 def test_files_functions_and_parameters() -> None:
-    found = [line for source in sources() for line in over_budget(source)]
-    assert not found, "\n".join(found)
+    problems = [line for source in sources() for line in find_excesses(source)]
+    assert not problems, "\n".join(problems)
 
 
 def test_settings_classes() -> None:
     assert settings_classes(sources())
-    found = too_many_fields(sources())
-    assert not found, "\n".join(found)
+    problems = find_large_settings(sources())
+    assert not problems, "\n".join(problems)
 
 
-def test_the_report_says_how_long_functions_are(report: Callable[[str], None]) -> None:
+def test_functions_are_short(report: Callable[[str], None]) -> None:
     lengths = sorted(length(node) for source in sources() for node in functions(source))
     median, p95 = statistics.median(lengths), statistics.quantiles(lengths, n=20)[-1]
     longest = max(source.lines for source in sources())
@@ -77,16 +77,16 @@ def test_the_report_says_how_long_functions_are(report: Callable[[str], None]) -
         "class A:\n    def f(self, a, b, c, d, e, f): ...",
     ],
 )
-def test_what_is_too_large_is_found(text: str) -> None:
-    assert over_budget(Source("regauge/training/trainer.py", text))
+def test_too_large_code_is_detected(text: str) -> None:
+    assert find_excesses(Source("regauge/training/trainer.py", text))
 
 
-def test_what_fits_is_not() -> None:
+def test_small_code_is_accepted() -> None:
     text = "class A:\n    def f(self, a, b, c, d, e, *, f): ...\n"
-    assert not over_budget(Source("regauge/training/trainer.py", text))
+    assert not find_excesses(Source("regauge/training/trainer.py", text))
 
 
-def test_a_settings_class_that_is_too_large_is_found() -> None:
+def test_a_settings_class_that_is_too_large_is_detected() -> None:
     body = "".join(f"    a{number}: int\n" for number in range(FIELDS + 1))
     text = f"class Base(Settings):\n    ...\nclass Large(Base):\n{body}"
-    assert too_many_fields((Source("regauge/a.py", text),))
+    assert find_large_settings((Source("regauge/a.py", text),))

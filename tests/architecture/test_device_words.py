@@ -1,4 +1,4 @@
-"""A device or its vendor is named in `accelerators/`, `backends/` and documentation alone."""
+"""Only `accelerators/`, `backends/` and documentation name a device or its vendor."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WORDS = {"cuda", "nccl", "rocm", "hip", "mps", "xpu", "hpu", "hccl", "habana", "
     "trainium",
     "inferentia",
 }
-ROOMS = ("accelerators", "backends")
+PACKAGES = ("accelerators", "backends")
 
 
-def found(source: Source) -> list[str]:
+def find_device_words(source: Source) -> list[str]:
     """Return every device word in the code of a file."""
     documentation = docstrings(source.tree)
     return [
-        f"{source.path}:{getattr(node, 'lineno', '?')} says {text!r}"
+        f"{source.path}:{getattr(node, 'lineno', '?')} contains {text!r}"
         for node in ast.walk(source.tree)
         if id(node) not in documentation
         for text in _texts(node)
@@ -40,9 +40,12 @@ def _texts(node: ast.AST) -> Iterator[str]:
             yield text
 
 
-def test_no_device_word_outside_of_the_rooms_for_them() -> None:
+def test_no_device_word_outside_of_its_packages() -> None:
     problems = [
-        line for source in sources() if source.package not in ROOMS for line in found(source)
+        line
+        for source in sources()
+        if source.package not in PACKAGES
+        for line in find_device_words(source)
     ]
     assert not problems, "\n".join(problems)
 
@@ -60,10 +63,10 @@ def test_no_device_word_outside_of_the_rooms_for_them() -> None:
         "class CudaLoop: ...",
     ],
 )
-def test_a_device_word_is_found(text: str) -> None:
-    assert found(Source("regauge/training/trainer.py", text))
+def test_a_device_word_is_detected(text: str) -> None:
+    assert find_device_words(Source("regauge/training/trainer.py", text))
 
 
 @pytest.mark.parametrize("text", ['"""As on cuda."""', "x = 1  # tpu", "relax = barracuda"])
 def test_documentation_and_other_words_are_free(text: str) -> None:
-    assert not found(Source("regauge/training/trainer.py", text))
+    assert not find_device_words(Source("regauge/training/trainer.py", text))

@@ -1,4 +1,4 @@
-"""Every file, choice, verb and settings field says what it is."""
+"""Every file, choice, verb and settings field is documented."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from architecture.settings_classes import fields, settings_classes
 from architecture.tree import CHOICES, Source, sources
 
 TODO = re.compile(r"\b(TODO|FIXME|XXX)\b(?!\s*\(#\d+\))")
-BOXES = {f"regauge/{room}" for room in (*CHOICES, "verbs", "data/sources")}
+FOLDERS = {f"regauge/{folder}" for folder in (*CHOICES, "verbs", "data/sources")}
 
 
-def undocumented(files: tuple[Source, ...]) -> list[str]:
+def find_undocumented(files: tuple[Source, ...]) -> list[str]:
     """Return the files and settings without documentation."""
-    found = [f"{source.path} has no docstring" for source in files if not _summary(source)]
+    problems = [f"{source.path} has no docstring" for source in files if not _summary(source)]
     classes = settings_classes(files)
     tables = {node.name for node in classes.values() if ast.get_docstring(node)}
     for name, node in classes.items():
         if not ast.get_docstring(node):
-            found.append(f"{name} has no docstring")
+            problems.append(f"{name} has no docstring")
         for field, (statement, text) in fields(node).items():
             if not text and ast.unparse(statement.annotation) not in tables:
-                found.append(f"{name}.{field} has no docstring")
-    return found
+                problems.append(f"{name}.{field} has no docstring")
+    return problems
 
 
-def poor_summaries(files: tuple[Source, ...]) -> list[str]:
+def find_poor_summaries(files: tuple[Source, ...]) -> list[str]:
     """Return the choices and verbs whose one-line help is no sentence."""
     return [
         f"{source.path}: its first line must be a sentence: {_summary(source)!r}"
         for source in files
-        if source.path.rpartition("/")[0] in BOXES
+        if source.path.rpartition("/")[0] in FOLDERS
         and not re.fullmatch(r"[A-Z`].{10,99}\.", _summary(source))
     ]
 
 
-def todos(source: Source) -> list[str]:
+def find_todos(source: Source) -> list[str]:
     """Return the lines that postpone something without an issue, as in TODO (#12)."""
     lines = enumerate(source.text.splitlines(), start=1)
     return [f"{source.path}:{number}: {line}" for number, line in lines if TODO.search(line)]
@@ -49,18 +49,18 @@ def _summary(source: Source) -> str:
 
 
 def test_files_and_settings_are_documented() -> None:
-    found = undocumented(sources())
-    assert not found, "\n".join(found)
+    problems = find_undocumented(sources())
+    assert not problems, "\n".join(problems)
 
 
 def test_choices_and_verbs_have_a_summary() -> None:
-    found = poor_summaries(sources())
-    assert not found, "\n".join(found)
+    problems = find_poor_summaries(sources())
+    assert not problems, "\n".join(problems)
 
 
 def test_nothing_is_postponed_without_an_issue() -> None:
-    found = [line for source in sources() for line in todos(source)]
-    assert not found, "\n".join(found)
+    problems = [line for source in sources() for line in find_todos(source)]
+    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize(
@@ -72,23 +72,23 @@ def test_nothing_is_postponed_without_an_issue() -> None:
         "'A.'\nclass A(config.Choice):\n    'A.'\nclass B(A):\n    'B.'\n    x: int = 1",
     ],
 )
-def test_a_missing_docstring_is_found(text: str) -> None:
-    assert undocumented((Source("regauge/a.py", text),))
+def test_a_missing_docstring_is_detected(text: str) -> None:
+    assert find_undocumented((Source("regauge/a.py", text),))
 
 
-def test_a_table_of_its_own_needs_no_second_one() -> None:
+def test_a_a_documented_table_needs_no_field_docstring() -> None:
     text = "'A.'\nclass A(Settings):\n    'A.'\nclass B(Settings):\n    'B.'\n    a: A = A()"
-    assert not undocumented((Source("regauge/a.py", text),))
+    assert not find_undocumented((Source("regauge/a.py", text),))
 
 
-def test_a_poor_summary_is_found() -> None:
-    assert poor_summaries((Source("regauge/tasks/clm.py", '"""clm"""'),))
+def test_a_poor_summary_is_detected() -> None:
+    assert find_poor_summaries((Source("regauge/tasks/clm.py", '"""clm"""'),))
 
 
 @pytest.mark.parametrize("text", ["x = 1  # TODO later", "# FIXME", "# TODO: (#)"])
-def test_a_postponed_thing_is_found(text: str) -> None:
-    assert todos(Source("regauge/a.py", text))
+def test_a_todo_is_detected(text: str) -> None:
+    assert find_todos(Source("regauge/a.py", text))
 
 
 def test_one_with_an_issue_is_not() -> None:
-    assert not todos(Source("regauge/a.py", "# TODO (#12): as said there"))
+    assert not find_todos(Source("regauge/a.py", "# TODO (#12): as said there"))

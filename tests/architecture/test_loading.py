@@ -1,7 +1,7 @@
-"""Nothing that is loaded can run code.
+"""No load path can run code.
 
-What others pickled is opened in one file, by `torch.load` with weights only and by an unpickler
-that lists what it may call; that file has a process of its own.
+One file opens third-party pickles, in a separate process. It uses `torch.load` with weights only,
+and an unpickler with a list of permitted callables.
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ import pytest
 from architecture.tree import Source, sources
 
 UNPICKLE = "regauge/checkpoint/unpickle.py"
-"""Opens what others pickled, in a process of its own."""
+"""Opens third-party pickles, in a separate process."""
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
 
 
-def unsafe(source: Source) -> list[str]:
-    """Return every way in which a file could run what it loads."""
-    found = []
+def find_unsafe_loads(source: Source) -> list[str]:
+    """Return the statements of a file that could run loaded code."""
+    problems = []
     for node in ast.walk(source.tree):
-        where = f"{source.path}:{getattr(node, 'lineno', 0)}"
+        location = f"{source.path}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Import):
             names = {alias.name.split(".")[0] for alias in node.names}
             allowed = {"pickle"} if source.path == UNPICKLE else set()
-            found += [f"{where} imports {name}" for name in sorted(names & PICKLES - allowed)]
+            problems += [f"{location} imports {name}" for name in sorted(names & PICKLES - allowed)]
         elif isinstance(node, ast.ImportFrom):
-            room = (node.module or "").split(".")[0]
-            if room in PICKLES or (room == "torch" and "load" in {a.name for a in node.names}):
-                found.append(f"{where} imports from {node.module}")
+            package = (node.module or "").split(".")[0]
+            if package in PICKLES or (
+                package == "torch" and "load" in {a.name for a in node.names}
+            ):
+                problems.append(f"{location} imports from {node.module}")
         elif isinstance(node, ast.Call):
-            found += [f"{where} {problem}" for problem in _unsafe_call(node)]
-    return found
+            problems += [f"{location} {problem}" for problem in _describe_unsafe_call(node)]
+    return problems
 
 
-def torch_loads(source: Source) -> list[ast.Call]:
+def find_torch_loads(source: Source) -> list[ast.Call]:
     """Return the calls of `torch.load`."""
     return [
         node
@@ -44,14 +46,14 @@ def torch_loads(source: Source) -> list[ast.Call]:
     ]
 
 
-def _unsafe_call(node: ast.Call) -> list[str]:
+def _describe_unsafe_call(node: ast.Call) -> list[str]:
     keywords = {word.arg: ast.unparse(word.value) for word in node.keywords}
     called = ast.unparse(node.func)
     problems = []
     if called == "torch.load" and keywords.get("weights_only") != "True":
         problems.append("calls torch.load without weights_only=True")
     if called in {"pickle.load", "pickle.loads", "pickle.Unpickler"}:
-        problems.append(f"calls {called}, which calls what it reads")
+        problems.append(f"calls {called}, which runs code of the file")
     if called == "torch.hub.load":
         problems.append("calls torch.hub.load")
     if keywords.get("allow_pickle", "False") != "False":
@@ -61,16 +63,16 @@ def _unsafe_call(node: ast.Call) -> list[str]:
     return problems
 
 
-def test_nothing_loaded_runs() -> None:
-    found = [line for source in sources() for line in unsafe(source)]
-    assert not found, "\n".join(found)
+def test_no_load_path_runs_code() -> None:
+    problems = [line for source in sources() for line in find_unsafe_loads(source)]
+    assert not problems, "\n".join(problems)
 
 
-def test_torch_load_has_one_place() -> None:
-    assert [source.path for source in sources() if torch_loads(source)] == [UNPICKLE]
+def test_one_file_calls_torch_load() -> None:
+    assert [source.path for source in sources() if find_torch_loads(source)] == [UNPICKLE]
 
 
-def test_an_unpickler_says_what_it_finds() -> None:
+def test_an_unpickler_restricts_its_classes() -> None:
     [tree] = [source.tree for source in sources() if source.path == UNPICKLE]
     kinds = [
         node
@@ -79,8 +81,8 @@ def test_an_unpickler_says_what_it_finds() -> None:
     ]
     assert kinds
     for kind in kinds:
-        own = {each.name for each in kind.body if isinstance(each, ast.FunctionDef)}
-        assert "find_class" in own, kind.name
+        methods = {node.name for node in kind.body if isinstance(node, ast.FunctionDef)}
+        assert "find_class" in methods, kind.name
 
 
 @pytest.mark.parametrize(
@@ -96,15 +98,15 @@ def test_an_unpickler_says_what_it_finds() -> None:
         "AutoModel.from_pretrained(path, trust_remote_code=True)",
     ],
 )
-def test_an_unsafe_load_is_found(text: str) -> None:
-    assert unsafe(Source("regauge/a.py", text))
+def test_an_unsafe_load_is_detected(text: str) -> None:
+    assert find_unsafe_loads(Source("regauge/a.py", text))
 
 
 @pytest.mark.parametrize("text", ["pickle.load(f)", "pickle.Unpickler(f).load()", "import dill"])
-def test_an_unsafe_load_is_found_there(text: str) -> None:
-    assert unsafe(Source(UNPICKLE, text))
+def test_an_unsafe_load_is_detected_there(text: str) -> None:
+    assert find_unsafe_loads(Source(UNPICKLE, text))
 
 
-def test_a_safe_one_is_not() -> None:
-    assert not unsafe(Source(UNPICKLE, "import pickle\nclass A(pickle.Unpickler): ..."))
-    assert not unsafe(Source("regauge/a.py", "torch.load(path, weights_only=True)"))
+def test_a_safe_load_is_accepted() -> None:
+    assert not find_unsafe_loads(Source(UNPICKLE, "import pickle\nclass A(pickle.Unpickler): ..."))
+    assert not find_unsafe_loads(Source("regauge/a.py", "torch.load(path, weights_only=True)"))

@@ -149,13 +149,21 @@ def test_no_name_is_meaningless() -> None:
     assert not [path for path in paths if is_meaningless(path)]
 
 
+def all_sources() -> Iterator[Source]:
+    """Yield every Python file of the repository: the package, tests, benchmarks and examples."""
+    yield from sources()
+    for folder in ("tests", "benchmarks", "examples"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield Source(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+
+
 def test_no_function_is_named_by_a_participle() -> None:
-    problems = [line for source in sources() for line in participles(source)]
+    problems = [line for source in all_sources() for line in participles(source)]
     assert not problems, "\n".join(problems)
 
 
 def test_locals_name_their_content() -> None:
-    problems = [line for source in sources() for line in vague_locals(source)]
+    problems = [line for source in all_sources() for line in vague_locals(source)]
     assert not problems, "\n".join(problems)
 
 

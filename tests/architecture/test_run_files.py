@@ -1,4 +1,4 @@
-"""Every example run file can be run as it is: names, types and choices are right."""
+"""Every example run file is valid: names, types and choices."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from regauge.verbs import pipeline
 RUN_FILES = sorted((ROOT / "runs").glob("*.toml"))
 
 
-def validated(path: Path, folder: Path) -> list[str]:
-    """Return the verbs that a run file is for, each with its settings built.
+def validate(path: Path, folder: Path) -> list[str]:
+    """Build the settings of each verb that a run file is for; return the verbs.
 
     A file with stages is for `pipeline`; another one for every verb whose required tables it has.
     """
@@ -23,36 +23,36 @@ def validated(path: Path, folder: Path) -> list[str]:
     if "stage" in tables:
         pipeline.load(path, (f"output.folder={folder}",))
         return ["pipeline"]
-    found = []
+    names: list[str] = []
     for verb in choices.names("verbs"):
         root = getattr(verbs.import_verb(verb), "ROOT", None)
         fields = root.model_fields if root else {}
         required = {name for name, field in fields.items() if field.is_required()}
         if required and required <= tables.keys():
             config.build(root, tables, verbs.table_names(), str(path))
-            found.append(verb)
-    if not found:
+            names.append(verb)
+    if not names:
         raise SettingsError(f"{path} has all tables of no verb", "add the missing tables")
-    return found
+    return names
 
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.name)
-def test_a_golden_run_file_is_right(path: Path, tmp_path: Path) -> None:
-    assert validated(path, tmp_path / "new")
+def test_a_example_run_file_is_right(path: Path, tmp_path: Path) -> None:
+    assert validate(path, tmp_path / "new")
 
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.name)
-def test_a_golden_run_file_says_what_it_is_for(path: Path) -> None:
+def test_a_run_file_begins_with_its_purpose(path: Path) -> None:
     assert path.read_text(encoding="utf-8").startswith("# ")
 
 
-def test_there_are_golden_run_files() -> None:
+def test_there_are_example_run_files() -> None:
     assert ROOT / "runs" / "quickstart.toml" in RUN_FILES
 
 
 @pytest.mark.parametrize("text", ["[outptu]\nfolder = 'x'", "[[stage]]\nverb = 'trian'", ""])
-def test_a_wrong_run_file_is_found(text: str, tmp_path: Path) -> None:
+def test_a_wrong_run_file_is_detected(text: str, tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text(text)
     with pytest.raises(SettingsError):
-        validated(path, tmp_path / "new")
+        validate(path, tmp_path / "new")

@@ -16,28 +16,30 @@ ALL_VERBS = "from regauge import verbs; verbs.table_names()"
 
 LIBRARIES = "import cyclopts, rich.console"
 LIBRARIES_SECONDS = 0.1
-"""Processor time of importing what draws the help, on a machine where --help takes 200 ms."""
+"""Processor time of importing the libraries of the help, on a machine where --help takes 200 ms."""
 
 
-def imported(code: str, watched: tuple[str, ...]) -> list[str]:
-    """Return which of the watched packages a fresh interpreter has after some code."""
-    after = f"import json, sys; print(json.dumps([m for m in {watched!r} if m in sys.modules]))"
+def list_imported(code: str, packages: tuple[str, ...]) -> list[str]:
+    """Return which of the packages packages a fresh interpreter has after some code."""
+    after = f"import json, sys; print(json.dumps([m for m in {packages!r} if m in sys.modules]))"
     command = [sys.executable, "-c", f"{code}\n{after}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
 def test_help_imports_nothing_large() -> None:
-    assert imported(HELP, (*LARGE, "pydantic")) == []
+    assert list_imported(HELP, (*LARGE, "pydantic")) == []
 
 
 def test_the_files_of_all_verbs_import_nothing_large() -> None:
-    assert imported(ALL_VERBS, LARGE) == []
+    assert list_imported(ALL_VERBS, LARGE) == []
 
 
-def test_what_a_supervisor_asks_of_devices_imports_no_torch() -> None:
+def test_the_choice_of_a_device_by_a_supervisor_imports_no_torch() -> None:
     assert (
-        imported("from regauge import accelerators; accelerators.choose_without_torch()", LARGE)
+        list_imported(
+            "from regauge import accelerators; accelerators.choose_without_torch()", LARGE
+        )
         == []
     )
 
@@ -53,12 +55,12 @@ def test_help_takes_less_than_300_ms(report: Callable[[str], None]) -> None:
 
 
 @pytest.mark.parametrize("package", ["numpy", "pydantic"])
-def test_a_large_import_is_found(package: str) -> None:
-    assert imported(f"import {package}", (package,)) == [package]
+def test_a_large_import_is_detected(package: str) -> None:
+    assert list_imported(f"import {package}", (package,)) == [package]
 
 
 def _cpu_seconds(command: list[str]) -> float:
-    """Return the processor time of a command: the wall clock of a busy machine says little."""
+    """Return the processor time of a command; other work changes the wall clock."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

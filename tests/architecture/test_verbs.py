@@ -12,20 +12,22 @@ from regauge import choices, verbs
 from regauge.config import Settings
 
 
-def faults(module: ModuleType | SimpleNamespace) -> list[str]:
-    """Return what a verb's file lacks."""
-    found = [] if callable(getattr(module, "main", None)) else ["it has no main"]
+def find_faults(module: ModuleType | SimpleNamespace) -> list[str]:
+    """Return the missing parts of a verb file."""
+    problems = [] if callable(getattr(module, "main", None)) else ["it has no main"]
     root = getattr(module, "ROOT", None)
     if root is None or module.__name__ == "regauge.verbs.pipeline":
-        return found
-    found += [] if callable(getattr(module, "run", None)) else ["it has no run(settings)"]
-    found += [] if _has_output(root, getattr(module, "OUTPUT", None)) else ["OUTPUT names no key"]
+        return problems
+    problems += [] if callable(getattr(module, "run", None)) else ["it has no run(settings)"]
+    problems += (
+        [] if _has_output(root, getattr(module, "OUTPUT", None)) else ["OUTPUT names no key"]
+    )
     if hasattr(module, "main"):
         missing = {"dry_run", "json", "run_file", "overrides"} - {
             *inspect.signature(module.main).parameters
         }
-        found += [f"main has no {name}" for name in sorted(missing)]
-    return found
+        problems += [f"main has no {name}" for name in sorted(missing)]
+    return problems
 
 
 def _has_output(root: type[Settings], path: str | None) -> bool:
@@ -34,31 +36,33 @@ def _has_output(root: type[Settings], path: str | None) -> bool:
         if name not in getattr(model, "model_fields", {}):
             return False
         model = model.model_fields[name].annotation
-        optional = [each for each in get_args(model) if each is not type(None)]
+        optional = [option for option in get_args(model) if option is not type(None)]
         model = optional[0] if optional else model
     return True
 
 
 @pytest.mark.parametrize("verb", choices.names("verbs"))
 def test_a_verb_has_what_the_command_line_and_a_pipeline_call(verb: str) -> None:
-    assert faults(verbs.import_verb(verb)) == []
+    assert find_faults(verbs.import_verb(verb)) == []
 
 
 class Root(Settings):
     """No keys."""
 
 
-def whole_main(run_file: str, *overrides: str, dry_run: bool = False, json: bool = False) -> None:
+def complete_main(
+    run_file: str, *overrides: str, dry_run: bool = False, json: bool = False
+) -> None:
     """Do nothing, with the right parameters."""
 
 
-def verb_file(**members: Any) -> SimpleNamespace:
-    whole = {"__name__": "a", "ROOT": Root, "OUTPUT": None, "main": whole_main, "run": print}
-    return SimpleNamespace(**whole | members)
+def build_verb(**members: Any) -> SimpleNamespace:
+    complete = {"__name__": "a", "ROOT": Root, "OUTPUT": None, "main": complete_main, "run": print}
+    return SimpleNamespace(**complete | members)
 
 
 def test_a_whole_verb_has_no_fault() -> None:
-    assert faults(verb_file()) == []
+    assert find_faults(build_verb()) == []
 
 
 @pytest.mark.parametrize(
@@ -70,5 +74,5 @@ def test_a_whole_verb_has_no_fault() -> None:
         ({"main": lambda run_file, *overrides, json: (run_file, overrides, json)}, "no dry_run"),
     ],
 )
-def test_a_fault_is_found(members: dict[str, Any], fault: str) -> None:
-    assert fault in ", ".join(faults(verb_file(**members)))
+def test_a_fault_is_detected(members: dict[str, Any], fault: str) -> None:
+    assert fault in ", ".join(find_faults(build_verb(**members)))

@@ -54,7 +54,7 @@ def test_availability_has_a_reason_and_never_raises(kind: str) -> None:
             check_available(choices.load("accelerators", kind)())
 
 
-def test_the_fittest_is_chosen() -> None:
+def test_the_accelerator_with_the_highest_fitness_is_chosen() -> None:
     accelerator, reason = choose()
     fitness = {kind: availability.fitness for kind, availability in survey().items()}
     assert fitness[accelerator.kind] == max(fitness.values())
@@ -79,7 +79,7 @@ def test_precisions_are_offered_fastest_first(accelerator: Accelerator) -> None:
                 check_precision(accelerator, name)
 
 
-def test_products_are_right_in_every_precision(accelerator: Accelerator) -> None:
+def test_matrix_products_are_accurate_in_every_precision(accelerator: Accelerator) -> None:
     draw = torch.Generator().manual_seed(0)
     left, right = (torch.randn(96, 200, dtype=torch.float64, generator=draw) for _ in range(2))
     for name in accelerator.precisions():
@@ -92,7 +92,7 @@ def test_products_are_right_in_every_precision(accelerator: Accelerator) -> None
         assert error < ERRORS[name], name
 
 
-def test_reductions_are_right(accelerator: Accelerator) -> None:
+def test_reductions_are_accurate(accelerator: Accelerator) -> None:
     draw = torch.Generator().manual_seed(1)
     values = torch.randn(50, 2000, generator=draw)
     device = accelerator.claim(0, 1)

@@ -325,7 +325,7 @@ def test_a_missing_library_is_reported_with_its_install_command() -> None:
     ],
     indirect=["usable"],
 )
-def test_outputs_equal_eager_and_are_repeatable_to_the_bit(
+def test_outputs_equal_eager_and_are_bitwise_repeatable(
     usable: tuple[Backend, ExecutionContext], name: str, export: Export
 ) -> None:
     """All shapes are tested, with padding; no graph is added after each shape was computed once."""

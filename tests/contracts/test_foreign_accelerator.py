@@ -101,6 +101,6 @@ def test_an_accelerator_of_another_package_trains(package: Path, tmp_path: Path)
 def test_doctor_lists_it_by_name(package: Path, tmp_path: Path) -> None:
     report = json.loads(regauge(package, tmp_path / "counts", "doctor", "--survey", "--json"))
     rows = {row["name"]: row for row in report["accelerators"]}
-    assert rows["abacus"]["why"] == "it is a toy"
-    assert rows["abacus"]["usable"] == "yes"
-    assert report["chosen"] != "abacus"
+    assert rows["abacus"]["reason"] == "it is a toy"
+    assert rows["abacus"]["available"] == "yes"
+    assert report["selected"] != "abacus"

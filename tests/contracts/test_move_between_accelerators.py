@@ -115,7 +115,7 @@ def test_fifty_steps_are_equal(
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_a_run_that_moves_twice_ends_where_the_unmoved_one_ends(
+def test_a_run_that_moves_twice_equals_an_unmoved_run(
     run: Run, first: str, second: str, figure: Callable[[str, float], None]
 ) -> None:
     task, name = "mlm", f"moved-{first}-{second}"
@@ -131,7 +131,7 @@ def test_a_run_that_moves_twice_ends_where_the_unmoved_one_ends(
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_a_checkpoint_is_equal_to_the_bit_on_another_accelerator(
+def test_a_checkpoint_is_bitwise_equal_on_another_accelerator(
     first: str, second: str, run: Run, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state after the resume equals the state that the first accelerator saved."""
@@ -193,7 +193,7 @@ def test_no_graph_is_compiled_after_the_warm_up(
     run = settings(tmp_path / "run", data[task], task, **changes)
     accelerator.claim(0, 1)
     before = accelerator.num_compiled_graphs()
-    planned = dry_run.plan_run(run).get("graphs")
+    planned = dry_run.plan_run(run).get("num_graphs")
     attempt(run, processes.World())
     assert guards[0].num_recompiled == 0
     num_graphs = accelerator.num_compiled_graphs() - before

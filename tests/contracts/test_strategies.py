@@ -104,7 +104,7 @@ def test_an_obstacle_is_a_text_or_none() -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_masters_are_the_fp32_weights_by_their_unsharded_names(
+def test_master_weights_are_in_fp32_and_have_unsharded_names(
     prepare: Callable[[torch.dtype], ShardedModel], dtype: torch.dtype
 ) -> None:
     prepared = prepare(dtype)
@@ -181,7 +181,7 @@ def test_a_frozen_weight_has_the_dtype_of_the_computation(
     trained = sum(value.numel() for value in tiny().parameters() if value.requires_grad)
     memory = prepared.memory()
     assert memory["gradients"] == 4 * trained
-    assert memory["masters"] in (0, 4 * trained)
+    assert memory["master_weights"] in (0, 4 * trained)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -195,7 +195,7 @@ def test_the_memory_estimate_equals_the_memory(
     estimate = strategy.estimate_memory(specs, 1, dtype.itemsize)
     expected = {
         "weights": estimate.weights,
-        "masters": estimate.masters,
+        "master_weights": estimate.master_weights,
         "gradients": estimate.gradients,
     }
     prepared = prepare(dtype)

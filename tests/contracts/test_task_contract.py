@@ -49,40 +49,48 @@ class Case:
         return self.data.rows("train")
 
     @property
-    def ladder(self) -> tuple[int, ...]:
+    def bucket_lengths(self) -> tuple[int, ...]:
         return self.task.bucket_lengths(self.data.manifest)
 
     @property
-    def facts(self) -> CollatorConfig:
-        facts = self.data.manifest.tokenizer
-        members = max(field.members for field in self.data.manifest.fields.values())
-        return CollatorConfig(facts.vocabulary, facts.pad, facts.mask, facts.special, members)
+    def collator_config(self) -> CollatorConfig:
+        tokenizer = self.data.manifest.tokenizer
+        members = max(field.max_group_size for field in self.data.manifest.columns.values())
+        return CollatorConfig(
+            tokenizer.vocab_size,
+            tokenizer.pad_token_id,
+            tokenizer.mask_token_id,
+            tokenizer.special_token_ids,
+            members,
+        )
 
-    def feed(self) -> BatchLoader:
+    def build_loader(self) -> BatchLoader:
         return BatchLoader(
             self.task,
             self.rows,
-            config=self.facts,
+            config=self.collator_config,
             microbatch_rows=BATCH,
-            bucket_lengths=self.ladder,
+            bucket_lengths=self.bucket_lengths,
             share=RankShare(0, 1),
             seed=SEED,
         )
 
-    def pieces(self, numbers: np.ndarray) -> list[MicrobatchPlan]:
-        return self.task.split_batch(self.rows, numbers, BATCH, self.ladder)
+    def split_batch(self, numbers: np.ndarray) -> list[MicrobatchPlan]:
+        return self.task.split_batch(self.rows, numbers, BATCH, self.bucket_lengths)
 
-    def batch(self, piece: MicrobatchPlan, epoch: int = 0, step: int = 0) -> Arrays:
-        return self.task.build_batch(self.rows, piece, RandomKey(SEED, epoch, step), self.facts)
+    def build_batch(self, piece: MicrobatchPlan, epoch: int = 0, step: int = 0) -> Arrays:
+        return self.task.build_batch(
+            self.rows, piece, RandomKey(SEED, epoch, step), self.collator_config
+        )
 
-    def module(self) -> TextModule:
+    def build_module(self) -> TextModule:
         with META:
             module = self.task.build_module(self.model, self.data.manifest, 0)
         materialize(module, build_initial_weights(module, self.model, 0))
         return module
 
     def prepare_model(self) -> ShardedModel:
-        module = self.module()
+        module = self.build_module()
         placement = Placement(World(), torch.device("cpu"), torch.float32, ())
         return Single().prepare(module, placement)
 
@@ -104,33 +112,34 @@ def shapes(arrays: Arrays) -> dict[str, Any]:
     return {name: (value.shape, value.dtype) for name, value in arrays.items()}
 
 
-def every_batch(case: Case) -> Iterator[tuple[MicrobatchPlan, Arrays]]:
+def list_batches(case: Case) -> Iterator[tuple[MicrobatchPlan, Arrays]]:
     order = np.random.default_rng(0).permutation(ROWS)
     for numbers in order.reshape(-1, BATCH):
-        for piece in case.pieces(numbers):
-            yield piece, case.batch(piece)
+        for piece in case.split_batch(numbers):
+            yield piece, case.build_batch(piece)
 
 
 def test_every_batch_has_a_declared_shape(case: Case) -> None:
     texts = BATCH * case.task.sequences_per_row(case.data.manifest)
     slots = BATCH * case.task.slots_per_row()
     declared = {
-        length: shapes(case.feed().build_empty_batch(slots, length)) for length in case.ladder
+        length: shapes(case.build_loader().build_empty_batch(slots, length))
+        for length in case.bucket_lengths
     }
-    seen = 0
-    for piece, arrays in every_batch(case):
+    num_batches = 0
+    for piece, arrays in list_batches(case):
         assert arrays["tokens"].shape == (texts, piece.length)
         assert shapes(arrays) == declared[piece.length]
         assert arrays["segments"].shape == arrays["positions"].shape == arrays["tokens"].shape
         assert arrays["keys"].dtype == np.int32
-        seen += 1
-    assert seen == ROWS // BATCH
+        num_batches += 1
+    assert num_batches == ROWS // BATCH
 
 
-def test_pieces_hold_every_text_once_and_fill_every_slot(case: Case) -> None:
+def test_microbatches_contain_every_text_once_and_fill_every_slot(case: Case) -> None:
     numbers = np.arange(2 * BATCH)
     numbers[-1] = PADDING
-    pieces = case.pieces(numbers)
+    pieces = case.split_batch(numbers)
     texts = [
         pair
         for piece in pieces
@@ -143,13 +152,13 @@ def test_pieces_hold_every_text_once_and_fill_every_slot(case: Case) -> None:
     assert sorted(slots) == list(range(2 * BATCH * parts))
 
 
-def test_an_empty_batch_weighs_nothing_and_has_no_gradient(case: Case) -> None:
+def test_an_empty_batch_has_zero_weight_and_no_gradient(case: Case) -> None:
     slots = BATCH * case.task.slots_per_row()
     prepared = case.prepare_model()
     mark = Cpu().end_microbatch
     gradients = GradientComputer(case.task, prepared, mark, slots, mark)
-    for length in case.ladder:
-        batch = tensors(case.feed().build_empty_batch(slots, length))
+    for length in case.bucket_lengths:
+        batch = tensors(case.build_loader().build_empty_batch(slots, length))
         loss, weight = gradients.accumulate_gradients([batch], torch.ones(())).tolist()
         assert (loss, weight) == (0.0, 0.0)
         for name, master in prepared.masters().items():
@@ -163,14 +172,14 @@ def test_padding_rows_change_neither_loss_nor_gradient(case: Case) -> None:
     padded = np.concatenate([numbers, np.full(5, PADDING)])
     results = []
     for rows, pieces in (
-        (3, case.task.split_batch(case.rows, numbers, 3, case.ladder)),
-        (8, case.task.split_batch(case.rows, padded, 4, case.ladder)),
+        (3, case.task.split_batch(case.rows, numbers, 3, case.bucket_lengths)),
+        (8, case.task.split_batch(case.rows, padded, 4, case.bucket_lengths)),
     ):
         prepared = case.prepare_model()
         slots = rows * case.task.slots_per_row()
         mark = Cpu().end_microbatch
         gradients = GradientComputer(case.task, prepared, mark, slots, mark)
-        batches = [tensors(case.batch(piece)) for piece in pieces]
+        batches = [tensors(case.build_batch(piece)) for piece in pieces]
         totals = gradients.accumulate_gradients(batches, torch.ones(()))
         results.append((totals, prepared.gradient_norm()))
     torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-6)
@@ -178,10 +187,10 @@ def test_padding_rows_change_neither_loss_nor_gradient(case: Case) -> None:
     assert float(results[0][0][1]) > 0
 
 
-def test_the_loss_is_a_sum_with_a_weight_and_so_is_every_metric(case: Case) -> None:
-    module = case.module().eval()
+def test_the_loss_and_every_metric_are_sums_with_weights(case: Case) -> None:
+    module = case.build_module().eval()
     numbers = np.arange(BATCH)
-    batch = tensors(case.batch(case.pieces(numbers)[0]))
+    batch = tensors(case.build_batch(case.split_batch(numbers)[0]))
     with torch.no_grad():
         output = module(batch)
         order = batch["slots"].argsort() if case.task.metrics_need_all_rows else None
@@ -200,23 +209,23 @@ def test_the_loss_is_a_sum_with_a_weight_and_so_is_every_metric(case: Case) -> N
     assert len(sums) > 1
 
 
-def slice_of(values: np.ndarray, index: int, piece: MicrobatchPlan) -> np.ndarray:
+def select_text(values: np.ndarray, index: int, piece: MicrobatchPlan) -> np.ndarray:
     """Return the values of one text, or of all texts of one row."""
     size = len(values) // len(piece.row_numbers)
     return values[index * size : (index + 1) * size]
 
 
-def by_text(
+def values_by_text(
     case: Case, pieces: list[MicrobatchPlan], **draw: int
 ) -> dict[tuple[int, int], dict[str, Any]]:
     """Return the values of each text without padding and without position-dependent arrays."""
     texts = {}
     for piece in pieces:
-        arrays = case.batch(piece, **draw)
+        arrays = case.build_batch(piece, **draw)
         for index, text in enumerate(
             zip(piece.row_numbers.tolist(), piece.text_numbers.tolist(), strict=True)
         ):
-            values = {name: slice_of(value, index, piece) for name, value in arrays.items()}
+            values = {name: select_text(value, index, piece) for name, value in arrays.items()}
             longest = int(values["segments"].astype(bool).sum(-1).max())
             texts[text] = {
                 name: np.nan_to_num(value[..., :longest] if name in OF_TOKENS else value).tolist()
@@ -226,28 +235,29 @@ def by_text(
     return texts
 
 
-def test_a_row_is_the_same_in_any_batch_place_and_microbatch(case: Case) -> None:
+def test_a_row_does_not_depend_on_its_batch_position_and_microbatch(case: Case) -> None:
     numbers = np.arange(2 * BATCH)
-    whole = by_text(case, case.pieces(numbers))
+    whole = values_by_text(case, case.split_batch(numbers))
     others = [
-        case.task.split_batch(case.rows, numbers[::-1].copy(), BATCH, case.ladder),
-        case.task.split_batch(case.rows, numbers, 1, case.ladder),
-        case.task.split_batch(case.rows, np.roll(numbers, 3), 2 * BATCH, case.ladder),
+        case.task.split_batch(case.rows, numbers[::-1].copy(), BATCH, case.bucket_lengths),
+        case.task.split_batch(case.rows, numbers, 1, case.bucket_lengths),
+        case.task.split_batch(case.rows, np.roll(numbers, 3), 2 * BATCH, case.bucket_lengths),
     ]
     for pieces in others:
-        assert by_text(case, pieces) == whole
+        assert values_by_text(case, pieces) == whole
 
 
-def test_dropout_is_drawn_anew_in_each_step_and_masks_in_each_epoch(case: Case) -> None:
-    pieces = case.pieces(np.arange(BATCH))
+def test_dropout_changes_in_each_step_and_masks_in_each_epoch(case: Case) -> None:
+    pieces = case.split_batch(np.arange(BATCH))
     first, later, again = (
-        by_text(case, pieces, epoch=epoch, step=step) for epoch, step in ((0, 0), (0, 1), (1, 0))
+        values_by_text(case, pieces, epoch=epoch, step=step)
+        for epoch, step in ((0, 0), (0, 1), (1, 0))
     )
     for text, values in first.items():
         assert values["keys"] != later[text]["keys"]
         assert values["keys"] == again[text]["keys"]
         del values["keys"], later[text]["keys"]
-    assert first == later, "what is shown of a row changed with the step"
+    assert first == later, "the tokens of a row changed with the step"
 
 
 def test_settings_survive_the_run_file(case: Case) -> None:

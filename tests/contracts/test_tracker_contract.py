@@ -13,9 +13,9 @@ from regauge.trackers import RunInfo, Tracker, start_trackers
 TRAIN = {
     "train/loss": 3.214,
     "train/learning_rate": 4.8e-4,
-    "train/gradient_norm": 0.9,
+    "train/grad_norm": 0.9,
     "train/tokens_per_second": 12345.0,
-    "train/padding_share": 0.08,
+    "train/padding_fraction": 0.08,
     "train/epoch": 0.5,
 }
 HELDOUT = {"heldout/loss": 2.9, "heldout/recall@10": 0.787}
@@ -47,7 +47,7 @@ def test_a_tracker_writes_only_in_the_folder_of_its_run(
         group.log(10, TRAIN)
         group.log(10, HELDOUT)
         group.log(20, TRAIN | {"train/mfu": 0.4, "train/usd": 0.02})
-        group.finish({"steps": 20, "reason": "finished", **HELDOUT})
+        group.finish({"steps": 20, "stop_reason": "finished", **HELDOUT})
     assert [path.name for path in tmp_path.iterdir()] in ([], ["run"])
     out, err = capsys.readouterr()
     assert content(folder) or err

@@ -250,14 +250,14 @@ def test_xla_equals_eager_with_one_graph_per_shape(
     assert backend.required_features(xla, None) == frozenset()
     backend.export(job(program), xla, tmp_path)
     assert not list(tmp_path.iterdir())
-    fallbacks = xla.accelerator.counters()["fallen_back"]
+    fallbacks = xla.accelerator.counters()["cpu_fallbacks"]
     runner = backend.load(payload(program, tmp_path, precision), xla)
     assert runner.num_graphs() == len(SHAPES)
     error = max_difference(runner, plain)
     figure(f"xla against eager, {precision}", error)
     assert error < ERRORS[precision]
     assert runner.num_graphs() == len(SHAPES)
-    assert xla.accelerator.counters()["fallen_back"] == fallbacks
+    assert xla.accelerator.counters()["cpu_fallbacks"] == fallbacks
 
 
 def test_xla_keeps_tied_weights_tied(xla: ExecutionContext, tmp_path: Path) -> None:
@@ -673,7 +673,7 @@ class Distributed:
         install(
             "neuronx_distributed",
             ModelBuilder=lambda model: Builder(self, model),
-            NxDModel=StandIn("NxDModel", load=lambda path: Compiled(self, path)),
+            NxDModel=StandIn("NxDModel", load=lambda path: CompiledProgram(self, path)),
             NxDParallelState=world,
             shard_checkpoint=self.shard_checkpoint,
         )
@@ -752,7 +752,7 @@ class Builder:
         self.owner.calls.append(("save",))
 
 
-class Compiled:
+class CompiledProgram:
     """A compiled program that was loaded."""
 
     def __init__(self, owner: Distributed, path: str) -> None:
@@ -781,14 +781,17 @@ class Compiled:
 
 
 @pytest.fixture
-def distributed(install: Callable[..., None], neuronx: NeuronX) -> Distributed:
+def neuronx_distributed(install: Callable[..., None], neuronx: NeuronX) -> Distributed:
     del neuronx
     return Distributed(install)
 
 
 @pytest.mark.parametrize("make", [bert, distilbert, llama])
 def test_neuron_cores_share_weights(
-    make: Callable[[], Any], distributed: Distributed, trn1: ExecutionContext, tmp_path: Path
+    make: Callable[[], Any],
+    neuronx_distributed: Distributed,
+    trn1: ExecutionContext,
+    tmp_path: Path,
 ) -> None:
     backend = parse("backends", "neuron", cores=2, parallelism="tensor")
     assert backend.obstacle(trn1.accelerator) is None
@@ -796,13 +799,18 @@ def test_neuron_cores_share_weights(
     plain = copy.deepcopy(program)
     backend.export(job(program), trn1, tmp_path)
     traced = [("trace", f"{rows}x{length}", (rows, length)) for rows, length in SHAPES]
-    assert distributed.calls == [("NxDParallelState", 2), *traced, ("compile", FLAGS), ("save",)]
+    assert neuronx_distributed.calls == [
+        ("NxDParallelState", 2),
+        *traced,
+        ("compile", FLAGS),
+        ("save",),
+    ]
     assert [path.name for path in tmp_path.iterdir()] == ["program.pt"]
     assert all(map(torch.equal, program.parameters(), plain.parameters()))
-    distributed.calls.clear()
+    neuronx_distributed.calls.clear()
     runner = backend.load(payload(program, tmp_path), trn1)
     layers = {bert: 12, distilbert: 12, llama: 14}[make]
-    assert distributed.calls == [
+    assert neuronx_distributed.calls == [
         ("load",),
         ("NxDParallelState", 2),
         ("shard_checkpoint", layers),
@@ -825,11 +833,11 @@ def test_an_indivisible_program_is_refused(
     cores: int,
     make: Callable[[], nn.Module],
     message: str,
-    distributed: Distributed,
+    neuronx_distributed: Distributed,
     trn1: ExecutionContext,
     tmp_path: Path,
 ) -> None:
-    del distributed
+    del neuronx_distributed
     backend = parse("backends", "neuron", cores=cores, parallelism="tensor")
     with pytest.raises(SettingsError, match=message):
         backend.export(job(build(make)), trn1, tmp_path)
@@ -900,20 +908,20 @@ def test_inf1_reports_the_needed_torch_and_a_missing_device(
     inf1_calls: Calls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     del inf1_calls
-    availability = neuron_backend.Neuron.available()
+    availability = neuron_backend.NeuronBackend.available()
     assert (availability.fitness, availability.reason) == (
         0,
         "torch_neuron is not installed as a package",
     )
     versions = {"torch": "2.13.0+cpu", "torch_neuron": "1.13.1.2.9"}
     monkeypatch.setattr(neuron_backend, "version", versions.__getitem__)
-    availability = neuron_backend.Neuron.available()
+    availability = neuron_backend.NeuronBackend.available()
     assert (availability.fitness, availability.reason) == (
         0,
         "torch_neuron needs torch 1.13; torch 2.13.0+cpu is installed",
     )
     versions["torch"] = "1.13.1"
     monkeypatch.setattr(neuron_backend, "DEVICE", tmp_path / "none")
-    assert "shows no device" in neuron_backend.Neuron.available().reason
+    assert "shows no device" in neuron_backend.NeuronBackend.available().reason
     monkeypatch.setattr(neuron_backend, "DEVICE", tmp_path)
-    assert neuron_backend.Neuron.available().fitness > 0
+    assert neuron_backend.NeuronBackend.available().fitness > 0

@@ -59,7 +59,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
+def install_modules(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
     """Return a function that installs stand-ins of modules and returns their recorded calls."""
 
     def install(*names: str, **results: Any) -> Calls:
@@ -89,9 +89,9 @@ def mark(accelerator: Accelerator, calls: Calls) -> list[str]:
 
 
 def test_the_neuron_compiler_is_configured_before_its_client_starts(
-    installed: Callable[..., Calls],
+    install_modules: Callable[..., Calls],
 ) -> None:
-    calls = installed("torch_xla", device=torch.device("cpu"))
+    calls = install_modules("torch_xla", device=torch.device("cpu"))
     accelerator = parse("neuron", target="trn1", auto_cast="all", cache="s3://graphs/bert")
     accelerator.claim(0, 1)
     name, environment = calls[0]
@@ -116,8 +116,8 @@ def test_neuron_always_passes_auto_cast(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert neuron.Neuron(target="trn2").chip_peak("bf16").flops_per_second == {}
 
 
-def test_a_foreign_value_is_refused(installed: Callable[..., Calls]) -> None:
-    installed("torch_xla", device=torch.device("cpu"))
+def test_a_foreign_value_is_refused(install_modules: Callable[..., Calls]) -> None:
+    install_modules("torch_xla", device=torch.device("cpu"))
     os.environ["NEURON_CC_FLAGS"] = "--optlevel 3"
     with pytest.raises(
         SettingsError, match="NEURON_CC_FLAGS=--optlevel 3 in the environment contradicts"
@@ -127,11 +127,11 @@ def test_a_foreign_value_is_refused(installed: Callable[..., Calls]) -> None:
 
 @pytest.mark.parametrize(("mode", "marks"), [("eager", 0), ("lazy", 3)])
 def test_gaudi_marks_steps_only_in_lazy_mode(
-    mode: str, marks: int, installed: Callable[..., Calls], tmp_path: Path
+    mode: str, marks: int, install_modules: Callable[..., Calls], tmp_path: Path
 ) -> None:
     names = ("", ".torch", ".torch.core", ".torch.hpu", ".torch.distributed")
     root = "habana_frameworks"
-    calls = installed(*(root + name for name in names), f"{root}.torch.distributed.hccl")
+    calls = install_modules(*(root + name for name in names), f"{root}.torch.distributed.hccl")
     accelerator = parse("gaudi", mode=mode, recipe_cache=str(tmp_path))
     assert accelerator.claim(0, 1) == torch.device("hpu")
     assert os.environ["PT_HPU_LAZY_MODE"] == ("1" if marks else "0")
@@ -148,10 +148,10 @@ def test_gaudi_marks_steps_only_in_lazy_mode(
     [({"mode": "lazy"}, 1), ({"mode": "lazy", "hpu_graphs": False}, 0), ({"mode": "eager"}, 0)],
 )
 def test_gaudi_replays_saved_models_in_lazy_mode(
-    table: dict[str, str], wrapped: int, installed: Callable[..., Calls]
+    table: dict[str, str], wrapped: int, install_modules: Callable[..., Calls]
 ) -> None:
     root = "habana_frameworks"
-    calls = installed(root, f"{root}.torch", f"{root}.torch.hpu")
+    calls = install_modules(root, f"{root}.torch", f"{root}.torch.hpu")
     parse("gaudi", **table).prepare_for_inference(torch.nn.Identity())
     assert [name for name, _ in calls] == [f"{root}.torch.hpu.wrap_in_hpu_graph"] * wrapped
 
@@ -189,17 +189,17 @@ def test_a_device_in_use_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch
     assert "check for other processes with `regauge doctor`" in str(caught.value)
 
 
-def test_gaudi_peaks_depend_on_the_device_name(installed: Callable[..., Calls]) -> None:
+def test_gaudi_peaks_depend_on_the_device_name(install_modules: Callable[..., Calls]) -> None:
     root = "habana_frameworks"
-    installed(root, f"{root}.torch", f"{root}.torch.hpu", get_device_name="GAUDI2")
+    install_modules(root, f"{root}.torch", f"{root}.torch.hpu", get_device_name="GAUDI2")
     assert gaudi.Gaudi().chip_peak("bf16").flops_per_second == {"bf16": 432e12}
     assert gaudi.Gaudi().chip_peak("fp32").source == "unknown"
 
 
 def test_an_sdk_without_its_device_is_unavailable_with_a_reason(
-    installed: Callable[..., Calls], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    install_modules: Callable[..., Calls], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    installed("torch_neuronx", "torch_xla", "habana_frameworks")
+    install_modules("torch_neuronx", "torch_xla", "habana_frameworks")
     monkeypatch.setattr(neuron, "version", lambda name: f"{name} 2.9")
     monkeypatch.setattr(neuron, "torch_xla_obstacle", lambda: None)
     for module in (neuron, gaudi):

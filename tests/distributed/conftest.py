@@ -16,7 +16,7 @@ class Alone:
     """The world of one process: the test process."""
 
     size = 1
-    whole = True
+    is_complete = True
 
     def run(self, job: str, *arguments: Any) -> list[Any]:
         """Call `jobs.<job>` in this process; return its result as the result of rank 0."""
@@ -32,7 +32,7 @@ def worlds() -> Iterator[Callable[[int], World | Alone]]:
     started: dict[int, World | Alone] = {}
 
     def world(size: int) -> World | Alone:
-        if size in started and not started[size].whole:
+        if size in started and not started[size].is_complete:
             started.pop(size).close()
         if size not in started:
             started[size] = World(size) if size > 1 else Alone()

@@ -33,11 +33,11 @@ MEMBERS = 5
 LENGTH = 32
 FACTS = TokenizerInfo(
     sha256=hashlib.sha256(b"none").hexdigest(),
-    vocabulary=VOCABULARY,
-    pad=0,
-    mask=4,
-    separator=3,
-    special=(0, 1, 2, 3, 4),
+    vocab_size=VOCABULARY,
+    pad_token_id=0,
+    mask_token_id=4,
+    sep_token_id=3,
+    special_token_ids=(0, 1, 2, 3, 4),
 )
 
 
@@ -45,8 +45,8 @@ def write_packed(folder: Path, rows: int = 40, heldout: int = 10, seed: int = 1)
     """Write packed rows of two or three documents each; the last tokens of some are padding."""
     splits = {"train": _packed_rows(rows, seed), "heldout": _packed_rows(heldout, seed + 1)}
     fields = {
-        "tokens": ColumnInfo(limit=LENGTH),
-        "segments": ColumnInfo(limit=LENGTH, kind="segments"),
+        "tokens": ColumnInfo(max_length=LENGTH),
+        "segments": ColumnInfo(max_length=LENGTH, kind="segments"),
     }
     return _write(folder, "packed", fields, splits)
 
@@ -56,7 +56,7 @@ def write_pairs(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
     splits = {"train": _pair_rows(rows, 3), "heldout": _pair_rows(heldout, 4)}
     limits = {"query": 12, "document": LENGTH}
     fields = {name: _build_text_column(name, limit, splits) for name, limit in limits.items()}
-    fields["label"] = ColumnInfo(limit=1, kind="number", least=0, most=2)
+    fields["label"] = ColumnInfo(max_length=1, kind="integer", min=0, max=2)
     return _write(folder, "fields", fields, splits)
 
 
@@ -66,21 +66,23 @@ def _build_text_column(name: str, limit: int, splits: dict[str, list[Row]]) -> C
         split: tuple(np.bincount([len(row[name]) for row in rows], minlength=limit + 1).tolist())
         for split, rows in splits.items()
     }
-    return ColumnInfo(limit=limit, lengths=lengths)
+    return ColumnInfo(max_length=limit, lengths=lengths)
 
 
 def write_groups(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
     """Write queries with up to five candidates, one of which has the first token of the query."""
     splits = {"train": _group_rows(rows, 5), "heldout": _group_rows(heldout, 6)}
     fields = {
-        name: ColumnInfo(limit=limit, lengths={"train": _spread(limit), "heldout": _spread(limit)})
+        name: ColumnInfo(
+            max_length=limit, lengths={"train": _spread(limit), "heldout": _spread(limit)}
+        )
         for name, limit in (("query", 8), ("document", 16))
     }
-    number, listed = {"limit": 1, "least": 0, "most": 1, "mean": 0.5}, {"members": MEMBERS}
+    number, listed = {"max_length": 1, "min": 0, "max": 1, "mean": 0.5}, {"max_group_size": MEMBERS}
     fields["document"] = fields["document"].model_copy(update=listed)
-    fields["price"] = ColumnInfo(kind="real", deviation=2.0, **number, **listed)
-    fields["brand"] = ColumnInfo(limit=1, kind="category", distinct=9, **listed)
-    fields["label"] = ColumnInfo(kind="number", deviation=0.5, **number, **listed)
+    fields["price"] = ColumnInfo(kind="float", std=2.0, **number, **listed)
+    fields["brand"] = ColumnInfo(max_length=1, kind="category", num_distinct=9, **listed)
+    fields["label"] = ColumnInfo(kind="integer", std=0.5, **number, **listed)
     return _write(folder, "groups", fields, splits)
 
 
@@ -116,11 +118,11 @@ def _group_rows(count: int, seed: int) -> list[Row]:
 def write_chats(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
     """Write the rows of `packed`; the ends of their documents are answers."""
     splits = {
-        name: [{**row, "answers": _ends(row["segments"])} for row in _packed_rows(count, seed)]
+        name: [{**row, "loss_mask": _ends(row["segments"])} for row in _packed_rows(count, seed)]
         for name, count, seed in (("train", rows, 1), ("heldout", heldout, 2))
     }
-    kinds: dict[str, Any] = {"tokens": "tokens", "segments": "segments", "answers": "answers"}
-    fields = {name: ColumnInfo(limit=LENGTH, kind=kind) for name, kind in kinds.items()}
+    kinds: dict[str, Any] = {"tokens": "tokens", "segments": "segments", "loss_mask": "loss_mask"}
+    fields = {name: ColumnInfo(max_length=LENGTH, kind=kind) for name, kind in kinds.items()}
     return _write(folder, "chat", fields, splits)
 
 
@@ -189,9 +191,9 @@ def _pair_rows(count: int, seed: int) -> list[Row]:
 
 
 def _type(field: ColumnInfo) -> pa.DataType:
-    lists = {"tokens": TOKENS_TYPE, "segments": TOKENS_TYPE, "answers": MARKS_TYPE}
+    lists = {"tokens": TOKENS_TYPE, "segments": TOKENS_TYPE, "loss_mask": MARKS_TYPE}
     one = lists[field.kind] if field.kind in lists else VALUE_TYPES[field.kind]
-    return pa.list_(one) if field.members > 1 else one
+    return pa.list_(one) if field.max_group_size > 1 else one
 
 
 def _write(
@@ -213,7 +215,7 @@ def _write(
         shard = ShardInfo(file=path.name, rows=len(rows), tokens=tokens, sha256=sha256(path))
         described[name] = SplitInfo(rows=len(rows), tokens=tokens, shards=(shard,))
     manifest = DatasetManifest(
-        layout=layout, fields=fields, splits=described, tokenizer=FACTS, settings={}
+        layout=layout, columns=fields, splits=described, tokenizer=FACTS, settings={}
     )
     (folder / "manifest.json").write_text(json.dumps(dump(manifest)))
     return folder
@@ -224,10 +226,10 @@ def _write_tokenizer(folder: Path) -> None:
     roles = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
     words = [*roles.values(), *(f"w{number}" for number in range(len(roles), VOCABULARY))]
     vocabulary = {word: number for number, word in enumerate(words)}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token=roles["unk"]))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens(list(roles.values()))
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=roles["unk"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(list(roles.values()))
+    tokenizer.save(str(folder / "tokenizer.json"))
     named = {f"{role}_token": word for role, word in roles.items()}
     described = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
@@ -239,5 +241,5 @@ def read_first_batch(
     """Return the first training rows, in the order of the dataset, as one microbatch."""
     rows = data.rows("train")
     (piece,) = task.split_batch(rows, np.arange(count), count, task.bucket_lengths(data.manifest))
-    made = task.build_batch(rows, piece, RandomKey(0, 0, 0), facts)
-    return {name: torch.from_numpy(value) for name, value in made.items()}
+    arrays = task.build_batch(rows, piece, RandomKey(0, 0, 0), facts)
+    return {name: torch.from_numpy(value) for name, value in arrays.items()}

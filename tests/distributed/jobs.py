@@ -46,7 +46,7 @@ from regauge.training.context import RunContext
 from regauge.training.defaults import resolve_defaults
 from regauge.training.dry_run import plan_run
 from regauge.training.gradients import GradientComputer
-from regauge.training.metrics import memory_by_part
+from regauge.training.metrics import memory_by_content
 from regauge.training.run import attempt
 from regauge.training.run_setup import set_up
 from regauge.training.settings import TrainSettings
@@ -78,14 +78,14 @@ def train_to_limit(folder: str, data: str, task: str, changes: dict[str, Any]) -
 def train_recording_rows(folder: str, data: str, task: str, changes: dict[str, Any]) -> list[Step]:
     """Train; return the rows that this process computed, by step."""
     run = settings(Path(folder), Path(data), task, **changes)
-    with _recording_rows(run) as steps:
+    with _record_rows(run) as steps:
         attempt(run, processes.detect_world())
     _barrier()
     return steps
 
 
 @contextmanager
-def _recording_rows(run: TrainSettings) -> Iterator[list[Step]]:
+def _record_rows(run: TrainSettings) -> Iterator[list[Step]]:
     kind, steps = type(run.task), []
     build_batch, accumulate = kind.build_batch, GradientComputer.accumulate_gradients
 
@@ -138,7 +138,7 @@ def hash_loaded_states(
     hashes = []
     for checkpoint in checkpoints:
         document = load_checkpoint(Path(checkpoint), state.tensors())
-        count = document["optimizer_step"]
+        count = document["optimizer_steps"]
         optimizers.set_step_count(state.optimizer, state.model.masters(), count)
         hashes.append(_hash_state(state))
     if dist.is_initialized() and not was_initialized:
@@ -149,7 +149,7 @@ def hash_loaded_states(
 def measure_set_up_memory(
     folder: str, data: str, task: str, changes: dict[str, Any]
 ) -> dict[str, int]:
-    """Set up a run; return the bytes by which the memory of this process grew at most.
+    """Set up a run; return the largest growth of the memory of this process, in bytes.
 
     Also returns the bytes of all weights, and of the largest weight. Freed memory is returned to
     the system at once; by default the C library would keep some of it.
@@ -186,7 +186,7 @@ def measure_memory(
     run = settings(Path(folder), Path(data), task, **changes)
     context, state = set_up(resolve_defaults(run, world), world)
     optimizers.prime_state(state.optimizer)
-    memory = memory_by_part(context, state)
+    memory = memory_by_content(context, state)
     memory.pop("peak", None)
     tables = merge(dump(run), {"execution": {"processes": world.size}})
     return memory, describe_model(build(TrainSettings, tables))

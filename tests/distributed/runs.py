@@ -148,9 +148,9 @@ def strategy_table(strategy: str) -> dict[str, str]:
 
 
 def settings(folder: Path, data: Path, task: str = "mlm", /, **changes: Any) -> TrainSettings:
-    """Return a run of 12 steps of 8 rows in 4 microbatches; `changes` are laid over it.
+    """Return a run of 12 steps of 8 rows in 4 microbatches, merged with `changes`.
 
-    A model with a path replaces the task's.
+    A model with a path replaces the model of the task.
     """
     base: dict[str, Any] = {
         "output": {
@@ -168,7 +168,7 @@ def settings(folder: Path, data: Path, task: str = "mlm", /, **changes: Any) -> 
         "stop": {"steps": 12},
     }
     tables = merge(merge(base, TASKS[task]), changes)
-    if isinstance(tables["task"], tuple):  # a dataset of its own lies beside the run's
+    if isinstance(tables["task"], tuple):  # its dataset is next to the dataset of the run
         tables["task"] = tuple(
             merge(table, {"data": {"path": str(data.parent / table["data"]["path"])}})
             if "data" in table
@@ -182,7 +182,7 @@ def settings(folder: Path, data: Path, task: str = "mlm", /, **changes: Any) -> 
 
 @dataclass
 class Runs:
-    """Runs by size, task and changes; each is done once, in a separate folder."""
+    """Runs by size, task and changes; each is trained once, in a separate folder."""
 
     root: Path
     data: dict[str, Path]

@@ -21,9 +21,9 @@ from regauge.evaluation.settings import EvaluateSettings
 from regauge.processes import World
 
 PROMPTS, MOST = 5, 6
-ASKED = {"prompts": PROMPTS, "max_new_tokens": MOST, "prompt_tokens": 5}
+SAMPLES = {"prompts": PROMPTS, "max_new_tokens": MOST, "prompt_tokens": 5}
 WRITING: dict[str, Any] = {
-    "evaluation": {"every_steps": 10, "samples": ASKED},
+    "evaluation": {"every_steps": 10, "samples": SAMPLES},
     "stop": {"steps": 20},
     "output": {"checkpoint": {"every_steps": 1000}},
 }
@@ -50,7 +50,7 @@ def test_samples_do_not_depend_on_the_world(
 ) -> None:
     alone = read_samples(runs.train_once(1, task, **WRITING))
     assert [line["step"] for line in alone] == [0] * PROMPTS + [10] * PROMPTS + [20] * PROMPTS
-    assert alone[0]["answer"] != alone[-PROMPTS]["answer"], "nothing was learnt"
+    assert alone[0]["completion"] != alone[-PROMPTS]["completion"], "nothing was learnt"
     assert (
         read_samples(runs.train_once(size, task, strategy=strategy_table(strategy), **WRITING))
         == alone
@@ -58,7 +58,7 @@ def test_samples_do_not_depend_on_the_world(
 
 
 @pytest.mark.parametrize("task", ["sft", "clm"])
-def test_answers_equal_greedy_generation_of_transformers(runs: Runs, task: str) -> None:
+def test_completions_equal_greedy_generation_of_transformers(runs: Runs, task: str) -> None:
     folder = runs.train_once(1, task, **WRITING)
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
     last = [line for line in read_samples(folder) if line["step"] == 20]
@@ -72,12 +72,12 @@ def test_answers_equal_greedy_generation_of_transformers(runs: Runs, task: str) 
                 attention_mask=torch.ones_like(prompt),
                 do_sample=False,
                 max_new_tokens=room,
-                eos_token_id=list(datasets.FACTS.special),
+                eos_token_id=list(datasets.FACTS.special_token_ids),
                 pad_token_id=0,
             )[0, prompt.shape[1] :].tolist()
-        ended = expected[-1] in datasets.FACTS.special
-        assert line["ended"] == ended
-        assert encode(line["answer"]) == expected[: len(expected) - ended]
+        ended = expected[-1] in datasets.FACTS.special_token_ids
+        assert line["is_complete"] == ended
+        assert encode(line["completion"]) == expected[: len(expected) - ended]
 
 
 def test_prompts_and_references_are_held_out_rows(runs: Runs) -> None:
@@ -86,7 +86,7 @@ def test_prompts_and_references_are_held_out_rows(runs: Runs) -> None:
     for row in rows.take(range(len(rows))):
         for segment in (1, 2, 3):
             inside = row["segments"] == segment
-            tokens, marks = row["tokens"][inside], row["answers"][inside]
+            tokens, marks = row["tokens"][inside], row["loss_mask"][inside]
             cut = int(marks.argmax())
             known[tuple(tokens[:cut].tolist())] = tokens[cut:][:MOST].tolist()
     for line in read_samples(runs.train_once(1, "sft", **WRITING)):
@@ -137,14 +137,14 @@ def test_generation_compiles_no_additional_graph(runs: Runs) -> None:
     assert counts[0] == counts[1] > 0
 
 
-def test_a_full_row_ends_an_answer(runs: Runs) -> None:
+def test_a_full_row_ends_a_completion(runs: Runs) -> None:
     most: dict[str, Any] = {"prompts": 10, "max_new_tokens": 200, "prompt_tokens": 2}
     samples = read_samples(
         runs.train_once(1, "clm", **{**WRITING, "evaluation": {"samples": most}})
     )
-    lengths = [len(encode(line["prompt"])) + len(encode(line["answer"])) for line in samples]
+    lengths = [len(encode(line["prompt"])) + len(encode(line["completion"])) for line in samples]
     open_ended = [
-        length for length, line in zip(lengths, samples, strict=True) if not line["ended"]
+        length for length, line in zip(lengths, samples, strict=True) if not line["is_complete"]
     ]
     assert set(open_ended) == {datasets.LENGTH}
 
@@ -167,7 +167,7 @@ def test_samples_of_a_non_generative_task_are_refused(runs: Runs, tmp_path: Path
         settings(tmp_path, runs.data["packed"], "mlm", **WRITING)
 
 
-def test_saved_models_generate_the_same_answers(runs: Runs, tmp_path: Path) -> None:
+def test_saved_models_generate_the_same_completions(runs: Runs, tmp_path: Path) -> None:
     folder = runs.train_once(1, "sft", **WRITING)
     document = {
         "output": {"folder": str(tmp_path / "table")},
@@ -175,7 +175,7 @@ def test_saved_models_generate_the_same_answers(runs: Runs, tmp_path: Path) -> N
         "task": "sft",
         "accelerator": "cpu",
         "execution": {"precision": "fp32", "threads": 1},
-        "evaluation": {"microbatch_rows": 2, "samples": ASKED},
+        "evaluation": {"microbatch_rows": 2, "samples": SAMPLES},
         "models": {"mine": str(folder)},
     }
     for _ in range(2):  # a second measurement replaces the first

@@ -32,8 +32,8 @@ from end_to_end.predicting import (
     write_records,
 )
 from regauge import config
-from regauge.artifacts import artifact as artifacts
 from regauge.artifacts import engine
+from regauge.artifacts.artifact import open_artifact
 from regauge.artifacts.model import LoadedModel
 from regauge.backends import ExecutionContext, Payload, Shape
 from regauge.backends._model_parallel.runner import ModelParallelRunner
@@ -93,12 +93,12 @@ def _widths() -> dict[str, int]:
 
 def program(model: Any, pooling: Pooling) -> nn.Module:
     module = TextProgram(Encoder(model, DropoutKeys(), pooling), "vectors").eval()
-    return module.requires_grad_(False)  # noqa: FBT003 - torch's own
+    return module.requires_grad_(False)  # noqa: FBT003 - the API of torch
 
 
-def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+def build_seeded(build: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(3)
-    return make()
+    return build()
 
 
 def batch(shape: Shape) -> tuple[Tensor, Tensor]:
@@ -162,11 +162,13 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def encoder(artifact: Path) -> nn.Module:
     """Return the program of the artifact."""
-    return engine.build_payload(artifacts.open_artifact(artifact)).build_program()
+    return engine.build_payload(open_artifact(artifact)).build_program()
 
 
 @pytest.fixture(scope="module")
-def loaded(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
+def parallel_model(
+    artifact: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LoadedModel]:
     """Return the artifact on two devices; tests share it, because a start takes seconds."""
     model = regauge.load(
         copy_for_two_devices(artifact, tmp_path_factory.mktemp("two") / "artifact")
@@ -176,12 +178,12 @@ def loaded(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-def divided(loaded: LoadedModel) -> ModelParallelRunner:
-    return runner_of(loaded)
+def parallel_runner(parallel_model: LoadedModel) -> ModelParallelRunner:
+    return runner_of(parallel_model)
 
 
-def runner_of(loaded: LoadedModel) -> ModelParallelRunner:
-    runner: Any = loaded._engine.runner
+def runner_of(model: LoadedModel) -> ModelParallelRunner:
+    runner: Any = model._engine.runner
     assert isinstance(runner, ModelParallelRunner)
     return runner
 
@@ -217,51 +219,53 @@ def check_halves(runner: ModelParallelRunner, program: nn.Module) -> None:
 
 
 def test_two_devices_compute_the_same_with_half_of_the_weights_each(
-    encoder: nn.Module, divided: ModelParallelRunner, figure: Callable[[str, float], None]
+    encoder: nn.Module, parallel_runner: ModelParallelRunner, figure: Callable[[str, float], None]
 ) -> None:
-    difference = check_equal(divided, encoder)
-    figure("divided over two processes", difference)
+    difference = check_equal(parallel_runner, encoder)
+    figure("model parallel over two processes", difference)
     assert difference < MAX_ERROR
-    check_halves(divided, encoder)
+    check_halves(parallel_runner, encoder)
 
 
-def test_texts_have_equal_vectors_on_two_devices(artifact: Path, loaded: LoadedModel) -> None:
+def test_texts_have_equal_vectors_on_two_devices(
+    artifact: Path, parallel_model: LoadedModel
+) -> None:
     expected, vectors_of_two = (
-        model.encode(random_texts(40)) for model in (regauge.load(artifact), loaded)
+        model.encode(random_texts(40)) for model in (regauge.load(artifact), parallel_model)
     )
     assert np.abs(vectors_of_two - expected).max() / np.abs(expected).max() < MAX_ERROR
 
 
 def test_the_default_process_group_is_not_used(
-    encoder: nn.Module, divided: ModelParallelRunner
+    encoder: nn.Module, parallel_runner: ModelParallelRunner
 ) -> None:
     inputs = batch(SHAPES[1])
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        assert relative_difference(divided(*inputs), encoder(*inputs)) < MAX_ERROR
+        assert relative_difference(parallel_runner(*inputs), encoder(*inputs)) < MAX_ERROR
         assert dist.get_world_size() == 1
     finally:
         dist.destroy_process_group()
 
 
 def test_a_lost_rank_is_named_and_the_next_call_starts_new_processes(
-    encoder: nn.Module, divided: ModelParallelRunner
+    encoder: nn.Module, parallel_runner: ModelParallelRunner
 ) -> None:
     inputs = batch(SHAPES[0])
-    first = worker_pid(divided)
+    first = worker_pid(parallel_runner)
     os.kill(first, signal.SIGKILL)
     start = time.monotonic()
     with pytest.raises(
         TransientError, match=r"^rank 1 of 2 ended with exit code -9; run"
     ) as caught:
-        divided(*inputs)
+        parallel_runner(*inputs)
     assert time.monotonic() - start < TIMEOUT_SECONDS
     assert "\n" not in str(caught.value)
-    assert relative_difference(divided(*inputs), encoder(*inputs)) < MAX_ERROR
-    second = worker_pid(divided)
+    assert relative_difference(parallel_runner(*inputs), encoder(*inputs)) < MAX_ERROR
+    second = worker_pid(parallel_runner)
     os.kill(second, signal.SIGSTOP)
     with pytest.raises(TransientError, match=r"^rank 1 of 2 has not responded for 5 s; run"):
-        divided(*inputs)
+        parallel_runner(*inputs)
     assert not is_alive(first)
     assert not is_alive(second)
 
@@ -285,7 +289,7 @@ def test_generation_is_equal_on_two_devices_and_workers_end_with_the_runner() ->
 
 @pytest.mark.full
 def test_pipeline_parallelism_assigns_whole_layers() -> None:
-    text_program = seeded(llama)
+    text_program = build_seeded(llama)
     runner = start_runner(text_program, parallelism="pipeline")
     assert check_equal(runner, text_program) < MAX_ERROR
     tensors = named_tensors(text_program).items()
@@ -309,7 +313,7 @@ def test_pipeline_parallelism_assigns_whole_layers() -> None:
 )
 def test_an_indivisible_program_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        start_runner(seeded(bert), **options)
+        start_runner(build_seeded(bert), **options)
 
 
 def test_an_unpicklable_program_is_refused_and_errors_of_a_worker_are_raised() -> None:
@@ -343,9 +347,9 @@ def test_an_artifact_for_two_devices_is_loaded_and_used_by_predict(
     manifest = json.loads((two / "manifest.json").read_text())
     assert manifest["compiled"]["backend"]["devices"] == 2
     assert manifest["program"]["pooling"]["modes"] == ["lasttoken"]
-    expected, found = (regauge.load(folder).encode(random_texts(40)) for folder in (plain, two))
-    assert np.abs(found - expected).max() / np.abs(expected).max() < MAX_ERROR
-    assert np.array_equal(predicted(two, tmp_path, "inline"), found)
+    expected, vectors = (regauge.load(folder).encode(random_texts(40)) for folder in (plain, two))
+    assert np.abs(vectors - expected).max() / np.abs(expected).max() < MAX_ERROR
+    assert np.array_equal(predict_vectors(two, tmp_path, "inline"), vectors)
 
 
 @pytest.mark.full
@@ -353,17 +357,17 @@ def test_predict_workers_start_ranks_and_leave_no_process(
     exports: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))  # so that their command lines contain the path
-    found = predicted(exports[1], tmp_path, "local")
-    assert np.array_equal(found, predicted(exports[1], tmp_path / "again", "inline"))
+    vectors = predict_vectors(exports[1], tmp_path, "local")
+    assert np.array_equal(vectors, predict_vectors(exports[1], tmp_path / "again", "inline"))
     commands = Path("/proc").glob("[0-9]*/cmdline")
     assert not [path for path in commands if str(tmp_path).encode() in _read(path)]
 
 
-def predicted(artifact: Path, folder: Path, executor: str) -> np.ndarray:
+def predict_vectors(artifact: Path, folder: Path, executor: str) -> np.ndarray:
     folder.mkdir(exist_ok=True)
     source, out = write_records(folder / "texts.jsonl", 40), folder / "out"
-    asked = ["--source", str(source), "--to", str(out), "output.dtype=float32"]
-    assert main(["predict", str(artifact), *asked, f"execution.executor={executor}"]) == 0
+    options = ["--source", str(source), "--to", str(out), "output.dtype=float32"]
+    assert main(["predict", str(artifact), *options, f"execution.executor={executor}"]) == 0
     return vector_column(read_table(out))
 
 

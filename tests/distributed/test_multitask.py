@@ -44,7 +44,7 @@ def run(runs: Runs) -> Path:
 
 
 @pytest.fixture(scope="module")
-def opened_run(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def prepared_run(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("opened") / "run"
     run_settings = settings(folder, runs.data["pairs"], "several")
     return set_up(resolve_defaults(run_settings, World()), World())
@@ -64,53 +64,53 @@ def test_every_task_is_evaluated_and_learns(run: Path) -> None:
         assert line["train/loss"] == line[f"train.{name}/loss"]
 
 
-def test_all_tasks_share_one_encoder(opened_run: Run) -> None:
-    search, words, topics = modules_by_task(opened_run.state.model.module).values()
+def test_all_tasks_share_one_encoder(prepared_run: Run) -> None:
+    search, words, topics = modules_by_task(prepared_run.state.model.module).values()
     layers = [part.model.base_model.encoder for part in (search, words, topics)]
     assert layers[0] is layers[1] is layers[2]
     assert topics.model.base_model.pooler is not None
     decoder = words.model.get_output_embeddings()
     assert decoder.weight is search.model.base_model.embeddings.word_embeddings.weight
     assert search.dropout_keys is words.dropout_keys is topics.dropout_keys
-    names = [name for name, _ in opened_run.state.model.module.named_parameters()]
+    names = [name for name, _ in prepared_run.state.model.module.named_parameters()]
     assert len(names) == len(set(names))
     assert sum("encoder.layer.0.intermediate.dense.weight" in name for name in names) == 1
 
 
-def test_a_step_has_gradients_for_the_encoder_and_one_head(opened_run: Run) -> None:
-    named = dict(opened_run.state.model.module.named_parameters())
+def test_a_step_has_gradients_for_the_encoder_and_one_head(prepared_run: Run) -> None:
+    named = dict(prepared_run.state.model.module.named_parameters())
     heads = {
         "words": "tasks.words.model.cls.predictions.transform.dense.weight",
         "topics": "tasks.topics.model.classifier.weight",
     }
-    for step, objective in enumerate(opened_run.context.tasks[:3]):
-        arrays = opened_run.context.read_batches(
+    for step, objective in enumerate(prepared_run.context.tasks[:3]):
+        arrays = prepared_run.context.read_batches(
             {"search": 0, "words": 1, "topics": 2}[objective.name]
         )
         batches = [{name: torch.from_numpy(value) for name, value in a.items()} for a in arrays]
-        assert opened_run.context.task_schedule.task_at(
+        assert prepared_run.context.task_schedule.task_at(
             step
-        ).task == opened_run.context.tasks.index(objective)
+        ).task == prepared_run.context.tasks.index(objective)
         objective.gradients.accumulate_gradients(batches, torch.ones(()))
         moved = {name for name, value in named.items() if value.grad.abs().sum() > 0}
         shared = "tasks.search.model.encoder.layer.0.intermediate.dense.weight"
         assert shared in moved
         assert {name for name in heads if heads[name] in moved} == {objective.name} & set(heads)
-        opened_run.state.model.clear_gradients()
+        prepared_run.state.model.clear_gradients()
 
 
 def test_the_row_order_of_a_task_does_not_depend_on_other_tasks(
-    opened_run: Run, runs: Runs
+    prepared_run: Run, runs: Runs
 ) -> None:
     """The rows of the second task equal the rows of a run with that task alone."""
     run_settings = settings(
-        opened_run.context.folder / "alone", runs.data["packed"], "mlm", batch={"rows": 4}
+        prepared_run.context.folder / "alone", runs.data["packed"], "mlm", batch={"rows": 4}
     )
     alone = set_up(resolve_defaults(run_settings, World()), World()).context.tasks[0]
-    words = opened_run.context.tasks[1]
+    words = prepared_run.context.tasks[1]
     assert [
         turn.step
-        for turn in map(opened_run.context.task_schedule.task_at, range(12))
+        for turn in map(prepared_run.context.task_schedule.task_at, range(12))
         if turn.task == 1
     ] == [0, 1, 2]
     for step in range(25):
@@ -153,8 +153,8 @@ def test_a_run_is_resumed_only_with_the_same_tasks(run: Path, runs: Runs) -> Non
         dry_run.check_run(run_settings)
 
     start_again()
-    start_again(batch={"rows": 4, "microbatch_rows": 2})  # how it is computed, and not what
-    with pytest.raises(SettingsError, match=r"task\.words\.weight is 1 there and 2 here"):
+    start_again(batch={"rows": 4, "microbatch_rows": 2})  # the result is equal
+    with pytest.raises(SettingsError, match=r"task\.words\.weight is 1, not 2"):
         start_again(weight=2)
     with pytest.raises(SettingsError, match=r"task\.words\.batch\.rows"):
         start_again(batch={"rows": 8})
@@ -162,7 +162,7 @@ def test_a_run_is_resumed_only_with_the_same_tasks(run: Path, runs: Runs) -> Non
 
 def test_a_dry_run_describes_every_task(runs: Runs, tmp_path: Path) -> None:
     plan = dry_run.plan_run(settings(tmp_path / "run", runs.data["pairs"], "several", **STEPS))
-    assert (plan["search_task"], plan["search_turns"], plan["words_task"]) == (
+    assert (plan["search_task"], plan["search_weight"], plan["words_task"]) == (
         "contrastive",
         2,
         "mlm",
@@ -179,9 +179,9 @@ def test_a_single_task_entry_equals_a_task_table(runs: Runs, tmp_path: Path) -> 
     assert (aim.name, aim.batch.rows) == ("", 4)
     assert dry_run.plan_run(run_settings)["task"] == "classify"
     assert describe_model(run_settings)["parameters"] > 0
-    opened_run = set_up(resolve_defaults(run_settings, World()), World())
-    assert list(opened_run.context.heldout) == ["heldout"]
-    write_models(*opened_run)
+    prepared_run = set_up(resolve_defaults(run_settings, World()), World())
+    assert list(prepared_run.context.heldout) == ["heldout"]
+    write_models(*prepared_run)
     assert (tmp_path / "run" / "model" / "config.json").is_file()
     assert not (tmp_path / "run" / "tasks").exists()
 
@@ -194,8 +194,8 @@ def test_every_task_may_have_a_separate_dataset(runs: Runs, tmp_path: Path) -> N
     nowhere = runs.data["pairs"].parent / "nowhere"
     run_settings = settings(tmp_path / "run", nowhere, "several", task=tuple(tasks), **STEPS)
     assert dry_run.find_count_obstacle(run_settings) is None
-    opened_run = set_up(resolve_defaults(run_settings, World()), World())
-    write_models(*opened_run)
+    prepared_run = set_up(resolve_defaults(run_settings, World()), World())
+    write_models(*prepared_run)
     for folder in ("model", "tasks/words/model"):
         assert (tmp_path / "run" / folder / "tokenizer.json").is_file()
 
@@ -212,7 +212,7 @@ def test_datasets_with_different_tokenizers_are_refused(runs: Runs, tmp_path: Pa
     other = tmp_path / "other"
     other.mkdir()
     manifest = json.loads((runs.data["packed"] / "manifest.json").read_text())
-    manifest["tokenizer"]["vocabulary"] += 1
+    manifest["tokenizer"]["vocab_size"] += 1
     (other / "manifest.json").write_text(json.dumps(manifest))
     tasks = [dict(table) for table in TASKS["several"]["task"]]
     tasks[1]["data"] = {"path": str(other)}
@@ -233,9 +233,9 @@ def test_a_multitask_run_starts_from_the_model_of_one_task(runs: Runs, tmp_path:
     first = runs.train_once(1, "classify", stop={"steps": 4})
     model = {"path": str(first), "dropout": 0.1}
     run_settings = settings(tmp_path / "run", runs.data["pairs"], "several", model=model)
-    opened_run = set_up(resolve_defaults(run_settings, World()), World())
+    prepared_run = set_up(resolve_defaults(run_settings, World()), World())
     saved = load_file(first / "model" / "model.safetensors")
-    search, _, topics = modules_by_task(opened_run.state.model.module).values()
+    search, _, topics = modules_by_task(prepared_run.state.model.module).values()
     for name, value in search.model.named_parameters():
         assert torch.equal(value, saved[f"bert.{name}"]), name
     assert torch.equal(topics.model.classifier.weight, saved["classifier.weight"])
@@ -252,11 +252,11 @@ def test_a_noise_run_reorders_the_sums_of_every_task(run: Path) -> None:
 
 
 def test_reports_and_comparisons_include_every_task(run: Path, runs: Runs) -> None:
-    spread = runs.train_once(2, "several", strategy="zero1", **STEPS)
-    chapter = build_report(tuple(map(read_run_folder, (run, spread)))).training_sections[0]
-    assert chapter.description == "train contrastive and mlm and classify"
-    assert 'task.words.kind="mlm"' in chapter.settings
-    comparison = compare_runs(Comparison(runs=(str(run), str(spread))))
+    second_run = runs.train_once(2, "several", strategy="zero1", **STEPS)
+    section = build_report(tuple(map(read_run_folder, (run, second_run)))).training_sections[0]
+    assert section.description == "train contrastive and mlm and classify"
+    assert 'task.words.kind="mlm"' in section.settings
+    comparison = compare_runs(Comparison(runs=(str(run), str(second_run))))
     (parity,) = comparison.parities
     assert not parity.blocking_differences
     assert {"heldout.search/loss", "heldout.topics/accuracy"} <= {m.name for m in parity.metrics}

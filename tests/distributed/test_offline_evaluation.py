@@ -51,10 +51,12 @@ def test_ignored_layers_of_a_sentence_encoder_are_logged(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
     run = runs.train_once(1, "contrastive", **SHORT)
-    dense = DenseLayer(inputs=32, outputs=4, folder="2_Dense")
-    encoder = SentenceEncoder(tokenization=Tokenization(tokens=16), pooling=Pooling(dense=(dense,)))
+    dense = DenseLayer(in_features=32, out_features=4, folder="2_Dense")
+    encoder = SentenceEncoder(
+        tokenization=Tokenization(max_length=16), pooling=Pooling(dense=(dense,))
+    )
     shutil.copytree(run / "model", tmp_path / "other")
-    sentence_transformers.write_description(tmp_path / "other", encoder, dense.inputs)
+    sentence_transformers.write_description(tmp_path / "other", encoder, dense.in_features)
     tables = {
         "output": {"folder": str(tmp_path / "measured")},
         "data": {"path": str(runs.data["pairs"])},

@@ -47,19 +47,19 @@ def test_a_profile_changes_no_loss_and_accounts_for_the_whole_step(
     assert losses(lines(folder)) == losses(lines(plain))
     document = read_profile(folder)
     assert document["steps"] == [profiler.SKIPPED_STEPS + 1, profiler.SKIPPED_STEPS + STEPS]
-    kinds = document["kinds"]
+    kinds = document["by_kind"]
     assert sum(kinds.values()) == pytest.approx(document["seconds_per_step"], rel=1e-6)
     assert all(seconds >= 0 for seconds in kinds.values())
-    assert kinds["products"] > 0
+    assert kinds["matmul"] > 0
     assert kinds["optimizer"] > 0
-    parts = {part["name"]: part for part in document["parts"]}
-    computed = sum(kinds[name] for name in ("products", "other", "optimizer"))
+    parts = {part["name"]: part for part in document["by_module"]}
+    computed = sum(kinds[name] for name in ("matmul", "other", "optimizer"))
     assert sum(part["seconds"] for part in parts.values()) == pytest.approx(computed, rel=1e-6)
     assert {OPTIMIZER, LOSS, "gradient norm"} <= parts.keys()
     blocks = [part for name, part in parts.items() if name.startswith(BLOCKS)]
-    assert all(part["forward"] > 0 for part in blocks)
-    assert all(part["backward"] > 0 for part in blocks)
-    communication = kinds["communication"] + document["hidden_communication"]
+    assert all(part["forward_seconds"] > 0 for part in blocks)
+    assert all(part["backward_seconds"] > 0 for part in blocks)
+    communication = kinds["communication"] + document["overlapped_communication"]
     assert (communication > 0) == (size > 1)
     figure("share of profiled steps that is Python", kinds["host"] / document["seconds_per_step"])
 
@@ -67,7 +67,7 @@ def test_a_profile_changes_no_loss_and_accounts_for_the_whole_step(
 def test_matmul_flops_of_a_layer_follow_from_its_shapes(runs: Runs) -> None:
     """FLOPs per slot: forward 2 h w in each wide layer, backward twice that."""
     folder = runs.train_once(1, "mlm", strategy="single", profile=True)
-    parts = {part["name"]: part for part in folders.read_run_folder(folder).profile["parts"]}
+    parts = {part["name"]: part for part in folders.read_run_folder(folder).profile["by_module"]}
     trace = json.loads(gzip.decompress((folder / profiler.TRACE).read_bytes()))
     assert sum(event["name"] == STEP for event in trace["traceEvents"]) == STEPS
     assert parts[f"{BLOCKS}.intermediate"]["flops"] == LAYERS * 3 * 2 * SLOTS * WIDTH * WIDE
@@ -79,9 +79,9 @@ def test_a_profile_is_a_section_of_the_report(runs: Runs) -> None:
     folder = runs.train_once(1, "mlm", strategy="single", profile=True)
     section = build_profile_section(read_profile(folder))
     assert section is not None
-    assert sum(row.share for row in section.kinds) == pytest.approx(1.0)
-    assert sum(row.seconds for row in section.parts) == pytest.approx(
-        sum(part["seconds"] for part in read_profile(folder)["parts"])
+    assert sum(row.fraction for row in section.work_rows) == pytest.approx(1.0)
+    assert sum(row.seconds for row in section.module_rows) == pytest.approx(
+        sum(part["seconds"] for part in read_profile(folder)["by_module"])
     )
     first, last = profiler.SKIPPED_STEPS + 1, profiler.SKIPPED_STEPS + STEPS
     watched = f"Steps {first} to {last} of rank 0"
@@ -95,7 +95,7 @@ def test_a_run_shorter_than_the_skipped_steps_is_profiled(runs: Runs) -> None:
     assert read_profile(folder)["steps"] == [2, 2]
     one = runs.train_once(1, "mlm", strategy="single", profile=True, stop={"steps": 1})
     assert read_profile(one)["steps"] == [1, 1]
-    assert GRADIENT_SUMS in {part["name"] for part in read_profile(one)["parts"]}
+    assert GRADIENT_SUMS in {part["name"] for part in read_profile(one)["by_module"]}
 
 
 def test_waiting_for_the_first_batch_counts(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +109,8 @@ def test_waiting_for_the_first_batch_counts(runs: Runs, monkeypatch: pytest.Monk
     folder = runs.folder("slow")
     runs.job("train", 1, folder, "mlm", {"strategy": "single", "profile": True, **AT_ONCE})
     document = read_profile(folder)
-    # They are made beside the step before.
-    assert document["kinds"]["data"] * STEPS >= SLOW_SECONDS / 2
+    # Batches are built during the previous step.
+    assert document["by_kind"]["data"] * STEPS >= SLOW_SECONDS / 2
 
 
 def test_a_run_that_ends_while_profiled_writes_no_profile(runs: Runs) -> None:
@@ -124,8 +124,8 @@ def test_a_run_that_ends_while_profiled_writes_no_profile(runs: Runs) -> None:
 
 def test_modules_in_compiled_blocks_are_not_annotated(runs: Runs) -> None:
     world = processes.World()
-    where = runs.folder("marked"), runs.data["packed"]
-    run = set_up(resolve_defaults(settings(*where, strategy="single"), world), world)
+    paths = runs.folder("marked"), runs.data["packed"]
+    run = set_up(resolve_defaults(settings(*paths, strategy="single"), world), world)
     module = run.state.model.module
     layers = {name: part for name, part in module.named_modules() if "layer." in name}
     first, second = (layers[f"model.bert.encoder.layer.{number}"] for number in (0, 1))

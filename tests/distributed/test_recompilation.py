@@ -1,6 +1,6 @@
 """From its first step on, a compiled run has only the graphs of its declared shapes.
 
-In a process of its own: the compiler starts threads and sets environment variables.
+The runs are in separate processes: the compiler starts threads and sets environment variables.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def pair() -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return datasets.write_packed(tmp_path_factory.mktemp("data") / "packed")
 
 
@@ -75,7 +75,7 @@ def test_nothing_is_compiled_after_the_warm_up(alone: World, data: Path, tmp_pat
     answer = count_run_graphs(alone, tmp_path, data, NEVER)
     assert (answer["code"], answer["problem"]) == (0, "")
     assert len(answer["counts"]) == STEPS + 1
-    assert len(answer["shapes"]) == 2, "a ladder of one length proves little"
+    assert len(answer["shapes"]) == 2, "one length proves little"
     assert set(answer["counts"]) == {4}, "two lengths, in training and in evaluation"
     assert answer["planned"] == 4
 
@@ -111,15 +111,15 @@ def test_a_budget_allows_recompilation(alone: World, data: Path, tmp_path: Path)
     ("trial", "kind"), [pytest.param("pays", "blocks", marks=FULL), ("does not", "off")]
 )
 def test_auto_compile_is_decided_once_for_all_processes(
-    pair: World, packed: Path, tmp_path: Path, trial: str, kind: str
+    pair: World, packed_dataset: Path, tmp_path: Path, trial: str, kind: str
 ) -> None:
     changes = {"execution": {"compile": "auto"}, "strategy": "ddp", "stop": {"steps": 2}}
-    decisions = pair.run("train_undecided", str(tmp_path), str(packed), changes, trial)
+    decisions = pair.run("train_undecided", str(tmp_path), str(packed_dataset), changes, trial)
     one_shape = HEAD + (2 if kind == "blocks" else 1)
     assert decisions == [(kind, one_shape)] * 2, "in training and evaluation; else the one tried"
     assert json.loads((tmp_path / "run.json").read_text())["execution"]["compile"] == kind
     changes["stop"] = {"steps": 3}
-    again = pair.run("train_undecided", str(tmp_path), str(packed), changes, "over")
+    again = pair.run("train_undecided", str(tmp_path), str(packed_dataset), changes, "over")
     assert [decided for decided, _ in again] == [kind] * 2
 
 

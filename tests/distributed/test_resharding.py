@@ -1,7 +1,7 @@
 """A checkpoint does not depend on the strategy and the number of processes.
 
-Saved under each strategy by two processes, loaded under each by one and by four: every tensor is
-the one that was in memory when it was saved, and training goes on with the same losses.
+Two processes save with each strategy; one and four processes load with each strategy. Every loaded
+tensor equals the tensor in memory at the save, and training continues with the same losses.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from regauge.checkpoint.layout import LATEST, checkpoint_name
 SAVED = 12
 
 
-def interrupted(runs: Runs, whole: Path) -> Path:
+def interrupt_run(runs: Runs, whole: Path) -> Path:
     """Return a copy of a finished run that ends some steps after its first checkpoint."""
     folder = runs.folder("interrupted")
     shutil.copytree(whole, folder, dirs_exist_ok=True)
@@ -45,8 +45,8 @@ def assert_same(whole: Path, resumed: Path) -> None:
         for line in (expected[-1], resumed_lines[-1])
     ]
     assert checkpoints_by_run[0] == checkpoints_by_run[1]
-    assert [line["train/gradient_norm"] for line in resumed_lines if "train/loss" in line] == [
-        line["train/gradient_norm"] for line in expected if "train/loss" in line
+    assert [line["train/grad_norm"] for line in resumed_lines if "train/loss" in line] == [
+        line["train/grad_norm"] for line in expected if "train/loss" in line
     ]
     before, after = weights(whole), weights(resumed)
     assert before.keys() == after.keys()
@@ -69,7 +69,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(
 ) -> None:
     changes = {"strategy": strategy_table(strategy), **LONG}
     whole = runs.train_once(size, task, **changes)
-    resumed = interrupted(runs, whole)
+    resumed = interrupt_run(runs, whole)
     runs.job("train", size, resumed, task, changes)
     assert_same(whole, resumed)
     attempts = {line["attempt"] for line in lines(resumed) if line["step"] > SAVED}
@@ -91,7 +91,7 @@ def test_a_resume_is_exact_with_other_optimizers(
 ) -> None:
     changes: dict[str, Any] = {"optimizer": {"kind": kind}, "strategy": strategy, **LONG}
     whole = runs.train_once(size, "mlm", **changes)
-    resumed = interrupted(runs, whole)
+    resumed = interrupt_run(runs, whole)
     runs.job("train", size, resumed, "mlm", changes)
     assert_same(whole, resumed)
 
@@ -119,7 +119,7 @@ def test_native_dropout_is_exact_after_a_resume_on_the_same_device(
         **LONG,
     }
     whole = runs.train_once(size, task, **changes)
-    resumed = interrupted(runs, whole)
+    resumed = interrupt_run(runs, whole)
     runs.job("train", size, resumed, task, changes)
     assert_same(whole, resumed)
     assert losses(lines(whole)) != losses(lines(runs.train_once(1, task, **LONG)))
@@ -147,13 +147,13 @@ def test_a_background_save_equals_a_blocking_one(runs: Runs, size: int, task: st
     whole = runs.train_once(size, task, **LONG)
     folder = runs.train_once(size, task, stop=LONG["stop"], output=background)
     for step in (SAVED, STEPS):
-        blocking, beside = (
+        blocking, in_background = (
             tensors_of(path / "checkpoints" / checkpoint_name(step)) for path in (whole, folder)
         )
-        assert blocking.keys() == beside.keys()
+        assert blocking.keys() == in_background.keys()
         assert blocking
         for name, value in blocking.items():
-            assert torch.equal(value, beside[name]), name
+            assert torch.equal(value, in_background[name]), name
 
 
 def tensors_of(checkpoint: Path) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ import torch
 from distributed import datasets
 from distributed.jobs import lines, losses
 from distributed.runs import Runs, cases, strategy_table
-from regauge.models import weights as folders
+from regauge.models import weights
 from regauge.models.architectures import build_model
 from regauge.models.settings import Model
 
@@ -36,13 +36,13 @@ ROOM = 24 << 20
 """Memory of a run in addition to weights: batches, sockets, late imports."""
 
 
-def digest(folder: Path) -> str:
-    return str(json.loads((folder / "run.json").read_text())["run"]["weights"])
+def read_checksum(folder: Path) -> str:
+    return str(json.loads((folder / "run.json").read_text())["run"]["weights_checksum"])
 
 
-def build_separate_run(ours: Path, theirs: Path) -> float:
+def max_loss_difference(first: Path, second: Path) -> float:
     """Return the largest relative difference of the losses of two runs."""
-    pairs = zip(losses(lines(ours)), losses(lines(theirs)), strict=True)
+    pairs = zip(losses(lines(first)), losses(lines(second)), strict=True)
     return max(abs(a - b) / a for a, b in pairs)
 
 
@@ -56,12 +56,12 @@ def build_separate_run(ours: Path, theirs: Path) -> float:
 def test_sharded_initial_weights_equal_unsharded_ones(
     runs: Runs, size: int, strategy: str, task: str, figure: Callable[[str, float], None]
 ) -> None:
-    alone = runs.train_once(1, task, strategy="single", **SHORT)
-    spread = runs.train_once(size, task, strategy=strategy_table(strategy), **SHORT)
-    assert digest(spread) == digest(alone)
-    separate = build_separate_run(alone, spread)
-    figure("first weights spread", separate)
-    assert separate < 1e-6
+    unsharded = runs.train_once(1, task, strategy="single", **SHORT)
+    sharded = runs.train_once(size, task, strategy=strategy_table(strategy), **SHORT)
+    assert read_checksum(sharded) == read_checksum(unsharded)
+    difference = max_loss_difference(unsharded, sharded)
+    figure("sharded initial weights", difference)
+    assert difference < 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a Llama in half precision, in several files, like published models."""
     root = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folders, "MAX_FILE_BYTES", 20_000)
+        patch.setattr(weights, "MAX_FILE_BYTES", 20_000)
         settings = Model(
             architecture="llama",
             config={
@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         model, _ = build_model(settings, "causal", datasets.VOCABULARY, seed=11)
         half = [(name, value.to(torch.bfloat16)) for name, value in model.named_parameters()]
-        folders.save_model_folder(root / "llama", model.config, half, root)
+        weights.save_model_folder(root / "llama", model.config, half, root)
     assert len(list((root / "llama").glob("*.safetensors"))) > 3
     return root / "llama"
 
@@ -95,13 +95,15 @@ def test_a_pretrained_folder_is_read_in_shards(
     runs: Runs, folder: Path, size: int, strategy: str, figure: Callable[[str, float], None]
 ) -> None:
     changes = {**SHORT, "model": {"path": str(folder)}}
-    alone = runs.train_once(1, "llama", strategy="single", **changes)
-    spread = runs.train_once(size, "llama", strategy=strategy_table(strategy), **changes)
-    assert digest(spread) == digest(alone)
-    assert digest(alone) != digest(runs.train_once(1, "llama", strategy="single", **SHORT))
-    separate = build_separate_run(alone, spread)
-    figure("published weights spread", separate)
-    assert separate < 1e-6
+    unsharded = runs.train_once(1, "llama", strategy="single", **changes)
+    sharded = runs.train_once(size, "llama", strategy=strategy_table(strategy), **changes)
+    assert read_checksum(sharded) == read_checksum(unsharded)
+    assert read_checksum(unsharded) != read_checksum(
+        runs.train_once(1, "llama", strategy="single", **SHORT)
+    )
+    difference = max_loss_difference(unsharded, sharded)
+    figure("sharded pretrained weights", difference)
+    assert difference < 1e-6
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
@@ -112,7 +114,7 @@ def test_set_up_needs_at_most_the_shards_and_one_weight(
     changes: dict[str, Any] = {"strategy": strategy}
     runs.job(
         "measure_set_up_memory", 2, runs.folder("first"), "llama", changes
-    )  # what comes once in a process
+    )  # memory that a process allocates once
     changes |= LARGE
     ranks = runs.job("measure_set_up_memory", 2, runs.folder("opened"), "llama", changes)
     for process in ranks:
@@ -150,10 +152,11 @@ def test_a_dry_run_predicts_the_memory_of_a_process(
     ranks = runs.job("measure_memory", size, runs.folder("holding"), "mlm", changes)
     held, (_, plan) = [memory for memory, _ in ranks], ranks[0]
     fullest = max(held, key=lambda memory: sum(memory.values()))
-    expected = plan["gigabytes_per_process"]
+    expected = plan["memory_gb_per_process"]
     assert {name: count / 1e9 for name, count in fullest.items()} == pytest.approx(
-        {name: value for name, value in expected.items() if name != "all"}, abs=1e-6
+        {name: value for name, value in expected.items() if name != "total"}, abs=1e-6
     )
-    assert expected["all"] == pytest.approx(sum(fullest.values()) / 1e9, abs=1e-6)
-    assert plan["strategy"] == f"{strategy} over {size} processes, in {precision}"
+    assert expected["total"] == pytest.approx(sum(fullest.values()) / 1e9, abs=1e-6)
+    noun = "process" if size == 1 else "processes"
+    assert plan["strategy"] == f"{strategy} on {size} {noun}, in {precision}"
     assert plan["parameters"] == plan["trained_parameters"] == 29_260

@@ -1,6 +1,6 @@
 """The rows of a step do not depend on the processes that compute them.
 
-The rows are those of the batches that a step's gradients were really computed from, on every rank.
+Every rank records the rows of the batches from which it computed gradients.
 """
 
 from __future__ import annotations

@@ -62,13 +62,13 @@ def test_a_run_starts_from_final_weights_or_a_checkpoint(runs: Runs, first: Path
 
 @pytest.mark.parametrize("size", [2])
 def test_optimizer_moments_are_kept_on_request(runs: Runs, first: Path, size: int) -> None:
-    fresh, with_moments, spread = (
+    fresh, with_moments, sharded = (
         train_from(runs, first, count, optimizer=optimizer)
         for optimizer, count in (("reset", 1), ("keep", 1), ("keep", size))
     )
     assert losses(lines(fresh))[0] == losses(lines(with_moments))[0]
     assert losses(lines(fresh))[1] != losses(lines(with_moments))[1]
-    assert losses(lines(spread)) == pytest.approx(losses(lines(with_moments)), rel=1e-5)
+    assert losses(lines(sharded)) == pytest.approx(losses(lines(with_moments)), rel=1e-5)
 
 
 def test_a_continued_schedule_equals_one_long_run(runs: Runs) -> None:

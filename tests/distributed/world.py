@@ -1,8 +1,8 @@
 """Worlds of gloo processes that many tests share, because starting one takes seconds.
 
-`World(n)` starts n processes that meet once; `run` then calls a function of `jobs` on all of them
-and returns what each returned. A process that dies fails the test that uses it. All of them are
-forked from one process that has imported torch and transformers and has computed nothing.
+`World(n)` starts n processes that rendezvous once. `run` calls a function of `jobs` on all of them
+and returns their results. A process that dies fails the test that uses it. All are forked from one
+process that has imported torch and transformers and has computed nothing.
 """
 
 from __future__ import annotations
@@ -37,25 +37,27 @@ class World:
         context.set_forkserver_preload(PRELOADED)
         port = find_free_port()
         self.size = size
-        self.whole = True
+        self.is_complete = True
         """Whether all results were received; otherwise the next result would be of another job."""
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, size, port), daemon=True)
+            pipe, worker_pipe = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(worker_pipe, rank, size, port), daemon=True
+            )
             process.start()
-            theirs.close()
-            self._pipes.append(ours)
+            worker_pipe.close()
+            self._pipes.append(pipe)
             self._processes.append(process)
 
     def run(self, job: str, *arguments: Any) -> list[Any]:
         """Call `jobs.<job>` on every process; return the results in the order of ranks."""
-        self.whole = False
+        self.is_complete = False
         for pipe in self._pipes:
             pipe.send((job, arguments))
         results = [pipe.recv() for pipe in self._pipes]
-        self.whole = True
+        self.is_complete = True
         failures = [text for failed, text in results if failed]
         if failures:
             raise AssertionError(failures[0])
@@ -64,7 +66,7 @@ class World:
     def close(self) -> None:
         """End the processes."""
         for pipe, process in zip(self._pipes, self._processes, strict=True):
-            if self.whole:
+            if self.is_complete:
                 pipe.send(None)
             else:
                 process.kill()
@@ -91,6 +93,6 @@ def _serve(pipe: Connection, rank: int, size: int, port: int) -> None:
         name, arguments = request
         try:
             pipe.send((False, getattr(jobs, name)(*arguments)))
-        except BaseException:  # noqa: BLE001 - told to the test
+        except BaseException:  # noqa: BLE001 - sent to the test
             pipe.send((True, f"rank {rank}:\n{traceback.format_exc()}"))
     dist.destroy_process_group()

@@ -67,7 +67,7 @@ def read_table(folder: Path) -> pa.Table:
 
 def vector_column(table: pa.Table) -> np.ndarray:
     """Return the column of vectors, [records, width]."""
-    column = table["vector"].combine_chunks()
+    column = table["embedding"].combine_chunks()
     return column.flatten().to_numpy().reshape(len(column), -1)
 
 

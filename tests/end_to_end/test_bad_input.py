@@ -125,9 +125,9 @@ def test_a_model_that_cannot_run_is_refused_in_one_line(
     run_file = tmp_path / "run.toml"
     run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))
     assert main(["train", str(run_file), "accelerator.kind=cpu", *overrides]) == code
-    printed = capsys.readouterr().err
-    assert remedy in printed.strip().splitlines()[-1]
-    assert "Traceback" not in printed
+    output = capsys.readouterr().err
+    assert remedy in output.strip().splitlines()[-1]
+    assert "Traceback" not in output
 
 
 def test_the_output_folder_of_another_run_is_not_changed(tmp_path: Path, data: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_output_folder_of_another_run_is_not_changed(tmp_path: Path, data: P
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     done = regauge("train", str(run_file), "accelerator.kind=cpu", "seed=1")
     assert done.returncode == 2
-    assert "belongs to another run: seed is 0 there and 1 here" in done.stderr
+    assert "belongs to another run: seed is 0, not 1" in done.stderr
     after = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert after == before
 
@@ -147,17 +147,17 @@ def test_a_dry_run_prints_json_and_writes_nothing(tmp_path: Path, data: Path) ->
     run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))
     done = regauge("train", str(run_file), "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    assert answer["steps"] == 2
-    assert answer["shapes"] == ["4 x 32"]
-    assert answer["parameters"] == answer["trained_parameters"] == 20_716
-    assert answer["strategy"].startswith("single over 1 processes, in ")
-    assert answer["flops_formula"].endswith("S = 32")
+    plan = json.loads(done.stdout)
+    assert plan["steps"] == 2
+    assert plan["batch_shapes"] == ["4 x 32"]
+    assert plan["parameters"] == plan["trained_parameters"] == 20_716
+    assert plan["strategy"].startswith("single on 1 process, in ")
+    assert plan["flops_formula"].endswith("S = 32")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ('{architecture="bert"}', "unknown: its vocabulary is that of the prepared data"),
         (
@@ -168,14 +168,14 @@ def test_a_dry_run_prints_json_and_writes_nothing(tmp_path: Path, data: Path) ->
     ],
 )
 def test_a_dry_run_names_the_reason_for_unknown_parameters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, message: str
 ) -> None:
     run_file = tmp_path / "run.toml"
     run_file.write_text(RUN.format(folder=tmp_path / "out", data=tmp_path / "nowhere"))
     assert main(["train", str(run_file), "--dry-run", f"model={model}"]) == 0
-    printed = capsys.readouterr().out
-    assert said in printed
-    assert "flops" not in printed
+    output = capsys.readouterr().out
+    assert message in output
+    assert "flops" not in output
 
 
 def test_a_dry_run_needs_no_data_if_the_vocabulary_is_set(

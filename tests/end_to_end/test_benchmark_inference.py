@@ -29,7 +29,7 @@ from regauge.benchmarking.latency_worker import LoadedArtifact, build_request, m
 from regauge.benchmarking.load_generator import MIN_REQUESTS, percentile
 from regauge.benchmarking.settings import BenchmarkSettings, TrainingBenchmarkSettings
 from regauge.cli import main
-from regauge.config import build
+from regauge.config import FORMAT, build
 from regauge.errors import NoProgressError, SettingsError
 from regauge.reporting.inference_section import PERCENTILES
 from regauge.verbs import benchmark, pipeline
@@ -77,8 +77,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "candidates.threads=[1]",
         "parity.num_texts=16",
     )
-    where = ("--model", str(folder / "tiny"), "--to", str(folder / "first"))
-    assert main(["export", *where, *export_options]) == 0
+    paths = ("--model", str(folder / "tiny"), "--to", str(folder / "first"))
+    assert main(["export", *paths, *export_options]) == 0
     shutil.copytree(folder / "first", folder / "second")
     return folder
 
@@ -99,70 +99,75 @@ def read_document(folder: Path) -> dict[str, Any]:
 
 def test_figures_are_computed_from_the_lines_of_each_repeat(bench_folder: Path) -> None:
     document = read_document(bench_folder)
-    assert (document["format"], document["measured"], document["turns"]) == (1, "inference", 2)
-    assert [(row["artifact"], row["rows"], row["length"]) for row in document["rows"]] == [
-        (name, rows, length)
+    assert (document["format"], document["kind"], document["repeats"]) == (FORMAT, "inference", 2)
+    assert [
+        (row["artifact"], row["batch_size"], row["input_length"]) for row in document["rows"]
+    ] == [
+        (name, batch_size, length)
         for name in ("first", "second")
         for length in (32, 13)
-        for rows in (1, 3)
+        for batch_size in (1, 3)
     ]
     for row in document["rows"]:
         repeats = [
-            jsonl.read_lines(bench_folder / "turns" / f"{number}-{row['artifact']}" / LINES)
+            jsonl.read_lines(bench_folder / "repeats" / f"{number}-{row['artifact']}" / LINES)
             for number in (1, 2)
         ]
-        shape = {"rows": row["rows"], "length": row["length"]}
-        loops = [line for repeat in repeats for line in repeat if line.get("closed") == shape]
-        closed = row["closed"]
-        assert closed["requests"] == [len(loop["milliseconds"]) for loop in loops]
-        assert min(closed["requests"]) >= MIN_REQUESTS
+        shape = {name: row[name] for name in ("batch_size", "input_length")}
+        loops = [line for repeat in repeats for line in repeat if line.get("closed_loop") == shape]
+        closed = row["closed_loop"]
+        assert closed["num_requests"] == [len(loop["latencies_ms"]) for loop in loops]
+        assert min(closed["num_requests"]) >= MIN_REQUESTS
         for percent in PERCENTILES:
-            values = [percentile(loop["milliseconds"], percent) for loop in loops]
+            values = [percentile(loop["latencies_ms"], percent) for loop in loops]
             known = [value for value in values if value is not None]
             expected = statistics.median(known) if len(known) == len(values) else None
             assert closed[f"p{percent}_ms"] == expected
-        rates = [len(loop["milliseconds"]) / loop["seconds"] for loop in loops]
+        rates = [len(loop["latencies_ms"]) / loop["duration_seconds"] for loop in loops]
         rate = statistics.median(rates)
-        assert closed["inferences_per_second"] == pytest.approx(row["rows"] * rate)
-        assert closed["tokens_per_second"] == pytest.approx(row["rows"] * row["length"] * rate)
-        usd = 3.6 / 3600 / (row["rows"] * rate) * 1e6
+        assert closed["inferences_per_second"] == pytest.approx(row["batch_size"] * rate)
+        assert closed["tokens_per_second"] == pytest.approx(
+            row["batch_size"] * row["input_length"] * rate
+        )
+        usd = 3.6 / 3600 / (row["batch_size"] * rate) * 1e6
         assert closed["usd_per_million_inferences"] == pytest.approx(usd)
-        shares = [(load["share"], load["requests_per_second"]) for load in row["open"]]
-        assert shares == [(0.5, pytest.approx(statistics.median(rates) / 2)), (None, 40)]
+        loads = [(load["load_fraction"], load["requests_per_second"]) for load in row["open_loop"]]
+        assert loads == [(0.5, pytest.approx(statistics.median(rates) / 2)), (None, 40)]
 
 
-def test_the_share_of_the_peak_uses_the_counted_operations(bench_folder: Path) -> None:
+def test_the_fraction_of_the_peak_uses_the_counted_operations(bench_folder: Path) -> None:
     document = read_document(bench_folder)
     weights = LAYERS * (4 * WIDTH * WIDTH + 2 * WIDTH * INNER)
     artifacts_by_name = {artifact["name"]: artifact for artifact in document["artifacts"]}
     for row in document["rows"]:
-        closed, artifact = row["closed"], artifacts_by_name[row["artifact"]]
-        flops = row["length"] * (2 * weights + 4 * LAYERS * WIDTH * row["length"])
+        closed, artifact = row["closed_loop"], artifacts_by_name[row["artifact"]]
+        flops = row["input_length"] * (2 * weights + 4 * LAYERS * WIDTH * row["input_length"])
         assert closed["flops_per_inference"] == flops
-        share = flops * closed["inferences_per_second"] / artifact["peak_flops_per_second"]
-        assert closed["peak_share"] == pytest.approx(share)
+        fraction = flops * closed["inferences_per_second"] / artifact["peak_flops_per_second"]
+        assert closed["peak_fraction"] == pytest.approx(fraction)
         assert "measured here" in artifact["peak_source"]
     assert "2 N + 4 L h S" in document["formulas"]["flops_per_inference"]
 
 
 def test_an_artifact_has_startup_memory_and_price(bench_folder: Path) -> None:
     for artifact in read_document(bench_folder)["artifacts"]:
-        ready = artifact["ready"]
-        assert all(seconds > 0 for seconds in ready.values())
-        assert artifact["memory_bytes"] > 1e6
+        startup = artifact["startup"]
+        assert all(seconds > 0 for seconds in startup.values())
+        assert artifact["peak_memory_bytes"] > 1e6
         assert artifact["price"]["usd_per_hour"] == 3.6
         assert artifact["price"]["as_of"] == "2026-11-01"
-        assert (artifact["model"], artifact["computed_by"]) == ("tiny", "eager fp32")
+        assert (artifact["model"], artifact["backend_description"]) == ("tiny", "eager fp32")
         assert artifact["machine"]["threads"] == 1
         assert artifact["tdp_watts"] is None
 
 
 def test_requests_are_computed_in_the_buckets_of_the_artifact(bench_folder: Path) -> None:
-    shapes = {
-        (row["rows"], row["length"]): row["shapes"] for row in read_document(bench_folder)["rows"]
+    buckets = {
+        (row["batch_size"], row["input_length"]): row["buckets"]
+        for row in read_document(bench_folder)["rows"]
     }
-    assert shapes[3, 32] == [[3, 32]]
-    assert shapes[1, 13] == [[1, 14]]
+    assert buckets[3, 32] == [[3, 32]]
+    assert buckets[1, 13] == [[1, 14]]
 
 
 def test_a_request_has_real_tokens_of_the_input_length(artifact: Path, tmp_path: Path) -> None:
@@ -192,7 +197,9 @@ def test_energy_is_counted_from_the_first_timed_request(
         settings, 1, "first", opened_artifact, load_engine(opened_artifact, batch_invariant=False)
     )
     answered: list[int] = []
-    monkeypatch.setattr(LoadedArtifact, "compute", lambda _, request: answered.append(request.rows))
+    monkeypatch.setattr(
+        LoadedArtifact, "compute", lambda _, request: answered.append(request.batch_size)
+    )
 
     def meter(_: Cpu) -> Callable[[], float]:
         before = len(answered)
@@ -200,8 +207,8 @@ def test_energy_is_counted_from_the_first_timed_request(
 
     monkeypatch.setattr(Cpu, "start_energy_meter", meter)
     line = next(measure_loads(loaded, build_request(loaded, 1, 8)))
-    assert line["joules"] == 0.5 * len(line["milliseconds"])
-    assert len(answered) == len(line["milliseconds"]) + settings.inference.warmup_requests
+    assert line["joules"] == 0.5 * len(line["latencies_ms"])
+    assert len(answered) == len(line["latencies_ms"]) + settings.inference.warmup_requests
 
 
 def test_csv_file_chart_and_page_are_written(
@@ -210,7 +217,7 @@ def test_csv_file_chart_and_page_are_written(
     with (bench_folder / "benchmark.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert len(table) == 2 * 4 * 3
-    assert {line["load"] for line in table} == {"closed", "open"}
+    assert {line["load"] for line in table} == {"closed_loop", "open_loop"}
     chart = ET.fromstring((bench_folder / "benchmark.svg").read_text())  # noqa: S314 - drawn here
     assert chart.tag.endswith("svg")
     assert "--series-2" in (bench_folder / "benchmark.svg").read_text()
@@ -260,10 +267,10 @@ def test_a_dry_run_shows_the_plan_without_importing_torch(tmp_path: Path, artifa
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["batch_x_length"] == ["1 x 32", "3 x 32", "1 x 13", "3 x 13"]
-    assert plan["requests_a_second"] == ["0.5 of the closed loop", "40"]
-    assert plan["artifacts"][0]["computed_by"] == "eager fp32"
+    assert plan["requests_per_second"] == ["0.5 of the closed loop", "40"]
+    assert plan["artifacts"][0]["backend_description"] == "eager fp32"
     assert plan["price"] == "3.6 USD per hour (run file, on-demand, 2026-11-01)"
-    assert plan["seconds_at_least"] == 2
+    assert plan["min_seconds"] == 2
     assert not (tmp_path / "out").exists()
 
 
@@ -316,13 +323,13 @@ def test_invalid_settings_are_refused_in_one_line(
 
 
 def test_the_document_of_another_benchmark_is_not_replaced(artifact: Path, tmp_path: Path) -> None:
-    (tmp_path / "benchmark.json").write_text('{"scaling": "weak", "rows": []}')
+    (tmp_path / "benchmark.json").write_text('{"kind": "training", "rows": []}')
     with pytest.raises(SettingsError, match="is no inference benchmark"):
         benchmark.run(build_settings(tmp_path, first=artifact / "first"))
     (tmp_path / "benchmark.json").write_text("{")
     with pytest.raises(SettingsError, match="is not valid JSON"):
         benchmark.run(build_settings(tmp_path, first=artifact / "first"))
-    refusal = benchmark.plan(build_settings(tmp_path, first=artifact / "first"))["would_refuse"]
+    refusal = benchmark.plan(build_settings(tmp_path, first=artifact / "first"))["error"]
     assert "is not valid JSON" in refusal
     assert [path.name for path in tmp_path.iterdir()] == ["benchmark.json"]
 

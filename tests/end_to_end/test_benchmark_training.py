@@ -40,16 +40,20 @@ def test_a_benchmark_measures_every_number_of_processes(
     assert main(["benchmark", str(file), "--training"]) == 0
     document = json.loads((folder / "benchmark.json").read_text())
     assert [row["processes"] for row in document["rows"]] == [1, 2]
-    assert [row["global_batch"] for row in document["rows"]] == [8, 16]
+    assert [row["global_batch_size"] for row in document["rows"]] == [8, 16]
     assert [row["learning_rate"] for row in document["rows"]] == [0.003, 0.006]
     runs = sorted(path.name for path in folder.iterdir() if path.is_dir())
     assert runs == ["1-processes-1", "2-processes-1"]
     for row in document["rows"]:
         row_runs = [run for run in runs if run.startswith(str(row["processes"]))]
         rates = [rate for run in row_runs for rate in _read_rates(folder / run)]
-        assert row["spread"] == pytest.approx([min(rates), max(rates)])
-        assert row["spread"][0] <= row["tokens_per_second"] <= row["spread"][1]
-        assert row["sequences_per_second"] == row["global_batch"] / row["seconds_per_step"]
+        assert row["tokens_per_second_range"] == pytest.approx([min(rates), max(rates)])
+        assert (
+            row["tokens_per_second_range"][0]
+            <= row["tokens_per_second"]
+            <= row["tokens_per_second_range"][1]
+        )
+        assert row["sequences_per_second"] == row["global_batch_size"] / row["seconds_per_step"]
         assert row["usd_per_million_tokens"] == pytest.approx(1e3 / row["tokens_per_second"])
     one, two = document["rows"]
     assert one["efficiency"] == 1.0

@@ -1,4 +1,4 @@
-"""Classifiers of texts and pairs that others trained: folders that answer as transformers does."""
+"""Published classifiers of texts and pairs: outputs equal those of transformers."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def llama_without_padding() -> PreTrainedModel:
 
 
 def folder_of(model: PreTrainedModel, forms: tuple[str, str], folder: Path) -> Path:
-    """Write a model with random weights and a tokenizer of words, as transformers does.
+    """Write a model with random weights and a word tokenizer in transformers format.
 
-    `forms` are of a text and of a pair.
+    `forms` are the templates of a text and of a pair.
     """
     words = Tokenizer(models.WordLevel(WORDS, unk_token=SPECIAL[-1]))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -78,31 +78,31 @@ def folder_of(model: PreTrainedModel, forms: tuple[str, str], folder: Path) -> P
     roles = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>"}
     tokens = {f"{role}_token": token for role, token in roles.items()}
     names = ["input_ids", "token_type_ids", "attention_mask"]
-    made = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=words, model_max_length=LONGEST, model_input_names=names, **tokens
     )
     for value in model.parameters():
         if value.dim() > 1:
-            torch.nn.init.normal_(value, std=0.2)  # so that answers differ
+            torch.nn.init.normal_(value, std=0.2)  # so that outputs differ
     model.save_pretrained(folder)
-    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
 def scores(folder: Path, *columns: list[str]) -> np.ndarray:
-    """Return what transformers makes of each text or pair alone, [records, labels]."""
+    """Return the logits of transformers for each text or pair alone, [records, labels]."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     typed = getattr(model.config, "type_vocab_size", 0) > 1
-    found = []
+    logits = []
     for record in zip(*columns, strict=True):
-        rows = ([text] for text in record)  # of one row, an empty second text would be none
-        given = tokenizer(*rows, truncation=True, max_length=LONGEST, return_tensors="pt")
+        rows = ([text] for text in record)  # an empty second text in one row would be ignored
+        inputs = tokenizer(*rows, truncation=True, max_length=LONGEST, return_tensors="pt")
         if not typed:
-            given.pop("token_type_ids")
+            inputs.pop("token_type_ids")
         with torch.no_grad():
-            found.append(model(**given).logits[0].numpy())
-    return np.stack(found)
+            logits.append(model(**inputs).logits[0].numpy())
+    return np.stack(logits)
 
 
 CLOSED, OPEN = "<s> $A </s>", "<s> $A"
@@ -122,46 +122,46 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder_of(make(), forms, tmp_path / "model")
 
 
-def test_texts_are_read_as_transformers_does(model: Path, tmp_path: Path) -> None:
+def test_texts_are_tokenized_as_in_transformers(model: Path, tmp_path: Path) -> None:
     some = [*random_texts(40, seed=3), "w9 </s> w8", "w4 w5 <s>", "w7 " * 60]
     if json.loads((model / "config.json").read_text())["model_type"] != "roberta":
-        some.append("w9 <pad> w8 <pad>")  # that one counts positions by what is no padding
-    given = ["--model", str(model), "--to", str(tmp_path / "artifact"), *EAGER]
-    assert main(["export", *given, 'candidates.precisions=["fp32"]']) == 0
-    found = regauge.load(tmp_path / "artifact", threads=1).answer(some)
-    near(found, scores(model, some))
-    alone = regauge.load(model, threads=1).answer(some[-2])
-    near(alone, scores(model, some[-2:-1]))
+        some.append("w9 <pad> w8 <pad>")  # RoBERTa counts positions without padding
+    options = ["--model", str(model), "--to", str(tmp_path / "artifact"), *EAGER]
+    assert main(["export", *options, 'candidates.precisions=["fp32"]']) == 0
+    outputs = regauge.load(tmp_path / "artifact", threads=1).predict(some)
+    check_close(outputs, scores(model, some))
+    alone = regauge.load(model, threads=1).predict(some[-2])
+    check_close(alone, scores(model, some[-2:-1]))
 
 
-def near(found: dict[str, Any], wanted: np.ndarray) -> None:
-    """Compare answers with what transformers makes of the same texts."""
-    if wanted.shape[1] == 1:
-        np.testing.assert_allclose(found["value"], wanted[:, 0], atol=2e-5)
+def check_close(outputs: dict[str, Any], expected: np.ndarray) -> None:
+    """Compare outputs with the logits of transformers for the same texts."""
+    if expected.shape[1] == 1:
+        np.testing.assert_allclose(outputs["value"], expected[:, 0], atol=2e-5)
         return
-    powers = np.exp(wanted) / np.exp(wanted).sum(1, keepdims=True)
-    np.testing.assert_allclose(found["probabilities"], powers, atol=2e-5)
-    assert len(wanted) == 1 or np.ptp(powers, axis=0).min() > 0.01
+    powers = np.exp(expected) / np.exp(expected).sum(1, keepdims=True)
+    np.testing.assert_allclose(outputs["probabilities"], powers, atol=2e-5)
+    assert len(expected) == 1 or np.ptp(powers, axis=0).min() > 0.01
 
 
-def test_pairs_are_read_as_transformers_does(model: Path, tmp_path: Path) -> None:
+def test_pairs_are_tokenized_as_in_transformers(model: Path, tmp_path: Path) -> None:
     firsts, seconds = random_texts(60, seed=1), [*random_texts(57, seed=2), "", "w9 </s> w8", "w5"]
     firsts[-1] = ""
     assert max(len(first.split()) for first in firsts) > LONGEST - 3
     both = [len(f"{first} {second}".split()) for first, second in zip(firsts, seconds, strict=True)]
-    assert sum(each > LONGEST for each in both) > 10
-    given = ["--model", str(model), "--to", str(tmp_path / "artifact"), *EAGER]
+    assert sum(count > LONGEST for count in both) > 10
+    options = ["--model", str(model), "--to", str(tmp_path / "artifact"), *EAGER]
     more = ['candidates.precisions=["fp32"]', 'text.pair_fields=["query","document"]']
-    assert main(["export", *given, *more]) == 0
-    wanted = scores(model, firsts, seconds)
-    found = regauge.load(tmp_path / "artifact", threads=1).answer(firsts, seconds)
-    near(found, wanted)
+    assert main(["export", *options, *more]) == 0
+    expected = scores(model, firsts, seconds)
+    outputs = regauge.load(tmp_path / "artifact", threads=1).predict(firsts, seconds)
+    check_close(outputs, expected)
     records = (
         {"id": at, "document": second, "query": first}
         for at, (first, second) in enumerate(zip(firsts, seconds, strict=True))
     )
     source = tmp_path / "pairs.jsonl"
-    source.write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    source.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     arguments = [
         "--source",
         str(source),
@@ -172,55 +172,55 @@ def test_pairs_are_read_as_transformers_does(model: Path, tmp_path: Path) -> Non
     assert main(["predict", str(tmp_path / "artifact"), *arguments]) == 0
     written = read_table(tmp_path / "out")
     assert written["id"].to_pylist() == list(range(60))
-    for name in ("value", "probabilities", "class"):
-        if name in found:
-            assert np.array_equal(written[name].to_pylist(), found[name])
+    for name in ("value", "probabilities", "predicted_label"):
+        if name in outputs:
+            assert np.array_equal(written[name].to_pylist(), outputs[name])
 
 
 @pytest.mark.parametrize("key", ["text.pooling=['cls']", "text.normalize=true"])
-def test_a_classifier_makes_no_vectors(
+def test_a_classifier_has_no_vector_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
     make, forms = KINDS["bert"]
     folder = folder_of(make(), forms, tmp_path / "model")
-    given = ["--model", str(folder), "--to", str(tmp_path / "artifact"), *EAGER, key]
-    assert main(["export", *given]) == 2
+    options = ["--model", str(folder), "--to", str(tmp_path / "artifact"), *EAGER, key]
+    assert main(["export", *options]) == 2
     assert "is a classifier, which returns no vectors; remove text.pool" in capsys.readouterr().err
 
 
-def test_a_folder_of_a_cross_encoder_says_how_long_pairs_are(tmp_path: Path) -> None:
+def test_a_cross_encoder_folder_limits_the_length_of_pairs(tmp_path: Path) -> None:
     make, forms = KINDS["bert"]
     folder = folder_of(make(), forms, tmp_path / "model")
     kind = "sentence_transformers.base.modules.transformer.Transformer"
     modules = [{"idx": 0, "name": "0", "path": "", "type": kind}]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
-    wanted = TextSettings(pair_fields=("query", "document"))
-    spec = build_folder_spec(folder, wanted)
+    settings = TextSettings(pair_fields=("query", "document"))
+    spec = build_folder_spec(folder, settings)
     tokenization = spec.required_tokenization
     assert spec.output_kind == "values"
-    assert (tokenization.tokens, tokenization.manner) == (12, "transformers")
-    take_in = ["import", str(folder), "--to", str(tmp_path / "taken")]
-    assert main(take_in) == 0
-    assert "would_refuse" in import_.main(folder, to=tmp_path / "taken", dry_run=True)
-    assert build_folder_spec(tmp_path / "taken", wanted).output_kind == "values"
+    assert (tokenization.max_length, tokenization.convention) == (12, "transformers")
+    command = ["import", str(folder), "--to", str(tmp_path / "imported")]
+    assert main(command) == 0
+    assert "error" in import_.main(folder, to=tmp_path / "imported", dry_run=True)
+    assert build_folder_spec(tmp_path / "imported", settings).output_kind == "values"
 
 
-def test_a_text_is_no_longer_than_its_tokenizer_says(tmp_path: Path) -> None:
+def test_a_tokenizer_limits_the_length_of_texts(tmp_path: Path) -> None:
     make, forms = KINDS["bert"]
     folder = folder_of(make(), forms, tmp_path / "model")
     table = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**table, "model_max_length": 9}))
-    assert regauge.load(folder).program.reads.tokens == 9
+    assert regauge.load(folder).program.tokenization.max_length == 9
 
 
-def test_weights_that_are_cut_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_weights_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make, forms = KINDS["bert"]
     folder = folder_of(make(), forms, tmp_path / "model")
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:5000])
-    given = ["--model", str(folder), "--to", str(tmp_path / "artifact"), *EAGER]
-    assert main(["export", *given]) == 2
+    options = ["--model", str(folder), "--to", str(tmp_path / "artifact"), *EAGER]
+    assert main(["export", *options]) == 2
     assert f"no model at '{folder}': " in capsys.readouterr().err
 
 
@@ -229,9 +229,15 @@ def test_only_the_folder_of_a_classifier_reads_pairs(
 ) -> None:
     run = train_model(tmp_path)
     for origin in ([str(run)], ["--model", str(run / "model")]):
-        given = [*origin, "--to", str(tmp_path / "artifact"), *EAGER, 'text.pair_fields=["a","b"]']
-        assert main(["export", *given]) == 2
-        told = capsys.readouterr().err
-        assert "text.pair_fields is only for the folder of a classifier, without a run" in told
-    assert main(["export", *given, 'text.pair_fields=["a","a"]']) == 2
+        options = [
+            *origin,
+            "--to",
+            str(tmp_path / "artifact"),
+            *EAGER,
+            'text.pair_fields=["a","b"]',
+        ]
+        assert main(["export", *options]) == 2
+        error = capsys.readouterr().err
+        assert "text.pair_fields is only for the folder of a classifier, without a run" in error
+    assert main(["export", *options, 'text.pair_fields=["a","a"]']) == 2
     assert "pair_fields names 'a' twice" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def first(runs: Runs) -> Path:
 
 
 def regauge(*words: str | Path) -> tuple[int, dict[str, Any], str]:
-    """Return the exit code, the answer and the last line of a command."""
+    """Return the exit code, the JSON output and the last line of a command."""
     command = [sys.executable, "-m", "regauge", *map(str, words), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     errors = done.stderr.strip().splitlines()
@@ -37,7 +37,7 @@ def regauge(*words: str | Path) -> tuple[int, dict[str, Any], str]:
 
 
 def compare(*words: str | Path) -> tuple[int, dict[str, Any], str]:
-    """Return the exit code, the answer and the last line of a comparison."""
+    """Return the exit code, the JSON output and the last line of a comparison."""
     return regauge("compare", *words)
 
 
@@ -47,14 +47,14 @@ def test_a_run_with_another_summation_order_passes(runs: Runs, first: Path, tmp_
     assert code == PASS
     result = answer[str(other)]
     assert result["verdict"] == "pass"
-    assert "batch.microbatch_rows (2, 4)" in result["told"][-1]
-    assert any("was not measured" in sentence for sentence in result["told"])
-    rows = {row["name"]: row for row in answer["to_target"]}
+    assert "batch.microbatch_rows (2, 4)" in result["summary"][-1]
+    assert any("was not measured" in sentence for sentence in result["summary"])
+    rows = {row["name"]: row for row in answer["cost_to_target"]}
     assert set(rows) == {str(first), str(other)}
     assert all(
         row["usd"] == pytest.approx(row["machine_seconds"], abs=2e-3) for row in rows.values()
     )
-    assert "at the lowest cost: " in answer["cost"][-1]
+    assert "at the lowest cost: " in answer["cost_summary"][-1]
     page = Path(answer["report"]).read_text()
     header = page[: page.index("<main>")]
     assert "Pass:" in header
@@ -73,7 +73,7 @@ def test_another_strategy_on_two_processes_passes(runs: Runs, first: Path) -> No
     again = runs.train_once(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
     code, answer, line = compare(first, other, f"comparison.noise_runs=['{again}']")
     assert code == PASS, line
-    (text,) = (" ".join(result["told"]) for result in answer.values() if "told" in result)
+    (text,) = (" ".join(result["summary"]) for result in answer.values() if "summary" in result)
     assert "strategy.kind (single, fsdp)" in text
     assert "was not measured" not in text
 
@@ -101,7 +101,7 @@ def test_a_target_that_is_not_reached_is_inconclusive(runs: Runs, first: Path) -
     code, answer, line = compare(first, other, *target)
     assert code == INCONCLUSIVE
     assert "did not reach heldout/loss of at most 0.010: its best is" in line
-    assert [row["usd"] for row in answer["to_target"]] == [None, None]
+    assert [row["usd"] for row in answer["cost_to_target"]] == [None, None]
 
 
 def test_prices_can_be_replaced_and_unknown_ones_are_not_ranked(runs: Runs, first: Path) -> None:
@@ -109,10 +109,10 @@ def test_prices_can_be_replaced_and_unknown_ones_are_not_ranked(runs: Runs, firs
     prices = 'comparison.prices=[{instance="trn1.2xlarge"}, {}]'
     code, answer, _ = compare(first, other, prices)
     assert code == PASS
-    baseline, candidate = answer["to_target"]
+    baseline, candidate = answer["cost_to_target"]
     assert baseline["usd_per_hour"] == 1.34375
     assert (candidate["usd_per_hour"], candidate["usd"]) == (None, None)
-    text = " ".join(answer["cost"])
+    text = " ".join(answer["cost_summary"])
     assert "at 1.34375 USD per hour (catalog, on-demand in us-east-1, 2026-07-20)" in text
     assert "lowest cost" not in text
     assert f"The dollar cost of {other} is unknown; set execution.price.instance" in text
@@ -139,7 +139,7 @@ def test_bad_input_is_reported_in_one_line(
     assert problem in line
 
 
-def test_one_run_is_nothing_to_compare(first: Path) -> None:
+def test_a_comparison_needs_two_runs(first: Path) -> None:
     code, _, line = compare(first)
     assert code == BAD_INPUT
     assert "name two or more runs" in line
@@ -165,20 +165,20 @@ def test_replay_computes_the_logged_losses(first: Path, tmp_path: Path) -> None:
         assert all(line["loss"] == losses[line["step"]] for line in replayed)
         captured = json.loads((folder / f"capture-{first_step:08d}.0.json").read_text())
         stages = {value["stage"] for value in captured["values"]}
-        assert stages == {"rows", "forward", "backward", "gradient", "update"}
+        assert stages == {"input", "forward", "backward", "gradient", "update"}
     code, _, line = regauge("replay", first / "run.json", *overrides, *options, "replay.until=3")
     assert code == BAD_INPUT
     assert "is at step 4, after the steps to replay" in line
 
 
 @pytest.mark.full
-def test_the_first_divergence_is_in_the_answer_and_in_the_report(
+def test_the_first_divergence_is_in_the_output_and_in_the_report(
     runs: Runs, first: Path, tmp_path: Path
 ) -> None:
     other = runs.train_once(1, "mlm", **merge(EVALUATED, {"execution": {"precision": "bf16"}}))
     options = (f"output.folder={tmp_path}", "comparison.on_difference=warn", "--localize")
     code, answer, line = compare(first, other, *options)
     assert code == PASS, line
-    sentence = answer[f"{other} parts"]
+    sentence = answer[str(other)]["first_divergence"]
     assert sentence.startswith("Recomputed step 0 from one state: rounding explains every diff")
     assert escape(sentence) in Path(answer["report"]).read_text()

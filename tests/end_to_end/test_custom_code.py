@@ -1,4 +1,4 @@
-"""Code of a user's own, named by its import path: found, refused, run to the end, resumed."""
+"""Custom code, named by its import path: it is imported, refused, trained and resumed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Write = Callable[[str, str], Path]
 
 
 @pytest.fixture(autouse=True)
-def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let each test import its modules anew, and leave none behind."""
+def _forget_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start each test without custom modules, and remove them after it."""
     before = set(sys.modules)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(choices, "_allowed_paths", set())
@@ -41,21 +41,21 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     choices.load.cache_clear()
     for name in set(sys.modules) - before:
-        if name.startswith("own_"):
+        if name.startswith("custom_"):
             del sys.modules[name]
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Return a function that writes a file beside a run file."""
+    """Return a function that writes a file next to a run file."""
 
-    def written(name: str, text: str) -> Path:
+    def write_file(name: str, text: str) -> Path:
         path = tmp_path / "code" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         return path
 
-    return written
+    return write_file
 
 
 @pytest.fixture
@@ -67,47 +67,51 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for part in range(4):
         (tmp_path / "docs" / f"{part}.md").write_text("".join(lines[part::4]))
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "code" / "own.toml"
+    return tmp_path / "code" / "custom.toml"
 
 
-def loaded(folder: str, path: str, beside: Path) -> type[Any]:
-    choices.allow_imports({"kind": path}, beside)
+def load_custom(folder: str, path: str, module_folder: Path) -> type[Any]:
+    choices.allow_imports({"kind": path}, module_folder)
     return choices.load(folder, path)
 
 
 @pytest.mark.full
-def test_the_example_runs_to_its_end_and_goes_on_elsewhere(
+def test_the_example_trains_and_resumes_on_two_processes(
     example: Path,
 ) -> None:
-    """In workers of prepare, a trial, a supervised process, then two of them; resumed between."""
+    """The code runs in workers of prepare, in the batch size trial and in supervised processes."""
     small = ("tokenizer.vocab_size=300", "rows.length=16", "task.width=16", "evaluation.rows=8")
     steps = ("batch.microbatch_rows=auto", "optimizer.schedule.kind=constant")
     brief = "execution.supervision.preflight=brief"
     assert main(["prepare", str(example), "prepare.processes=2", *small]) == 0
     train = ["train", str(example), *small, *steps, brief]
     assert main([*train, "stop.steps=4"]) == 0
-    saved = config.read(Path("out/own/run.json"))
-    assert saved["task"]["kind"] == "own_task:Gaps"
-    choices.allow_imports(saved)
-    assert dump(config.build(TrainSettings, saved)) == json.loads(json.dumps(saved))
-    two = ("execution.processes=2", "strategy.kind=zero1")
-    assert main([*train, "stop.steps=8", *two]) == 0
-    lines = [json.loads(line) for line in Path("out/own/metrics.jsonl").read_text().splitlines()]
+    document = config.read(Path("out/custom/run.json"))
+    assert document["task"]["kind"] == "custom_task:Gaps"
+    choices.allow_imports(document)
+    assert dump(config.build(TrainSettings, document)) == json.loads(json.dumps(document))
+    two_processes = ("execution.processes=2", "strategy.kind=zero1")
+    assert main([*train, "stop.steps=8", *two_processes]) == 0
+    lines = [json.loads(line) for line in Path("out/custom/metrics.jsonl").read_text().splitlines()]
     assert {line["attempt"] for line in lines} == {1, 2}
     assert {line["step"] for line in lines if line["attempt"] == 2} == {8}
-    result = json.loads(Path("out/own/result.json").read_text())
+    result = json.loads(Path("out/custom/result.json").read_text())
     assert result["steps"] == 8
-    assert result["metrics"]["heldout/loss"] < result["before"]["heldout/loss"]
-    whole = ('models={own="out/own"}', "evaluate.task_settings=run", "output.folder=out/beside")
-    assert main(["evaluate", str(example), *small, *whole]) == 0
+    assert result["metrics"]["heldout/loss"] < result["initial_metrics"]["heldout/loss"]
+    evaluation = (
+        'models={custom="out/custom"}',
+        "evaluate.task_settings=run",
+        "output.folder=out/beside",
+    )
+    assert main(["evaluate", str(example), *small, *evaluation]) == 0
     measured = json.loads(Path("out/beside/evaluation.json").read_text())["rows"][0]
     assert measured["loss"] == pytest.approx(result["metrics"]["heldout/loss"], rel=1e-5)
 
 
-def test_the_example_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_reads_every_page_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    prepare = verbs.load_settings(verbs.import_verb("prepare").ROOT, EXAMPLES / "own.toml", ())
-    assert prepare.source.kind == "own_source:Sections"
+    prepare = verbs.load_settings(verbs.import_verb("prepare").ROOT, EXAMPLES / "custom.toml", ())
+    assert prepare.source.kind == "custom_source:Sections"
     assert len(prepare.source.list_pieces()) == len(list((ROOT / "docs").glob("*.md")))
 
 
@@ -127,71 +131,77 @@ class Mine(Single):
 """
 
 
-def test_any_choice_may_be_ones_own(write: Write) -> None:
-    folder = write("own_tracker.py", TRACKER).parent
-    write("own_strategy.py", STRATEGY)
-    choices.allow_imports({"a": ["own_tracker:Quiet", {"kind": "own_strategy:Mine"}]}, folder)
-    tracker = parse_choice("trackers", {"kind": "own_tracker:Quiet", "loud": 2})
-    assert dump(tracker) == {"kind": "own_tracker:Quiet", "loud": 2}
+def test_any_choice_can_be_custom(write: Write) -> None:
+    folder = write("custom_tracker.py", TRACKER).parent
+    write("custom_strategy.py", STRATEGY)
+    choices.allow_imports({"a": ["custom_tracker:Quiet", {"kind": "custom_strategy:Mine"}]}, folder)
+    tracker = parse_choice("trackers", {"kind": "custom_tracker:Quiet", "loud": 2})
+    assert dump(tracker) == {"kind": "custom_tracker:Quiet", "loud": 2}
     assert parse_choice("trackers", dump(tracker)) == tracker
-    assert dump(parse_choice("strategies", "own_strategy:Mine")) == {"kind": "own_strategy:Mine"}
+    strategy = parse_choice("strategies", "custom_strategy:Mine")
+    assert dump(strategy) == {"kind": "custom_strategy:Mine"}
     with pytest.raises(SettingsError, match="'lod'; did you mean 'loud'"):
-        parse_choice("trackers", {"kind": "own_tracker:Quiet", "lod": 2})
+        parse_choice("trackers", {"kind": "custom_tracker:Quiet", "lod": 2})
 
 
-def test_a_choice_of_the_house_keeps_its_name(tmp_path: Path) -> None:
-    assert loaded("tasks", "regauge.tasks.clm:Clm", tmp_path).kind == "clm"
+def test_a_built_in_choice_keeps_its_name(tmp_path: Path) -> None:
+    assert load_custom("tasks", "regauge.tasks.clm:Clm", tmp_path).kind == "clm"
 
 
-def test_what_only_an_earlier_run_names_is_not_imported(write: Write) -> None:
-    write("own_trap.py", "raise SystemExit('it ran')")
-    saved = {"kind": "own_trap:Task"}
+def test_a_module_named_only_by_an_earlier_run_is_not_imported(write: Write) -> None:
+    write("custom_trap.py", "raise SystemExit('it ran')")
+    saved = {"kind": "custom_trap:Task"}
     with pytest.raises(SettingsError, match="the run file of this command does not name it"):
         parse_choice("tasks", saved)
-    assert "own_trap" not in sys.modules
+    assert "custom_trap" not in sys.modules
 
 
-def test_a_module_beside_a_saved_run_is_not_found(write: Write) -> None:
-    write("own_trap.py", "raise SystemExit('it ran')")
-    run = write("run.json", json.dumps({"task": {"kind": "own_trap:Task"}}))
-    with pytest.raises(SettingsError, match="no module 'own_trap'"):
+def test_a_module_next_to_a_saved_run_is_not_imported(write: Write) -> None:
+    write("custom_trap.py", "raise SystemExit('it ran')")
+    run = write("run.json", json.dumps({"task": {"kind": "custom_trap:Task"}}))
+    with pytest.raises(SettingsError, match="no module 'custom_trap'"):
         verbs.load_settings(TrainSettings, run, ())
 
 
 @pytest.mark.parametrize(
     ("path", "problem", "remedy", "code"),
     [
-        ("own_trackr:Quiet", "no module 'own_trackr' in ", "did you mean 'own_tracker'?", 2),
+        (
+            "custom_trackr:Quiet",
+            "no module 'custom_trackr' in ",
+            "did you mean 'custom_tracker'?",
+            2,
+        ),
         ("nothing_like_it:Quiet", "no module 'nothing_like_it'", "folder of the run file", 2),
-        ("own_tracker:Quite", "has no class 'Quite'", "did you mean 'Quiet'?", 2),
+        ("custom_tracker:Quite", "has no class 'Quite'", "did you mean 'Quiet'?", 2),
         (
-            "own_task:Neighbours",
+            "custom_task:Neighbours",
             "is not a subclass of Tracker",
             "inherit from regauge.trackers.Tracker",
             2,
         ),
         (
-            "own_task:Gaps",
+            "custom_task:Gaps",
             "is not a subclass of Tracker",
             "inherit from regauge.trackers.Tracker",
             2,
         ),
-        ("own_tracker:Tracker", "is not a subclass of Tracker", "inherit from", 2),
-        ("own_broken:Quiet", "ZeroDivisionError in ", "correct that file", 64),
-        ("own_needy:Quiet", "No module named 'own_absent'", "correct that file", 64),
-        ("own_unread:Quiet", "JSONDecodeError in ", "correct that file", 64),
+        ("custom_tracker:Tracker", "is not a subclass of Tracker", "inherit from", 2),
+        ("custom_broken:Quiet", "ZeroDivisionError in ", "correct that file", 64),
+        ("custom_needy:Quiet", "No module named 'custom_absent'", "correct that file", 64),
+        ("custom_unread:Quiet", "JSONDecodeError in ", "correct that file", 64),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_one_line(
+def test_unusable_code_is_refused_in_one_line(
     path: str, problem: str, remedy: str, code: int, write: Write
 ) -> None:
-    folder = write("own_tracker.py", TRACKER).parent
-    write("own_broken.py", "x = 1\n1 / 0\n")
-    write("own_needy.py", "import own_absent")
-    write("own_unread.py", "import json\njson.loads('{')\n")
-    shutil.copy(EXAMPLES / "own_task.py", folder)
+    folder = write("custom_tracker.py", TRACKER).parent
+    write("custom_broken.py", "x = 1\n1 / 0\n")
+    write("custom_needy.py", "import custom_absent")
+    write("custom_unread.py", "import json\njson.loads('{')\n")
+    shutil.copy(EXAMPLES / "custom_task.py", folder)
     with pytest.raises(RegaugeError) as caught:
-        loaded("trackers", path, folder)
+        load_custom("trackers", path, folder)
     assert problem in caught.value.problem
     assert remedy in caught.value.remedy
     assert caught.value.exit_code == code
@@ -200,62 +210,66 @@ def test_what_cannot_be_used_is_refused_in_one_line(
         assert f"{folder}/{path.partition(':')[0]}.py:" in caught.value.problem
 
 
-def test_a_misspelt_name_without_a_colon_is_one_of_the_house() -> None:
+def test_a_misspelt_name_without_a_colon_suggests_a_built_in_choice() -> None:
     with pytest.raises(SettingsError, match="no tasks named 'mlmm'; did you mean 'mlm'"):
         parse_choice("tasks", "mlmm")
 
 
-def test_one_s_own_choice_is_explained(
+def test_a_custom_choice_is_explained(
     write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(write("own_tracker.py", TRACKER).parent)
-    assert main(["explain", "trackers/own_tracker:Quiet"]) == 0
-    told = capsys.readouterr().out
-    assert "Says nothing." in told
-    assert "How loud." in told
+    monkeypatch.chdir(write("custom_tracker.py", TRACKER).parent)
+    assert main(["explain", "trackers/custom_tracker:Quiet"]) == 0
+    output = capsys.readouterr().out
+    assert "Says nothing." in output
+    assert "How loud." in output
 
 
-def test_processes_that_are_started_look_in_the_same_places(
+def test_child_processes_import_from_the_same_folders(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = write("own_tracker.py", TRACKER).parent
+    folder = write("custom_tracker.py", TRACKER).parent
     assert choices.module_folders_environment() == {}
-    choices.allow_imports("own_tracker:Quiet", folder)
+    choices.allow_imports("custom_tracker:Quiet", folder)
     code = (
         "import sys, regauge.choices as r;"
         "print(r.module_folders_environment(), file=open(sys.argv[1], 'w'))"
     )
-    said = tmp_path / "said"
+    output = tmp_path / "environment"
     assert (
-        processes.run_processes([sys.executable, "-c", code, str(said)], 1, tmp_path / "logs") == 0
+        processes.run_processes([sys.executable, "-c", code, str(output)], 1, tmp_path / "logs")
+        == 0
     )
-    assert said.read_text() == f"{choices.module_folders_environment()}\n"
+    assert output.read_text() == f"{choices.module_folders_environment()}\n"
     assert choices.module_folders_environment() == {
         choices.MODULE_FOLDERS_VARIABLE: f"{folder}{os.pathsep}{tmp_path}"
     }
 
 
-class Drawn(nn.Module):
-    """A table and a layer."""
+class TiedTable(nn.Module):
+    """An embedding table and a layer that share one weight."""
 
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(10, 4)
-        self.say = nn.Linear(4, 10)
-        self.say.weight = self.words.weight
+        self.output = nn.Linear(4, 10)
+        self.output.weight = self.words.weight
 
 
-def test_the_weights_of_a_module_of_ones_own_are_drawn_by_the_seed() -> None:
-    made = []
+def test_the_seed_determines_the_weights_of_a_custom_module() -> None:
+    weights_by_run = []
     for seed in (0, 0, 1):
         with META:
-            module = CustomModule(Drawn())
+            module = CustomModule(TiedTable())
         materialize(module, build_initial_weights(module, Model(architecture="own"), seed))
-        assert module.model.module.say.weight is module.model.module.words.weight
-        made.append(dict(module.named_parameters()))
-    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
-    assert not torch.equal(*(each["model.module.words.weight"] for each in made[1:]))
+        assert module.model.module.output.weight is module.model.module.words.weight
+        weights_by_run.append(dict(module.named_parameters()))
+    first, second, _ = weights_by_run
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(
+        *(weights["model.module.words.weight"] for weights in weights_by_run[1:])
+    )
 
 
 class Bare(nn.Module):
@@ -297,14 +311,14 @@ def test_a_module_whose_values_would_be_lost_is_refused(
         CustomModule(nn.Sequential(nn.ReLU(), kind()))
 
 
-def test_a_class_is_a_task_of_its_own_name(example: Path) -> None:
-    found = loaded("tasks", "own_task:Gaps", example.parent)
-    assert issubclass(found, Task)
-    assert choices.summary("tasks", "own_task:Gaps").startswith("Masked tokens, weighted by")
+def test_a_custom_class_is_a_task(example: Path) -> None:
+    kind = load_custom("tasks", "custom_task:Gaps", example.parent)
+    assert issubclass(kind, Task)
+    assert choices.summary("tasks", "custom_task:Gaps").startswith("Masked tokens, weighted by")
 
 
-def test_a_repetition_of_a_run_does_not_import_what_it_names(write: Write) -> None:
-    write("own_trap.py", "raise SystemExit('it ran')")
-    run = write("run.json", json.dumps({"task": {"kind": "own_trap:Task"}}))
+def test_repeating_a_run_does_not_import_its_modules(write: Write) -> None:
+    write("custom_trap.py", "raise SystemExit('it ran')")
+    run = write("run.json", json.dumps({"task": {"kind": "custom_trap:Task"}}))
     with pytest.raises(SettingsError, match="the run file of this command does not name it"):
         compare.build_repeat(run.parent)

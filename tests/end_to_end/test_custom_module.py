@@ -28,26 +28,27 @@ class Scored(nn.Module):
         self.pixels, self.kinds = nn.Conv2d(2, 3, 3), nn.Embedding(7, 4)
 
     def forward(self, image, kind):
-        found = torch.cat([self.pixels(image).mean((2, 3)), self.kinds(kind)], 1)
-        forms = {"tensor": found, "tuple": (found, kind), "dict": {"scores": found, "kind": kind}}
+        scores = torch.cat([self.pixels(image).mean((2, 3)), self.kinds(kind)], 1)
+        named = {"scores": scores, "kind": kind}
+        forms = {"tensor": scores, "tuple": (scores, kind), "dict": named}
         return forms[self.form]
 
 
-def made(form):
+def build(form):
     torch.manual_seed(0)
     return Scored(form), {"image": torch.randn(3, 2, 8, 8), "kind": torch.tensor([1, 5, 2])}
 
 
 def tensor():
-    return made("tensor")
+    return build("tensor")
 
 
 def tuple():
-    return made("tuple")
+    return build("tuple")
 
 
 def dict():
-    return made("dict")
+    return build("dict")
 
 
 def alone():
@@ -55,7 +56,7 @@ def alone():
 
 
 def more():
-    module, examples = made("tensor")
+    module, examples = build("tensor")
     return module, {**examples, "third": examples["kind"]}
 
 
@@ -64,7 +65,7 @@ def broken():
 
 
 def fewer():
-    module, examples = made("tensor")
+    module, examples = build("tensor")
     return module, {**examples, "kind": examples["kind"].bool()}
 """
 Export = Callable[..., int]
@@ -73,18 +74,18 @@ Export = Callable[..., int]
 @pytest.fixture
 def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Export]:
     """Return a function that exports the module of a function in the working folder."""
-    (tmp_path / "own_scored.py").write_text(CODE)
+    (tmp_path / "custom_scored.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(choices, "_allowed_paths", set())
     monkeypatch.setattr(choices, "_module_folders", [])
 
-    def exported(function: str, *more: str) -> int:
-        options = ["--module", f"own_scored:{function}", "--to", "out", *more, *QUICK]
+    def run_export(function: str, *more: str) -> int:
+        options = ["--module", f"custom_scored:{function}", "--to", "out", *more, *QUICK]
         return main(["export", *options, 'candidates.precisions=["fp32"]'])
 
-    yield exported
-    sys.modules.pop("own_scored", None)
+    yield run_export
+    sys.modules.pop("custom_scored", None)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +97,10 @@ def test_the_artifact_of_a_module_gives_the_same_outputs(
 ) -> None:
     assert export(form, f'candidates.backends=["{backend}"]') == 0
     program = json.loads(Path("out/manifest.json").read_text())["program"]
-    assert (program["answers"], program["width"]) == ("tensor", 7)
-    assert f"kept: {backend} fp32 1 threads\n" in capsys.readouterr().out
-    loaded = regauge.load("out", module="own_scored", threads=1)
-    module, examples = sys.modules["own_scored"].tensor()
+    assert (program["output_kind"], program["output_size"]) == ("tensor", 7)
+    assert f"selected: {backend} fp32 1 threads\n" in capsys.readouterr().out
+    loaded = regauge.load("out", module="custom_scored", threads=1)
+    module, examples = sys.modules["custom_scored"].tensor()
     generator = torch.Generator().manual_seed(1)
     for rows in (0, 1, 50):
         image = torch.randn(rows, 2, 8, 8, generator=generator)
@@ -123,7 +124,7 @@ def test_the_artifact_of_a_module_gives_the_same_outputs(
     with pytest.raises(DataError, match="'image' is of type ndarray; pass a tensor"):
         loaded(image.numpy(), kind)
     with pytest.raises(SettingsError, match="reads no texts; call it with tensors"):
-        loaded.answer(["a text"])
+        loaded.predict(["a text"])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_the_artifact_of_a_module_gives_the_same_outputs(
         ("alone", "returns Scored; return (module, {name: example tensor})"),
         ("more", "Scored fails on its examples: "),
         ("fewer", "kind is torch.bool; convert it to one of "),
-        ("broken", "'own_scored:broken' fails: no file of mine; correct the function"),
+        ("broken", "'custom_scored:broken' fails: no file of mine; correct the function"),
         ("tensors", "did you mean 'tensor'?"),
     ],
 )

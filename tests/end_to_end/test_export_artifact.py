@@ -40,10 +40,10 @@ class Case:
     artifact: Path
     task: dict[str, Any]
     fields: dict[str, Any]
-    tokens: int
+    max_length: int
     inputs: tuple[str, ...]
-    answers: str
-    width: int
+    output_kind: str
+    output_size: int
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Case:
         return document
 
     @property
-    def measured(self) -> dict[str, float]:
+    def heldout_metrics(self) -> dict[str, float]:
         """The last held-out metrics of the run."""
         last = [line for line in lines(self.run) if "heldout/loss" in line][-1]
         return {name: last[name] for name in last if name.startswith("heldout/")}
@@ -64,16 +64,16 @@ def build_case(folder: Path, name: str) -> Case:
     run, data = folder / "run", datasets.write_pairs(folder / "data")
     attempt(settings(run, data, kind, task=options, stop={"steps": 4}), World())
     artifact = export_run(run, folder / "artifact", *FP32)
-    texts_of = {"contrastive": [], "one text": ["query"], "two texts": ["query", "document"]}
-    limits = {"contrastive": [32], "one text": [12], "two texts": [12, 32]}
-    joined = name == "two texts"
+    text_fields = {"contrastive": [], "one text": ["query"], "two texts": ["query", "document"]}
+    max_lengths = {"contrastive": [32], "one text": [12], "two texts": [12, 32]}
+    is_pair = name == "two texts"
     return Case(
         run,
         artifact,
         merge(TASKS[kind]["task"], options),
-        {"texts": texts_of[name], "limits": limits[name], "joined": joined},
-        sum(limits[name]),
-        ("tokens", "lengths", "starts") if joined else ("tokens", "lengths"),
+        {"text_fields": text_fields[name], "max_lengths": max_lengths[name], "is_pair": is_pair},
+        sum(max_lengths[name]),
+        ("tokens", "lengths", "starts") if is_pair else ("tokens", "lengths"),
         "vectors" if kind == "contrastive" else "classes",
         32 if kind == "contrastive" else 3,
     )
@@ -101,24 +101,24 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_the_manifest_describes_the_program_and_its_origin(case: Case) -> None:
     manifest = case.manifest
     program = manifest["program"]
-    assert (program["answers"], program["width"]) == (case.answers, case.width)
+    assert (program["output_kind"], program["output_size"]) == (case.output_kind, case.output_size)
     assert {name: program["fields"][name] for name in case.fields} == case.fields
-    assert tuple(each["name"] for each in program["inputs"]) == case.inputs
-    assert program["reads"] == {
-        "tokens": case.tokens,
+    assert tuple(spec["name"] for spec in program["inputs"]) == case.inputs
+    assert program["tokenization"] == {
+        "max_length": case.max_length,
         "prompts": {},
         "lowercase": False,
-        "ends": "closed",
-        "manner": "regauge",
+        "input_format": "text",
+        "convention": "regauge",
     }
-    pooling = {"modes": ["mean"], "dense": [], "normalized": True}
-    assert program.get("pooling") == (pooling if case.answers == "vectors" else None)
-    shapes = [each["length"] for each in manifest["shapes"]]
-    assert shapes == sorted(set(shapes))
-    assert shapes[-1] == case.tokens
+    pooling = {"modes": ["mean"], "dense": [], "normalize": True}
+    assert program.get("pooling") == (pooling if case.output_kind == "vectors" else None)
+    lengths = [bucket["length"] for bucket in manifest["buckets"]]
+    assert lengths == sorted(set(lengths))
+    assert lengths[-1] == case.max_length
     compiled = manifest["compiled"]
     assert compiled["backend"]["kind"] == "eager"
-    assert (compiled["precision"], compiled["quantized"]) == ("fp32", "none")
+    assert (compiled["precision"], compiled["quantization"]) == ("fp32", "none")
     assert compiled["versions"].keys() == {"torch", "transformers"}
     assert manifest["target"]["accelerator"] == "cpu"
     assert manifest["target"]["threads"] == 1
@@ -139,11 +139,11 @@ def test_the_manifest_describes_the_program_and_its_origin(case: Case) -> None:
 def test_the_evidence_has_the_held_out_metrics_of_the_run(case: Case) -> None:
     parity = json.loads((case.artifact / "parity.json").read_text())
     metrics = {name: value for name, value in parity.items() if name.startswith("heldout/")}
-    assert metrics == pytest.approx(case.measured, rel=1e-6)
+    assert metrics == pytest.approx(case.heldout_metrics, rel=1e-6)
     assert {"heldout/loss", "heldout/items"} < metrics.keys()
-    assert parity["loss"] == pytest.approx(0.0, abs=1e-6)
+    assert parity["quality_loss"] == pytest.approx(0.0, abs=1e-6)
     assert (parity["backend"], parity["precision"]) == ("eager", "fp32")
-    (row,) = json.loads((case.artifact / "benchmark.json").read_text())["rows"]
+    (row,) = json.loads((case.artifact / "benchmark.json").read_text())["candidates"]
     assert row.items() <= parity.items()
     assert row["texts_per_second"] > 0
 
@@ -153,7 +153,7 @@ def test_an_artifact_has_the_held_out_metrics_of_its_run(case: Case) -> None:
     module = load_as_module(open_artifact(case.artifact))
     computed = compute_heldout_metrics(module, task, case.run.parent / "data", rows=512)
     metrics = {f"heldout/{name}": value for name, value in computed.items()}
-    assert metrics == pytest.approx(case.measured, rel=1e-6)
+    assert metrics == pytest.approx(case.heldout_metrics, rel=1e-6)
 
 
 def test_evaluate_gives_an_artifact_the_metrics_of_its_run(case: Case, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_evaluate_gives_an_artifact_the_metrics_of_its_run(case: Case, tmp_path:
     rows = {row.pop("name"): row for row in table["rows"]}
     assert rows["artifact"] == pytest.approx(rows["run"], rel=1e-6)
     metrics = {f"heldout/{name}": value for name, value in rows["artifact"].items()}
-    assert metrics == pytest.approx(case.measured, rel=1e-6)
+    assert metrics == pytest.approx(case.heldout_metrics, rel=1e-6)
 
 
 def ids(text: str, limit: int) -> list[int]:
@@ -185,37 +185,40 @@ def ids(text: str, limit: int) -> list[int]:
 def test_classes_equal_the_classes_of_transformers(case: Case) -> None:
     loaded = regauge.load(case.artifact, threads=1)
     queries, documents = random_texts(20, seed=1), random_texts(20, seed=2)
-    columns = (queries, documents) if case.fields["joined"] else (queries,)
-    if case.answers == "vectors":
+    columns = (queries, documents) if case.fields["is_pair"] else (queries,)
+    if case.output_kind == "vectors":
         with pytest.raises(SettingsError, match="reads 1 texts per record, got 2"):
-            loaded.answer(queries, documents)
-        assert np.array_equal(loaded.answer(queries)["vector"], loaded.encode(queries))
+            loaded.predict(queries, documents)
+        assert np.array_equal(loaded.predict(queries)["embedding"], loaded.encode(queries))
         return
-    limits = case.fields["limits"]
+    limits = case.fields["max_lengths"]
     model = AutoModelForSequenceClassification.from_pretrained(case.run / "model").eval()
     expected = []
-    for each in zip(*columns, strict=True):
-        parts = [ids(text, limit) for text, limit in zip(each, limits, strict=True)]
+    for texts in zip(*columns, strict=True):
+        parts = [ids(text, limit) for text, limit in zip(texts, limits, strict=True)]
         tokens = [token for part in parts for token in part]
         types = [number for number, part in enumerate(parts) for _ in part]
         with torch.no_grad():
             inputs = {"input_ids": tokens, "token_type_ids": types}
             output = model(**{name: torch.tensor([row]) for name, row in inputs.items()})
         expected.append(output.logits[0].softmax(0).numpy())
-    answers = loaded.answer(*columns)
+    answers = loaded.predict(*columns)
     np.testing.assert_allclose(answers["probabilities"], expected, atol=2e-6)
-    assert answers["class"].tolist() == np.argmax(expected, 1).tolist()
+    assert answers["predicted_label"].tolist() == np.argmax(expected, 1).tolist()
     assert np.ptp(answers["probabilities"], axis=0).min() > 1e-3
     with pytest.raises(SettingsError, match="returns classes, not vectors"):
         loaded.encode(queries)
     with pytest.raises(SettingsError, match=f"reads {len(columns)} texts per record"):
-        loaded.answer(*columns, documents)
-    assert loaded.answer(*(column[0] for column in columns))["class"] == answers["class"][:1]
+        loaded.predict(*columns, documents)
+    assert (
+        loaded.predict(*(column[0] for column in columns))["predicted_label"]
+        == answers["predicted_label"][:1]
+    )
     if len(columns) > 1:
         with pytest.raises(
             DataError, match="the columns have 20, 19 texts; pass one text per record"
         ):
-            loaded.answer(queries, documents[:-1])
+            loaded.predict(queries, documents[:-1])
 
 
 def reference_vectors(model: Path, some: list[str], limit: int = 32) -> np.ndarray:
@@ -234,8 +237,8 @@ def test_a_folder_is_exported_without_a_run(encoder: Path, tmp_path: Path) -> No
     assert main(["export", "--model", str(encoder / "model"), "--to", str(target), *FP32]) == 0
     manifest = json.loads((target / "manifest.json").read_text())
     assert manifest["origin"]["path"] == str(encoder / "model")
-    assert manifest["program"]["fields"]["limits"] == []
-    assert manifest["program"]["reads"]["tokens"] == 32
+    assert manifest["program"]["fields"]["max_lengths"] == []
+    assert manifest["program"]["tokenization"]["max_length"] == 32
     parity = json.loads((target / "parity.json").read_text())
     assert not [name for name in parity if name.startswith("heldout/")]
     some = [*random_texts(30), " ".join(["w9"] * 50)]
@@ -243,7 +246,7 @@ def test_a_folder_is_exported_without_a_run(encoder: Path, tmp_path: Path) -> No
     vectors = loaded.encode(some)
     np.testing.assert_allclose(vectors, reference_vectors(encoder / "model", some), atol=2e-6)
     assert np.array_equal(loaded.encode(some[3]), vectors[3])
-    assert np.array_equal(loaded.answer(some[3])["vector"], vectors[3:4])
+    assert np.array_equal(loaded.predict(some[3])["embedding"], vectors[3:4])
     assert loaded.encode([]).shape == (0, 32)
     wrong = {
         None: "text 1 is of type NoneType; pass a str",
@@ -268,8 +271,10 @@ def test_settings_override_the_files_of_a_folder(encoder: Path, tmp_path: Path) 
     options = ["--model", str(encoder / "model"), "--to", str(target), *FP32, *more]
     assert main(["export", *options]) == 0
     manifest = json.loads((target / "manifest.json").read_text())
-    assert "identity" not in manifest
-    assert manifest["program"]["reads"]["tokens"] == manifest["shapes"][-1]["length"] == 8
+    assert "batch_invariance" not in manifest
+    assert (
+        manifest["program"]["tokenization"]["max_length"] == manifest["buckets"][-1]["length"] == 8
+    )
     loaded = regauge.load(target, batch_invariant=False, threads=1)
     usual = loaded.encode(["w5 w6", "w7 " * 20])
     assert usual.shape == (2, 64)
@@ -290,7 +295,7 @@ def test_texts_can_be_truncated_below_the_row_length_of_the_run(
         encoder, tmp_path / "artifact", *FP32, "text.max_seq_length=8", "parity.metrics=false"
     )
     manifest = json.loads((artifact / "manifest.json").read_text())
-    assert manifest["shapes"][-1]["length"] == 8
+    assert manifest["buckets"][-1]["length"] == 8
     some = random_texts(30)
     vectors = regauge.load(artifact, threads=1).encode(some)
     np.testing.assert_allclose(vectors, reference_vectors(encoder / "model", some, 8), atol=2e-6)
@@ -343,7 +348,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(
     there = ["--model", str(encoder / "model"), "--to", str(encoder)]
     assert main(["export", *there, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == f"would refuse: {encoder} exists; choose another target with --to"
+    assert lines[-1] == f"error: {encoder} exists; choose another target with --to"
     assert main(["export", *there, "candidates.timing_seconds=-1", "--dry-run"]) == 2
     assert contents(encoder) == before
     assert not list(tmp_path.iterdir())
@@ -410,7 +415,7 @@ def test_int8_candidates_respect_the_quality_loss(
     options = [str(encoder), *integers, 'candidates.precisions=["fp32"]']
     assert main(["export", *options, "--to", str(tmp_path / "loose"), "parity.max_loss=0.1"]) == 0
     compiled = json.loads((tmp_path / "loose" / "manifest.json").read_text())["compiled"]
-    assert compiled["quantized"] == "int8"
+    assert compiled["quantization"] == "int8"
     capsys.readouterr()
     assert main(["export", *options, "--to", str(tmp_path / "strict"), "parity.max_loss=0"]) != 0
     assert "no linear layer is accurate enough with 8-bit integers" in capsys.readouterr().err
@@ -448,7 +453,7 @@ def test_a_model_folder_is_loaded_without_an_export(encoder: Path) -> None:
     loaded = regauge.load(encoder / "model", threads=1)
     expected = reference_vectors(encoder / "model", some)
     np.testing.assert_allclose(loaded.encode(some), expected, atol=2e-6)
-    assert loaded.program.answers == "vectors"
+    assert loaded.program.output_kind == "vectors"
     same = regauge.load(encoder, threads=1)
     assert np.array_equal(same.encode(some), loaded.encode(some))
     with pytest.raises(SettingsError, match="no model at"):
@@ -467,11 +472,11 @@ def test_torch_compile_gives_the_same_vectors(encoder: Path, tmp_path: Path) -> 
     some = random_texts(40)
     code = (
         "import json, sys, numpy, regauge\n"
-        "model, texts, found = sys.argv[1:]\n"
+        "model, texts, path = sys.argv[1:]\n"
         "loaded = regauge.load(model, threads=1, backend='torch-compile')\n"
-        "numpy.save(found, loaded.encode(json.loads(texts)))\n"
+        "numpy.save(path, loaded.encode(json.loads(texts)))\n"
     )
-    options = [str(encoder / "model"), json.dumps(some), str(tmp_path / "found.npy")]
+    options = [str(encoder / "model"), json.dumps(some), str(tmp_path / "vectors.npy")]
     subprocess.run([sys.executable, "-c", code, *options], check=True, capture_output=True)
     eager = regauge.load(encoder / "model", threads=1).encode(some)
-    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), eager, atol=2e-6)
+    np.testing.assert_allclose(np.load(tmp_path / "vectors.npy"), eager, atol=2e-6)

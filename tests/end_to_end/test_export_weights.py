@@ -1,4 +1,4 @@
-"""Weights out and in again: every form carries the same tensors, and nothing in one runs."""
+"""Export and import of weights: every format has the same tensors, pooling and dimensions."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def test_every_form_holds_the_same_weights(encoder: Path, tmp_path: Path) -> None:
+def test_every_format_contains_the_same_weights(encoder: Path, tmp_path: Path) -> None:
     final = load_file(encoder / "model" / "model.safetensors")
     assert main(["export", str(encoder), *HF, "--to", str(tmp_path / "hf")]) == 0
     assert main(["export", str(encoder), "--format", "torch", "--to", str(tmp_path / "w.pt")]) == 0
-    form = ["--format", "sentence-transformers", "--to", str(tmp_path / "st")]
-    assert main(["export", str(encoder), *form]) == 0
+    sentence_transformers = ["--format", "sentence-transformers", "--to", str(tmp_path / "st")]
+    assert main(["export", str(encoder), *sentence_transformers]) == 0
     plain = torch.load(tmp_path / "w.pt", weights_only=True)
     for weights in (
         load_file(tmp_path / "hf" / "model.safetensors"),
@@ -68,7 +68,7 @@ def test_every_form_holds_the_same_weights(encoder: Path, tmp_path: Path) -> Non
     ]
 
 
-def test_a_kept_checkpoint_is_exported(encoder: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_exported(encoder: Path, tmp_path: Path) -> None:
     export = ["export", str(encoder), *HF, "--to"]
     assert main([*export, str(tmp_path / "at"), "export.step=4"]) == 0
     assert main([*export, str(tmp_path / "end"), "export.step=latest"]) == 0
@@ -79,7 +79,7 @@ def test_a_kept_checkpoint_is_exported(encoder: Path, tmp_path: Path) -> None:
     assert any(not torch.equal(early[name], final[name]) for name in final)
 
 
-def test_a_state_dict_and_a_folder_come_in_alike(encoder: Path, tmp_path: Path) -> None:
+def test_a_state_dict_and_a_folder_are_imported_equally(encoder: Path, tmp_path: Path) -> None:
     main(["export", str(encoder), "--format", "torch", "--to", str(tmp_path / "w.pt")])
     assert main(["import", str(tmp_path / "w.pt"), "--to", str(tmp_path / "a"), *DIMENSIONS]) == 0
     assert main(["import", str(encoder / "model"), "--to", str(tmp_path / "b")]) == 0
@@ -87,7 +87,7 @@ def test_a_state_dict_and_a_folder_come_in_alike(encoder: Path, tmp_path: Path) 
     assert first == second
 
 
-def test_what_does_not_fit_is_refused(
+def test_invalid_imports_and_exports_are_refused(
     encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["export", str(encoder), "--format", "torch", "--to", str(tmp_path / "w.pt")])
@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_refused(
     assert not Path(target).exists()
 
 
-def test_a_form_that_is_refused_leaves_its_place_alone(tmp_path: Path) -> None:
+def test_a_refused_export_does_not_change_the_target_folder(tmp_path: Path) -> None:
     (target := tmp_path / "to").mkdir()
     with pytest.raises(SettingsError, match="did not train a text encoder"):
         export_weights.export_model(tmp_path / "model", target, "sentence-transformers")
@@ -112,7 +112,7 @@ def test_a_form_that_is_refused_leaves_its_place_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("modes", [("mean",), ("cls",), ("lasttoken", "max")])
-def test_vectors_are_pooled_as_they_were_trained_wherever_a_run_goes(
+def test_pooling_is_kept_by_warm_start_and_export(
     modes: tuple[PoolingMode, ...], tmp_path: Path
 ) -> None:
     data, sizes = datasets.write_pairs(tmp_path / "data"), {"dim": 32, "n_layers": 1, "n_heads": 2}
@@ -126,31 +126,31 @@ def test_vectors_are_pooled_as_they_were_trained_wherever_a_run_goes(
     early = export_weights.export_checkpoint(second, 4, tmp_path / "early")
     tokens, lengths = torch.arange(1, 17, dtype=torch.int32).view(2, 8), torch.tensor([8, 8])
     for folder in (first / "model", second / "model", early):
-        described = json.loads((folder / "1_Pooling" / "config.json").read_text())
-        assert described["word_embedding_dimension"] == sizes["dim"]
-        for fields, most in ((None, datasets.LENGTH), (InputSpec(limits=(16,)), 16)):
+        configuration = json.loads((folder / "1_Pooling" / "config.json").read_text())
+        assert configuration["word_embedding_dimension"] == sizes["dim"]
+        for fields, max_length in ((None, datasets.LENGTH), (InputSpec(max_lengths=(16,)), 16)):
             spec = build_folder_spec(folder, TextSettings(), fields)
             tokenization = spec.required_tokenization
-            assert (tokenization.manner, tokenization.tokens) == ("regauge", most)
+            assert (tokenization.convention, tokenization.max_length) == ("regauge", max_length)
             program: Any = spec.program
             with torch.no_grad():
                 states = program.module.model(tokens).last_hidden_state
-                parts = {"mean": states.mean(1), "cls": states[:, 0]}
-                parts |= {"lasttoken": states[:, -1], "max": states.amax(1)}
-                wanted = normalize(torch.cat([parts[mode] for mode in modes], -1), dim=-1)
-                assert torch.allclose(program(tokens, lengths), wanted, atol=1e-5)
+                pooled = {"mean": states.mean(1), "cls": states[:, 0]}
+                pooled |= {"lasttoken": states[:, -1], "max": states.amax(1)}
+                expected = normalize(torch.cat([pooled[mode] for mode in modes], -1), dim=-1)
+                assert torch.allclose(program(tokens, lengths), expected, atol=1e-5)
 
 
-def test_another_pooling_than_the_weights_say_is_trained_where_it_is_asked_for(
+def test_the_pooling_of_the_weights_can_be_overridden(
     tmp_path: Path,
 ) -> None:
     data = datasets.write_pairs(tmp_path / "data")
-    told = {"task": {"pooling": ("cls",)}, "stop": {"steps": 1}}
-    attempt(settings(tmp_path / "run", data, "contrastive", **told), processes.World())
-    found = {
-        asked: Contrastive(pooling=asked)
+    changes: dict[str, Any] = {"task": {"pooling": ("cls",)}, "stop": {"steps": 1}}
+    attempt(settings(tmp_path / "run", data, "contrastive", **changes), processes.World())
+    modes_by_setting = {
+        pooling: Contrastive(pooling=pooling)
         .build_module(Model(path=str(tmp_path / "run")), read_manifest(data), seed=0)
         .pooling.modes
-        for asked in ((), ("mean",), ("max", "cls"))
+        for pooling in ((), ("mean",), ("max", "cls"))
     }
-    assert found == {(): ("cls",), ("mean",): ("mean",), ("max", "cls"): ("max", "cls")}
+    assert modes_by_setting == {(): ("cls",), ("mean",): ("mean",), ("max", "cls"): ("max", "cls")}

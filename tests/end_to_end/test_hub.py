@@ -1,4 +1,4 @@
-"""Names on a hub, as a server of its protocol answers them: one that is there, one that is not."""
+"""Models on the Hugging Face hub, tested against a loopback server of its protocol."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import BERT
-from loopback import running
-from regauge.models import weights as folders
+from loopback import serve
+from regauge.models import weights
 from regauge.models.architectures import build_model
 from regauge.models.settings import Model
 
@@ -35,23 +35,23 @@ COMMIT = "0" * 39 + "1"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Has `team/open`, and `team/gated` for nobody; `folder` holds the files of both."""
+    """A hub with a public model, `team/open`, and a gated one; both have the files of `folder`."""
 
     folder: Path
-    asked: list[str]
+    requested_paths: list[str]
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        self.requested_paths.append(self.path)
         if self.path.startswith(("/api/models/team/open", "/api/models/team/gated")):
             files = sorted(self.folder.iterdir())
             name = "/".join(self.path.split("/")[3:5])
             if "/tree/" in self.path:
-                self._send([_listed(path) for path in files])
+                self._send_json([_describe_file(path) for path in files])
             else:
                 names = [{"rfilename": path.name} for path in files]
-                self._send({"id": name, "modelId": name, "sha": COMMIT, "siblings": names})
+                self._send_json({"id": name, "modelId": name, "sha": COMMIT, "siblings": names})
         elif self.path.startswith("/team/open/resolve/"):
-            self._file()
+            self._send_file()
         elif self.path.startswith("/team/gated/resolve/"):
             self._refuse("GatedRepo")
         else:
@@ -60,10 +60,10 @@ class Hub(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def _send(self, document: Any) -> None:
+    def _send_json(self, document: Any) -> None:
         self._answer(200, json.dumps(document).encode(), {"Content-Type": "application/json"})
 
-    def _file(self) -> None:
+    def _send_file(self) -> None:
         data = (self.folder / Path(self.path).name).read_bytes()
         etag = f'"{hashlib.sha256(data).hexdigest()}"'
         self._answer(200, data, {"ETag": etag, "X-Repo-Commit": COMMIT})
@@ -80,47 +80,47 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
-def _listed(path: Path) -> dict[str, Any]:
+def _describe_file(path: Path) -> dict[str, Any]:
     oid = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
     return {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": oid}
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the address of a hub that has one small BERT in several files."""
+    """Yield the address of a hub that has one small BERT in several files."""
     root = tmp_path_factory.mktemp("hub")
     model, _ = build_model(Model(**{**BERT, "dropout": 0.0}), "masked", datasets.VOCABULARY, seed=5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folders, "MAX_FILE_BYTES", 40_000)
-        folders.save_model_folder(root / "bert", model.config, model.named_parameters(), root)
-    kind = type("Own", (Hub,), {"folder": root / "bert", "asked": []})
-    with running(ThreadingHTTPServer(("127.0.0.1", 0), kind), "hub") as address:
+        patch.setattr(weights, "MAX_FILE_BYTES", 40_000)
+        weights.save_model_folder(root / "bert", model.config, model.named_parameters(), root)
+    kind = type("BertHub", (Hub,), {"folder": root / "bert", "requested_paths": []})
+    with serve(ThreadingHTTPServer(("127.0.0.1", 0), kind), "hub") as address:
         yield address
 
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def train(name: str, endpoint: str, *more: str) -> subprocess.CompletedProcess[str]:
+    def train_model(name: str, endpoint: str, *options: str) -> subprocess.CompletedProcess[str]:
         run_file = tmp_path / "run.toml"
         data = tmp_path / "data"
         if not data.exists():
             datasets.write_packed(data, rows=8, heldout=2)
         run_file.write_text(RUN.format(folder=tmp_path, data=data, name=name))
-        own = {
+        hub_variables = {
             "HF_ENDPOINT": endpoint,
             "HF_HOME": str(tmp_path / "home"),
             "HF_HUB_ETAG_TIMEOUT": "2",
         }
         rest = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        command = [sys.executable, "-m", "regauge", "train", str(run_file), *more]
+        command = [sys.executable, "-m", "regauge", "train", str(run_file), *options]
         return subprocess.run(
-            command, env={**rest, **own}, capture_output=True, text=True, check=False
+            command, env={**rest, **hub_variables}, capture_output=True, text=True, check=False
         )
 
-    return train
+    return train_model
 
 
 Train = Callable[..., subprocess.CompletedProcess[str]]
@@ -133,33 +133,33 @@ Train = Callable[..., subprocess.CompletedProcess[str]]
         ("team/none", "the hub has no public model 'team/none'", "if it is private"),
     ],
 )
-def test_a_name_that_is_not_for_everyone_is_one_line_with_the_way_in(
+def test_a_gated_or_missing_model_is_refused_with_a_remedy(
     hub: str, train: Train, tmp_path: Path, name: str, problem: str, remedy: str
 ) -> None:
-    done = train(name, hub)
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.strip().splitlines()
+    completed = train(name, hub)
+    assert completed.returncode == 2, completed.stderr
+    (line,) = completed.stderr.strip().splitlines()
     assert problem in line
     assert remedy in line
     assert "run: hf auth login (or set HF_TOKEN), or name a local folder" in line
     assert not (tmp_path / "out").exists()
 
 
-def test_a_hub_that_does_not_answer_is_one_line(train: Train) -> None:
-    done = train("team/open", "http://127.0.0.1:9")
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.strip().splitlines()
+def test_an_unreachable_hub_is_reported_in_one_line(train: Train) -> None:
+    completed = train("team/open", "http://127.0.0.1:9")
+    assert completed.returncode == 2, completed.stderr
+    (line,) = completed.stderr.strip().splitlines()
     assert "there is no folder 'team/open', and the hub failed: " in line
     assert line.endswith("name a folder with weights")
 
 
 @pytest.mark.full
-def test_a_name_is_fetched_once_and_trained(hub: str, train: Train, tmp_path: Path) -> None:
-    """A dry run fetches nothing."""
-    told = train("team/open", hub, "--dry-run").stdout
-    assert "parameters: unknown: there is no folder 'team/open', and no copy from the hub" in told
-    done = train("team/open", hub)
-    assert done.returncode == 0, done.stderr
+def test_a_model_is_downloaded_once_and_trained(hub: str, train: Train, tmp_path: Path) -> None:
+    """A dry run downloads nothing."""
+    plan = train("team/open", hub, "--dry-run").stdout
+    assert "parameters: unknown: there is no folder 'team/open', and no copy from the hub" in plan
+    completed = train("team/open", hub)
+    assert completed.returncode == 0, completed.stderr
     assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
     again = train("team/open", "http://127.0.0.1:9", "--dry-run")
     assert "parameters: 29260" in again.stdout, again.stderr

@@ -1,4 +1,4 @@
-"""What others saved comes in: torch, DeepSpeed, transformers; and nothing in it runs."""
+"""Import of weights from torch, DeepSpeed and transformers; no code in a file is executed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.checkpoint import metadata as facts
+from torch.distributed.checkpoint.metadata import Metadata
 from transformers import BertConfig, BertModel
 
 from distributed.conftest import runs, worlds
@@ -42,26 +42,26 @@ DIMENSIONS = ["model.architecture=bert", *(f"model.config.{key}={n}" for key, n 
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, Tensor]:
-    """Return the state dict of a BERT with its pooling layer, as its user has it."""
+    """Return the state dict of a BERT with its pooling layer, as transformers names it."""
     torch.manual_seed(1)
-    found: dict[str, Tensor] = BertModel(BertConfig(**SIZES)).state_dict()
-    return found
+    state_dict: dict[str, Tensor] = BertModel(BertConfig(**SIZES)).state_dict()
+    return state_dict
 
 
-def take_in(origin: Path, *more: str) -> dict[str, Tensor]:
-    target = origin.parent / "taken"
-    assert main(["import", str(origin), "--to", str(target), *DIMENSIONS, *more]) == 0
+def import_weights(origin: Path, *options: str) -> dict[str, Tensor]:
+    target = origin.parent / "imported"
+    assert main(["import", str(origin), "--to", str(target), *DIMENSIONS, *options]) == 0
     return load_file(target / "model.safetensors")
 
 
-def assert_same(found: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
-    """Compare to the bit; no task trains a pooling layer, so that none is taken in."""
-    assert found.keys() == {name for name in weights if not name.startswith("pooler.")}
-    assert all(torch.equal(value, weights[name].float()) for name, value in found.items())
+def assert_same(imported: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+    """Compare bitwise; the pooling layer is not imported, because no task trains it."""
+    assert imported.keys() == {name for name in weights if not name.startswith("pooler.")}
+    assert all(torch.equal(value, weights[name].float()) for name, value in imported.items())
 
 
-def deepspeed(folder: Path, weights: dict[str, Tensor], name: str = "mp_rank_00") -> Path:
-    """Write what DeepSpeed 0.19's engine.save_checkpoint writes beside its optimizer's shards."""
+def write_deepspeed(folder: Path, weights: dict[str, Tensor], name: str = "mp_rank_00") -> Path:
+    """Write the model states of DeepSpeed 0.19's `save_checkpoint`, without optimizer shards."""
     document: dict[str, Any] = {
         "module": weights,
         "buffer_names": [],
@@ -80,11 +80,11 @@ def deepspeed(folder: Path, weights: dict[str, Tensor], name: str = "mp_rank_00"
     return folder
 
 
-# Every form
+# Supported formats
 
 
 @pytest.mark.parametrize(
-    ("there", "prefix"),
+    ("names", "prefix"),
     [
         (["a.b", "c"], ""),
         (["state_dict.a.b", "state_dict.c", "epoch"], "state_dict."),
@@ -93,49 +93,51 @@ def deepspeed(folder: Path, weights: dict[str, Tensor], name: str = "mp_rank_00"
         (["a.b.a.b", "a.b.c", "a.b"], "a.b."),
     ],
 )
-def test_what_precedes_a_model_s_names_is_found(there: list[str], prefix: str) -> None:
-    assert unpickle.find_prefix(there, ["a.b", "c"]) == prefix
+def test_the_prefix_of_parameter_names_is_detected(names: list[str], prefix: str) -> None:
+    assert unpickle.find_prefix(names, ["a.b", "c"]) == prefix
 
 
-def test_a_state_dict_comes_in_whatever_precedes_its_names(
+def test_a_state_dict_is_imported_with_any_prefix(
     tmp_path: Path, weights: dict[str, Tensor]
 ) -> None:
     nested = {"_orig_mod": {f"module.{name}": value for name, value in weights.items()}}
     torch.save({"model": nested, "epoch": 3, "cls.bias": torch.zeros(96)}, tmp_path / "w.pt")
-    assert_same(take_in(tmp_path / "w.pt"), weights)
+    assert_same(import_weights(tmp_path / "w.pt"), weights)
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_a_folder_of_torch_comes_in(
-    tmp_path: Path, worlds: Callable[[int], World], weights: dict[str, Tensor], number: int
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_a_distributed_checkpoint_of_torch_is_imported(
+    tmp_path: Path, worlds: Callable[[int], World], weights: dict[str, Tensor], size: int
 ) -> None:
-    save_file(weights, tmp_path / "given.safetensors")
-    worlds(number).run("save_with_torch", SIZES, tmp_path / "given.safetensors", tmp_path / "dcp")
-    assert len(list((tmp_path / "dcp").glob("*.distcp"))) == number
-    assert_same(take_in(tmp_path / "dcp"), weights)
+    save_file(weights, tmp_path / "source.safetensors")
+    worlds(size).run("save_with_torch", SIZES, tmp_path / "source.safetensors", tmp_path / "dcp")
+    assert len(list((tmp_path / "dcp").glob("*.distcp"))) == size
+    assert_same(import_weights(tmp_path / "dcp"), weights)
 
 
-def test_a_folder_of_deepspeed_comes_in(
+def test_a_deepspeed_checkpoint_is_imported(
     tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:
     halves = {name: value.bfloat16() for name, value in weights.items()}
-    assert_same(take_in(deepspeed(tmp_path / "ds", halves)), halves)
+    assert_same(import_weights(write_deepspeed(tmp_path / "ds", halves)), halves)
     assert "holds bfloat16" in capsys.readouterr().err
 
 
-def test_shards_without_a_configuration_come_in(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+def test_shards_without_a_configuration_are_imported(
+    tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
     names = sorted(weights)
     (tmp_path / "w").mkdir()
     for number, part in enumerate((names[:9], names[9:]), 1):
         shard = {name: weights[name] for name in part}
         save_file(shard, tmp_path / "w" / f"model-0000{number}-of-00002.safetensors")
-    assert_same(take_in(tmp_path / "w"), weights)
+    assert_same(import_weights(tmp_path / "w"), weights)
 
 
-def test_a_pickle_of_transformers_comes_in_by_import_alone(
+def test_a_pickle_of_transformers_is_read_only_by_import(
     tmp_path: Path, weights: dict[str, Tensor]
 ) -> None:
-    folder, target = tmp_path / "hf", tmp_path / "taken"
+    folder, target = tmp_path / "hf", tmp_path / "imported"
     BertConfig(**SIZES, architectures=["BertModel"]).save_pretrained(folder)
     torch.save(weights, folder / "pytorch_model.bin")
     with pytest.raises(SettingsError, match="are a pickle; run: regauge import"):
@@ -143,8 +145,8 @@ def test_a_pickle_of_transformers_comes_in_by_import_alone(
     with pytest.raises(SettingsError, match="are a pickle; run: regauge import"):
         architectures.build_model(Model(path=str(folder)), "none", SIZES["vocab_size"], seed=0)
     assert main(["import", str(folder), "--to", str(target)]) == 0
-    found = load_file(target / "model.safetensors")
-    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    imported = load_file(target / "model.safetensors")
+    assert all(torch.equal(imported[name], weights[name]) for name in weights)
 
 
 def test_a_pickle_under_another_name_is_not_read(
@@ -152,33 +154,35 @@ def test_a_pickle_under_another_name_is_not_read(
 ) -> None:
     BertConfig(**SIZES, architectures=["BertModel"]).save_pretrained(tmp_path)
     torch.save(weights, tmp_path / "other.bin")
-    listed = {"metadata": {}, "weight_map": dict.fromkeys(weights, "other.bin")}
-    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(listed))
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, "other.bin")}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     with pytest.raises(SettingsError, match=r"no file named model\.safetensors"):
         architectures.load_model(tmp_path)
 
 
-# What is refused
+# Refused weights
 
 
-def refused(origin: Path, capsys: pytest.CaptureFixture[str], *more: str, code: int = 64) -> str:
-    """Return the one line that an import ends with; nothing is written."""
-    target = origin.parent / "taken"
-    assert main(["import", str(origin), "--to", str(target), *DIMENSIONS, *more]) == code
+def refuse_import(
+    origin: Path, capsys: pytest.CaptureFixture[str], *options: str, code: int = 64
+) -> str:
+    """Return the error line of a refused import, which writes nothing."""
+    target = origin.parent / "imported"
+    assert main(["import", str(origin), "--to", str(target), *DIMENSIONS, *options]) == code
     assert not target.exists()
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
 @pytest.mark.full
-def test_two_sets_of_weights_are_told_apart(
+def test_one_of_two_sets_of_weights_is_chosen_by_prefix(
     tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:
     averages = {name: value + 1 for name, value in weights.items()}
     torch.save({"model": weights, "ema": averages}, tmp_path / "w.pt")
-    told = refused(tmp_path / "w.pt", capsys)
-    assert "behind 'ema.' and 'model.'" in told
-    assert "set weights.prefix" in told
-    assert_same(take_in(tmp_path / "w.pt", "weights.prefix=ema."), averages)
+    message = refuse_import(tmp_path / "w.pt", capsys)
+    assert "behind 'ema.' and 'model.'" in message
+    assert "set weights.prefix" in message
+    assert_same(import_weights(tmp_path / "w.pt", "weights.prefix=ema."), averages)
 
 
 def test_weights_of_another_model_are_refused(
@@ -191,38 +195,40 @@ def test_weights_of_another_model_are_refused(
         unpickle.find_prefix(["layer.weight", "layer.bias"], weights)
     part = {name: value for name, value in weights.items() if "layer.1" not in name}
     torch.save(part, tmp_path / "part.pt")
-    assert "lacks 'encoder.layer.1" in refused(tmp_path / "part.pt", capsys)
+    assert "lacks 'encoder.layer.1" in refuse_import(tmp_path / "part.pt", capsys)
     more = weights | {"encoder.layer.2.bias": torch.ones(2)}
     torch.save(more, tmp_path / "more.pt")
-    assert "has 'encoder.layer.2.bias', which is unknown" in refused(tmp_path / "more.pt", capsys)
+    assert "has 'encoder.layer.2.bias', which is unknown" in refuse_import(
+        tmp_path / "more.pt", capsys
+    )
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "problem"),
     [
         (["zero_pp_rank_0_mp_rank_00", "zero_pp_rank_1_mp_rank_00"], "the ranks of ZeRO-3"),
         (["mp_rank_00", "mp_rank_01"], "2 tensor-parallel ranks"),
     ],
 )
-def test_weights_that_deepspeed_spread_are_refused(
+def test_partitioned_deepspeed_weights_are_refused(
     tmp_path: Path,
     weights: dict[str, Tensor],
     capsys: pytest.CaptureFixture[str],
     names: list[str],
-    said: str,
+    problem: str,
 ) -> None:
     for name in names:
-        deepspeed(tmp_path / "ds", weights, name)
-    told = refused(tmp_path / "ds", capsys)
-    assert said in told
+        write_deepspeed(tmp_path / "ds", weights, name)
+    message = refuse_import(tmp_path / "ds", capsys)
+    assert problem in message
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
-    assert "has no weights of a known format" in refused(tmp_path / "empty", capsys)
+    assert "has no weights of a known format" in refuse_import(tmp_path / "empty", capsys)
 
 
-# What is hostile
+# Hostile files
 
 
 class Hostile:
@@ -235,30 +241,30 @@ class Hostile:
         return Path.touch, (str(self.path),)
 
 
-def test_a_hostile_pickle_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hostile_pickle_has_no_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "w.pt").write_bytes(pickle.dumps(Hostile(tmp_path / "ran")))
     torch.save({"weight": Hostile(tmp_path / "ran")}, tmp_path / "z.pt")
     for name in ("w.pt", "z.pt"):
-        assert "cannot be imported" in refused(tmp_path / name, capsys)
+        assert "cannot be imported" in refuse_import(tmp_path / name, capsys)
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(
-    "where", ["alone", pytest.param("among its facts", marks=pytest.mark.full)]
+    "location", ["whole file", pytest.param("planner data", marks=pytest.mark.full)]
 )
-def test_hostile_facts_do_nothing(
-    tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str], where: str
+def test_hostile_metadata_has_no_effect(
+    tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str], location: str
 ) -> None:
     folder = tmp_path / "dcp"
     dcp.save(dict(weights), checkpoint_id=folder, no_dist=True)
     file = folder / unpickle.METADATA_FILE
     hostile: Any = Hostile(tmp_path / "ran")
-    if where == "among its facts":
-        found = pickle.loads(file.read_bytes())  # noqa: S301 - written two lines above
-        found.planner_data = hostile
-        hostile = found
+    if location == "planner data":
+        metadata = pickle.loads(file.read_bytes())  # noqa: S301 - written two lines above
+        metadata.planner_data = hostile
+        hostile = metadata
     file.write_bytes(pickle.dumps(hostile))
-    assert "it would call pathlib" in refused(folder, capsys)
+    assert "it would call pathlib" in refuse_import(folder, capsys)
     assert not (tmp_path / "ran").exists()
 
 
@@ -274,7 +280,7 @@ def test_hostile_facts_do_nothing(
         ("torch.distributed.checkpoint.filesystem", "pickle"),
     ],
 )
-def test_facts_name_nothing_but_facts(module: str, name: str) -> None:
+def test_metadata_may_only_name_metadata_classes(module: str, name: str) -> None:
     text = b"\x80\x04" + b"".join(
         b"\x8c" + bytes([len(part)]) + part.encode() for part in (module, name)
     )
@@ -282,8 +288,10 @@ def test_facts_name_nothing_but_facts(module: str, name: str) -> None:
         unpickle.read_metadata(text + b"\x93.")
 
 
-def test_facts_of_this_torch_are_read(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+def test_metadata_of_the_installed_torch_is_read(
+    tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
     dcp.save({"model": weights, "step": 3}, checkpoint_id=tmp_path / "a", no_dist=True)
-    found = unpickle.read_metadata((tmp_path / "a" / unpickle.METADATA_FILE).read_bytes())
-    assert isinstance(found, facts.Metadata)
-    assert set(found.state_dict_metadata) == {f"model.{name}" for name in weights} | {"step"}
+    metadata = unpickle.read_metadata((tmp_path / "a" / unpickle.METADATA_FILE).read_bytes())
+    assert isinstance(metadata, Metadata)
+    assert set(metadata.state_dict_metadata) == {f"model.{name}" for name in weights} | {"step"}

@@ -1,7 +1,7 @@
-"""Shapes that are compiled in several processes at once, by a device's own tool where it has one.
+"""Compilation of shapes in several processes at once, with the vendor's compiler tool if any.
 
-The tool is a double with the manner of Neuron's: asked once to collect what a trial records, and
-once to compile it. It is no proof of that tool.
+The tool is a stand-in for Neuron's: its first call collects the graphs of a trial, its second call
+compiles them. These tests do not prove that Neuron's tool works.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Loom(Cpu):
 
 
 class Alone(Loom):
-    \"\"\"The same, for one process at a time.\"\"\"
+    \"\"\"The same accelerator, for one process at a time.\"\"\"
 
     is_shareable = False
 """
@@ -48,11 +48,11 @@ TOOL = f"""#!{sys.executable}
 import os, subprocess, sys
 from pathlib import Path
 
-what, *trial = sys.argv[1:]
+command, *trial = sys.argv[1:]
 folder = os.environ.get("LOOM_GRAPHS")
 with Path(sys.argv[0]).with_suffix(".log").open("a") as log:
-    log.write(f"{{what}} {{trial[-1]}} {{bool(folder)}}\\n")
-if what == "collect":
+    log.write(f"{{command}} {{trial[-1]}} {{bool(folder)}}\\n")
+if command == "collect":
     sys.exit(subprocess.run(trial).returncode)
 part = trial[-1].replace("/", "of")
 (Path(folder) / f"{{part}}.neff").write_text(part)
@@ -62,14 +62,14 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def loom(tmp_path: Path) -> Command:
-    """Return what runs `regauge compile` where two toys of another package are installed."""
+    """Return a function that runs `regauge compile` with two accelerators of another package."""
     packages, tool = tmp_path / "packages", tmp_path / "loom"
-    facts = packages / "loom-1.0.dist-info"
-    facts.mkdir(parents=True)
+    metadata = packages / "loom-1.0.dist-info"
+    metadata.mkdir(parents=True)
     (packages / "loom.py").write_text(TOY)
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: loom\nVersion: 1.0\n")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: loom\nVersion: 1.0\n")
     points = "[regauge.accelerators]\nloom = loom:Loom\nalone = loom:Alone\n"
-    (facts / "entry_points.txt").write_text(points)
+    (metadata / "entry_points.txt").write_text(points)
     tool.write_text(TOOL)
     tool.chmod(0o755)
     environment = {**os.environ, "PYTHONPATH": str(packages), "LOOM": str(tool)}
@@ -82,52 +82,52 @@ def loom(tmp_path: Path) -> Command:
         model={"config": {"num_hidden_layers": 1}},
     )
 
-    def compiled(kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run_compile(kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         file = tmp_path / f"{kind}.json"
         file.write_text(json.dumps({**dump(run), "accelerator": {"kind": kind}}))
         command = [sys.executable, "-m", "regauge", "compile", str(file), "--json", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
-    return compiled
+    return run_compile
 
 
 @pytest.mark.full
 @pytest.mark.skipif(
     Cpu().compile_obstacle() is not None,
-    reason="no C++ compiler: that graphs compiled apart are found together is not proved here",
+    reason="not proved here: torch.compile needs a C++ compiler",
 )
-def test_graphs_that_were_compiled_apart_are_found_together(loom: Command, tmp_path: Path) -> None:
-    done = loom("loom", "--jobs", "2")
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    assert answer["made"] == 0
-    assert answer["found"] > 0
-    said = (tmp_path / "loom.log").read_text().splitlines()
-    assert sorted(said[:2]) == ["collect 1/2 False", "collect 2/2 False"]
-    assert said[2:] == ["compile 1/2 True", "compile 2/2 True"]
+def test_graphs_of_several_processes_share_one_cache_entry(loom: Command, tmp_path: Path) -> None:
+    completed = loom("loom", "--jobs", "2")
+    assert completed.returncode == 0, completed.stderr
+    summary = json.loads(completed.stdout)
+    assert summary["cache_misses"] == 0
+    assert summary["cache_hits"] > 0
+    calls = (tmp_path / "loom.log").read_text().splitlines()
+    assert sorted(calls[:2]) == ["collect 1/2 False", "collect 2/2 False"]
+    assert calls[2:] == ["compile 1/2 True", "compile 2/2 True"]
     (path,) = (tmp_path / "graphs").glob("*/entry.json")
     names = {Path(name).name for name in json.loads(path.read_text())["files"]}
     assert {"1of2.neff", "2of2.neff"} <= names
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "code", "said"),
+    ("kind", "arguments", "code", "message"),
     [
         ("alone", ("--jobs", "2"), 2, "only one process at a time can use a device of 'loom'"),
         ("loom", ("--part", "3/2"), 2, "--part '3/2' is invalid"),
         ("loom", ("task.temperature=0.5", "data.path=/nowhere"), 64, "/nowhere has no prepared"),
     ],
 )
-def test_what_cannot_be_compiled_apart_is_said(
-    kind: str, arguments: tuple[str, ...], code: int, said: str, loom: Command
+def test_invalid_parallel_compilation_is_reported(
+    kind: str, arguments: tuple[str, ...], code: int, message: str, loom: Command
 ) -> None:
-    done = loom(kind, *arguments)
-    assert done.returncode == code
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = loom(kind, *arguments)
+    assert completed.returncode == code
+    assert message in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
-def test_neuron_has_its_sdk_s_tool() -> None:
+def test_neuron_uses_the_tool_of_its_sdk() -> None:
     tool = neuron.Neuron().graph_collector()
     assert tool.collect_prefix == ("neuron_parallel_compile", "--command", "collect")
     assert tool.compile_prefix == ("neuron_parallel_compile", "--command", "compile")

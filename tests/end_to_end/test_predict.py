@@ -1,4 +1,4 @@
-"""Batch inference: each record is computed once, in order, with the bits that it has alone."""
+"""Batch inference: each record is computed once, in order, bitwise equal to its result alone."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_every_record_is_computed_in_order(artifact: Path, tmp_path: Path) -> No
     assert predict(artifact, source, tmp_path / "out", "predict.shard_records=70") == 0
     table = read_table(tmp_path / "out")
     assert table["id"].to_pylist() == list(range(300))
-    assert table.schema.field("vector").type == pa.list_(pa.float16(), 32)
+    assert table.schema.field("embedding").type == pa.list_(pa.float16(), 32)
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (result["rows"], result["shards"], result["quarantined"]) == (300, 5, 0)
     assert result["tokens"] == sum(len(text.split()) + 1 for text in random_texts(300))
     lines = jsonl.read_lines(tmp_path / "out" / "jobs" / "0-of-1" / "ledger.jsonl")
     assert [line["rows"] for line in lines] == [70, 70, 70, 70, 20]
-    assert [line["last"] for line in lines] == [False] * 4 + [True]
+    assert [line["is_last"] for line in lines] == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize("damage", ["weights", "nothing"])
@@ -121,10 +121,10 @@ def test_a_second_command_only_recomputes_a_missing_file(artifact: Path, tmp_pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["output.dtype=float32"], "output.dtype is 'float16' there and 'float32' here"),
+        (["output.dtype=float32"], "output.dtype is 'float16', not 'float32'"),
         (["predict.shard_records=7"], "shard_records is"),
         (["predict.batch_invariant=false"], "batch_invariant is True there"),
-        (["output.keep_fields=[]"], "kept"),
+        (["output.keep_fields=[]"], "keep_fields"),
     ],
 )
 def test_the_output_folder_of_another_job_is_refused(
@@ -171,8 +171,8 @@ def test_invalid_records_are_quarantined_with_their_reasons(
     assert table["id"].to_pylist() == [0, 3]
     assert table["price"].to_pylist() == [1.5, None]
     bad = jsonl.read_lines(tmp_path / "out" / "quarantine" / "000000-00000.jsonl")
-    assert [(line["place"], line["reason"]) for line in bad] == [
-        ("line 2", "'id' is no integer"),
+    assert [(line["location"], line["reason"]) for line in bad] == [
+        ("line 2", "'id' is not of type integer"),
         ("line 3", "no text in 'text'"),
         ("line 5", "malformed JSON"),
         ("line 6", "no text in 'text'"),
@@ -203,7 +203,7 @@ def test_a_lone_surrogate_rejects_only_its_record(
     assert "Text fields: text; kept fields: id" in capsys.readouterr().err
     assert read_table(tmp_path / "out")["id"].to_pylist() == [1, 3]
     (bad,) = jsonl.read_lines(tmp_path / "out" / "quarantine" / "000000-00000.jsonl")
-    assert (bad["place"], bad["reason"]) == ("line 2", "undecodable bytes")
+    assert (bad["location"], bad["reason"]) == ("line 2", "undecodable bytes")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8", "binary"])
@@ -265,7 +265,7 @@ def test_a_job_stops_at_its_cost_limit_and_resumes_with_a_higher_one(
     assert read_table(out)["id"].to_pylist() == list(range(90))
     result = json.loads((out / "result.json").read_text())
     assert result["usd"] == pytest.approx(result["machine_seconds"], abs=2e-3)
-    assert result["usd_per_million"] == pytest.approx(result["usd"] / 90 * 1e6)
+    assert result["usd_per_million_rows"] == pytest.approx(result["usd"] / 90 * 1e6)
 
 
 @pytest.mark.parametrize(
@@ -319,8 +319,12 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(
     source = write_records(tmp_path / "texts.jsonl", 10)
     assert predict(artifact, source, tmp_path / "out", "--dry-run", "--json") == 0
     plan = json.loads(capsys.readouterr().out)
-    assert (plan["answers"], plan["texts"], plan["kept"]) == ("vectors", ["text"], ["id"])
-    assert plan["shards_done"] == 0
+    assert (plan["output_kind"], plan["text_fields"], plan["keep_fields"]) == (
+        "vectors",
+        ["text"],
+        ["id"],
+    )
+    assert plan["finished_shards"] == 0
     assert not (tmp_path / "out").exists()
 
 
@@ -333,12 +337,12 @@ def test_a_dry_run_shows_finished_shards_and_a_refusal(
     capsys.readouterr()
     assert predict(artifact, source, out, "--dry-run", "--json") == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["shards_done"] == 1
-    assert "would_refuse" not in answer
+    assert answer["finished_shards"] == 1
+    assert "error" not in answer
     other = ("output.dtype=float32", "--dry-run", "--json")
     assert predict(artifact, source, out, *other) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["would_refuse"].startswith(
+    assert answer["error"].startswith(
         f"{out} has the output of another job: output.dtype is 'float16'"
     )
     after = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}

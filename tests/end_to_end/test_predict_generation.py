@@ -32,7 +32,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return train_model(tmp_path_factory.mktemp("writer"), request.param, datasets.write_packed)
 
 
-def expected(model: Path, prompts: list[str], limit: int) -> list[str]:
+def generate_with_transformers(model: Path, prompts: list[str], limit: int) -> list[str]:
     """Return the texts that transformers generates for the last tokens of each prompt."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     writer = AutoModelForCausalLM.from_pretrained(model).eval()
@@ -48,18 +48,18 @@ def expected(model: Path, prompts: list[str], limit: int) -> list[str]:
 
 
 def test_generated_texts_equal_those_of_transformers(run: Path, tmp_path: Path) -> None:
-    made = (*EAGER, f"text.max_new_tokens={MAX_NEW_TOKENS}", "buckets.max_batch_tokens=128")
-    artifact = export_run(run, tmp_path / "artifact", *made)
+    options = (*EAGER, f"text.max_new_tokens={MAX_NEW_TOKENS}", "buckets.max_batch_tokens=128")
+    artifact = export_run(run, tmp_path / "artifact", *options)
     manifest = json.loads((artifact / "manifest.json").read_text())
-    limit = manifest["program"]["reads"]["tokens"]
+    limit = manifest["program"]["tokenization"]["max_length"]
     assert limit == 32 - MAX_NEW_TOKENS
     source = write_records(tmp_path / "texts.jsonl", 20)
     command = ["predict", str(artifact), "--source", str(source), "--to", str(tmp_path / "out")]
     assert main([*command, "execution.executor=inline", "predict.shard_records=7"]) == 0
-    answers = read_table(tmp_path / "out")["answer"].to_pylist()
-    assert answers == expected(run / "model", random_texts(20), limit)
+    answers = read_table(tmp_path / "out")["generated_text"].to_pylist()
+    assert answers == generate_with_transformers(run / "model", random_texts(20), limit)
     assert any(answers)
-    assert regauge.load(artifact).answer(random_texts(20)[:3])["answer"] == answers[:3]
+    assert regauge.load(artifact).predict(random_texts(20)[:3])["generated_text"] == answers[:3]
 
 
 def test_new_tokens_must_leave_room_for_a_text(
@@ -74,24 +74,24 @@ def test_new_tokens_must_leave_room_for_a_text(
 def test_the_tokenizer_convention_of_a_folder_is_read(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     shutil.copytree(run / "model", folder)
-    wanted = TextSettings(max_new_tokens=MAX_NEW_TOKENS)
-    assert build_folder_spec(folder, wanted).required_tokenization.manner == "regauge"
+    settings = TextSettings(max_new_tokens=MAX_NEW_TOKENS)
+    assert build_folder_spec(folder, settings).required_tokenization.convention == "regauge"
     table = json.loads((folder / "config.json").read_text())
-    assert table.pop("texts_read_as") == "regauge"
+    assert table.pop("tokenizer_convention") == "regauge"
     (folder / "config.json").write_text(json.dumps(table))
-    assert build_folder_spec(folder, wanted).required_tokenization.manner == "transformers"
+    assert build_folder_spec(folder, settings).required_tokenization.convention == "transformers"
 
 
 def test_a_text_is_rendered_in_the_chat_template_of_the_run(tmp_path: Path) -> None:
     run = train_model(tmp_path, "sft", datasets.write_chats)
-    made = (*EAGER, "text.max_new_tokens=4", "buckets.max_batch_tokens=64")
+    options = (*EAGER, "text.max_new_tokens=4", "buckets.max_batch_tokens=64")
     (run / "model" / "chat_template.jinja").write_text(
         "{% for m in messages %}w7 {{ m.content }} {% endfor %}w8"
     )
-    artifact = export_run(run, tmp_path / "artifact", *made)
-    reads = json.loads((artifact / "manifest.json").read_text())["program"]["reads"]
-    assert reads["ends"] == "chat"
+    artifact = export_run(run, tmp_path / "artifact", *options)
+    program = json.loads((artifact / "manifest.json").read_text())["program"]
+    assert program["tokenization"]["input_format"] == "chat"
     loaded = regauge.load(artifact)
     records = loaded._preprocessor.encode_records([["w9 w10"]]).records
     assert records.texts[0].ids.tolist() == [7, 9, 10, 8]
-    assert len(loaded.answer(["w9 w10"])["answer"]) == 1
+    assert len(loaded.predict(["w9 w10"])["generated_text"]) == 1

@@ -46,7 +46,7 @@ def test_peak_memory_does_not_grow_with_the_records(
 
 @pytest.fixture
 def report_peak(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Return a function that prints a line past pytest's capture."""
+    """Return a function that prints a line although pytest captures output."""
 
     def print_line(line: str) -> None:
         with capsys.disabled():

@@ -51,7 +51,7 @@ def test_an_artifact_has_the_metrics_and_scores_of_its_run(run: Path, tmp_path: 
     assert table["id"].to_pylist() == list(range(40))
     columns = [[record[name] for record in examples] for name in ("query", "document")]
     values = {name: [record.get(name) for record in examples] for name in ("price", "brand")}
-    scores = regauge.load(artifact).answer(*columns, values=values)["score"]
+    scores = regauge.load(artifact).predict(*columns, values=values)["score"]
     assert np.array_equal(table["score"].to_numpy(), scores)
     assert len(set(scores.tolist())) > 30
 
@@ -70,4 +70,4 @@ def test_a_record_with_an_invalid_number_is_quarantined(run: Path, tmp_path: Pat
     assert main([*command, *more]) == 0
     assert read_table(tmp_path / "out")["id"].to_pylist() == [0, 1, 2]
     [line] = (tmp_path / "out" / "quarantine" / "000000-00000.jsonl").read_text().splitlines()
-    assert json.loads(line)["reason"] == "'price' is no number"
+    assert json.loads(line)["reason"] == "'price' is not a number"

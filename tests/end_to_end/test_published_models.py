@@ -1,4 +1,4 @@
-"""Golden run files of published models: what they weigh, and first steps at full width."""
+"""Run files of published models: parameters, FLOPs, memory, and first steps at full width."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ WEIGHTS = {
     "llama2-13b": 13_015_864_320,
     "llama2-70b": 68_976_648_192,
 }
-"""Of each run file's model; those of Llama 2 are as Meta has published them."""
+"""Number of parameters of each run file's model; Meta has published the numbers of Llama 2."""
 DEEP = ("bert-1.5b", "bert-5b", "llama2-13b", "llama2-70b")
-"""Whose operations take torch the longest to count."""
+"""Models whose FLOPs take PyTorch the longest to count."""
 SMALL = (
     "vocab_size=300",
     "hidden_size=32",
@@ -47,7 +47,7 @@ SMALL = (
 )
 LENGTH = 128
 PYTHON = 'stage.text.source={kind="python-docs"}'
-"""Text that every machine has, in the place of articles that must be fetched."""
+"""Text that every machine has; it replaces articles that need a download."""
 PAIRS = (
     "stage.text.rows.phase-1.layout=sentence-pairs",
     "stage.phase-1.task.next_sentence=true",
@@ -60,12 +60,12 @@ LARGER = (
 )
 
 
-def training(name: str, folder: Path, *overrides: str) -> TrainSettings:
-    """Return the settings of a run file's training, of its first phase where it has two."""
+def load_training(name: str, folder: Path, *overrides: str) -> TrainSettings:
+    """Return the training settings of a run file; if it has two phases, those of the first."""
     path = ROOT / "runs" / f"{name}.toml"
     if "stage" not in config.read(path):
-        found: TrainSettings = verbs.load_settings(TrainSettings, path, overrides)
-        return found
+        settings: TrainSettings = verbs.load_settings(TrainSettings, path, overrides)
+        return settings
     work = pipeline.load(path, (f"output.folder={folder}", PYTHON, *overrides))
     phases: dict[str, Any] = {stage.name: stage.settings for stage in work.stages}
     first: TrainSettings = phases["phase-1"]
@@ -74,17 +74,15 @@ def training(name: str, folder: Path, *overrides: str) -> TrainSettings:
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_run_file_builds_its_model_without_memory(name: str, tmp_path: Path) -> None:
-    told = describe_model(training(name, tmp_path / "out"))
-    assert told["parameters"] == told["trained_parameters"] == WEIGHTS[name]
-    assert told["gigabytes_per_process"]["all"] < 80
+    plan = describe_model(load_training(name, tmp_path / "out"))
+    assert plan["parameters"] == plan["trained_parameters"] == WEIGHTS[name]
+    assert plan["memory_gb_per_process"]["total"] < 80
 
 
 @pytest.mark.parametrize("name", ["bert-large", "bert-1.5b", "bert-5b"])
-def test_the_weights_of_a_bert_are_those_of_transformers_own_class(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_bert_has_as_many_parameters_as_in_transformers(name: str, tmp_path: Path) -> None:
     for overrides, kind in (((), BertForMaskedLM), (PAIRS, BertForPreTraining)):
-        settings = training(name, tmp_path / "out", *overrides)
+        settings = load_training(name, tmp_path / "out", *overrides)
         with torch.device("meta"):
             plain = kind(BertConfig(**settings.model.config))
         assert describe_model(settings)["parameters"] == plain.num_parameters()
@@ -94,31 +92,31 @@ def test_the_weights_of_a_bert_are_those_of_transformers_own_class(
     "name",
     [pytest.param(name, marks=[pytest.mark.full] if name in DEEP else []) for name in WEIGHTS],
 )
-def test_the_cost_of_a_token_is_what_torch_counts(name: str, tmp_path: Path) -> None:
-    """Of transformers' own class at full size, forward and backward, on the meta device."""
-    settings = training(name, tmp_path / "out")
+def test_flops_per_token_equal_the_count_of_pytorch(name: str, tmp_path: Path) -> None:
+    """PyTorch counts the FLOPs of transformers' class at full size, forward and backward."""
+    settings = load_training(name, tmp_path / "out")
     kind = BertForMaskedLM if name.startswith("bert") else LlamaForCausalLM
-    config_of = kind.config_class(**settings.model.config)
-    config_of._attn_implementation = "eager"
+    architecture = kind.config_class(**settings.model.config)
+    architecture._attn_implementation = "eager"
     with torch.device("meta"):
-        plain = kind(config_of)
+        plain = kind(architecture)
         tokens = torch.zeros((1, LENGTH), dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         plain.base_model(tokens).last_hidden_state.sum().backward()
-    found = counter.get_total_flops() / LENGTH
-    # Those that torch adds are the products of rotary positions.
-    assert flops_per_token(plain, LENGTH) == pytest.approx(found, rel=1e-4)
+    counted = counter.get_total_flops() / LENGTH
+    # PyTorch also counts the products of rotary position embeddings.
+    assert flops_per_token(plain, LENGTH) == pytest.approx(counted, rel=1e-4)
 
 
-def test_the_weights_of_a_llama_are_those_of_transformers_own_class(tmp_path: Path) -> None:
-    settings = training("llama2-70b", tmp_path / "out")
+def test_a_llama_has_as_many_parameters_as_in_transformers(tmp_path: Path) -> None:
+    settings = load_training("llama2-70b", tmp_path / "out")
     with torch.device("meta"):
         plain = LlamaForCausalLM(LlamaForCausalLM.config_class(**settings.model.config))
     assert describe_model(settings)["parameters"] == plain.num_parameters()
 
 
 @pytest.mark.parametrize("name", ["bert-large", "bert-1.5b", "bert-5b"])
-def test_a_bert_has_two_phases_and_the_second_begins_with_the_first(
+def test_a_bert_has_two_phases_and_the_second_starts_from_the_first(
     name: str, tmp_path: Path
 ) -> None:
     work = pipeline.load(ROOT / "runs" / f"{name}.toml", (f"output.folder={tmp_path}/out", PYTHON))
@@ -126,69 +124,73 @@ def test_a_bert_has_two_phases_and_the_second_begins_with_the_first(
     assert second.model.path == f"{first.output.folder}/model"
     assert first.batch.rows == 64 * 384 == 64 * 16 * 24
     assert first.optimizer.kind == second.optimizer.kind == "lamb"
-    seen = [phase.batch.rows * phase.stop.steps for phase in (first, second)]
+    trained_rows = [phase.batch.rows * phase.stop.steps for phase in (first, second)]
     published = [65_536 * 7_038, 32_768 * 1_563]
-    assert seen == pytest.approx(published, rel=1e-3)
-    shares = [phase.optimizer.schedule.warmup_steps / phase.stop.steps for phase in (first, second)]
-    assert shares == pytest.approx([0.2843, 0.128], abs=2e-4)
+    assert trained_rows == pytest.approx(published, rel=1e-3)
+    warmup_ratios = [
+        phase.optimizer.schedule.warmup_steps / phase.stop.steps for phase in (first, second)
+    ]
+    assert warmup_ratios == pytest.approx([0.2843, 0.128], abs=2e-4)
 
 
-def test_twice_the_devices_are_a_step_of_twice_the_rows(tmp_path: Path) -> None:
-    """As the run file says."""
+def test_twice_the_devices_double_the_batch_and_the_learning_rate(tmp_path: Path) -> None:
+    """The run file documents these overrides."""
     text = (ROOT / "runs" / "bert-large.toml").read_text()
     assert all(override in text for override in (*LARGER, *PAIRS))
-    once, twice = (training("bert-large", tmp_path / "o", *more) for more in ((), LARGER))
+    once, twice = (load_training("bert-large", tmp_path / "o", *more) for more in ((), LARGER))
     assert twice.batch.rows == 2 * once.batch.rows == 128 * 384
     assert twice.optimizer.learning_rate == 2 * once.optimizer.learning_rate
     assert twice.stop.steps == once.stop.steps // 2
 
 
-def test_a_dry_run_of_a_pipeline_says_what_its_phases_weigh(
+def test_a_dry_run_of_a_pipeline_shows_the_parameters_of_its_phases(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(ROOT / "runs" / "bert-5b.toml")
     assert main(["pipeline", path, "--dry-run", f"output.folder={tmp_path}/out", PYTHON]) == 0
-    told = capsys.readouterr().out
-    assert f"parameters: {WEIGHTS['bert-5b']}" in told
-    assert "strategy: zero1 over 8 processes, in bf16" in told
-    assert f"unknown: no model at '{tmp_path}/out/2-phase-1/model'" in told
+    output = capsys.readouterr().out
+    assert f"parameters: {WEIGHTS['bert-5b']}" in output
+    assert "strategy: zero1 on 8 processes, in bf16" in output
+    assert f"unknown: no model at '{tmp_path}/out/2-phase-1/model'" in output
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_counts_rows_of_the_length_of_the_run_file(tmp_path: Path) -> None:
-    """They have 512 tokens; the model can read 4,096."""
+def test_a_dry_run_uses_the_row_length_of_the_run_file(tmp_path: Path) -> None:
+    """The rows have 512 tokens; the model accepts 4,096."""
     folder = f"output.folder={tmp_path}/out"
-    answer = train.main(ROOT / "runs" / "llama2-70b.toml", folder, dry_run=True)
-    assert (answer["row_length"], answer["row_length_source"]) == (512, "[rows] of the run file")
-    assert answer["flops_per_token"] == pytest.approx(4.147e11, rel=1e-3)
+    plan = train.main(ROOT / "runs" / "llama2-70b.toml", folder, dry_run=True)
+    assert (plan["row_length"], plan["row_length_source"]) == (512, "[rows] of the run file")
+    assert plan["flops_per_token"] == pytest.approx(4.147e11, rel=1e-3)
     phases = pipeline.main(ROOT / "runs" / "bert-large.toml", folder, PYTHON, dry_run=True)
     assert phases["stages"][1]["plan"]["row_length"] == 128
 
 
 @pytest.mark.parametrize(
-    ("override", "spread", "least", "most"),
+    ("override", "strategy", "min_gb", "max_gb"),
     [
-        ("strategy.sharding=full-shard", "fsdp over 8", 13.4, 13.5),
-        ("strategy.sharding=shard-grad-op", "fsdp over 8", 13.4, 13.5),
-        ('strategy={kind="hsdp", shards=8}', "hsdp over 16", 13.4, 13.5),
-        ('strategy={kind="ddp"}', "ddp over 8", 120, 122),
+        ("strategy.sharding=full-shard", "fsdp on 8", 13.4, 13.5),
+        ("strategy.sharding=shard-grad-op", "fsdp on 8", 13.4, 13.5),
+        ('strategy={kind="hsdp", shards=8}', "hsdp on 16", 13.4, 13.5),
+        ('strategy={kind="ddp"}', "ddp on 8", 120, 122),
     ],
 )
-def test_a_run_file_says_how_each_sharding_is_asked_for(
-    override: str, spread: str, least: float, most: float, tmp_path: Path
+def test_a_run_file_documents_each_sharding(
+    override: str, strategy: str, min_gb: float, max_gb: float, tmp_path: Path
 ) -> None:
     text = (ROOT / "runs" / "llama2-7b.toml").read_text()
     table = override.removeprefix("strategy=").removeprefix("strategy.sharding=")
     assert table in text
-    two = ("execution.nodes.count=2", "execution.nodes.endpoint=node-0") if "16" in spread else ()
-    told = describe_model(training("llama2-7b", tmp_path, override, *two))
-    assert told["strategy"] == f"{spread} processes, in bf16"
-    assert least < told["gigabytes_per_process"]["all"] < most
+    two_nodes = (
+        ("execution.nodes.count=2", "execution.nodes.endpoint=node-0") if "16" in strategy else ()
+    )
+    plan = describe_model(load_training("llama2-7b", tmp_path, override, *two_nodes))
+    assert plan["strategy"] == f"{strategy} processes, in bf16"
+    assert min_gb < plan["memory_gb_per_process"]["total"] < max_gb
 
 
 @pytest.mark.full
-def test_the_second_phase_begins_with_the_weights_of_the_first(tmp_path: Path) -> None:
-    """The whole pipeline at a small width; the second phase's rate is next to nothing."""
+def test_the_second_phase_starts_with_the_weights_of_the_first(tmp_path: Path) -> None:
+    """The pipeline runs at a small width; the second phase has a learning rate of 1e-12."""
     texts = [
         {"text": f"{n} and {n + 1} make {2 * n + 1}; twice {n} is {2 * n}."} for n in range(400)
     ]
@@ -222,29 +224,29 @@ def test_the_second_phase_begins_with_the_weights_of_the_first(tmp_path: Path) -
     for key, value in first.items():
         torch.testing.assert_close(second[key], value, rtol=0, atol=1e-9)
     lines = (tmp_path / "out/2-phase-1/metrics.jsonl").read_text().splitlines()
-    heldout = [found for line in lines if (found := json.loads(line).get("heldout/loss"))]
+    heldout = [loss for line in lines if (loss := json.loads(line).get("heldout/loss"))]
     assert heldout[-1] < heldout[0]
 
 
-def test_adapters_beside_a_published_folder_are_a_command_in_its_run_file(tmp_path: Path) -> None:
+def test_a_run_file_documents_adapters_for_published_weights(tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="not proved here: adapters, which need peft")
     text = (ROOT / "runs" / "llama2-7b.toml").read_text()
     assert "lora={rank=16, alpha=32}" in text
-    shape = dict(training("llama2-7b", tmp_path).model.config)
+    shape = dict(load_training("llama2-7b", tmp_path).model.config)
     folder = tmp_path / "Llama-2-7b-hf"
     LlamaForCausalLM.config_class(**shape).save_pretrained(folder)
-    own = f'model={{path="{folder}", lora={{rank=16, alpha=32}}}}'
-    told = describe_model(training("llama2-7b", tmp_path, own))
-    assert told["parameters"] - told["trained_parameters"] == WEIGHTS["llama2-7b"]
-    # Rank 16 beside q, k, v, o, gate, up and down of 32 layers.
+    adapters = f'model={{path="{folder}", lora={{rank=16, alpha=32}}}}'
+    plan = describe_model(load_training("llama2-7b", tmp_path, adapters))
+    assert plan["parameters"] - plan["trained_parameters"] == WEIGHTS["llama2-7b"]
+    # Rank 16 for q, k, v, o, gate, up and down of 32 layers.
     width, inner = 4096, 11008
-    assert told["trained_parameters"] == 32 * 16 * (4 * 2 * width + 3 * (width + inner))
-    assert told["gigabytes_per_process"]["all"] < 3
+    assert plan["trained_parameters"] == 32 * 16 * (4 * 2 * width + 3 * (width + inner))
+    assert plan["memory_gb_per_process"]["total"] < 3
 
 
 @pytest.fixture
-def _alone() -> Iterator[None]:
-    """Give back the threads that a run takes, and end its process group."""
+def _restore_process_state() -> Iterator[None]:
+    """Restore the number of threads after a run, and end its process group."""
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -254,14 +256,14 @@ def _alone() -> Iterator[None]:
 
 @pytest.mark.large
 @pytest.mark.timeout(1500)
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("_restore_process_state")
 @pytest.mark.parametrize("name", ["bert-large", "bert-1.5b", "llama2-7b", "llama2-13b"])
 def test_three_steps_at_full_width(name: str, tmp_path: Path) -> None:
-    """All dimensions but depth, which is 2 layers; rows are short and the same in each step."""
+    """The models have full width and 2 layers; rows are short and equal in each step."""
     write = datasets.write_packed if name.startswith("bert") else datasets.write_chats
     data = write(tmp_path / "data", rows=4, heldout=2)
-    file = dump(training(name, tmp_path / "out"))
-    own: dict[str, Any] = {
+    document = dump(load_training(name, tmp_path / "out"))
+    changes: dict[str, Any] = {
         "output": {"folder": str(tmp_path / "out"), "trackers": []},
         "data": {"path": str(data), "workers": 0},
         "model": {"config": {"num_hidden_layers": 2}},
@@ -270,11 +272,14 @@ def test_three_steps_at_full_width(name: str, tmp_path: Path) -> None:
         "execution": {"processes": 1, "nodes": {"count": 1}},
         "accelerator": {"kind": "cpu"},
     }
-    settings = config.build(TrainSettings, merge(file, own))
+    settings = config.build(TrainSettings, merge(document, changes))
     run = set_up(resolve_defaults(settings, processes.World()), processes.World())
     losses = []
-    for arrays in map(run.context.read_batches, range(3)):
-        batches = [{key: torch.from_numpy(value) for key, value in part.items()} for part in arrays]
+    for microbatches in map(run.context.read_batches, range(3)):
+        batches = [
+            {key: torch.from_numpy(value) for key, value in arrays.items()}
+            for arrays in microbatches
+        ]
         totals, norm = optimizer_step(*run, batches)
         losses.append(float(totals[0] / totals[1]))
         assert torch.isfinite(norm)

@@ -164,8 +164,13 @@ def write_run(train: Path, factor: float = 1.0) -> None:
                     tracker.log(step, {"heldout/loss": 1.05 * loss, "heldout/mrr": step / 200})
     seconds = {"init": 4.0, "compile": 11.0, "data_wait": 2.0, "step": 90.0, "lost": 7.0}
     state = {"attempt": 2, "seconds": seconds, "tokens": 3_000_000, "mfu": None}
-    memory = {"weights": 4e8, "gradients": 4e8, "moments": 8e8, "peak": 3e9}
-    costs = {"padding_share": 0.1, "memory": memory, "device_seconds": 114.0, "usd": 0.0342}
+    memory = {"weights": 4e8, "gradients": 4e8, "optimizer_state": 8e8, "peak": 3e9}
+    costs = {
+        "padding_fraction": 0.1,
+        "memory_bytes": memory,
+        "device_seconds": 114.0,
+        "usd": 0.0342,
+    }
     for step in (60, 120):
         line = {**state, **costs, "step": step, "machine_seconds": 0.95 * step}
         with (train / "ledger.jsonl").open("a") as file:

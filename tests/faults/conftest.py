@@ -115,7 +115,7 @@ class Job:
     def attempts(self) -> list[dict[str, Any]]:
         """The attempts that have ended, in their order."""
         texts = (self.folder / "attempts.jsonl").read_text().splitlines()
-        return [line for text in texts if "end" in (line := json.loads(text))]
+        return [line for text in texts if "outcome" in (line := json.loads(text))]
 
     @property
     def stderr_line(self) -> str:

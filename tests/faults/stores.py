@@ -14,7 +14,7 @@ from moto.moto_api._internal.models import moto_api_backend
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from loopback import running
+from loopback import serve
 
 Start = Callable[..., Any]
 LATE_SECONDS = 12.0
@@ -117,7 +117,7 @@ def start_store() -> Iterator[Store]:
     inner = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, _build_application(inner, store), threaded=True)
     try:
-        with running(server, "store") as store.url:
+        with serve(server, "store") as store.url:
             yield store
     finally:
         moto_api_backend.reset()

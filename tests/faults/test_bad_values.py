@@ -1,4 +1,4 @@
-"""Bad gradients, replicas that differ, and a lack of memory: rows 30, 31, 32 and 42."""
+"""Non-finite gradients, loss spikes, diverged replicas, out of memory: rows 30 to 32 and 42."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_all_processes_skip_a_step_with_gradients_that_are_not_finite(
     assert not (job.folder / "failures").exists()
     for step in (12, 18, 24):
         path = job.folder / "checkpoints" / f"step-{step:08d}" / "state.json"
-        assert json.loads(path.read_text())["optimizer_step"] == step - 1
+        assert json.loads(path.read_text())["optimizer_steps"] == step - 1
     assert all(bool(value.isfinite().all()) for value in weights(job.folder).values())
 
 
@@ -87,7 +87,7 @@ def test_a_spike_is_logged_and_changes_nothing(jobs: Jobs) -> None:
     assert warning in job.stderr_line
     assert f"{warning}; they were skipped" not in job.stderr_line
     state = job.folder / "checkpoints" / "step-00000024" / "state.json"
-    assert json.loads(state.read_text())["optimizer_step"] == 24
+    assert json.loads(state.read_text())["optimizer_steps"] == 24
 
 
 @FULL
@@ -102,7 +102,7 @@ def test_a_spike_is_skipped_by_a_run_with_that_setting(jobs: Jobs) -> None:
         in job.stderr_line
     )
     state = job.folder / "checkpoints" / "step-00000024" / "state.json"
-    assert json.loads(state.read_text())["optimizer_step"] == 23
+    assert json.loads(state.read_text())["optimizer_steps"] == 23
 
 
 @FULL
@@ -133,7 +133,7 @@ def test_a_run_out_of_memory_is_not_restarted(jobs: Jobs) -> None:
     assert job.code == 64
     (failure,) = job.failures
     assert failure["kind"] == "memory"
-    sizes = [group["bytes"] for group in failure["evidence"]["largest"]]
+    sizes = [group["bytes"] for group in failure["evidence"]["largest_tensors"]]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 0
     assert failure["rank"] == 1

@@ -1,4 +1,4 @@
-"""Dollars count every second for which a run held its machines, however its attempts ended."""
+"""The cost counts every second for which a run held its machines, after any kind of exit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAST_SECONDS = 2.5
 
 
 @FULL
-def test_dollars_survive_a_kill_and_a_resume_with_another_number_of_processes(jobs: Jobs) -> None:
+def test_cost_includes_attempts_before_a_kill_and_a_change_of_world_size(jobs: Jobs) -> None:
     slow = {"kind": "sleep", "rank": 0, "step": 8, "seconds": 0.2, "count": 100, "attempt": 0}
     job = jobs.create(slow, execution=DOLLAR_A_SECOND)
     began = time.monotonic()
@@ -64,7 +64,7 @@ def test_dollars_survive_a_kill_and_a_resume_with_another_number_of_processes(jo
 
 
 @FULL
-def test_the_time_between_two_attempts_is_paid(jobs: Jobs) -> None:
+def test_the_time_between_two_attempts_is_charged(jobs: Jobs) -> None:
     job = jobs.create(
         {"kind": "kill", "rank": 1, "step": 9, "attempt": 1}, execution=DOLLAR_A_SECOND
     )

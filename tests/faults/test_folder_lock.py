@@ -37,7 +37,7 @@ def test_an_attempt_with_an_old_token_publishes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_lock_is_released_with_its_block(tmp_path: Path) -> None:
+def test_a_lock_is_released_at_the_end_of_its_block(tmp_path: Path) -> None:
     second = FolderLock(tmp_path)
     with FolderLock(tmp_path), pytest.raises(SettingsError, match="is being written by process"):
         second.__enter__()

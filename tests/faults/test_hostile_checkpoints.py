@@ -120,7 +120,7 @@ def build_tensors() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def checkpoint(tmp_path: Path) -> Path:
     root = tmp_path / "run" / "checkpoints"
     saver = Saver(root, Checkpoint(async_save=False), World())
     saver.save(4, build_tensors(), {"step": 4}, {})
@@ -130,25 +130,25 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("harm", HOSTILE, ids=lambda harm: harm.__name__)
 def test_a_hostile_checkpoint_is_refused_without_any_effect(
-    saved: Path, harm: Callable[[Path], None]
+    checkpoint: Path, harm: Callable[[Path], None]
 ) -> None:
-    harm(saved)
+    harm(checkpoint)
     if harm is not list_outside_path:
-        names = sorted(file.name for file in saved.iterdir() if file.name != layout.MANIFEST)
-        write_manifest(saved, names)
-    before = list_tree(saved.parent.parent)
+        names = sorted(file.name for file in checkpoint.iterdir() if file.name != layout.MANIFEST)
+        write_manifest(checkpoint, names)
+    before = list_tree(checkpoint.parent.parent)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     with pytest.raises(NoCheckpointError, match=r"can be loaded: .*/checkpoints/"):
-        find_newest(saved.parent, World())
+        find_newest(checkpoint.parent, World())
     growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - memory
     assert growth < MAX_MEMORY_BYTES
-    assert list_tree(saved.parent.parent) == before
-    assert not (saved.parent.parent / "executed").exists()
+    assert list_tree(checkpoint.parent.parent) == before
+    assert not (checkpoint.parent.parent / "executed").exists()
 
 
-def test_an_unharmed_checkpoint_is_loaded(saved: Path) -> None:
-    path = find_newest(saved.parent, World())
-    assert path == saved
+def test_an_unharmed_checkpoint_is_loaded(checkpoint: Path) -> None:
+    path = find_newest(checkpoint.parent, World())
+    assert path == checkpoint
     tensors = {name: torch.full_like(value, 7.0) for name, value in build_tensors().items()}
     assert load_checkpoint(path, tensors) == {"step": 4}
     assert all(torch.equal(tensors[name], value) for name, value in build_tensors().items())
@@ -158,10 +158,10 @@ def test_an_unharmed_checkpoint_is_loaded(saved: Path) -> None:
     "others", [{"model.c": torch.ones(2)}, {"model.a": torch.ones(3, 3)}], ids=["name", "shape"]
 )
 def test_a_checkpoint_of_another_model_is_refused_in_one_line(
-    saved: Path, others: dict[str, torch.Tensor]
+    checkpoint: Path, others: dict[str, torch.Tensor]
 ) -> None:
     with pytest.raises(NoCheckpointError, match="does not fit this run: ") as refused:
-        load_checkpoint(saved, others)
+        load_checkpoint(checkpoint, others)
     assert "\n" not in str(refused.value)
     assert refused.value.exit_code == 65
 

@@ -48,12 +48,12 @@ def localize(jobs: Jobs, job: Job, folder: Path) -> tuple[Parity, Divergence]:
         ("gelu", {"layer": 1}, ("forward", "layer.1.intermediate.intermediate_act")),
         ("learning-rate", {}, ("update", "model.")),
         ("bf16-gradients", {}, ("gradient", "model.")),
-        ("dropout-seed", {}, ("rows", "keys")),
-        ("attention-mask", {}, ("rows", "segments")),
-        ("row-shift", {"at": "order"}, ("rows", "tokens")),
+        ("dropout-seed", {}, ("input", "keys")),
+        ("attention-mask", {}, ("input", "segments")),
+        ("row-shift", {"at": "order"}, ("input", "tokens")),
     ],
 )
-def test_a_bug_is_found_at_its_step_and_module(
+def test_a_bug_is_localized_to_its_step_and_module(
     jobs: Jobs, tmp_path: Path, kind: str, fault: dict[str, Any], location: tuple[str, str]
 ) -> None:
     parity, divergence = localize(jobs, run_with_bug(jobs, kind, **fault), tmp_path)
@@ -73,7 +73,7 @@ def test_a_bug_is_found_at_its_step_and_module(
 
 
 @FULL
-def test_a_bug_of_one_process_is_found(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_bug_of_one_process_is_detected(jobs: Jobs, tmp_path: Path) -> None:
     """One of two processes rounds its gradients before they are summed."""
     _, divergence = localize(jobs, run_with_bug(jobs, "bf16-gradients", size=2, rank=1), tmp_path)
     assert divergence.first is not None

@@ -95,7 +95,9 @@ def build_command(runs: Runs, size: int, changed: dict[str, Any]) -> Command:
     return Command(folder, run_file)
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="not proved here: this machine has no /proc"
+)
 @pytest.mark.parametrize(
     ("size", "victim", "async_save", "strategy"),
     [
@@ -105,7 +107,7 @@ def build_command(runs: Runs, size: int, changed: dict[str, Any]) -> Command:
         pytest.param(4, "all processes", True, "ddp", marks=FULL),
     ],
 )
-def test_a_killed_run_ends_as_the_uninterrupted_one(
+def test_a_killed_run_equals_the_uninterrupted_run(
     runs: Runs, size: int, victim: Victim, strategy: str, *, async_save: bool
 ) -> None:
     changed = build_changes(strategy, async_save=async_save)

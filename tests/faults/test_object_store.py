@@ -186,7 +186,7 @@ def test_a_withdrawn_checkpoint_is_not_downloaded(store: Store, tmp_path: Path) 
     assert RemoteCheckpoints(f"s3://{BUCKET}/other").list_steps() == []
 
 
-def test_the_store_is_waited_for_until_its_time_limit(
+def test_an_upload_waits_for_the_store_until_its_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, checkpoints = write_staging_folder(tmp_path), RemoteCheckpoints(str(tmp_path / "root"))

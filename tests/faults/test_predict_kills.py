@@ -45,7 +45,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(artifact: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def expected_folder(artifact: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "out"
     command = _build_command(artifact, source, folder, "execution.executor=inline")
     assert main(command) == 0
@@ -91,7 +91,7 @@ def _list_workers(process: subprocess.Popen[bytes]) -> list[int]:
     "kills", [FEW_KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.full)], ids=["some", "many"]
 )
 def test_a_job_survives_kills_at_random_moments(
-    artifact: Path, source: Path, undisturbed: Path, tmp_path: Path, kills: int
+    artifact: Path, source: Path, expected_folder: Path, tmp_path: Path, kills: int
 ) -> None:
     draw, folder, log = np.random.default_rng(kills), tmp_path / "out", tmp_path / "log"
     command = _build_command(artifact, source, folder, "execution.workers=2")
@@ -110,14 +110,14 @@ def test_a_job_survives_kills_at_random_moments(
         process.wait()
         done = len(_read_ledger(folder))
     assert _start(command, log).wait(TIMEOUT_SECONDS) == 0, log.read_text()
-    assert read_output_files(folder) == read_output_files(undisturbed)
+    assert read_output_files(folder) == read_output_files(expected_folder)
     assert read_table(folder)["id"].to_pylist() == list(range(RECORDS))
     finished = [(line["piece"], line["part"]) for line in _read_ledger(folder)]
     assert len(finished) == len(set(finished)) == RECORDS // ROWS
 
 
 def test_a_lost_worker_is_replaced_and_its_shard_computed_again(
-    artifact: Path, source: Path, undisturbed: Path, tmp_path: Path
+    artifact: Path, source: Path, expected_folder: Path, tmp_path: Path
 ) -> None:
     folder, log = tmp_path / "out", tmp_path / "log"
     command = _build_command(artifact, source, folder, "execution.workers=2")
@@ -126,12 +126,12 @@ def test_a_lost_worker_is_replaced_and_its_shard_computed_again(
     os.kill(_list_workers(process)[0], signal.SIGKILL)
     assert process.wait(TIMEOUT_SECONDS) == 0, log.read_text()
     assert "starting another" in log.read_text()
-    assert read_output_files(folder) == read_output_files(undisturbed)
+    assert read_output_files(folder) == read_output_files(expected_folder)
 
 
 @pytest.mark.full
 def test_a_worker_that_hangs_is_replaced(
-    artifact: Path, source: Path, undisturbed: Path, tmp_path: Path
+    artifact: Path, source: Path, expected_folder: Path, tmp_path: Path
 ) -> None:
     folder, log = tmp_path / "out", tmp_path / "log"
     more = ("execution.workers=2", "execution.hang_timeout_seconds=20")
@@ -140,14 +140,14 @@ def test_a_worker_that_hangs_is_replaced(
     os.kill(_list_workers(process)[1], signal.SIGSTOP)
     assert process.wait(TIMEOUT_SECONDS) == 0, log.read_text()
     assert "reported no progress for 20 s" in log.read_text()
-    assert read_output_files(folder) == read_output_files(undisturbed)
+    assert read_output_files(folder) == read_output_files(expected_folder)
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
 )
 def test_a_stopped_job_explains_how_to_resume(
-    artifact: Path, source: Path, undisturbed: Path, tmp_path: Path, number: int
+    artifact: Path, source: Path, expected_folder: Path, tmp_path: Path, number: int
 ) -> None:
     folder, log = tmp_path / "out", tmp_path / "log"
     process = _start(_build_command(artifact, source, folder), log)
@@ -157,7 +157,7 @@ def test_a_stopped_job_explains_how_to_resume(
     assert "stopped by a signal; run the command again to resume" in log.read_text()
     assert len(_read_ledger(folder)) < RECORDS // ROWS
     assert main(_build_command(artifact, source, folder, "execution.executor=inline")) == 0
-    assert read_output_files(folder) == read_output_files(undisturbed)
+    assert read_output_files(folder) == read_output_files(expected_folder)
 
 
 def test_two_commands_cannot_write_one_share(
@@ -186,7 +186,12 @@ def test_a_shard_that_kills_every_worker_ends_the_job(
 @pytest.mark.full
 @pytest.mark.parametrize(("num_failures", "code"), [(2, 0), (99, 75)])
 def test_a_transient_error_is_retried(
-    artifact: Path, source: Path, undisturbed: Path, tmp_path: Path, num_failures: int, code: int
+    artifact: Path,
+    source: Path,
+    expected_folder: Path,
+    tmp_path: Path,
+    num_failures: int,
+    code: int,
 ) -> None:
     folder, log, tries = tmp_path / "out", tmp_path / "log", tmp_path / "tries"
     line = "raise TransientError('the shelf does not answer', 'wait for it')"
@@ -201,7 +206,7 @@ def test_a_transient_error_is_retried(
         assert log.read_text().endswith("the shelf does not answer; wait for it\n")
     else:
         assert lost == num_failures
-        assert read_output_files(folder) == read_output_files(undisturbed)
+        assert read_output_files(folder) == read_output_files(expected_folder)
 
 
 def _write_bad_source(

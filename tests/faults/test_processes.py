@@ -30,7 +30,7 @@ def test_a_process_that_dies_is_named_and_the_run_continues(
         for attempt, (kind, _) in enumerate(deaths, start=1)
     ]
     job = jobs.assert_survives(jobs.create(*faults))
-    assert [line["end"] for line in job.attempts] == ["process"] * len(deaths) + ["finished"]
+    assert [line["outcome"] for line in job.attempts] == ["process"] * len(deaths) + ["finished"]
     assert len(job.failures) == len(deaths)
     for number, (kind, text) in enumerate(deaths):
         failure = job.failures[number]
@@ -39,7 +39,7 @@ def test_a_process_that_dies_is_named_and_the_run_continues(
         assert failure["step"] == 10 + number
         assert failure["retryable"]
         assert text in failure["problem"]
-        seconds = job.attempts[number]["ended"] - job.triggered_faults[number]["time"]
+        seconds = job.attempts[number]["ended_at"] - job.triggered_faults[number]["triggered_at"]
         figure(f"seconds to notice {kind}", seconds)
         assert text in job.stderr
 
@@ -80,7 +80,10 @@ def test_a_process_that_hangs_is_named_and_the_run_continues(
     assert failure["rank"] == rank
     assert failure["step"] == 10
     assert "no heartbeat for" in failure["problem"]
-    figure(f"seconds to notice {kind}", job.attempts[0]["ended"] - job.triggered_faults[0]["time"])
+    figure(
+        f"seconds to notice {kind}",
+        job.attempts[0]["ended_at"] - job.triggered_faults[0]["triggered_at"],
+    )
     stack = failure["evidence"]["stacks"][str(1 - rank)]
     assert any("regauge/training/gradients.py" in line for line in stack)
 
@@ -117,8 +120,8 @@ def test_a_straggler_is_named_and_the_run_continues(jobs: Jobs, strategy: str) -
     job = jobs.assert_survives(jobs.create(slow, strategy=strategy))
     assert "rank 1 is a straggler" in job.stderr_line
     assert len(job.attempts) == 1
-    named = [line for line in read_lines(job.folder / "ledger.jsonl") if line["slowest"]]
-    assert {line["slowest"]["rank"] for line in named} == {1}
+    named = [line for line in read_lines(job.folder / "ledger.jsonl") if line["straggler"]]
+    assert {line["straggler"]["rank"] for line in named} == {1}
     assert named[0]["step"] <= 12
     assert "straggler: process 1" in render_markdown(build_report((read_run_folder(job.folder),)))
 

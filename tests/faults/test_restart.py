@@ -51,12 +51,12 @@ def test_twenty_kills_in_one_job_are_survived(
     job = jobs.create(*faults, **changes)
     jobs.assert_survives(job)
     assert len(job.triggered_faults) == KILLS
-    assert [line["end"] for line in job.attempts] == ["process"] * KILLS + ["finished"]
+    assert [line["outcome"] for line in job.attempts] == ["process"] * KILLS + ["finished"]
     for line, fault in zip(job.attempts, job.triggered_faults, strict=False):
-        figure("seconds to notice a kill", line["ended"] - fault["time"])
-    began = {line["attempt"]: line["began"] for line in job.attempts}
+        figure("seconds to notice a kill", line["ended_at"] - fault["triggered_at"])
+    began = {line["attempt"]: line["started_at"] for line in job.attempts}
     for line in job.attempts[:-1]:
-        seconds = began[line["attempt"] + 1] - line["ended"]
+        seconds = began[line["attempt"] + 1] - line["ended_at"]
         figure("seconds from an end to the next start", seconds)
 
 
@@ -70,7 +70,10 @@ def test_training_resumes_soon_after_a_kill(
         assert job.process is not None
         assert job.process.poll() is None
         time.sleep(0.02)
-    figure("seconds from a kill to the next step", time.time() - job.triggered_faults[0]["time"])
+    figure(
+        "seconds from a kill to the next step",
+        time.time() - job.triggered_faults[0]["triggered_at"],
+    )
     job.wait()
     assert job.code == 0
 
@@ -96,7 +99,7 @@ def test_a_port_that_is_in_use_costs_one_attempt(
 
 
 @FULL
-def test_a_hang_in_the_data_loader_is_found(jobs: Jobs) -> None:
+def test_a_hang_in_the_data_loader_is_detected(jobs: Jobs) -> None:
     fault = {"kind": "sleep", "at": "data", "rank": 1, "step": 10, "seconds": 1000}
     job = jobs.assert_survives(jobs.create(fault))
     (failure,) = job.failures
@@ -177,7 +180,7 @@ def test_a_finished_process_that_does_not_exit_is_killed(
         )
     assert time.monotonic() - began < 60.0
     assert "process 1 finished but did not exit; killing it" in caplog.text
-    assert [line["end"] for line in job.attempts] == ["finished"]
+    assert [line["outcome"] for line in job.attempts] == ["finished"]
     assert_same(jobs.undisturbed_folder(job), job.folder)
 
 

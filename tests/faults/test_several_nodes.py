@@ -47,11 +47,11 @@ def assert_close(jobs: Jobs, job: Job) -> None:
 
 def list_ends(job: Job) -> list[tuple[str, int]]:
     """Return how each attempt ended, and its number of nodes."""
-    return [(line["end"], line["nodes"]) for line in job.attempts]
+    return [(line["outcome"], line["nodes"]) for line in job.attempts]
 
 
 @FULL
-def test_two_nodes_train_as_one_node_does(jobs: Jobs, cluster: Cluster) -> None:
+def test_two_nodes_train_like_one_node(jobs: Jobs, cluster: Cluster) -> None:
     job = cluster.create_job("2")
     first, second = cluster.start_node(), cluster.start_node()
     assert cluster.wait_for_nodes() == [0, 0], first.stderr + second.stderr
@@ -103,7 +103,7 @@ def test_the_processes_of_a_node_die_with_its_command(
 
 
 @FULL
-def test_a_hang_on_one_node_is_found_by_all(jobs: Jobs, cluster: Cluster) -> None:
+def test_a_hang_on_one_node_is_detected_by_all(jobs: Jobs, cluster: Cluster) -> None:
     job = cluster.create_job("2", {"kind": "stop", "rank": 1, "step": 10})
     cluster.start_node(), cluster.start_node()
     assert cluster.wait_for_nodes() == [0, 0]
@@ -129,7 +129,7 @@ def test_a_process_that_dies_is_named_on_every_node(jobs: Jobs, cluster: Cluster
 
 
 @FULL
-def test_the_others_continue_without_a_node_that_is_stopped(jobs: Jobs, cluster: Cluster) -> None:
+def test_other_nodes_continue_without_a_stopped_node(jobs: Jobs, cluster: Cluster) -> None:
     job = cluster.create_job("1:2", **LONG)
     first, second = cluster.start_node(), cluster.start_node()
     first.wait_for_step(40)
@@ -182,7 +182,7 @@ def test_a_run_without_its_rendezvous_ends_in_time(etcd_cluster: Cluster) -> Non
 
 
 @FULL
-def test_the_node_with_the_rendezvous_is_lost(cluster: Cluster) -> None:
+def test_losing_the_rendezvous_node_ends_the_run(cluster: Cluster) -> None:
     cluster.create_job("2", execution={"nodes": {"join_seconds": 8.0}}, **LONG)
     first, second = cluster.start_node(), cluster.start_node()
     first.wait_for_step(40)

@@ -25,12 +25,12 @@ def wait_for_save(job: Job, attempt: int = 1) -> int:
     assert job.code == 143, job.stderr
     assert not (job.folder / "failures").exists()
     (last,) = [line for line in job.attempts if line["attempt"] == attempt]
-    assert last["end"] == "preempted"
+    assert last["outcome"] == "preempted"
     return int(last["step"])
 
 
 def assert_resumes(jobs: Jobs, job: Job) -> None:
-    """Assert that the same command ends the run as if it had not been stopped."""
+    """Assert that the same command resumes the run and gives the result of an unstopped run."""
     job.faults = []
     job.start().wait()
     assert job.code == 0, job.stderr

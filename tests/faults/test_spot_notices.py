@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from faults.conftest import FULL, Jobs
-from loopback import running
+from loopback import serve
 from regauge.errors import SettingsError
 from regauge.processes import find_free_port
 from regauge.supervision import spot_notices
@@ -70,7 +70,7 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
     """Return a metadata service on loopback that this environment names."""
     service = Metadata()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(service))
-    with running(server, "metadata") as address:
+    with serve(server, "metadata") as address:
         monkeypatch.setenv(ENDPOINT, address)
         yield service
 
@@ -85,7 +85,7 @@ def test_a_run_saves_before_its_machine_is_reclaimed(jobs: Jobs, metadata: Metad
     assert job.code == 143, job.stderr
     assert "spot notice: this machine will be reclaimed" in job.stderr_line
     (end,) = job.attempts
-    assert end["end"] == "preempted"
+    assert end["outcome"] == "preempted"
     assert (job.folder / "checkpoints" / f"step-{end['step']:08d}").is_dir()
     jobs.assert_nothing_is_left(job)
 

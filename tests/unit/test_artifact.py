@@ -21,7 +21,7 @@ from regauge.artifacts.artifact import (
     stage_folder,
 )
 from regauge.backends import ExecutionContext, Payload, Runner
-from regauge.backends.eager import Eager
+from regauge.backends.eager import EagerBackend
 from regauge.cli import main
 from regauge.config import FORMAT
 from regauge.errors import DataError, PreflightError, RegaugeError, SettingsError
@@ -73,12 +73,12 @@ def update_hashes(folder: Path) -> None:
     write_document(folder, {**read_document(folder), "files": files})
 
 
-def assert_refused(folder: Path, kind: type[RegaugeError], *parts: str) -> str:
-    """Return the error line of an artifact that cannot be opened; it must contain `parts`."""
+def assert_refused(folder: Path, kind: type[RegaugeError], *excerpts: str) -> str:
+    """Return the error line of an artifact that cannot be opened; it must contain `excerpts`."""
     with pytest.raises(kind) as caught:
         open_artifact(folder)
     line = str(caught.value)
-    assert all(part in line for part in parts), line
+    assert all(excerpt in line for excerpt in excerpts), line
     assert len(line.splitlines()) == 1
     assert caught.value.remedy
     assert caught.value.exit_code == CODES[kind]
@@ -148,16 +148,16 @@ def test_an_additional_file_is_refused(artifact: Path, name: str) -> None:
 def test_the_code_of_a_payload_runs_only_if_its_hash_matches(
     artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = Eager.load
+    load = EagerBackend.load
 
-    def run(self: Eager, payload: Payload, site: ExecutionContext) -> Runner:
+    def run(self: EagerBackend, payload: Payload, site: ExecutionContext) -> Runner:
         exec((payload.folder / "program.py").read_text())  # noqa: S102 - what libraries do
         return load(self, payload, site)
 
-    monkeypatch.setattr(Eager, "load", run)
+    monkeypatch.setattr(EagerBackend, "load", run)
     path = artifact / PAYLOAD
     content = path.read_text()
-    path.write_text(content.replace("'", '"'))  # which does the same
+    path.write_text(content.replace("'", '"'))  # the same code with other quotes
     for open_or_load in (open_artifact, regauge.load):
         with pytest.raises(DataError):
             open_or_load(artifact)
@@ -181,24 +181,22 @@ def test_a_file_outside_of_the_artifact_is_refused(
 
 
 @pytest.mark.parametrize("name", [PAYLOAD, "weights.safetensors", "tokenizer/tokenizer.json"])
-def test_a_link_out_of_the_artifact_is_refused(artifact: Path, tmp_path: Path, name: str) -> None:
+def test_a_symbolic_link_out_of_the_artifact_is_refused(
+    artifact: Path, tmp_path: Path, name: str
+) -> None:
     path, outside = artifact / name, tmp_path / "outside"
     path.rename(outside)
     path.symlink_to(outside)
     assert_refused(artifact, DataError, f"{path} is outside of the artifact; export it again")
 
 
-def test_a_folder_that_is_a_link_out_of_the_artifact_is_refused(
-    artifact: Path, tmp_path: Path
-) -> None:
+def test_a_folder_link_out_of_the_artifact_is_refused(artifact: Path, tmp_path: Path) -> None:
     (artifact / "payload").rename(tmp_path / "payload")
     (artifact / "payload").symlink_to(tmp_path / "payload")
     assert_refused(artifact, DataError, "is outside of the artifact")
 
 
-def test_an_artifact_that_is_itself_reached_by_a_link_is_opened(
-    artifact: Path, tmp_path: Path
-) -> None:
+def test_an_artifact_behind_a_symbolic_link_is_opened(artifact: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(artifact)
     assert open_artifact(tmp_path / "link").manifest == open_artifact(artifact).manifest
 
@@ -248,16 +246,16 @@ Change = Callable[[dict[str, Any]], Any]
         ),
         (lambda it: it | {"payloads": 1}, DataError, "unknown key 'payloads'"),
         (
-            lambda it: it | {"target": it["target"] | {"need": []}},
+            lambda it: it | {"target": it["target"] | {"required_feature": []}},
             DataError,
-            "unknown key 'target.need'",
+            "unknown key 'target.required_feature'",
         ),
         (
             lambda it: {key: it[key] for key in it if key != "files"},
             DataError,
             "'files' is missing",
         ),
-        (lambda it: it | {"shapes": [{"length": 0, "rows": [1]}]}, DataError, "shapes"),
+        (lambda it: it | {"buckets": [{"length": 0, "batch_sizes": [1]}]}, DataError, "buckets"),
         (
             lambda it: it | {"compiled": it["compiled"] | {"backend": {"kind": "eagre"}}},
             DataError,
@@ -299,9 +297,11 @@ def set_target(folder: Path, **changes: Any) -> None:
 
 def test_missing_cpu_features_are_named(artifact: Path) -> None:
     present = sorted(accelerators.choose()[0].features())[:2]
-    set_target(artifact, needs=present)
+    set_target(artifact, required_features=present)
     open_artifact(artifact)
-    set_target(artifact, needs=[*present, "avx9000", "abacus", "knots", "tallies", "zuse"])
+    set_target(
+        artifact, required_features=[*present, "avx9000", "abacus", "knots", "tallies", "zuse"]
+    )
     problem = "needs abacus, avx9000, knots, tallies, which this machine lacks"
     remedy = "export it on this machine, or for older CPUs with --portable"
     assert_refused(artifact, PreflightError, f"{artifact} {problem}; {remedy}")
@@ -309,7 +309,9 @@ def test_missing_cpu_features_are_named(artifact: Path) -> None:
 
 def test_an_artifact_for_another_accelerator_is_refused(artifact: Path) -> None:
     survey = accelerators.survey()
-    absent = {kind: each for kind, each in survey.items() if each.fitness == 0}
+    absent = {
+        kind: availability for kind, availability in survey.items() if availability.fitness == 0
+    }
     assert absent
     for kind, availability in absent.items():
         set_target(artifact, accelerator=kind)
@@ -324,16 +326,16 @@ def test_a_backend_that_is_not_installed_is_named(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = accelerators.Availability(0, "its library is not installed")
-    monkeypatch.setattr(Eager, "available", classmethod(lambda _: absent))
+    monkeypatch.setattr(EagerBackend, "available", classmethod(lambda _: absent))
     assert_refused(artifact, PreflightError, "needs backend 'eager': its library is not installed")
 
 
 def set_proof(folder: Path, proof: Any) -> None:
-    write_document(folder, {**read_document(folder), "identity": proof})
+    write_document(folder, {**read_document(folder), "batch_invariance": proof})
 
 
 def test_batch_invariance_needs_a_proof_for_this_chip(artifact: Path) -> None:
-    proof = read_document(artifact)["identity"]
+    proof = read_document(artifact)["batch_invariance"]
     set_proof(artifact, None)
     with pytest.raises(PreflightError, match="is not proved batch-invariant") as caught:
         regauge.load(artifact, threads=1)
@@ -351,7 +353,7 @@ def test_batch_invariance_needs_a_proof_for_this_chip(artifact: Path) -> None:
         (lambda it: (it / PAYLOAD).write_text("print(1)"), 64, "were exported"),
         (lambda it: (it / "weights.safetensors").unlink(), 64, "is missing"),
         (
-            lambda it: set_target(it, needs=["avx9000"]),
+            lambda it: set_target(it, required_features=["avx9000"]),
             76,
             "needs avx9000, which this machine lacks",
         ),
@@ -373,9 +375,15 @@ def test_predict_exits_with_the_error_line_and_its_code(
 ) -> None:
     source = write_records(tmp_path / "texts.jsonl", 3)
     damage(artifact)
-    given = ["--source", str(source), "--to", str(tmp_path / "out"), "execution.executor=inline"]
+    arguments = [
+        "--source",
+        str(source),
+        "--to",
+        str(tmp_path / "out"),
+        "execution.executor=inline",
+    ]
     capsys.readouterr()
-    assert main(["predict", str(artifact), *given]) == code
+    assert main(["predict", str(artifact), *arguments]) == code
     error = [line for line in capsys.readouterr().err.splitlines() if " rows/s" not in line]
     assert len(error) == 1
     assert message in error[0]

@@ -13,7 +13,7 @@ import torch
 
 from distributed import datasets
 from distributed.runs import TASKS, settings
-from regauge.config import parse_choice
+from regauge.config import FORMAT, parse_choice
 from regauge.errors import SettingsError, TransientError
 from regauge.processes import World
 from regauge.training.batch_finder import finder, trial
@@ -53,15 +53,15 @@ job = receive_job()
 def write(**line):
     job.write_line(line)
 for rows in job.request["sizes"]:
-    write(begins=rows)
+    write(started_rows=rows)
     if rows >= {rows}:
         {death}
-    write(tried={{"rows": rows, "bytes": 1000, "rows_per_second": rows}})
+    write(measurement={{"rows": rows, "peak_bytes": 1000, "rows_per_second": rows}})
 """
 """A worker that writes the lines of a trial and dies, without the import of torch."""
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
-FULL = "sys.exit(write(error='it is full', memory=True) or 1)"
-BROKEN = "sys.exit(write(error='it is wrong', memory=False) or 1)"
+FULL = "sys.exit(write(error='it is full', is_out_of_memory=True) or 1)"
+BROKEN = "sys.exit(write(error='it is wrong', is_out_of_memory=False) or 1)"
 
 
 def open_run(folder: Path, task: str = "mlm", **changes: Any) -> TrainSettings:
@@ -123,9 +123,9 @@ def test_the_smallest_fitting_size_near_the_best_throughput_is_chosen() -> None:
 
 
 def test_a_forecast_leaves_a_fifth_of_the_memory_free() -> None:
-    seen = MemoryForecast(device_bytes=1000, fixed_bytes=200, bytes_per_row=100)
-    assert [seen.required_bytes(rows) for rows in (1, 6)] == [300, 800]
-    assert [seen.fits(rows) for rows in (6, 7)] == [True, False]
+    forecast = MemoryForecast(device_bytes=1000, fixed_bytes=200, bytes_per_row=100)
+    assert [forecast.required_bytes(rows) for rows in (1, 6)] == [300, 800]
+    assert [forecast.fits(rows) for rows in (6, 7)] == [True, False]
     assert MemoryForecast(1000, 200, 100, min_live_rows=6).required_bytes(1) == 800
 
 
@@ -155,12 +155,12 @@ def test_the_forecast_agrees_with_the_dry_run_and_shrinks_with_checkpointing(
     run = open_run(tmp_path)
     assert run.accelerator is not None
     write_program = run.accelerator.peak_memory_bytes() or 0
-    seen = forecast_memory(run, ALONE)
-    held = describe_model(run)["gigabytes_per_process"]["all"]
-    assert seen.fixed_bytes - write_program == pytest.approx(held * 1e9, rel=0.2, abs=1e6)
+    forecast = forecast_memory(run, ALONE)
+    total_gb = describe_model(run)["memory_gb_per_process"]["total"]
+    assert forecast.fixed_bytes - write_program == pytest.approx(total_gb * 1e9, rel=0.2, abs=1e6)
     execution = run.execution.model_copy(update={"activation_checkpointing": "full"})
-    again = forecast_memory(run.model_copy(update={"execution": execution}), ALONE)
-    assert 0 < again.bytes_per_row < 0.8 * seen.bytes_per_row
+    checkpointed_forecast = forecast_memory(run.model_copy(update={"execution": execution}), ALONE)
+    assert 0 < checkpointed_forecast.bytes_per_row < 0.8 * forecast.bytes_per_row
 
 
 def test_a_global_batch_loss_holds_all_local_rows_unless_it_recomputes(
@@ -179,15 +179,15 @@ def test_measurements_before_an_out_of_memory_error_are_used(
     install_trial(FULL_FROM_4_ROWS)
     run = resolve_microbatch(open_run(tmp_path), ALONE, NO_SUPERVISOR)
     assert run.batch.microbatch in (1, 2)
-    decided = json.loads((tmp_path / "run" / "probe" / "decided.json").read_text())
-    assert decided["rows"] == run.batch.microbatch
+    decided = json.loads((tmp_path / "run" / "probe" / "microbatch.json").read_text())
+    assert decided["microbatch_rows"] == run.batch.microbatch
     assert "; more did not fit (at 4 rows: RuntimeError in " in decided["reason"]
 
 
 def test_measurements_before_a_kill_are_used(tmp_path: Path, install_trial: InstallTrial) -> None:
     install_trial(DYING.format(rows=4, death=KILLED))
     assert resolve_microbatch(open_run(tmp_path), ALONE, NO_SUPERVISOR).batch.microbatch == 2
-    decided = json.loads((tmp_path / "run" / "probe" / "decided.json").read_text())
+    decided = json.loads((tmp_path / "run" / "probe" / "microbatch.json").read_text())
     assert "; more did not fit (at 4 rows: killed by SIGKILL)" in decided["reason"]
 
 
@@ -251,18 +251,18 @@ def test_other_processes_wait_as_long_as_a_trial_may_take(
 
     monkeypatch.setattr(NO_SUPERVISOR, "wait_for", wait_for)
     with pytest.raises(
-        TransientError, match=r"process 1 waited .* s for decided\.json of process 0"
+        TransientError, match=r"process 1 waited .* s for microbatch\.json of process 0"
     ):
         resolve_microbatch(run, World(rank=1, size=2, local_rank=1, local_size=2), NO_SUPERVISOR)
     assert timeouts[0] > run.execution.timeout_seconds
 
 
 def test_other_processes_use_the_decision_of_process_0(tmp_path: Path) -> None:
-    run, two = open_run(tmp_path), World(rank=0, size=2, local_size=2)
+    run, first_world = open_run(tmp_path), World(rank=0, size=2, local_size=2)
     agreement = Rank0Decision(
-        tmp_path / "run" / "probe" / "decided.json", finder._hash_inputs(run, two)
+        tmp_path / "run" / "probe" / "microbatch.json", finder._hash_inputs(run, first_world)
     )
-    agreement.write({"rows": 2, "reason": "it was tried"})
+    agreement.write({"microbatch_rows": 2, "reason": "it was tried"})
     for rank in (0, 1):
         world = World(rank=rank, size=2, local_rank=rank, local_size=2)
         assert resolve_microbatch(run, world, NO_SUPERVISOR).batch.microbatch == 2
@@ -273,7 +273,8 @@ def test_a_resumed_run_keeps_its_size_if_every_process_gets_a_microbatch(tmp_pat
     run = open_run(tmp_path)
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"batch": {"rows": 8, "microbatch_rows": 4}}))
+    document = {"run": {"format": FORMAT}, "batch": {"rows": 8, "microbatch_rows": 4}}
+    (folder / "run.json").write_text(json.dumps(document))
     assert resolve_microbatch(run, ALONE, NO_SUPERVISOR).batch.microbatch == 4
     assert finder._read_previous_size(run, World(size=2, local_size=2)) == 4
     assert finder._read_previous_size(run, World(size=4, local_size=4)) is None
@@ -290,7 +291,7 @@ def test_a_dry_run_shows_the_predicted_size(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     answer = plan_run(run)
     assert answer["microbatches"] == "auto (batch size finder)"
-    assert answer["shapes"] == ["(microbatch_rows x 1) x 32"]
+    assert answer["batch_shapes"] == ["(microbatch_rows x 1) x 32"]
     forecast = finder.describe_forecast(run)
     assert forecast.startswith("auto: 8 rows are predicted to fit (")
     assert not (tmp_path / "run").exists()
@@ -304,6 +305,6 @@ def test_more_processes_than_rows_are_refused_before_a_trial(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("value", ["most", 0, 2.5])
-def test_other_values_than_a_number_or_auto_are_refused(value: object, tmp_path: Path) -> None:
+def test_only_a_number_or_auto_is_accepted(value: object, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"batch\.microbatch_rows"):
         settings(tmp_path, tmp_path, batch={"rows": 8, "microbatch_rows": value})

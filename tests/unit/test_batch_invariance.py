@@ -1,4 +1,4 @@
-"""Batch invariance: the batch sizes that keep the bits of every text are found."""
+"""Batch invariance: detection of the batch sizes that keep the bits of every text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from torch import Tensor
 from regauge.artifacts.batch_invariance import InvariantBuckets, check_batch_invariance
 from regauge.artifacts.buckets import list_halves
 from regauge.artifacts.manifest import Bucket
-from regauge.artifacts.rows import TextRecords
+from regauge.artifacts.records import TextRecords
 from unit.runners import CountingRunner, random_ids
 
 MAX_ROWS = {4: 16, 8: 12, 20: 1}
-BUCKETS = tuple(Bucket(length=length, rows=list_halves(rows)) for length, rows in MAX_ROWS.items())
+BUCKETS = tuple(
+    Bucket(length=length, batch_sizes=list_halves(rows)) for length, rows in MAX_ROWS.items()
+)
 
 
 def synthetic_records(count: int, min_length: int, max_length: int) -> TextRecords:
@@ -28,7 +30,7 @@ def check(runner: CountingRunner, buckets: tuple[Bucket, ...] = BUCKETS) -> Inva
 
 def batch_sizes(result: InvariantBuckets | None) -> list[tuple[int, ...]]:
     assert result is not None
-    return [bucket.rows for bucket in result.buckets]
+    return [bucket.batch_sizes for bucket in result.buckets]
 
 
 class SizeDependentRunner(CountingRunner):
@@ -52,7 +54,7 @@ def test_an_invariant_program_keeps_every_batch_size() -> None:
     assert result is not None
     assert [bucket.length for bucket in result.buckets] == [4, 8, 20]
     assert result.num_texts == sum(MAX_ROWS.values())
-    shapes = {(rows, bucket.length) for bucket in BUCKETS for rows in bucket.rows}
+    shapes = {(rows, bucket.length) for bucket in BUCKETS for rows in bucket.batch_sizes}
     assert set(runner.shapes) == shapes
 
 
@@ -67,7 +69,7 @@ def test_if_the_largest_batch_size_differs_only_it_is_kept() -> None:
 
 def test_only_declared_batch_sizes_are_computed() -> None:
     runner = CountingRunner()
-    result = check(runner, (Bucket(length=4, rows=(9, 5)),))
+    result = check(runner, (Bucket(length=4, batch_sizes=(9, 5)),))
     assert batch_sizes(result) == [(9, 5)]
     assert set(runner.shapes) == {(9, 4), (5, 4)}
 

@@ -47,10 +47,10 @@ def build_manifest(model: str = "runs/bert/model", **compiled: Any) -> ArtifactM
         ArtifactManifest,
         {
             "format": FORMAT,
-            "program": {"answers": "vectors", "width": 8, "inputs": [tokens]},
+            "program": {"output_kind": "vectors", "output_size": 8, "inputs": [tokens]},
             "compiled": {**compilation, **compiled},
             "target": {"accelerator": "cpu", "chip": "a chip", "threads": 2},
-            "shapes": [{"length": 16, "rows": [4]}],
+            "buckets": [{"length": 16, "batch_sizes": [4]}],
             "origin": {"path": model, "sha256": "0"},
             "files": {},
         },
@@ -59,28 +59,38 @@ def build_manifest(model: str = "runs/bert/model", **compiled: Any) -> ArtifactM
 
 def build_lines(milliseconds: list[float], *, flops: float | None = 8e6, **changes: Any) -> Repeat:
     """Return the lines of a worker that computed 4 x 16 with these latencies."""
-    shape = {"rows": 4, "length": 16}
+    shape = {"batch_size": 4, "input_length": 16}
     seconds = sum(milliseconds) / 1e3
     latencies = changes.pop("open_loop", [2.0 * value for value in milliseconds])
-    end = {"memory_bytes": 100, "chip": "a chip", "peak_flops_per_second": 1e9, "peak_source": "s"}
-    ready = {"start_seconds": 3.0, "load_seconds": 1.0, "warmup_seconds": 0.5, "seconds": 4.5}
+    end = {
+        "peak_memory_bytes": 100,
+        "chip": "a chip",
+        "peak_flops_per_second": 1e9,
+        "peak_source": "s",
+    }
+    startup = {
+        "start_seconds": 3.0,
+        "load_seconds": 1.0,
+        "warmup_seconds": 0.5,
+        "total_seconds": 4.5,
+    }
     return [
-        {"ready": changes.pop("ready", ready), "machine": {"threads": 2}},
+        {"startup": changes.pop("startup", startup), "machine": {"threads": 2}},
         {
-            "closed": shape,
-            "milliseconds": milliseconds,
-            "seconds": seconds,
+            "closed_loop": shape,
+            "latencies_ms": milliseconds,
+            "duration_seconds": seconds,
             "joules": changes.pop("joules", None),
-            "shapes": [[4, 16]],
+            "buckets": [[4, 16]],
             "tokens": 64,
             "flops": flops,
         },
         {
-            "open": shape,
-            "share": 0.5,
-            "rate": 0.5 * len(milliseconds) / seconds,
-            "arrivals": [0.0] * len(latencies),
-            "milliseconds": latencies,
+            "open_loop": shape,
+            "load_fraction": 0.5,
+            "requests_per_second": 0.5 * len(milliseconds) / seconds,
+            "arrival_seconds": [0.0] * len(latencies),
+            "latencies_ms": latencies,
         },
         {**end, **changes},
     ]
@@ -103,34 +113,34 @@ def test_figures_are_medians_over_repeats_and_consistent() -> None:
         build_lines([20.0] * 98 + [25.0] * 2),
     ]
     document = build_document(settings, repeats)
-    closed = document["rows"][0]["closed"]
-    assert closed["requests"] == [100, 100, 100]
+    closed = document["rows"][0]["closed_loop"]
+    assert closed["num_requests"] == [100, 100, 100]
     assert [closed[f"p{percent}_ms"] for percent in (50, 90, 95, 99)] == [20.0, 20.0, 20.0, 25.0]
-    assert closed["spread_p50_ms"] == [10.0, 40.0]
+    assert closed["p50_range_ms"] == [10.0, 40.0]
     per_second = 100 / (98 * 0.020 + 2 * 0.025)
     assert closed["requests_per_second"] == pytest.approx(per_second)
     assert closed["inferences_per_second"] == pytest.approx(4 * per_second)
     assert closed["tokens_per_second"] == pytest.approx(64 * per_second)
     assert closed["flops_per_inference"] == 2e6
-    assert closed["peak_share"] == pytest.approx(2e6 * 4 * per_second / 1e9)
+    assert closed["peak_fraction"] == pytest.approx(2e6 * 4 * per_second / 1e9)
     usd = 3.6 / 3600 / (4 * per_second) * 1e6
     assert closed["usd_per_million_inferences"] == pytest.approx(usd)
-    load = document["rows"][0]["open"][0]
+    load = document["rows"][0]["open_loop"][0]
     assert load["requests_per_second"] == pytest.approx(per_second / 2)
     assert load["p50_ms"] == 40.0
-    assert load["not_served"] == 0.0
+    assert load["dropped_fraction"] == 0.0
     assert load["usd_per_million_inferences"] == pytest.approx(2 * usd)
 
 
 def test_a_percentile_needs_enough_requests_in_every_repeat() -> None:
     closed = build_document(
         build_settings("a"), [build_lines([1.0] * 20), build_lines([1.0] * 19)]
-    )["rows"][0]["closed"]
+    )["rows"][0]["closed_loop"]
     assert [closed[f"p{percent}_ms"] for percent in (50, 90, 95, 99)] == [1.0, 1.0, None, None]
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "milliseconds", "usd"),
+    ("kind", "batch_size", "milliseconds", "usd"),
     [
         ("inf1.xlarge", 1, 35.7, 2.3),
         ("inf2.xlarge", 1, 8.31, 1.8),
@@ -143,17 +153,17 @@ def test_a_percentile_needs_enough_requests_in_every_repeat() -> None:
     ],
 )
 def test_the_cost_formula_gives_published_costs(
-    kind: str, rows: int, milliseconds: float, usd: float
+    kind: str, batch_size: int, milliseconds: float, usd: float
 ) -> None:
     """AWS, April 2023, of ELECTRA-large x 256 and BERT-large x 128; USD per million inferences."""
-    settings = build_priced_settings(instance=kind, inference={"batch_sizes": [rows]})
+    settings = build_priced_settings(instance=kind, inference={"batch_sizes": [batch_size]})
     lines = build_lines([milliseconds] * 3)
     for line in lines:
-        for load in ("closed", "open"):
+        for load in ("closed_loop", "open_loop"):
             if load in line:
-                line[load] = {"rows": rows, "length": 16}
+                line[load] = {"batch_size": batch_size, "input_length": 16}
     document = build_document(settings, [lines])
-    assert document["rows"][0]["closed"]["usd_per_million_inferences"] == pytest.approx(
+    assert document["rows"][0]["closed_loop"]["usd_per_million_inferences"] == pytest.approx(
         usd, abs=0.06
     )
     price = document["artifacts"][0]["price"]
@@ -164,22 +174,27 @@ def test_the_cost_formula_gives_published_costs(
 
 
 def test_unknown_values_are_none() -> None:
-    unknown = {"peak_flops_per_second": None, "memory_bytes": None, "open_loop": []}
+    unknown = {"peak_flops_per_second": None, "peak_memory_bytes": None, "open_loop": []}
     document = build_document(build_settings("a"), [build_lines([5.0] * 3, flops=None, **unknown)])
     row, artifact = document["rows"][0], document["artifacts"][0]
-    for name in ("flops_per_inference", "peak_share", "joules_per_inference", "joules_are"):
-        assert row["closed"][name] is None
-    assert row["closed"]["usd_per_million_inferences"] is None
-    assert row["open"][0]["p50_ms"] is None
-    assert row["open"][0]["not_served"] is None
-    for name in ("price", "tdp_watts", "memory_bytes", "peak_flops_per_second"):
+    for name in (
+        "flops_per_inference",
+        "peak_fraction",
+        "joules_per_inference",
+        "joules_method",
+    ):
+        assert row["closed_loop"][name] is None
+    assert row["closed_loop"]["usd_per_million_inferences"] is None
+    assert row["open_loop"][0]["p50_ms"] is None
+    assert row["open_loop"][0]["dropped_fraction"] is None
+    for name in ("price", "tdp_watts", "peak_memory_bytes", "peak_flops_per_second"):
         assert artifact[name] is None
     section = inference_section.build_inference_section(document)
     assert section is not None
     *_, closed, load, artifacts = section.tables
     for name in ("p99 ms", "% of peak", "joules", "$ per 1M"):
         assert closed.rows[0][name] == "unknown"
-    assert load.rows[0]["p50 ms"] == load.rows[0]["not served"] == "unknown"
+    assert load.rows[0]["p50 ms"] == load.rows[0]["dropped"] == "unknown"
     assert artifacts.rows[0]["memory"] == artifacts.rows[0]["$ per hour"] == "unknown"
     assert "price of a unknown" not in " ".join(section.sentences)
     assert "Price: unknown for a, set execution.price" in str(section.sentences)
@@ -193,8 +208,8 @@ def test_a_terminal_table_has_no_wide_columns_and_no_redundant_name() -> None:
         {"batch": "2"},
     ]
     other = {**second, "artifact": "b"}
-    shown = inference_section.ReportTable("", (first, other), wide).terminal_rows
-    assert [row["artifact"] for row in shown] == ["a", "b"]
+    terminal_rows = inference_section.ReportTable("", (first, other), wide).terminal_rows
+    assert [row["artifact"] for row in terminal_rows] == ["a", "b"]
     assert inference_section.ReportTable("", (first,), wide).terminal_rows == [
         {"batch": "1", "artifact": "a"}
     ]
@@ -212,10 +227,10 @@ def test_energy_is_bounded_by_the_power_of_the_catalog_chip() -> None:
     document = build_document(
         build_priced_settings(instance="g4dn.xlarge"), [build_lines([10.0] * 100)]
     )
-    closed = document["rows"][0]["closed"]
+    closed = document["rows"][0]["closed_loop"]
     assert document["artifacts"][0]["tdp_watts"] == 70.0
     assert closed["joules_per_inference"] == pytest.approx(70 * 0.010 / 4)
-    assert closed["joules_are"] == "at most"
+    assert closed["joules_method"] == "upper_bound"
     section = inference_section.build_inference_section(document)
     assert section is not None
     (closed_table,) = (table for table in section.tables if table.title.startswith("Closed loop"))
@@ -225,17 +240,17 @@ def test_energy_is_bounded_by_the_power_of_the_catalog_chip() -> None:
 def test_measured_energy_replaces_the_bound() -> None:
     settings = build_priced_settings(instance="g4dn.xlarge")
     repeats = [build_lines([10.0] * 100, joules=joules) for joules in (80.0, 40.0, 44.0)]
-    closed = build_document(settings, repeats)["rows"][0]["closed"]
-    assert (closed["joules_per_inference"], closed["joules_are"]) == (0.11, "measured")
+    closed = build_document(settings, repeats)["rows"][0]["closed_loop"]
+    assert (closed["joules_per_inference"], closed["joules_method"]) == (0.11, "measured")
 
 
-def test_requests_that_were_not_served_are_not_unknown() -> None:
+def test_dropped_requests_are_not_reported_as_unknown() -> None:
     latencies: list[float | None] = [*[5.0] * 90, *[None] * 10]
     document = build_document(
         build_priced_settings(usd_per_hour=1.0), [build_lines([1.0] * 100, open_loop=latencies)]
     )
-    load = document["rows"][0]["open"][0]
-    assert load["not_served"] == pytest.approx(0.1)
+    load = document["rows"][0]["open_loop"][0]
+    assert load["dropped_fraction"] == pytest.approx(0.1)
     assert [load[f"p{percent}_ms"] for percent in (50, 90, 95)] == [5.0, 5.0, None]
     assert load["usd_per_million_inferences"] is None
     section = inference_section.build_inference_section(document)
@@ -244,22 +259,23 @@ def test_requests_that_were_not_served_are_not_unknown() -> None:
     assert [row[f"p{percent} ms"] for percent in (50, 90, 95, 99)] == [
         "5.00",
         "5.00",
-        "not served",
-        "not served",
+        "dropped",
+        "dropped",
     ]
 
 
 def test_the_second_artifact_is_compared_with_the_first() -> None:
     settings = build_settings("a", "b", execution={"price": {"usd_per_hour": 3.6}})
     document = build_document(settings, [build_lines([20.0] * 4)], [build_lines([5.0] * 4)])
-    (pair,) = document["beside"]
-    assert (pair["first"], pair["second"], pair["rows"], pair["length"]) == ("a", "b", 4, 16)
-    assert pair["latency"] == 0.25
-    assert pair["inferences_per_second"] == pytest.approx(4.0)
-    assert pair["usd"] == pytest.approx(0.25)
+    (pair,) = document["ratios"]
+    assert (pair["baseline"], pair["candidate"]) == ("a", "b")
+    assert (pair["batch_size"], pair["input_length"]) == (4, 16)
+    assert pair["latency_ratio"] == 0.25
+    assert pair["throughput_ratio"] == pytest.approx(4.0)
+    assert pair["cost_ratio"] == pytest.approx(0.25)
     section = inference_section.build_inference_section(document, "bench")
     assert section is not None
-    assert section.verdict == ("b has 0.25 times the median latency of a at one batch x length.",)
+    assert section.summary == ("b has 0.25 times the median latency of a at one batch x length.",)
     row = section.tables[0].rows[0]
     assert row == {
         "batch x length": "4 x 16",
@@ -286,21 +302,21 @@ def test_overlapping_repeats_are_marked(
 ) -> None:
     both = [[build_lines([value] * 4) for value in repeats] for repeats in (first, second)]
     document = build_document(build_settings("a", "b"), *both)
-    assert document["beside"][0]["overlap"] is overlap
+    assert document["ratios"][0]["ranges_overlap"] is overlap
     section = inference_section.build_inference_section(document)
     assert section is not None
     assert section.tables[0].rows[0]["latency ratio"].endswith(" *") == bool(overlap)
     assert any("may be noise" in sentence for sentence in section.sentences) == bool(overlap)
-    assert ("the repeats overlap at 1 of 1" in section.verdict[0]) == bool(overlap)
+    assert ("the repeats overlap at 1 of 1" in section.summary[0]) == bool(overlap)
 
 
 def test_pairs_are_selected_and_unknown_costs_have_no_ratio() -> None:
     settings = build_settings("a", "b", "c", inference={"compare": [["c", "b"]]})
     repeats = [[build_lines([value] * 4)] for value in (20.0, 5.0, 10.0)]
     document = build_document(settings, *repeats)
-    assert [(pair["first"], pair["second"]) for pair in document["beside"]] == [("c", "b")]
-    assert document["beside"][0]["latency"] == 0.5
-    assert document["beside"][0]["usd"] is None
+    assert [(pair["baseline"], pair["candidate"]) for pair in document["ratios"]] == [("c", "b")]
+    assert document["ratios"][0]["latency_ratio"] == 0.5
+    assert document["ratios"][0]["cost_ratio"] is None
 
 
 def test_rows_name_their_model_if_there_are_several() -> None:
@@ -312,7 +328,7 @@ def test_rows_name_their_model_if_there_are_several() -> None:
     assert section is not None
     rows = section.tables[1].rows
     assert [row["model, batch x length"] for row in rows] == ["bert, 4 x 16", "electra, 4 x 16"]
-    assert document["artifacts"][1]["computed_by"] == "eager bf16"
+    assert document["artifacts"][1]["backend_description"] == "eager bf16"
 
 
 def test_artifacts_of_equal_computation_share_the_best_peak() -> None:
@@ -321,7 +337,7 @@ def test_artifacts_of_equal_computation_share_the_best_peak() -> None:
     document = build_document(build_settings("a", "b"), [slow], [fast])
     assert [artifact["peak_flops_per_second"] for artifact in document["artifacts"]] == [4e9, 4e9]
     assert [artifact["peak_source"] for artifact in document["artifacts"]] == ["t", "t"]
-    shares = [row["closed"]["peak_share"] for row in document["rows"]]
+    shares = [row["closed_loop"]["peak_fraction"] for row in document["rows"]]
     assert shares == [pytest.approx(2e6 * 400 / 4e9)] * 2
     half = build_document(
         build_settings("a", "b"), [slow], [fast], b=build_manifest(precision="bf16")
@@ -331,20 +347,29 @@ def test_artifacts_of_equal_computation_share_the_best_peak() -> None:
 
 def test_another_job_adds_the_artifacts_of_another_machine() -> None:
     first = build_priced_settings(usd_per_hour=1.0)
-    before = build_document(first, [build_lines([20.0] * 4)])
+    first_document = build_document(first, [build_lines([20.0] * 4)])
     second = build_settings("b", execution={"price": {"usd_per_hour": 2.0}})
-    now = summary.build_document(
-        second, {"b": build_manifest()}, {"b": [build_lines([5.0] * 4)]}, before
+    second_document = summary.build_document(
+        second, {"b": build_manifest()}, {"b": [build_lines([5.0] * 4)]}, first_document
     )
     assert summary.shared_settings(first) == summary.shared_settings(second)
-    assert [artifact["name"] for artifact in now["artifacts"]] == ["a", "b"]
-    assert [artifact["price"]["usd_per_hour"] for artifact in now["artifacts"]] == [1.0, 2.0]
-    assert (now["beside"][0]["latency"], now["beside"][0]["usd"]) == (0.25, pytest.approx(0.5))
-    again = summary.build_document(
-        first, {"a": build_manifest()}, {"a": [build_lines([10.0] * 4)]}, now
+    assert [artifact["name"] for artifact in second_document["artifacts"]] == ["a", "b"]
+    assert [artifact["price"]["usd_per_hour"] for artifact in second_document["artifacts"]] == [
+        1.0,
+        2.0,
+    ]
+    assert (
+        second_document["ratios"][0]["latency_ratio"],
+        second_document["ratios"][0]["cost_ratio"],
+    ) == (
+        0.25,
+        pytest.approx(0.5),
     )
-    assert [row["artifact"] for row in again["rows"]] == ["b", "a"]
-    assert again["rows"][1]["closed"]["p50_ms"] == 10.0
+    third_document = summary.build_document(
+        first, {"a": build_manifest()}, {"a": [build_lines([10.0] * 4)]}, second_document
+    )
+    assert [row["artifact"] for row in third_document["rows"]] == ["b", "a"]
+    assert third_document["rows"][1]["closed_loop"]["p50_ms"] == 10.0
     assert summary.shared_settings(build_settings("a", seed=1)) != summary.shared_settings(first)
 
 
@@ -353,11 +378,11 @@ def test_an_old_price_has_a_warning() -> None:
     document = build_document(
         build_settings("a", execution={"price": price}), [build_lines([5.0] * 3)]
     )
-    remark = document["artifacts"][0]["price"]["remark"]
-    assert "days old; set execution.price.usd_per_hour" in remark
+    warning = document["artifacts"][0]["price"]["staleness_warning"]
+    assert "days old; set execution.price.usd_per_hour" in warning
     section = inference_section.build_inference_section(document)
     assert section is not None
-    assert remark in " ".join(section.sentences)
+    assert warning in " ".join(section.sentences)
 
 
 def test_the_csv_file_has_one_line_per_load(tmp_path: Path) -> None:
@@ -367,16 +392,20 @@ def test_the_csv_file_has_one_line_per_load(tmp_path: Path) -> None:
     benchmarks.write_table(tmp_path / "benchmark.csv", document)
     with (tmp_path / "benchmark.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
-    assert [(line["artifact"], line["load"], line["share"]) for line in lines] == [
-        ("a", "closed", ""),
-        ("a", "open", "0.5"),
-        ("b", "closed", ""),
-        ("b", "open", "0.5"),
+    assert [(line["artifact"], line["load"], line["load_fraction"]) for line in lines] == [
+        ("a", "closed_loop", ""),
+        ("a", "open_loop", "0.5"),
+        ("b", "closed_loop", ""),
+        ("b", "open_loop", "0.5"),
     ]
     assert float(lines[2]["p50_ms"]) == 5.0
     assert lines[2]["p99_ms"] == lines[2]["usd_per_million_inferences"] == "unknown"
-    assert lines[2]["not_served"] == lines[3]["peak_share"] == ""
-    assert (lines[0]["batch"], lines[0]["length"], lines[0]["model"]) == ("4", "16", "bert")
+    assert lines[2]["dropped_fraction"] == lines[3]["peak_fraction"] == ""
+    assert (lines[0]["batch_size"], lines[0]["input_length"], lines[0]["model"]) == (
+        "4",
+        "16",
+        "bert",
+    )
 
 
 def test_charts_show_throughput_and_latency() -> None:
@@ -384,7 +413,8 @@ def test_charts_show_throughput_and_latency() -> None:
     repeats = []
     for value in (20.0, 5.0):
         lines = build_lines([value] * 100)
-        lines.insert(3, {**lines[2], "share": 0.8, "rate": 1.6 * lines[2]["rate"]})
+        rate = lines[2]["requests_per_second"]
+        lines.insert(3, {**lines[2], "load_fraction": 0.8, "requests_per_second": 1.6 * rate})
         repeats.append([lines])
     section = inference_section.build_inference_section(build_document(settings, *repeats))
     assert section is not None
@@ -395,7 +425,7 @@ def test_charts_show_throughput_and_latency() -> None:
     assert "a p99" in latency.text
 
 
-@pytest.mark.parametrize("document", [{}, {"rows": [{}]}, {"scaling": "weak", "rows": [{}]}])
+@pytest.mark.parametrize("document", [{}, {"rows": [{}]}, {"kind": "training", "rows": [{}]}])
 def test_other_documents_have_no_inference_section(document: dict[str, Any]) -> None:
     assert inference_section.build_inference_section(document) is None
 

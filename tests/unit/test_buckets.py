@@ -37,7 +37,7 @@ def exported_buckets(draw: st.DrawFn) -> tuple[Bucket, ...]:
         largest, *halves = draw(ROWS)
         flags = draw(st.lists(st.booleans(), min_size=len(halves), max_size=len(halves)))
         smaller = [rows for rows, is_invariant in zip(halves, flags, strict=True) if is_invariant]
-        buckets.append(Bucket(length=length, rows=(largest, *smaller)))
+        buckets.append(Bucket(length=length, batch_sizes=(largest, *smaller)))
     return tuple(buckets)
 
 
@@ -82,7 +82,7 @@ def test_longer_texts_come_first_and_equal_lengths_keep_their_order(
 @given(case=cases())
 def test_a_padded_batch_has_a_declared_batch_size(case: Case) -> None:
     buckets, lengths, halvings = case
-    declared = {bucket.length: bucket.rows for bucket in buckets}
+    declared = {bucket.length: bucket.batch_sizes for bucket in buckets}
     padded: set[int] = set()
     for batch in Buckets(buckets, needs_row_padding=True).make_batches(lengths, halvings):
         assert batch.num_rows in (declared[batch.length][halvings:] or declared[batch.length][-1:])
@@ -94,7 +94,7 @@ def test_a_padded_batch_has_a_declared_batch_size(case: Case) -> None:
 @given(case=cases())
 def test_an_unpadded_batch_has_no_empty_rows_and_at_most_the_halved_batch_size(case: Case) -> None:
     buckets, lengths, halvings = case
-    max_rows = {bucket.length: max(1, bucket.rows[0] // 2**halvings) for bucket in buckets}
+    max_rows = {bucket.length: max(1, bucket.batch_sizes[0] // 2**halvings) for bucket in buckets}
     batches = list(Buckets(buckets, needs_row_padding=False).make_batches(lengths, halvings))
     for batch in batches:
         assert len(batch.record_indices) == batch.num_rows <= max_rows[batch.length]
@@ -126,29 +126,29 @@ def test_selected_texts_are_batched_as_if_there_were_no_others(
 
 @pytest.mark.parametrize("pad", [True, False])
 def test_equal_lengths_are_sorted_by_index(*, pad: bool) -> None:
-    buckets = Buckets((Bucket(length=8, rows=(4, 2, 1)),), needs_row_padding=pad)
+    buckets = Buckets((Bucket(length=8, batch_sizes=(4, 2, 1)),), needs_row_padding=pad)
     batches = buckets.make_batches(np.full(9, 5), record_indices=np.array([7, 3, 8, 1, 5]))
     assert record_indices(list(batches)) == [1, 3, 5, 7, 8]
 
 
 def test_texts_are_split_into_the_largest_batches_that_cost_least() -> None:
-    buckets = Buckets((Bucket(length=8, rows=(8, 4, 2, 1)),), needs_row_padding=True)
+    buckets = Buckets((Bucket(length=8, batch_sizes=(8, 4, 2, 1)),), needs_row_padding=True)
     sizes = [batch.num_rows for batch in buckets.make_batches(np.full(23, 5))]
     assert sizes == [8, 8, 8]
     assert [batch.num_rows for batch in buckets.make_batches(np.full(21, 5))] == [8, 8, 4, 1]
     assert [batch.num_rows for batch in buckets.make_batches(np.full(23, 5), 2)] == [2] * 11 + [1]
-    few = Buckets((Bucket(length=8, rows=(8, 2)),), needs_row_padding=True)
+    few = Buckets((Bucket(length=8, batch_sizes=(8, 2)),), needs_row_padding=True)
     assert [batch.num_rows for batch in few.make_batches(np.full(23, 5))] == [8, 8, 8]
-    static = Buckets((Bucket(length=8, rows=(8, 1)),), needs_row_padding=True)
+    static = Buckets((Bucket(length=8, batch_sizes=(8, 1)),), needs_row_padding=True)
     assert [batch.num_rows for batch in static.make_batches(np.full(23, 5))] == [8, 8, 8]
     assert [batch.num_rows for batch in static.make_batches(np.full(19, 5))] == [8, 8, 1, 1, 1]
-    dynamic = Buckets((Bucket(length=8, rows=(8,)),), needs_row_padding=False)
+    dynamic = Buckets((Bucket(length=8, batch_sizes=(8,)),), needs_row_padding=False)
     assert [batch.num_rows for batch in dynamic.make_batches(np.full(23, 5))] == [8, 8, 7]
 
 
 @pytest.mark.parametrize("pad", [True, False])
 def test_a_text_that_no_bucket_fits_is_an_error(*, pad: bool) -> None:
-    shapes = (Bucket(length=4, rows=(2,)), Bucket(length=8, rows=(2,)))
+    shapes = (Bucket(length=4, batch_sizes=(2,)), Bucket(length=8, batch_sizes=(2,)))
     buckets = Buckets(shapes, needs_row_padding=pad)
     lengths = np.array([3, 9, 8])
     with pytest.raises(ValueError, match="a row of 9 tokens is longer than 8"):
@@ -158,7 +158,7 @@ def test_a_text_that_no_bucket_fits_is_an_error(*, pad: bool) -> None:
 
 
 def test_empty_batches_have_every_declared_shape() -> None:
-    shapes = (Bucket(length=8, rows=(4, 2)), Bucket(length=16, rows=(2,)))
+    shapes = (Bucket(length=8, batch_sizes=(4, 2)), Bucket(length=16, batch_sizes=(2,)))
     buckets = Buckets(shapes, needs_row_padding=True)
     assert [batch[:2] for batch in buckets.make_empty_batches()] == [(8, 4), (8, 2), (16, 2)]
     assert all(len(batch.record_indices) == 0 for batch in buckets.make_empty_batches())
@@ -183,13 +183,13 @@ def test_buckets_reach_the_longest_text_and_respect_the_token_budget(
     assert lengths == sorted(set(lengths))
     assert lengths[-1] == max_length
     for bucket in buckets:
-        largest = bucket.rows[0]
+        largest = bucket.batch_sizes[0]
         assert 1 <= largest <= rows
         assert largest == 1 or largest * bucket.length <= tokens
         assert largest < ROWS_MULTIPLE or largest % ROWS_MULTIPLE == 0
         assert largest * 2 >= min(rows, tokens // bucket.length)
         static = tuple(dict.fromkeys((largest, 1)))
-        assert bucket.rows == (list_halves(largest) if is_dynamic else static)
+        assert bucket.batch_sizes == (list_halves(largest) if is_dynamic else static)
 
 
 @given(max_length=st.integers(9, 4000))
@@ -228,7 +228,7 @@ def test_configured_lengths_are_used_up_to_the_longest_text(
 
 
 @given(rows=st.integers(1, 5000))
-def test_halves_descend_to_one(rows: int) -> None:
+def test_halved_row_counts_descend_to_one(rows: int) -> None:
     halves = list_halves(rows)
     assert (halves[0], halves[-1]) == (rows, 1)
     assert all(after == before // 2 for before, after in pairwise(halves))

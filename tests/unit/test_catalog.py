@@ -1,4 +1,4 @@
-"""Catalog of chips, machine types and prices: each has its source, and nothing is guessed."""
+"""Catalog of chips, machine types and prices: every entry has a source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations are encoded with a chat template, and the tokens of answers are marked."""
+"""Chat templates: tokens of conversations, and the loss mask of answer tokens."""
 
 from __future__ import annotations
 
@@ -103,17 +103,17 @@ def prepare_dataset(folder: Path, out: str = "out", **changes: Any) -> dataset.D
 
 
 def read_conversations(data: dataset.Dataset) -> list[tuple[list[int], list[int]]]:
-    """Return the tokens and marks of every conversation of all rows, sorted."""
+    """Return the tokens and the loss mask of every conversation of all rows, sorted."""
     conversations = []
     for split in ("train", "heldout"):
         rows = data.rows(split)
         for row in rows.take(range(len(rows))):
-            assert len(row["tokens"]) == len(row["segments"]) == len(row["answers"]) == 192
-            assert not row["answers"][row["segments"] == 0].any()
+            assert len(row["tokens"]) == len(row["segments"]) == len(row["loss_mask"]) == 192
+            assert not row["loss_mask"][row["segments"] == 0].any()
             for segment in range(1, int(row["segments"].max()) + 1):
                 is_segment = row["segments"] == segment
                 conversations.append(
-                    (row["tokens"][is_segment].tolist(), row["answers"][is_segment].tolist())
+                    (row["tokens"][is_segment].tolist(), row["loss_mask"][is_segment].tolist())
                 )
     return sorted(conversations)
 
@@ -125,53 +125,56 @@ ALPACA: dict[str, Any] = {
 }
 
 
-def test_rows_have_the_tokens_of_the_template_and_marked_answers(tmp_path: Path) -> None:
+def test_rows_have_the_tokens_and_the_loss_mask_of_the_template(tmp_path: Path) -> None:
     write_records(tmp_path / "a.jsonl", build_conversations(60))
-    known = save_tokenizer(tmp_path / "tokenizer")
+    tokenizer = save_tokenizer(tmp_path / "tokenizer")
     expected = []
     for talk in build_conversations(60):
-        both = known.apply_chat_template(talk["messages"], return_assistant_tokens_mask=True)
-        expected.append((both["input_ids"], both["assistant_masks"]))
+        encoding = tokenizer.apply_chat_template(
+            talk["messages"], return_assistant_tokens_mask=True
+        )
+        expected.append((encoding["input_ids"], encoding["assistant_masks"]))
     data = prepare_dataset(tmp_path)
     conversations = read_conversations(data)
     assert conversations == sorted(expected)
     assert all(tokens.count(1) == 1 for tokens, _ in conversations), "<s> occurs once"
-    assert data.manifest.fields["answers"].kind == "answers"
-    assert data.manifest.real_token_share > 0.8
+    assert data.manifest.columns["loss_mask"].kind == "loss_mask"
+    assert data.manifest.real_token_fraction > 0.8
     assert {split.rows for split in data.manifest.splits.values()} != {60}, "nothing was packed"
 
 
 def test_a_prompt_has_the_same_tokens_with_and_without_its_answer(tmp_path: Path) -> None:
     write_records(tmp_path / "a.jsonl", build_conversations(30))
-    known = save_tokenizer(tmp_path / "tokenizer")
-    marks_by_tokens = {
-        tuple(tokens): marks for tokens, marks in read_conversations(prepare_dataset(tmp_path))
+    tokenizer = save_tokenizer(tmp_path / "tokenizer")
+    loss_mask_by_tokens = {
+        tuple(tokens): loss_mask
+        for tokens, loss_mask in read_conversations(prepare_dataset(tmp_path))
     }
     for talk in build_conversations(30):
-        whole = known.apply_chat_template(talk["messages"])["input_ids"]
-        prompt = known.apply_chat_template(talk["messages"][:-1], add_generation_prompt=True)
+        token_ids = tokenizer.apply_chat_template(talk["messages"])["input_ids"]
+        prompt = tokenizer.apply_chat_template(talk["messages"][:-1], add_generation_prompt=True)
         prompt_ids = prompt["input_ids"]
-        assert whole[: len(prompt_ids)] == prompt_ids
-        marks = marks_by_tokens[tuple(whole)]
-        assert marks[len(prompt_ids) - 1] == 0
-        assert all(marks[len(prompt_ids) :])
+        assert token_ids[: len(prompt_ids)] == prompt_ids
+        loss_mask = loss_mask_by_tokens[tuple(token_ids)]
+        assert loss_mask[len(prompt_ids) - 1] == 0
+        assert all(loss_mask[len(prompt_ids) :])
 
 
 def test_a_named_template_or_a_file_is_stored_with_the_dataset(tmp_path: Path) -> None:
     write_records(tmp_path / "a.jsonl", build_conversations(30))
-    known = save_tokenizer(tmp_path / "tokenizer", None)
+    tokenizer = save_tokenizer(tmp_path / "tokenizer", None)
     named = prepare_dataset(tmp_path, "named", rows={"chat_template": "chatml"})
     file = tmp_path / "mine.jinja"
     file.write_text(chat_templates.find_template_file("chatml").read_text())
     mine = prepare_dataset(tmp_path, "mine", rows={"chat_template": str(file)})
     assert read_conversations(named) == read_conversations(mine)
     loaded = transformers.AutoTokenizer.from_pretrained(named.folder / "tokenizer")
-    whole = sorted(
+    expected = sorted(
         loaded.apply_chat_template(talk["messages"])["input_ids"]
         for talk in build_conversations(30)
     )
-    assert [tokens for tokens, _ in read_conversations(named)] == whole
-    assert known.chat_template is None
+    assert [tokens for tokens, _ in read_conversations(named)] == expected
+    assert tokenizer.chat_template is None
     file.write_text(MARKED)
     with pytest.raises(Exception, match=r"rows.template_sha256 was '[0-9a-f]+' and is"):
         prepare_dataset(tmp_path, "mine", rows={"chat_template": str(file)})
@@ -190,8 +193,8 @@ def test_alpaca_records_have_headings_and_an_end_token(tmp_path: Path) -> None:
     decoder = Tokenizer.from_file(str(data.folder / "tokenizer" / "tokenizer.json"))
     loaded = transformers.AutoTokenizer.from_pretrained(data.folder / "tokenizer")
     answers, rows = {}, read_conversations(data)
-    for tokens, marks in rows:
-        cut = marks.index(1)
+    for tokens, loss_mask in rows:
+        cut = loss_mask.index(1)
         prompt, answered = (
             decoder.decode(part, skip_special_tokens=False) for part in (tokens[:cut], tokens[cut:])
         )
@@ -202,8 +205,8 @@ def test_alpaca_records_have_headings_and_an_end_token(tmp_path: Path) -> None:
         assert answers[head] == f"{record['output']}[SEP]"
         messages = chat_templates.parse_conversation(record)
         assert messages
-        whole = loaded.apply_chat_template(messages)["input_ids"]
-        assert whole in [tokens for tokens, _ in rows]
+        token_ids = loaded.apply_chat_template(messages)["input_ids"]
+        assert token_ids in [tokens for tokens, _ in rows]
 
 
 def test_unusable_conversations_are_counted_and_rejected(tmp_path: Path) -> None:
@@ -232,7 +235,7 @@ def test_unusable_conversations_are_counted_and_rejected(tmp_path: Path) -> None
     assert whole.manifest.skipped == {**expected, "longer than 192 tokens": 2}
     assert whole.manifest.truncated == {}
     lines = (whole.folder / "rejected.jsonl").read_text().splitlines()
-    assert {item["place"] for item in map(json.loads, lines)} == {
+    assert {item["location"] for item in map(json.loads, lines)} == {
         f"line {number}" for number in (21, 22, 23, 24, 25, 26, 29, 30)
     }
 

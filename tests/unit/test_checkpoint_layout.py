@@ -28,7 +28,7 @@ def save(root: Path, step: int, text: str = "weights") -> Path:
     )
 
 
-def test_a_commit_produces_one_whole_folder(tmp_path: Path) -> None:
+def test_a_commit_produces_one_complete_folder(tmp_path: Path) -> None:
     path = save(tmp_path, 4)
     assert path == tmp_path / "step-00000004"
     assert sorted(item.name for item in tmp_path.iterdir()) == [LATEST, path.name]
@@ -133,7 +133,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damage_is_found_and_named(name: str, tmp_path: Path) -> None:
+def test_damage_is_detected_and_named(name: str, tmp_path: Path) -> None:
     path = save(tmp_path, 4)
     damage, problem = DAMAGES[name]
     damage(path)
@@ -151,7 +151,7 @@ def test_every_file_is_hashed_by_one_process(tmp_path: Path) -> None:
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for step in range(1, 7):
         save(tmp_path, step)
-    write_json(tmp_path / BEST, {"name": checkpoint_name(2), "metric": "m", "value": 1.0})
+    write_json(tmp_path / BEST, {"checkpoint": checkpoint_name(2), "metric": "m", "value": 1.0})
     layout.retain(tmp_path, 2, 6)
     assert layout.list_steps(tmp_path) == [6, 5, 2]
     shutil.rmtree(tmp_path / checkpoint_name(2))

@@ -11,7 +11,7 @@ FOLDERS = ("accelerators", "strategies", "tasks", "trackers", "data/sources", "v
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_names_are_the_files(folder: str) -> None:
+def test_choice_names_are_the_file_names(folder: str) -> None:
     stems = {path.stem for path in (choices.PACKAGE / folder).glob("*.py")}
     expected = {stem.rstrip("_").replace("_", "-") for stem in stems if not stem.startswith("_")}
     assert set(choices.names(folder)) == expected
@@ -19,7 +19,7 @@ def test_names_are_the_files(folder: str) -> None:
     assert expected
 
 
-def test_a_name_leads_to_its_module() -> None:
+def test_a_choice_name_is_resolved_to_its_module() -> None:
     assert choices.module_name("data/sources", "python-docs") == "regauge.data.sources.python_docs"
     assert choices.module_name("tasks", "clm") == "regauge.tasks.clm"
 
@@ -47,5 +47,5 @@ def test_a_summary_is_read_without_importing() -> None:
         ("zzz", "known: learn, teach"),
     ],
 )
-def test_did_you_mean(word: str, remedy: str) -> None:
+def test_the_closest_name_is_suggested(word: str, remedy: str) -> None:
     assert choices.did_you_mean(word, ("teach", "learn")) == remedy

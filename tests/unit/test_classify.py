@@ -33,16 +33,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def test_a_pair_is_encoded_as_in_bert(data: Dataset) -> None:
-    found = read_first_batch(PAIR, data, CONFIG)
-    for place, slot in enumerate(found["slots"].tolist()):
+    batch = read_first_batch(PAIR, data, CONFIG)
+    for index, slot in enumerate(batch["slots"].tolist()):
         (row,) = data.rows("train").take([slot])
-        both = [*row["query"].tolist(), *row["document"].tolist()]
-        assert found["tokens"][place, : len(both)].tolist() == both
+        pair_ids = [*row["query"].tolist(), *row["document"].tolist()]
+        assert batch["tokens"][index, : len(pair_ids)].tolist() == pair_ids
         types = [0] * len(row["query"]) + [1] * len(row["document"])
-        assert found["types"][place].tolist() == types + [0] * (
-            len(found["types"][place]) - len(both)
+        assert batch["types"][index].tolist() == types + [0] * (
+            len(batch["types"][index]) - len(pair_ids)
         )
-        assert int(found["labels"][place]) == row["label"]
+        assert int(batch["labels"][index]) == row["label"]
 
 
 def test_the_second_half_of_a_pair_has_no_start_token() -> None:
@@ -70,30 +70,32 @@ def test_scores_and_parameters_equal_transformers(data: Dataset) -> None:
             attention_mask=(batch["segments"] > 0).long(),
             token_type_ids=batch["types"],
         ).logits
-        found = module(batch)["scores"]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        scores = module(batch)["scores"]
+    torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-6)
 
 
 def compute_metrics(task: Classify, scores: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
     """Return the metrics of rows, with two padding rows added."""
-    kept = task.eval_outputs({"scores": scores}, {"labels": labels})
-    absent = torch.full((2, kept.shape[1]), 0.0)
-    real = torch.tensor([1.0] * len(kept) + [0.0, 0.0])
-    return compute_means(task.metric_sums({"vectors": torch.cat([kept, absent])}, {"real": real}))
+    outputs = task.eval_outputs({"scores": scores}, {"labels": labels})
+    padding = torch.full((2, outputs.shape[1]), 0.0)
+    real = torch.tensor([1.0] * len(outputs) + [0.0, 0.0])
+    return compute_means(
+        task.metric_sums({"vectors": torch.cat([outputs, padding])}, {"real": real})
+    )
 
 
-def test_metrics_of_two_classes_in_numbers() -> None:
+def test_binary_metrics_equal_hand_computed_values() -> None:
     """TP 3, FN 1, FP 2, TN 4: F1 = 6 / 9, Matthews = (12 - 2) / sqrt(5 4 6 5)."""
     predicted = torch.tensor([1, 1, 1, 0, 1, 1, 0, 0, 0, 0])
     labels = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
     scores = torch.nn.functional.one_hot(predicted, 2).float()
-    found = compute_metrics(Classify(), scores, labels)
-    assert found["accuracy"] == pytest.approx(0.7)
-    assert found["f1"] == pytest.approx(6 / 9)
-    assert found["matthews"] == pytest.approx(10 / (5 * 4 * 6 * 5) ** 0.5)
+    metrics = compute_metrics(Classify(), scores, labels)
+    assert metrics["accuracy"] == pytest.approx(0.7)
+    assert metrics["f1"] == pytest.approx(6 / 9)
+    assert metrics["matthews_correlation"] == pytest.approx(10 / (5 * 4 * 6 * 5) ** 0.5)
     right, wrong = np.log1p(np.e) - 1, np.log1p(np.e)
-    assert found["loss"] == pytest.approx(0.7 * right + 0.3 * wrong)
-    assert found["items"] == 10
+    assert metrics["loss"] == pytest.approx(0.7 * right + 0.3 * wrong)
+    assert metrics["items"] == 10
 
 
 def test_metrics_of_several_classes() -> None:
@@ -101,11 +103,13 @@ def test_metrics_of_several_classes() -> None:
     labels = torch.tensor([0, 2, 2, 0, 2])
     right = torch.nn.functional.one_hot(labels, 4).float()
     assert compute_metrics(Classify(classes=4), right, labels)["f1"] == pytest.approx(1)
-    assert compute_metrics(Classify(classes=4), right, labels)["matthews"] == pytest.approx(1)
+    assert compute_metrics(Classify(classes=4), right, labels)[
+        "matthews_correlation"
+    ] == pytest.approx(1)
     constant = torch.nn.functional.one_hot(torch.full((5,), 2), 4).float()
-    found = compute_metrics(Classify(classes=4), constant, labels)
-    assert found["matthews"] == 0
-    assert found["f1"] == pytest.approx((0 + 6 / 8) / 2)
+    metrics = compute_metrics(Classify(classes=4), constant, labels)
+    assert metrics["matthews_correlation"] == 0
+    assert metrics["f1"] == pytest.approx((0 + 6 / 8) / 2)
 
 
 def test_regression_metrics_are_squared_error_and_pearson() -> None:
@@ -114,9 +118,11 @@ def test_regression_metrics_are_squared_error_and_pearson() -> None:
     values = (predicted + values).astype(np.float32)
     task = Classify(problem_type="regression")
     scores = torch.from_numpy(predicted.astype(np.float32))[:, None]
-    found = compute_metrics(task, scores, torch.from_numpy(values))
-    assert found["pearson"] == pytest.approx(np.corrcoef(scores[:, 0], values)[0, 1], abs=1e-6)
-    assert found["loss"] == pytest.approx(np.square(scores[:, 0].numpy() - values).mean(), rel=1e-5)
+    metrics = compute_metrics(task, scores, torch.from_numpy(values))
+    assert metrics["pearson"] == pytest.approx(np.corrcoef(scores[:, 0], values)[0, 1], abs=1e-6)
+    assert metrics["loss"] == pytest.approx(
+        np.square(scores[:, 0].numpy() - values).mean(), rel=1e-5
+    )
 
 
 def test_constant_predictions_have_no_correlation() -> None:
@@ -133,7 +139,7 @@ def test_constant_predictions_have_no_correlation() -> None:
             "labels in 'label' range from 0 to 3",
         ),
         (
-            {"kind": "real", "missing": {"train": 1, "heldout": 2}},
+            {"kind": "float", "num_missing": {"train": 1, "heldout": 2}},
             {"problem_type": "regression"},
             "label 'label' is missing in 3 records; remove these records",
         ),
@@ -142,9 +148,9 @@ def test_constant_predictions_have_no_correlation() -> None:
 def test_labels_of_every_split_are_checked(
     data: Dataset, update: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
-    fields = data.manifest.fields
+    fields = data.manifest.columns
     label = fields["label"].model_copy(update=update)
-    manifest = data.manifest.model_copy(update={"fields": {**fields, "label": label}})
+    manifest = data.manifest.model_copy(update={"columns": {**fields, "label": label}})
     with pytest.raises(DataError, match=message):
         PAIR.model_copy(update=changes).check_dataset(manifest)
 
@@ -154,8 +160,8 @@ def test_labels_of_every_split_are_checked(
     [
         ({"text_fields": ("queri",)}, "no field 'queri'; did you mean 'query'?"),
         ({"label": "lable"}, "no field 'lable'; did you mean 'label'?"),
-        ({"text_fields": ("label",)}, "'label' is not a text field; choose from: query, document"),
-        ({"label": "query"}, "'query' is not a number field; choose from: label"),
+        ({"text_fields": ("label",)}, "'label' is not of type text; choose from: query, document"),
+        ({"label": "query"}, "'query' is not of type integer; choose from: label"),
         ({"classes": 2}, "range from 0 to 2, but task.classes = 2 allows 0 to 1; set task.classes"),
     ],
 )
@@ -163,9 +169,9 @@ def test_settings_that_do_not_fit_the_data_are_refused(
     data: Dataset, changes: dict[str, Any], message: str
 ) -> None:
     task = PAIR.model_copy(update=changes)
-    with pytest.raises(RegaugeError) as found:
+    with pytest.raises(RegaugeError) as caught:
         task.check_dataset(data.manifest)
-    assert message in str(found.value)
+    assert message in str(caught.value)
 
 
 def test_packed_rows_are_refused(tmp_path: Path) -> None:

@@ -46,20 +46,43 @@ def test_a_verbs_help_explains_its_parameters(capsys: pytest.CaptureFixture[str]
     assert "--no-dry-run" not in printed
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == regauge.__version__
+
+
+def test_the_function_of_a_verb_accepts_a_path_as_text(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_file = Path(__file__).parents[2] / "runs" / "travel.toml"
+    monkeypatch.chdir(tmp_path)
+    plans = [
+        regauge.train(path, "stop.steps=7", dry_run=True) for path in (run_file, str(run_file))
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0]["output"] == "out/travel"
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["pipelin"], "regauge: no verb named 'pipelin'; did you mean 'pipeline'?"),
-        (["pipeline", "a.toml", "--jsn"], "regauge: unknown option: --jsn; did you mean --json?"),
-        (["pipeline", "a.toml", "--zz"], "unknown option: --zz; see 'regauge pipeline --help'"),
+        (
+            ["pipeline", "a.toml", "--jsn"],
+            "'pipeline' has no option '--jsn'; did you mean '--json'?",
+        ),
+        (
+            ["pipeline", "a.toml", "--zz"],
+            "'pipeline' has no option '--zz'; known: --dry-run",
+        ),
+        (
+            ["train", "a.toml", "--choas"],
+            "'train' has no option '--choas'; known: --dry-run",
+        ),
         (["--zzz"], "regauge: no option named '--zzz'; known: "),
         (["--hepl"], "regauge: no option named '--hepl'; did you mean '--help'?"),
-        (["pipeline"], "requires an argument; see 'regauge pipeline --help'"),
+        (["pipeline"], "'pipeline' needs the argument RUN-FILE; see 'regauge pipeline --help'"),
+        (["export", "--to"], "parameter --to requires an argument; see 'regauge export --help'"),
         (["pipeline", "no.toml"], "regauge: no run file no.toml; name an existing file"),
         (["init", "quikstart"], "no example run file 'quikstart'"),
     ],
@@ -109,7 +132,7 @@ def test_exit_codes_are_the_documented_ones() -> None:
     assert codes["PreemptedError"] == 143
 
 
-def test_an_interrupt_names_the_way_to_continue() -> None:
+def test_an_interrupt_explains_how_to_resume() -> None:
     line, code = cli.describe_error(KeyboardInterrupt())
     assert "run the same command again" in line
     assert code == 130

@@ -86,18 +86,18 @@ def test_rows_have_the_values_of_their_records(tmp_path: Path) -> None:
         price, brand = record.get("price"), record["brand"]
         assert math.isnan(row["price"]) if price is None else row["price"] == price
         assert row["brand"] == (MISSING if brand is None else hash_category(brand))
-    fields = data.manifest.fields
+    fields = data.manifest.columns
     prices = [record["price"] for record in records if "price" in record]
     price = fields["price"]
-    assert (price.kind, price.least, price.most) == ("real", min(prices), max(prices))
+    assert (price.kind, price.min, price.max) == ("float", min(prices), max(prices))
     assert price.ranges == {"train": (min(prices), max(prices))}
     assert price.mean == pytest.approx(np.mean(prices))
-    assert price.deviation == pytest.approx(np.std(prices))
-    assert price.missing == {"train": 20, "heldout": 0}
-    assert (fields["label"].kind, fields["label"].least, fields["label"].most) == ("number", 0, 2)
+    assert price.std == pytest.approx(np.std(prices))
+    assert price.num_missing == {"train": 20, "heldout": 0}
+    assert (fields["label"].kind, fields["label"].min, fields["label"].max) == ("integer", 0, 2)
     brand = fields["brand"]
-    assert (brand.kind, brand.distinct, brand.unseen) == ("category", 4, 0)
-    assert brand.missing["train"] == 8
+    assert (brand.kind, brand.num_distinct, brand.num_unseen) == ("category", 4, 0)
+    assert brand.num_missing["train"] == 8
 
 
 def test_a_value_of_the_wrong_kind_is_rejected_with_its_location(tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ def test_a_value_of_the_wrong_kind_is_rejected_with_its_location(tmp_path: Path)
     ]
     write(tmp_path, [*good, *bad])
     data = prepare_dataset(tmp_path, rows=FIELDS)
-    assert data.manifest.skipped == {"no integer field 'label'": 2, "no real field 'price'": 1}
+    assert data.manifest.skipped == {"no integer field 'label'": 2, "no float field 'price'": 1}
     lines = (data.folder / "rejected.jsonl").read_text().splitlines()
-    assert [json.loads(line)["place"] for line in lines] == ["line 21", "line 22", "line 23"]
+    assert [json.loads(line)["location"] for line in lines] == ["line 21", "line 22", "line 23"]
 
 
 @pytest.mark.parametrize("name", ["floats", "categories"])
@@ -127,13 +127,13 @@ def test_a_category_may_be_a_text_or_a_number() -> None:
 
 def test_moments_do_not_depend_on_the_batches() -> None:
     values = np.random.default_rng(0).normal(1e6, 1e-2, 1000)
-    whole, parts = ValueStats("real"), ValueStats("real")
-    whole.add(values)
-    for part in np.split(values, [1, 10, 500]):
-        parts.add(part)
-    for stats in (whole, parts):
+    single_batch, several_batches = ValueStats("float"), ValueStats("float")
+    single_batch.add(values)
+    for batch in np.split(values, [1, 10, 500]):
+        several_batches.add(batch)
+    for stats in (single_batch, several_batches):
         assert stats.mean == pytest.approx(values.mean(), rel=1e-12)
-        assert stats.deviation == pytest.approx(values.std(), rel=1e-4)
+        assert stats.std == pytest.approx(values.std(), rel=1e-4)
 
 
 def test_rows_with_unseen_categories_are_counted() -> None:
@@ -141,19 +141,19 @@ def test_rows_with_unseen_categories_are_counted() -> None:
     train.add(np.array([1, 2, 2, MISSING]))
     heldout.add(np.array([2, 3, 3, 4, MISSING]))
     field = describe_column("category", {"train": train, "heldout": heldout})
-    assert (field.distinct, field.unseen) == (2, 3)
-    assert field.missing == {"train": 1, "heldout": 1}
+    assert (field.num_distinct, field.num_unseen) == (2, 3)
+    assert field.num_missing == {"train": 1, "heldout": 1}
 
 
 def test_every_split_has_its_value_range() -> None:
-    train, heldout = ValueStats("number"), ValueStats("number")
+    train, heldout = ValueStats("integer"), ValueStats("integer")
     train.add(np.array([0, 1]))
     heldout.add(np.array([-3, 7]))
-    field = describe_column("number", {"train": train, "heldout": heldout})
-    assert (field.least, field.most) == (0, 1)
+    field = describe_column("integer", {"train": train, "heldout": heldout})
+    assert (field.min, field.max) == (0, 1)
     assert field.ranges == {"train": (0, 1), "heldout": (-3, 7)}
-    only = describe_column("number", {"train": ValueStats("number"), "heldout": heldout})
-    assert (only.least, value_ranges(only)) == (None, {"heldout": (-3, 7)})
+    heldout_only = describe_column("integer", {"train": ValueStats("integer"), "heldout": heldout})
+    assert (heldout_only.min, value_ranges(heldout_only)) == (None, {"heldout": (-3, 7)})
 
 
 def test_a_field_may_have_the_name_of_a_setting(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_the_manifest_has_maximum_lengths_and_all_tokens_of_groups(
     train = data.rows("train").take(range(len(data.rows("train"))))
     longest = [max(map(len, row["title"])) for row in train]
     counts = np.bincount(longest, minlength=13).tolist()
-    assert list(data.manifest.fields["title"].lengths["train"]) == counts
+    assert list(data.manifest.columns["title"].lengths["train"]) == counts
     tokens = sum(len(row["query"]) + sum(map(len, row["title"])) for row in train)
     assert data.manifest.splits["train"].tokens == tokens
 
@@ -203,15 +203,15 @@ def test_whole_groups_are_held_out_by_their_value(market: Path) -> None:
     counts = {split: first.manifest.splits[split].rows for split in ("train", "heldout")}
     assert sum(counts.values()) == 60
     assert 8 <= counts["heldout"] <= 28
-    again = prepare_dataset(
+    fields_dataset = prepare_dataset(
         market, "fields", rows=FIELDS, split={"group_by": "query", "heldout_fraction": 0.3}
     )
     num_heldout = (
         sum(len(records) for records in map(build_query_records, range(60)))
-        - again.manifest.splits["train"].rows
+        - fields_dataset.manifest.splits["train"].rows
     )
-    assert again.manifest.splits["heldout"].rows == num_heldout
-    brands = {row["brand"] for row in again.rows("heldout").take(range(num_heldout))}
+    assert fields_dataset.manifest.splits["heldout"].rows == num_heldout
+    brands = {row["brand"] for row in fields_dataset.rows("heldout").take(range(num_heldout))}
     assert brands == {
         brand
         for row in first.rows("heldout").take(range(counts["heldout"]))

@@ -51,8 +51,13 @@ def write_run(
             "machine_seconds": step * 2.0,
             "device_seconds": step * 4.0,
             "usd": None if usd_per_hour is None else step * 2 / 3600 * usd_per_hour,
-            "padding_share": 0.2,
-            "memory": {"weights": 4e9, "gradients": 4e9, "moments": 8e9, "peak": 20e9},
+            "padding_fraction": 0.2,
+            "memory_bytes": {
+                "weights": 4e9,
+                "gradients": 4e9,
+                "optimizer_state": 8e9,
+                "peak": 20e9,
+            },
         }
         for step in STEPS
     ]
@@ -60,7 +65,12 @@ def write_run(
     settings = {
         "task": {"kind": "mlm"},
         "execution": {"precision": "fp32", **price},
-        "run": {"verb": "train", "id": folder.name, "weights": "w", "data_identity": "d"},
+        "run": {
+            "verb": "train",
+            "run_id": folder.name,
+            "weights_checksum": "w",
+            "data_fingerprint": "d",
+        },
     }
     write(folder, "run.json", {**settings, **tables})
     write(folder, "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
@@ -71,8 +81,8 @@ def write_run(
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> ComparisonResult:
-    """Return a baseline, a run within the tolerance at half the price, and one beyond it."""
+def three_runs(tmp_path: Path) -> ComparisonResult:
+    """Return a baseline, a run within the tolerance at half the price, and a run beyond it."""
     runs = (
         write_run(tmp_path / "a"),
         write_run(tmp_path / "b", 0.0004, 18.0),
@@ -82,8 +92,8 @@ def three(tmp_path: Path) -> ComparisonResult:
     return compare_runs(Comparison(runs=runs, noise_runs=noise))
 
 
-def test_each_run_has_a_verdict(three: ComparisonResult) -> None:
-    first, second = build_comparison_sections(three)
+def test_each_run_has_a_verdict(three_runs: ComparisonResult) -> None:
+    first, second = build_comparison_sections(three_runs)
     assert (first.verdict, second.verdict) == ("pass", "fail")
     assert first.sentences[0] == (
         "Pass: b is within 0.1% of a at all 2 evaluations; "
@@ -96,23 +106,29 @@ def test_each_run_has_a_verdict(three: ComparisonResult) -> None:
     assert second.rows[0].limit == "0.1%"
 
 
-def test_the_target_is_the_best_value_that_every_run_reached(three: ComparisonResult) -> None:
-    assert three.target is not None
-    assert three.target.at_most == pytest.approx(3.06), "where c ended"
-    baseline, cheap, unpriced = build_cost_rows(three)
+def test_the_target_is_the_best_value_that_every_run_reached(three_runs: ComparisonResult) -> None:
+    assert three_runs.target is not None
+    assert three_runs.target.at_most == pytest.approx(3.06), "the last value of run c"
+    baseline, cheap, unpriced = build_cost_rows(three_runs)
     assert baseline.usd == "$1.94", "at step 97: 194 seconds at a cent each"
     assert baseline.machine_time == "3 min 14 s"
     assert cheap.is_cheapest
     assert (unpriced.usd, unpriced.price) == ("unknown", "unknown")
-    lines = sentences.describe_costs(three)
+    lines = sentences.describe_costs(three_runs)
     cheapest = "b reached heldout/loss of at most 3.060 at the lowest cost: 50.0% less than a."
     assert cheapest in lines
     assert any(line.startswith("The dollar cost of c is unknown; set ") for line in lines)
     assert not any("less than c" in line for line in lines)
 
 
-def test_noise_and_tolerance_are_drawn_around_the_baseline(three: ComparisonResult) -> None:
-    charts = {chart.title: chart for chart in comparison_charts.build_charts(three, "x")}
+def test_runs_that_cost_nothing_have_no_saving(three_runs: ComparisonResult) -> None:
+    free = tuple(replace(cost, usd=0.0) for cost in three_runs.costs)
+    (sentence,) = sentences.describe_cheapest(replace(three_runs, costs=free))
+    assert sentence.endswith("of at most 3.060 at the lowest cost.")
+
+
+def test_noise_and_tolerance_are_drawn_around_the_baseline(three_runs: ComparisonResult) -> None:
+    charts = {chart.title: chart for chart in comparison_charts.build_charts(three_runs, "x")}
     assert list(charts) == [
         "heldout/loss",
         "Training loss, smoothed",
@@ -144,8 +160,8 @@ def test_costs_are_drawn_in_dollars_if_all_prices_are_known(tmp_path: Path) -> N
     assert "heldout/loss against seconds of machine time" in titles(prices=one_price)
 
 
-def test_page_markdown_and_json_have_the_comparison(three: ComparisonResult) -> None:
-    report = build_report(three.runs, "Three runs", three)
+def test_page_markdown_and_json_have_the_comparison(three_runs: ComparisonResult) -> None:
+    report = build_report(three_runs.runs, "Three runs", three_runs)
     text = render_html(report)
     parsed = Page(text)
     assert parsed.open == []
@@ -154,18 +170,18 @@ def test_page_markdown_and_json_have_the_comparison(three: ComparisonResult) -> 
     assert header.index("Pass: b") < header.index("Fail: c") < header.index("lowest cost")
     assert "| heldout/loss | 50 | 4 | 4.08 | 2% | 0.1% | NO |" in render_markdown(report)
     document = json.loads(render_json(report))
-    assert [section["verdict"] for section in document["beside"]] == ["pass", "fail"]
+    assert [section["verdict"] for section in document["comparison_sections"]] == ["pass", "fail"]
     assert "comparison" not in document
-    assert len(document["chapters"]) == 3
+    assert len(document["run_sections"]) == 3
 
 
-def test_the_first_divergence_is_reported(three: ComparisonResult) -> None:
+def test_the_first_divergence_is_reported(three_runs: ComparisonResult) -> None:
     dtypes = ("float32",) * 2
     rounded = ValueDifference(3, "forward", "layer.0", "Linear", dtypes, 1e-7, 1e-6, (0.0, 1e-7))
     swapped = replace(
         rounded,
         name="layer.0.act",
-        kind="GELU",
+        module_class="GELU",
         difference=3e-4,
         reference_distances=(1e-7, 3e-4),
     )
@@ -181,11 +197,14 @@ def test_the_first_divergence_is_reported(three: ComparisonResult) -> None:
         "Different execution settings: attention (sdpa, eager)."
     )
     summary = DivergenceSummary("c", sentence, build_value_table(divergence))
-    comparison = replace(three, divergences=(summary,))
+    comparison = replace(three_runs, divergences=(summary,))
     report = build_report(comparison.runs, None, comparison)
     assert escape(sentence) in render_html(report)
     assert "| layer.0.act | forward | GELU | float32 | 0.0003 |" in render_markdown(report)
-    assert json.loads(render_json(report))["beside"][1]["place"]["named"] == sentence
+    assert (
+        json.loads(render_json(report))["comparison_sections"][1]["divergence"]["sentence"]
+        == sentence
+    )
 
 
 def test_a_divergence_is_explained_by_rounding_or_not_reproduced() -> None:
@@ -210,7 +229,7 @@ def test_evaluations_of_saved_models_are_compared(tmp_path: Path) -> None:
             {
                 "rows": [{"name": "trained", "recall@10": recall}],
                 "settings": {"seed": 1, "models": {"trained": name}},
-                "facts": {"data_identity": "d"},
+                "identity": {"data_identity": "d"},
             },
         )
     folders = tuple(str(tmp_path / name) for name in "abc")

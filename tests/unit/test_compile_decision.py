@@ -1,4 +1,4 @@
-"""A run is compiled only if that saves more time than it takes."""
+"""The compile decision: a run is compiled only if compiling saves more time than it takes."""
 
 from __future__ import annotations
 

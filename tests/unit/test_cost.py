@@ -26,10 +26,10 @@ SECONDS: Series = tuple((step, 2.0 * step) for step in range(1, 31))
 
 
 def run(name: str = "a", heldout: Series = LOSS, usd_per_second: float | None = 0.5) -> RunFolder:
-    spent = {"machine_seconds": SECONDS, "device_seconds": SECONDS}
+    cost_series = {"machine_seconds": SECONDS, "device_seconds": SECONDS}
     if usd_per_second is not None:
-        spent["usd"] = tuple((step, value * usd_per_second) for step, value in SECONDS)
-    return RunFolder(Path(name), name, series={"heldout/loss": heldout}, cost_series=spent)
+        cost_series["usd"] = tuple((step, value * usd_per_second) for step, value in SECONDS)
+    return RunFolder(Path(name), name, series={"heldout/loss": heldout}, cost_series=cost_series)
 
 
 def test_the_cost_is_interpolated_between_two_evaluations() -> None:
@@ -97,9 +97,11 @@ def test_a_growing_series_is_interpolated() -> None:
 def test_lost_work_is_part_of_the_cost(tmp_path: Path) -> None:
     lines = [(1, 10, 10.0), (1, 20, 20.0), (2, 15, 31.0), (2, 20, 36.0), (2, 30, 46.0)]
     text = "".join(
-        json.dumps({"attempt": attempt, "step": step, "machine_seconds": paid, "usd": paid / 10})
+        json.dumps(
+            {"attempt": attempt, "step": step, "machine_seconds": seconds, "usd": seconds / 10}
+        )
         + "\n"
-        for attempt, step, paid in lines
+        for attempt, step, seconds in lines
     )
     (tmp_path / "ledger.jsonl").write_text(text)
     costs = read_run_folder(tmp_path).cost_series

@@ -64,13 +64,13 @@ def test_a_meter_survives_a_json_round_trip() -> None:
 
 def write_start(folder: Path, at: float) -> None:
     meter = CostMeter(Cost(), 0.0, machines=1, devices=2, usd_per_hour=HOURLY)
-    jsonl.append_line(folder / ATTEMPTS, {"attempt": 1, "began": at, **meter.start_fields})
+    jsonl.append_line(folder / ATTEMPTS, {"attempt": 1, "started_at": at, **meter.start_fields})
 
 
 def write_end(folder: Path, began: float, at: float) -> None:
     meter = CostMeter(Cost(), 0.0, machines=1, devices=2, usd_per_hour=HOURLY)
     cost = meter.cost_after(at - began).document
-    line = {"began": began, "ended": at, **meter.start_fields, **cost}
+    line = {"started_at": began, "ended_at": at, **meter.start_fields, **cost}
     jsonl.append_line(folder / ATTEMPTS, line)
 
 

@@ -25,20 +25,26 @@ flags\t\t: fpu sse2 avx fma
 """
 
 
+sizes: list[int] = []
+"""Smallest sizes of the scripted measurements."""
+
+
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[float]]]:
+def script_measurements(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[float]]]:
     """Return a function that sets the GFLOP/s of successive measurements, each with its size.
 
     The processor has AMX, two cores and 2 GHz. The function returns the requested durations of the
     measurements, in seconds.
     """
     durations: list[float] = []
+    sizes.clear()
 
     def script(*gigas: float) -> list[float]:
         results = iter(gigas)
 
-        def measure(_: str, min_seconds: float) -> tuple[int, float]:
+        def measure(_: str, min_seconds: float, min_size: int) -> tuple[int, float]:
             durations.append(min_seconds)
+            sizes.append(min_size)
             rate = next(results)
             return int(rate), rate * 1e9
 
@@ -117,6 +123,7 @@ def test_the_size_of_the_matrices_is_limited_by_time(monkeypatch: pytest.MonkeyP
     """A large product takes minutes in a precision without hardware instructions."""
     monkeypatch.setattr(cpu, "MEASURE_SECONDS", 0.0)
     monkeypatch.setattr(cpu, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(_peak_floor, "min_plausible_rate", lambda *_: 0.0)
     cpu._fastest_matmul.cache_clear()
     chip = cpu.Cpu().chip_peak("fp32")
     cpu._fastest_matmul.cache_clear()
@@ -124,8 +131,8 @@ def test_the_size_of_the_matrices_is_limited_by_time(monkeypatch: pytest.MonkeyP
     assert chip.flops_per_second["fp32"] > 0
 
 
-def test_a_plausible_rate_is_measured_once(measured: Callable[..., list[float]]) -> None:
-    durations = measured(900.0)
+def test_a_plausible_rate_is_measured_once(script_measurements: Callable[..., list[float]]) -> None:
+    durations = script_measurements(900.0)
     chip = cpu.Cpu().chip_peak("bf16")
     assert chip.flops_per_second["bf16"] == 900e9
     assert chip.source == "measured here: 900 x 900 x 900 matmul on this process's threads"
@@ -133,11 +140,11 @@ def test_a_plausible_rate_is_measured_once(measured: Callable[..., list[float]])
 
 
 def test_an_implausible_rate_is_measured_again_until_one_is_plausible(
-    measured: Callable[..., list[float]], caplog: pytest.LogCaptureFixture
+    script_measurements: Callable[..., list[float]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """1.8 GFLOP/s were measured on a loaded processor that reaches 900 when it is idle."""
     caplog.set_level("INFO")
-    durations = measured(1.8, 3.0, 900.0)
+    durations = script_measurements(1.8, 3.0, 900.0)
     chip = cpu.Cpu().chip_peak("bf16")
     assert chip.flops_per_second["bf16"] == 900e9
     assert chip.source.endswith("; best of 3 measurements, since the first was implausible")
@@ -148,14 +155,15 @@ def test_an_implausible_rate_is_measured_again_until_one_is_plausible(
 
 
 def test_a_rate_that_stays_low_is_accepted(
-    measured: Callable[..., list[float]],
+    script_measurements: Callable[..., list[float]],
 ) -> None:
     """A hypervisor may report instructions that cannot be used."""
-    durations = measured(2.0, 3.0, 2.5, 2.0, 1.0, 50.0)
+    durations = script_measurements(2.0, 3.0, 2.5, 2.0, 1.0, 50.0)
     rates = cpu.Cpu().matmul_rates()
     assert rates["bf16"] == (3e9, 1 + timing.MAX_REPEATS)
     assert rates["fp32"] == (50e9, 1)
     assert durations == [0] * 6
+    assert sizes == [cpu.MIN_SIZE, *[cpu.REPEAT_SIZE] * 4, cpu.MIN_SIZE]
 
 
 @pytest.mark.parametrize(

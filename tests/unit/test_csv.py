@@ -113,7 +113,7 @@ def test_an_unreadable_line_ends_only_its_row(
     assert [location for location, _ in list_rejected(read)] == ["line 3", "line 4", "line 5"]
 
 
-def test_parts_of_a_large_file_without_quotes_have_every_row_once(tmp_path: Path) -> None:
+def test_pieces_of_a_large_file_without_quotes_have_every_row_once(tmp_path: Path) -> None:
     rows = [f'{number},"{"x" * (number % 700)}' for number in range(9000)]
     text = "\n".join(["id,text", *rows]).encode()
     read = source(tmp_path, text, quote="", chunk_mib=1, integers=("id",))

@@ -23,7 +23,7 @@ from regauge.training.defaults import resolve_defaults
 from regauge.training.settings import TrainSettings
 
 NOWHERE = Path("nowhere")
-DENSE = DenseLayer(inputs=8, outputs=4, folder="2_Dense")
+DENSE = DenseLayer(in_features=8, out_features=4, folder="2_Dense")
 
 
 def run(**changes: Any) -> TrainSettings:
@@ -150,7 +150,7 @@ def test_a_plan_has_the_shapes_and_steps_without_an_allocation(tmp_path: Path) -
     table = settings(tmp_path / "run", data, "contrastive", stop={"steps": None, "epochs": 2.0})
     answer = dry_run.plan_run(table)
     assert answer["steps"] == 12
-    assert answer["shapes"] == ["4 x 16", "4 x 32"]
+    assert answer["batch_shapes"] == ["4 x 16", "4 x 32"]
     assert not (tmp_path / "run").exists()
 
 
@@ -175,11 +175,11 @@ def test_unusable_datasets_are_refused(rows: int, task: str, problem: str, tmp_p
     ("pooling", "num_warnings"),
     [
         (Pooling(dense=(DENSE,)), 1),
-        (Pooling(modes=("cls",), normalized=False), 0),
+        (Pooling(modes=("cls",), normalize=False), 0),
         (None, 0),
     ],
 )
-def test_ignored_parts_of_a_sentence_encoder_are_logged(
+def test_ignored_modules_and_prompts_of_a_sentence_encoder_are_logged(
     pooling: Pooling | None,
     num_warnings: int,
     tmp_path: Path,
@@ -191,9 +191,9 @@ def test_ignored_parts_of_a_sentence_encoder_are_logged(
     start.mkdir()
     (start / "config.json").write_text("{}")
     if pooling is not None:
-        reads = Tokenization(tokens=16, prompts={"query": "find: "} if num_warnings else {})
+        reads = Tokenization(max_length=16, prompts={"query": "find: "} if num_warnings else {})
         sentence_transformers.write_description(
-            start, SentenceEncoder(tokenization=reads, pooling=pooling), DENSE.inputs
+            start, SentenceEncoder(tokenization=reads, pooling=pooling), DENSE.in_features
         )
     data = datasets.write_pairs(tmp_path / "pairs", 43)
     for weights in ("random", "pretrained"):

@@ -28,39 +28,39 @@ def dropped_mask(rate: float, keys: Tensor, layer: int = 0, length: int = LENGTH
     """Return a mask of the values that become 0, [batch, length, width] bool."""
     holder = DropoutKeys()
     holder.rows = keys
-    part = CounterDropout(rate, layer, holder).train()
-    return part(torch.ones(len(keys), length, WIDTH)) == 0
+    module = CounterDropout(rate, layer, holder).train()
+    return module(torch.ones(len(keys), length, WIDTH)) == 0
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
 def test_the_dropout_rate(rate: float) -> None:
-    found = dropped_mask(rate, build_keys()).float()
-    deviation = (rate * (1 - rate) / found.numel()) ** 0.5
-    assert abs(float(found.mean()) - rate) < 4 * deviation
+    mask = dropped_mask(rate, build_keys()).float()
+    deviation = (rate * (1 - rate) / mask.numel()) ** 0.5
+    assert abs(float(mask.mean()) - rate) < 4 * deviation
     for axes in ((0, 1), (0, 2), (1, 2)):
-        lines = found.mean(axes)
-        size = found.numel() / len(lines)
+        lines = mask.mean(axes)
+        size = mask.numel() / len(lines)
         assert float((lines - rate).abs().max()) < 5 * (rate * (1 - rate) / size) ** 0.5
 
 
 def test_remaining_values_are_scaled() -> None:
     holder = DropoutKeys()
-    part = CounterDropout(0.25, 0, holder)
+    module = CounterDropout(0.25, 0, holder)
     hidden = torch.full((4, 8, WIDTH), 3.0)
     holder.rows = build_keys(rows=range(4))
-    assert set(part(hidden).unique().tolist()) == {0.0, 4.0}
-    assert part.eval()(hidden).equal(hidden)
+    assert set(module(hidden).unique().tolist()) == {0.0, 4.0}
+    assert module.eval()(hidden).equal(hidden)
     holder.rows = None
-    assert part.train()(hidden).equal(hidden)
+    assert module.train()(hidden).equal(hidden)
 
 
 def test_masks_of_neighbours_rows_layers_and_steps_are_independent() -> None:
     base = dropped_mask(0.5, build_keys()).float() - 0.5
     others = {
-        "next place": (base[:, 1:], base[:, :-1]),
+        "next position": (base[:, 1:], base[:, :-1]),
         "next column": (base[:, :, 1:], base[:, :, :-1]),
         "next row": (base[1:], base[:-1]),
-        "next but one place": (base[:, 2:], base[:, :-2]),
+        "next but one position": (base[:, 2:], base[:, :-2]),
         "diagonal": (base[:, 1:, 1:], base[:, :-1, :-1]),
         "next layer": (base, dropped_mask(0.5, build_keys(), layer=1).float() - 0.5),
         "next step": (base, dropped_mask(0.5, build_keys(step=1)).float() - 0.5),
@@ -72,16 +72,18 @@ def test_masks_of_neighbours_rows_layers_and_steps_are_independent() -> None:
 
 def test_masks_do_not_depend_on_microbatch_or_length() -> None:
     keys = build_keys()
-    whole = dropped_mask(0.1, keys)
-    assert torch.cat([dropped_mask(0.1, part) for part in keys.split(5)]).equal(whole)
-    assert dropped_mask(0.1, keys.flip(0)).equal(whole.flip(0))
-    assert dropped_mask(0.1, keys, length=2 * LENGTH)[:, :LENGTH].equal(whole)
+    full_mask = dropped_mask(0.1, keys)
+    assert torch.cat([dropped_mask(0.1, microbatch) for microbatch in keys.split(5)]).equal(
+        full_mask
+    )
+    assert dropped_mask(0.1, keys.flip(0)).equal(full_mask.flip(0))
+    assert dropped_mask(0.1, keys, length=2 * LENGTH)[:, :LENGTH].equal(full_mask)
 
 
 def test_every_layer_has_a_separate_mask() -> None:
     model = nn.Sequential(nn.Dropout(0.1), nn.Linear(8, 8), nn.Dropout(0.0), nn.Dropout(0.2))
     assert replace_dropout(model, 0.1, DropoutKeys()) == 2
-    layers = [part for part in model if isinstance(part, CounterDropout)]
+    layers = [module for module in model if isinstance(module, CounterDropout)]
     assert len({int(layer.salt) for layer in layers}) == 2
     assert isinstance(model[2], nn.Dropout)
     assert not model.state_dict().keys() - {"1.weight", "1.bias"}
@@ -90,6 +92,6 @@ def test_every_layer_has_a_separate_mask() -> None:
 def test_bf16_drops_the_same_elements_as_fp32() -> None:
     holder = DropoutKeys()
     holder.rows = build_keys()
-    part = CounterDropout(0.1, 0, holder)
+    module = CounterDropout(0.1, 0, holder)
     ones = torch.ones(BATCH, LENGTH, WIDTH)
-    assert (part(ones.bfloat16()) == 0).equal(part(ones) == 0)
+    assert (module(ones.bfloat16()) == 0).equal(module(ones) == 0)

@@ -233,7 +233,7 @@ def test_a_refusal_contains_problem_and_remedy() -> None:
     def fail() -> None:
         raise DataError("it is there", "name another")
 
-    assert find_refusal(fail) == {"would_refuse": "it is there; name another"}
+    assert find_refusal(fail) == {"error": "it is there; name another"}
     assert find_refusal(lambda: None) == {}
 
 
@@ -244,13 +244,13 @@ def test_a_dry_run_shows_that_the_folder_of_another_run_would_be_refused(
     folder = tmp_path / "run"
     manifests, nothing = dry_run.check_run_offline(done)
     assert nothing == {}
-    run_record.write_records(folder, done, manifests[0].identity, "id", "")
+    run_record.write_records(folder, done, manifests[0].fingerprint, "id", "")
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    assert "would_refuse" not in dry_run.plan_run(done)
+    assert "error" not in dry_run.plan_run(done)
     other = done.model_copy(update={"seed": 8})
     answer = dry_run.plan_run(other)
     assert answer["steps"] == 12
-    assert answer["would_refuse"].startswith(f"{folder} belongs to another run: seed is 7 there")
+    assert answer["error"].startswith(f"{folder} belongs to another run: seed is 7 there")
     with pytest.raises(SettingsError, match="belongs to another run"):
         dry_run.check_run(other)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before

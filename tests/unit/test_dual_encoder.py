@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def trained(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_run(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run with separate encoders and checkpoints at steps 4 and 6."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     attempt(run(folder, data.folder, SCRATCH), World())
@@ -67,16 +67,16 @@ def scores(module: Ranker, data: Dataset) -> torch.Tensor:
     (piece,) = SHARED.split_batch(rows, np.arange(6), 6, SHARED.bucket_lengths(data.manifest))
     arrays = SHARED.build_batch(rows, piece, RandomKey(0, 0, 0), CONFIG)
     batch = {name: torch.from_numpy(value) for name, value in arrays.items()}
-    found: torch.Tensor = module(batch)["scores"]
-    return found
+    output: torch.Tensor = module(batch)["scores"]
+    return output
 
 
 def test_separate_encoders_start_equal_to_a_shared_one(data: Dataset) -> None:
     separate = build(SEPARATE, data)
     pairs = zip(separate.model.parameters(), separate.documents.parameters(), strict=True)
-    assert all(own.equal(other) for own, other in pairs)
-    assert not {id(own) for own in separate.model.parameters()} & {
-        id(other) for other in separate.documents.parameters()
+    assert all(query.equal(document) for query, document in pairs)
+    assert not {id(value) for value in separate.model.parameters()} & {
+        id(value) for value in separate.documents.parameters()
     }
     with torch.no_grad():
         torch.testing.assert_close(scores(separate, data), scores(build(SHARED, data), data))
@@ -91,13 +91,14 @@ def test_each_encoder_reads_only_its_texts(data: Dataset) -> None:
     assert not by_documents.allclose(before)
     scores(separate, data).sum().backward()
     words = [
-        each.embeddings.word_embeddings.weight.grad for each in (separate.model, separate.documents)
+        encoder.embeddings.word_embeddings.weight.grad
+        for encoder in (separate.model, separate.documents)
     ]
     used = [set((grad.abs().sum(1) > 0).nonzero().flatten().tolist()) for grad in words]
     rows = data.rows("train").take(range(6))
     assert used[0] <= {0, *(int(token) for row in rows for token in row["query"])}
-    shown = {int(token) for row in rows for text in row["document"] for token in text}
-    assert used[1] <= {0, *shown}
+    document_tokens = {int(token) for row in rows for text in row["document"] for token in text}
+    assert used[1] <= {0, *document_tokens}
     assert min(map(len, used)) > 3
 
 
@@ -114,47 +115,47 @@ def test_trainable_layers_apply_to_both_encoders(
     assert len(find_blocks(module)) == 4
 
 
-def test_transformers_loads_both_encoder_folders(trained: Path) -> None:
+def test_transformers_loads_both_encoder_folders(trained_run: Path) -> None:
     words = [0, 17, 18, 19]
     vectors = []
-    for folder in (trained / "model", trained / "model" / "documents"):
-        model, found = AutoModel.from_pretrained(
+    for folder in (trained_run / "model", trained_run / "model" / "documents"):
+        model, loading_info = AutoModel.from_pretrained(
             folder, add_pooling_layer=False, output_loading_info=True
         )
-        assert not found["missing_keys"] | found["unexpected_keys"]
+        assert not loading_info["missing_keys"] | loading_info["unexpected_keys"]
         assert (folder / "tokenizer.json").is_file()
         with torch.no_grad():
             vectors.append(model(torch.tensor([words])).last_hidden_state)
     assert not vectors[0].allclose(vectors[1])
-    head = load_file(trained / "model" / "head.safetensors")
+    head = load_file(trained_run / "model" / "head.safetensors")
     assert head
     assert all(name.startswith("head.") for name in head)
 
 
-def test_both_encoders_and_the_head_are_loaded_from_a_run(trained: Path, data: Dataset) -> None:
-    read = build(SEPARATE, data, Model(path=str(trained)))
+def test_both_encoders_and_the_head_are_loaded_from_a_run(trained_run: Path, data: Dataset) -> None:
+    read = build(SEPARATE, data, Model(path=str(trained_run)))
     for root, model in (("", read.model), ("documents", read.documents)):
-        saved = load_file(trained / "model" / root / "model.safetensors")
+        saved = load_file(trained_run / "model" / root / "model.safetensors")
         assert all(saved[name].equal(value) for name, value in model.named_parameters())
     assert not read.load_warnings
-    alone = build(SHARED, data, Model(path=str(trained)))
-    assert alone.load_warnings == (f"'{trained}' has a document encoder that is not used",)
+    alone = build(SHARED, data, Model(path=str(trained_run)))
+    assert alone.load_warnings == (f"'{trained_run}' has a document encoder that is not used",)
 
 
-def test_a_checkpoint_is_exported_with_both_encoders(trained: Path, tmp_path: Path) -> None:
-    target = export_checkpoint(trained, 4, tmp_path / "at-4")
-    last = export_checkpoint(trained, 6, tmp_path / "at-6")
+def test_a_checkpoint_is_exported_with_both_encoders(trained_run: Path, tmp_path: Path) -> None:
+    target = export_checkpoint(trained_run, 4, tmp_path / "at-4")
+    last = export_checkpoint(trained_run, 6, tmp_path / "at-6")
     for root in ("", "documents"):
         then, now, final = (
             load_file(folder / root / "model.safetensors")
-            for folder in (target, last, trained / "model")
+            for folder in (target, last, trained_run / "model")
         )
         assert then.keys() == now.keys() == final.keys()
         assert all(now[name].equal(final[name]) for name in final)
         assert not all(then[name].equal(final[name]) for name in final)
     assert (
         load_file(last / "head.safetensors").keys()
-        == load_file(trained / "model" / "head.safetensors").keys()
+        == load_file(trained_run / "model" / "head.safetensors").keys()
     )
 
 
@@ -177,19 +178,19 @@ def test_separate_encoders_need_texts() -> None:
 
 
 def test_adapters_of_both_encoders_are_trained_and_merged(
-    trained: Path, data: Dataset, tmp_path: Path
+    trained_run: Path, data: Dataset, tmp_path: Path
 ) -> None:
     pytest.importorskip("peft")
-    model = Model(path=str(trained), lora=Lora(rank=2))
+    model = Model(path=str(trained_run), lora=Lora(rank=2))
     attempt(run(tmp_path / "run", data.folder, model), World())
     last = export_checkpoint(tmp_path / "run", 6, tmp_path / "at-6")
     for root in ("", "documents"):
-        before = load_file(trained / "model" / root / "model.safetensors")
+        before = load_file(trained_run / "model" / root / "model.safetensors")
         final = load_file(tmp_path / "run" / "model" / root / "model.safetensors")
-        again = load_file(last / root / "model.safetensors")
-        assert before.keys() == final.keys() == again.keys()
+        exported = load_file(last / root / "model.safetensors")
+        assert before.keys() == final.keys() == exported.keys()
         assert not all(before[name].equal(final[name]) for name in before)
-        assert all(torch.allclose(again[name], final[name]) for name in before)
-        beside = load_file(tmp_path / "run" / "adapter" / root / "adapter_model.safetensors")
-        assert beside
-        assert all(".lora_" in name for name in beside)
+        assert all(torch.allclose(exported[name], final[name]) for name in before)
+        adapter = load_file(tmp_path / "run" / "adapter" / root / "adapter_model.safetensors")
+        assert adapter
+        assert all(".lora_" in name for name in adapter)

@@ -1,4 +1,4 @@
-"""Near-duplicates: clusters agree with a pairwise comparison, in time that is not quadratic."""
+"""Near-duplicates: clusters agree with a pairwise comparison; the time is not quadratic."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def build_hashes(*contents: bytes) -> np.ndarray:
 
 
 @pytest.mark.parametrize("cuts", [[], [0, 1, 7, 7, 2000], [300, 301]])
-def test_the_parts_of_a_signature_table_do_not_matter(cuts: list[int]) -> None:
+def test_clusters_do_not_depend_on_the_chunks_of_a_signature_table(cuts: list[int]) -> None:
     random = np.random.default_rng(0)
     signatures = random.integers(0, 2**32, (2500, duplicates.HASHES), dtype=np.uint32)
     for copy, share in ((500, 0.1), (1000, 0.25), (1500, 0.5), (2000, 0.0)):
@@ -104,13 +104,13 @@ def test_the_parts_of_a_signature_table_do_not_matter(cuts: list[int]) -> None:
         signatures[copy : copy + 500] = np.where(
             other, signatures[copy : copy + 500], signatures[:500]
         )
-    parts = duplicates.SignatureTable(np.split(signatures, cuts))
-    whole = duplicates.SignatureTable([signatures])
+    split_table = duplicates.SignatureTable(np.split(signatures, cuts))
+    single_table = duplicates.SignatureTable([signatures])
     some = random.integers(0, 2500, 900)
-    assert (parts.take(some) == signatures[some]).all()
-    assert (parts.band_keys([3, 31, 0]) == whole.band_keys([3, 31, 0])).all()
-    labels = duplicates.find_clusters(parts, 0.7)
-    assert (labels == duplicates.find_clusters(whole, 0.7)).all()
+    assert (split_table.take(some) == signatures[some]).all()
+    assert (split_table.band_keys([3, 31, 0]) == single_table.band_keys([3, 31, 0])).all()
+    labels = duplicates.find_clusters(split_table, 0.7)
+    assert (labels == duplicates.find_clusters(single_table, 0.7)).all()
     is_similar = (signatures[:500] == signatures[500:1000]).mean(axis=1) >= 0.7
     assert (labels[500:1000][is_similar] == labels[:500][is_similar]).all()
     assert is_similar.sum() > 400
@@ -124,7 +124,7 @@ def test_draws_are_uniform_and_depend_on_the_seed() -> None:
     assert shares != [duplicates.draw_uniform(content, 1, "heldout") for content in contents]
 
 
-def test_joined_texts_repeat_nothing() -> None:
+def test_joined_texts_have_no_repeated_text() -> None:
     fields: dict[str, str | int] = {
         "summary": "One.",
         "body": "Two.",

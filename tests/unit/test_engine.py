@@ -15,7 +15,7 @@ from regauge.accelerators.cpu import Cpu
 from regauge.artifacts.buckets import Buckets, list_halves
 from regauge.artifacts.engine import Engine, warm_up
 from regauge.artifacts.manifest import Bucket
-from regauge.artifacts.rows import TextRecords, TokenizedTexts
+from regauge.artifacts.records import TextRecords, TokenizedTexts
 from regauge.errors import TransientError
 from regauge.models.io_spec import TensorSpec
 from unit.runners import CountingRunner, expected_outputs, random_ids
@@ -54,7 +54,7 @@ def build_engine(
     pad: bool = True,
     **options: Any,
 ) -> Engine:
-    shapes = tuple(Bucket(length=length, rows=list_halves(max_rows)) for length in LENGTHS)
+    shapes = tuple(Bucket(length=length, batch_sizes=list_halves(max_rows)) for length in LENGTHS)
     return Engine(runner, Buckets(shapes, needs_row_padding=pad), width, **options)
 
 
@@ -118,8 +118,10 @@ def test_batches_are_halved_after_running_out_of_memory(error: Exception, *, pad
     assert runner.texts == sum(batch_sizes) == 150
     assert engine.computed_tokens == sum(rows * length for rows, length in runner.shapes)
     assert {rows for rows, _ in runner.shapes} <= {1, 2, 3, 4}
-    again = random_ids(90, 20, seed=9)
-    assert np.array_equal(engine.compute(TextRecords.from_lists(again)), expected_outputs(again))
+    more_ids = random_ids(90, 20, seed=9)
+    assert np.array_equal(
+        engine.compute(TextRecords.from_lists(more_ids)), expected_outputs(more_ids)
+    )
     assert len(runner.failed) == 2
     assert engine.halvings == 2
 
@@ -148,7 +150,7 @@ def test_an_engine_starts_with_halved_batches() -> None:
 
 
 def test_only_declared_batch_sizes_are_used() -> None:
-    shapes = tuple(Bucket(length=length, rows=(16, 6, 2)) for length in LENGTHS)
+    shapes = tuple(Bucket(length=length, batch_sizes=(16, 6, 2)) for length in LENGTHS)
     runner = LimitedRunner(3 * 20, OUT_OF_MEMORY_ERRORS[0])
     batch_sizes: list[int] = []
     engine = Engine(runner, Buckets(shapes, needs_row_padding=True), 3, on_batch=batch_sizes.append)
@@ -165,7 +167,7 @@ def test_only_declared_batch_sizes_are_used() -> None:
 def test_running_out_of_memory_at_the_smallest_batch_is_a_transient_error(
     rows: tuple[int, ...], min_rows: int, *, pad: bool
 ) -> None:
-    shapes = tuple(Bucket(length=length, rows=rows) for length in LENGTHS)
+    shapes = tuple(Bucket(length=length, batch_sizes=rows) for length in LENGTHS)
     runner = LimitedRunner(min_rows * 20 - 1, OUT_OF_MEMORY_ERRORS[1])
     engine = Engine(runner, Buckets(shapes, needs_row_padding=pad), 3)
     message = f"no memory for {min_rows} rows of 20 tokens, the smallest batch: CUDA out of memory"

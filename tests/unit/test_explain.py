@@ -68,7 +68,7 @@ ROWS = {key.path: key.format_row() for key in _reference.list_keys(Table)}
 def test_a_key_has_a_type_and_a_default(path: str, kind: str, default: str) -> None:
     assert ROWS[path]["type"] == kind
     assert ROWS[path]["default"] == default
-    assert ROWS[path]["help"]
+    assert ROWS[path]["description"]
 
 
 def test_nested_tables_are_replaced_by_their_keys() -> None:
@@ -77,13 +77,13 @@ def test_nested_tables_are_replaced_by_their_keys() -> None:
 
 
 def explain_word(word: str) -> list[dict[str, Any]]:
-    return list(explain.main(word, json=True)["found"])
+    return list(explain.main(word, json=True)["matches"])
 
 
 def test_a_key_of_a_pipeline_is_explained() -> None:
     document = explain_word("pipeline.output.folder")[0]
     assert document["type"] == "text"
-    assert document["help"].startswith("Folder that contains one folder for each stage")
+    assert document["description"].startswith("Folder that contains one folder for each stage")
     assert document["read_by"] == "pipeline"
 
 
@@ -94,7 +94,7 @@ def test_a_table_shows_its_keys() -> None:
 
 def test_a_verb_shows_its_tables() -> None:
     document = explain_word("pipeline")[0]
-    assert document["summary"] == choices.summary("verbs", "pipeline")
+    assert document["description"] == choices.summary("verbs", "pipeline")
     assert {row["table"] for row in document["tables"]} == {"output", "stage"}
 
 
@@ -105,12 +105,12 @@ def test_a_folder_lists_its_choices() -> None:
 
 
 def test_a_choice_is_explained() -> None:
-    assert explain_word("trackers/jsonl")[0]["summary"] == choices.summary("trackers", "jsonl")
+    assert explain_word("trackers/jsonl")[0]["description"] == choices.summary("trackers", "jsonl")
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 64, 65, 66, 67, 68, 69, 75, 76, 130, 143])
 def test_an_exit_code_is_explained(code: int) -> None:
-    assert explain_word(str(code))[0]["meaning"].endswith(".")
+    assert explain_word(str(code))[0]["description"].endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_an_unknown_name_is_refused(word: str, message: str) -> None:
 
 
 def test_without_a_name_every_table_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    overview = explain.main()["found"][0]
+    overview = explain.main()["matches"][0]
     listed = {row["table"] for row in overview["tables"]}
     assert listed == {
         name for root in _reference.settings_roots().values() for name in root.model_fields

@@ -1,4 +1,4 @@
-"""Files are replaced atomically, hashed and locked."""
+"""Atomic replacement, hashing and locking of files."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ with hold_lock(pathlib.Path(sys.argv[1])):
 
 
 def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
-    path, seen = tmp_path / "a.txt", set()
+    path, contents = tmp_path / "a.txt", set()
     path.write_text(OLD)
     done = threading.Event()
 
     def read() -> None:
         while not done.is_set():
-            seen.add(path.read_text())
+            contents.add(path.read_text())
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -50,7 +50,7 @@ def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
             files.write_atomic(path, content)
     done.set()
     reader.join()
-    assert seen <= {OLD, NEW}
+    assert contents <= {OLD, NEW}
     assert path.read_text() == OLD
     assert list(tmp_path.iterdir()) == [path]
 

@@ -38,7 +38,7 @@ def test_texts_have_length_limits(text: str, limits: dict[str, int], reason: str
     assert find_reason(text, **limits) == reason
 
 
-def test_values_and_missing_fields_are_not_measured() -> None:
+def test_values_and_missing_fields_have_no_length() -> None:
     items = [Record("a", "1", {"label": 3}), Record("a", "2", {}), Rejected("a", "3", "bad")]
     limits = {"text": TextLimits(min_words=1), "label": TextLimits(min_characters=9)}
     assert list(apply_limits(items, limits)) == items

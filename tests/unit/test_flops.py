@@ -64,27 +64,29 @@ def test_the_parameter_counts_of_published_models(name: str) -> None:
     ("model", "head"), [(BERT, "masked"), (GPT, "causal"), (LLAMA, "causal"), (QWEN, "causal")]
 )
 def test_parameter_counts_equal_transformers(model: dict[str, Any], head: HeadKind) -> None:
-    own = build(model, head)
-    plain: PreTrainedModel = PLAIN[head].from_config(own.config)
-    found = count_parameters(own)
-    assert found.all == found.trained == plain.num_parameters()
-    assert found.all - found.embedding == plain.num_parameters(exclude_embeddings=True)
-    assert 0 < found.matmul < found.blocks < found.all
-    own.base_model.requires_grad_(requires_grad=False)
+    module = build(model, head)
+    plain: PreTrainedModel = PLAIN[head].from_config(module.config)
+    counts = count_parameters(module)
+    assert counts.all == counts.trained == plain.num_parameters()
+    assert counts.all - counts.embedding == plain.num_parameters(exclude_embeddings=True)
+    assert 0 < counts.matmul < counts.blocks < counts.all
+    module.base_model.requires_grad_(requires_grad=False)
     plain.base_model.requires_grad_(requires_grad=False)
-    assert count_parameters(own).trained == plain.num_parameters(only_trainable=True) < found.all
+    assert (
+        count_parameters(module).trained == plain.num_parameters(only_trainable=True) < counts.all
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "head"), [(BERT, "masked"), (GPT, "causal"), (LLAMA, "causal"), (QWEN, "causal")]
 )
 def test_flops_equal_those_that_torch_counts(model: dict[str, Any], head: HeadKind) -> None:
-    """Compare with a forward and backward pass of transformers' class, without its head.
+    """Compare with a forward and backward pass of the class of transformers, without its head.
 
     torch also counts the products of rotary positions, 0.1 % here.
     """
-    own = build(model, head)
-    plain = PLAIN[head].from_config(own.config, attn_implementation="eager")
+    module = build(model, head)
+    plain = PLAIN[head].from_config(module.config, attn_implementation="eager")
     tokens = torch.randint(5, VOCABULARY, (ROWS, LENGTH))
     with FlopCounterMode(display=False) as counter:
         plain(tokens).logits.sum().backward()
@@ -97,21 +99,21 @@ def test_flops_equal_those_that_torch_counts(model: dict[str, Any], head: HeadKi
     ]
     assert all(id(value) in rest for value in heads)
     outside = 6 * sum(value.numel() for value in heads)
-    found = counter.get_total_flops() / (ROWS * LENGTH) - outside
-    assert flops_per_token(own, LENGTH) == pytest.approx(found, rel=2e-3)
+    torch_flops = counter.get_total_flops() / (ROWS * LENGTH) - outside
+    assert flops_per_token(module, LENGTH) == pytest.approx(torch_flops, rel=2e-3)
 
 
 def test_frozen_weights_cost_no_gradient() -> None:
-    """The inputs of the first block are given a gradient, as FLOPS_FORMULA assumes."""
-    own = build(LLAMA, "causal")
-    for value in own.parameters():
+    """The inputs of the first block have a gradient, as FLOPS_FORMULA assumes."""
+    module = build(LLAMA, "causal")
+    for value in module.parameters():
         value.requires_grad_(requires_grad=False)
     inputs = torch.randn(ROWS, LENGTH, 32, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
-        own.model(inputs_embeds=inputs).last_hidden_state.sum().backward()
-    found = counter.get_total_flops() / (ROWS * LENGTH)
-    assert flops_per_token(own, LENGTH) == pytest.approx(found, rel=3e-3)
-    assert count_parameters(own).trained == 0
+        module.model(inputs_embeds=inputs).last_hidden_state.sum().backward()
+    torch_flops = counter.get_total_flops() / (ROWS * LENGTH)
+    assert flops_per_token(module, LENGTH) == pytest.approx(torch_flops, rel=3e-3)
+    assert count_parameters(module).trained == 0
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "adafactor"])

@@ -46,7 +46,7 @@ Start = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a module that a new process finds, and let the server import almost nothing."""
+    """Write a module that a new process can import; the server imports almost nothing."""
     (tmp_path / "a_program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(forks, "MODULES", ("not.there", "numpy.random", "regauge.choices"))
@@ -147,7 +147,7 @@ def test_a_changed_environment_starts_a_new_server(
     assert server_pid(fork_server) != before
 
 
-def test_processes_are_spawned_if_the_server_does_not_answer(
+def test_processes_are_spawned_if_the_server_does_not_respond(
     start: Start,
     fork_server: ForkServer,
     tmp_path: Path,
@@ -170,8 +170,8 @@ def test_nested_blocks_share_one_server() -> None:
     with open_fork_server() as outer:
         with open_fork_server() as inner:
             assert inner is outer
-        with open_fork_server() as again:
-            assert again is outer
+        with open_fork_server() as second_inner:
+            assert second_inner is outer
     with open_fork_server() as other:
         assert other is not outer
 

@@ -12,8 +12,8 @@ from regauge.supervision.goodput import read_goodput
 
 def write_run(folder: Path) -> None:
     for number, began, ended, end in ((1, 100.0, 110.0, "process"), (2, 112.0, 130.0, "finished")):
-        jsonl.append_line(folder / "attempts.jsonl", {"attempt": number, "began": began})
-        line = {"attempt": number, "began": began, "ended": ended, "end": end}
+        jsonl.append_line(folder / "attempts.jsonl", {"attempt": number, "started_at": began})
+        line = {"attempt": number, "started_at": began, "ended_at": ended, "outcome": end}
         jsonl.append_line(folder / "attempts.jsonl", line)
     seconds = {"init": 6.0, "step": 15.0, "evaluate": 3.0, "lost": 1.5}
     jsonl.append_line(folder / "ledger.jsonl", {"attempt": 2, "step": 9, "seconds": seconds})
@@ -25,16 +25,16 @@ def test_seconds_that_no_process_booked_are_idle(tmp_path: Path) -> None:
     assert goodput
     assert goodput.total_seconds == pytest.approx(30.0)
     assert goodput.seconds["idle"] == pytest.approx(4.5)
-    assert goodput.share == pytest.approx(18 / 30)
-    assert goodput.ends == {1: "process", 2: "finished"}
+    assert goodput.fraction == pytest.approx(18 / 30)
+    assert goodput.outcomes == {1: "process", 2: "finished"}
 
 
 def test_an_attempt_in_progress_has_no_end(tmp_path: Path) -> None:
     write_run(tmp_path)
-    jsonl.append_line(tmp_path / "attempts.jsonl", {"attempt": 3, "began": 140.0})
+    jsonl.append_line(tmp_path / "attempts.jsonl", {"attempt": 3, "started_at": 140.0})
     goodput = read_goodput(tmp_path)
     assert goodput
-    assert 3 not in goodput.ends
+    assert 3 not in goodput.outcomes
 
 
 def test_a_run_without_a_supervisor_has_no_goodput(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ def test_each_step_sums_only_its_microbatches(
     for name, value in weights.items():
         bucket.attach(name, value, nn.Parameter(torch.zeros(2)))
     for names, expected in ((("used", "idle"), [3.0] * 4), (("used",), [3.0, 3.0, 0.0, 0.0])):
-        for slope in (1.0, 2.0):
+        for factor in (1.0, 2.0):
             for name in names:
-                (weights[name] * slope).sum().backward()
+                (weights[name] * factor).sum().backward()
                 bucket.add(name, weights[name])
         bucket.close()
-        assert torch.cat([part.flatten() for part in bucket.buffers]).tolist() == expected
+        assert torch.cat([buffer.flatten() for buffer in bucket.buffers]).tolist() == expected
         bucket.clear()

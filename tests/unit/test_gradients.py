@@ -58,7 +58,7 @@ def constant_schedule(opened_run: Run) -> LRSchedule:
 
 def read_batches(opened_run: Run) -> list[dict[str, torch.Tensor]]:
     arrays = opened_run.context.read_batches(0)
-    return [{name: torch.from_numpy(value) for name, value in part.items()} for part in arrays]
+    return [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in arrays]
 
 
 @pytest.mark.usefixtures("_threads")
@@ -72,10 +72,10 @@ def test_a_step_equals_a_torch_step_on_the_mean_loss(
     opened_run = set_up_run(tmp_path / "run", data, task, optimizer=optimizer)
     plain = build_unsharded_module(opened_run)
     sgd = torch.optim.SGD(plain.parameters(), lr=RATE)
-    parts = read_batches(opened_run)
+    batches = read_batches(opened_run)
     losses = [
-        opened_run.context.task_at(opened_run.state.step).task.loss(plain(part), part)
-        for part in parts
+        opened_run.context.task_at(opened_run.state.step).task.loss(plain(batch), batch)
+        for batch in batches
     ]
     total = torch.stack([loss for loss, _ in losses]).sum()
     weight = sum(float(row_weight) for _, row_weight in losses)
@@ -84,7 +84,7 @@ def test_a_step_equals_a_torch_step_on_the_mean_loss(
     sgd.step()
 
     opened_run.state.lr_schedule = constant_schedule(opened_run)
-    totals, step_norm = optimizer_step(*opened_run, parts)
+    totals, step_norm = optimizer_step(*opened_run, batches)
     assert float(step_norm) == pytest.approx(float(norm), rel=1e-5)
     assert totals.tolist() == pytest.approx([float(total.detach()), weight])
     if clip is not None:
@@ -146,11 +146,11 @@ def test_a_contrastive_step_in_microbatches_equals_one_batch(tmp_path: Path) -> 
     optimizer = {"kind": "sgd", "betas": (0.0, 0.9), "weight_decay": 0.0, "max_grad_norm": None}
     opened_run = set_up_run(tmp_path / "run", data, "contrastive", optimizer=optimizer)
     plain = build_unsharded_module(opened_run)
-    parts = read_batches(opened_run)
-    outputs = [plain(part)["vectors"] for part in parts]
-    slots = torch.cat([part["slots"] for part in parts])
+    batches = read_batches(opened_run)
+    outputs = [plain(batch)["vectors"] for batch in batches]
+    slots = torch.cat([batch["slots"] for batch in batches])
     vectors = torch.cat(outputs)[slots.argsort()]
-    real = torch.cat([part["real"] for part in parts])[slots.argsort()]
+    real = torch.cat([batch["real"] for batch in batches])[slots.argsort()]
     loss, weight = opened_run.context.task_at(opened_run.state.step).task.loss(
         {"vectors": vectors}, {"real": real}
     )
@@ -158,7 +158,7 @@ def test_a_contrastive_step_in_microbatches_equals_one_batch(tmp_path: Path) -> 
     (loss / weight).backward()
     sgd.step()
     opened_run.state.lr_schedule = constant_schedule(opened_run)
-    totals, _ = optimizer_step(*opened_run, parts)
+    totals, _ = optimizer_step(*opened_run, batches)
     assert totals.tolist() == pytest.approx([float(loss.detach()), float(weight)])
     for name, value in plain.named_parameters():
         torch.testing.assert_close(

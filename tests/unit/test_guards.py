@@ -140,8 +140,8 @@ def test_a_straggler_is_reported_in_the_second_ledger_line(monkeypatch: pytest.M
         pace.before_batches(0)
         pace.before_collective()
         pace.before_collective()
-        reports.append(pace.ledger_fields()["slowest"])
-    assert reports == [None, {"rank": 1, "seconds": 0.9}, {"rank": 1, "seconds": 0.9}]
+        reports.append(pace.ledger_fields()["straggler"])
+    assert reports == [None, *2 * [{"rank": 1, "delay_seconds": 0.9}]]
 
 
 def test_alternating_late_ranks_are_not_stragglers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,4 +153,4 @@ def test_alternating_late_ranks_are_not_stragglers(monkeypatch: pytest.MonkeyPat
     for _ in range(3):
         pace.before_batches(0)
         pace.before_collective()
-        assert pace.ledger_fields() == {"slowest": None}
+        assert pace.ledger_fields() == {"straggler": None}

@@ -21,7 +21,7 @@ while True:
 SECONDS = 1.5
 
 
-def test_no_beat_is_torn(tmp_path: Path) -> None:
+def test_a_heartbeat_is_never_read_half_written(tmp_path: Path) -> None:
     table = HeartbeatTable(tmp_path / "heartbeats", 2)
     began = time.monotonic()
     command = [sys.executable, "-c", WRITER, str(tmp_path / "heartbeats")]
@@ -42,7 +42,7 @@ def test_no_beat_is_torn(tmp_path: Path) -> None:
     assert table.read(0).count == 0
 
 
-def test_a_beat_keeps_the_last_phase_and_step(tmp_path: Path) -> None:
+def test_a_heartbeat_keeps_the_last_phase_and_step(tmp_path: Path) -> None:
     table = HeartbeatTable(tmp_path / "heartbeats", 1)
     heartbeat = Heartbeat(tmp_path / "heartbeats", 0)
     heartbeat.beat("step", step=7)

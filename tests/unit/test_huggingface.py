@@ -43,7 +43,7 @@ def save(folder: Path, rows: list[dict[str, Any]], split: str | None = None) -> 
             writer.write_table(table, max_chunksize=10)
     state = {"_data_files": [{"filename": name} for name in names], "_split": split}
     (folder / "state.json").write_text(json.dumps(state))
-    (folder / "cache-0123.arrow").write_bytes(b"what the library keeps for itself")
+    (folder / "cache-0123.arrow").write_bytes(b"an internal file of the library")
 
 
 def parquet(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -51,7 +51,7 @@ def parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def refused(**settings: Any) -> RegaugeError:
+def catch_error(**settings: Any) -> RegaugeError:
     with pytest.raises(RegaugeError) as caught:
         HuggingFace(**settings).list_pieces()
     return caught.value
@@ -66,7 +66,7 @@ def test_a_saved_dataset_is_read_without_its_library(tmp_path: Path) -> None:
         "label": 1
     }
     (tmp_path / "saved" / "data-00001-of-00002.arrow").unlink()
-    assert "is missing; save the dataset again" in str(refused(name=str(tmp_path / "saved")))
+    assert "is missing; save the dataset again" in str(catch_error(name=str(tmp_path / "saved")))
 
 
 def test_a_saved_dataset_has_its_splits(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_a_saved_dataset_has_its_splits(tmp_path: Path) -> None:
     name = str(tmp_path / "saved")
     assert read_fields(HuggingFace(name=name, split="test")) == ROWS[30:]
     assert read_fields(HuggingFace(name=name)) == ROWS[:30]
-    assert "no split 'tst'; did you mean 'test'?" in str(refused(name=name, split="tst"))
-    alone = refused(name=str(tmp_path / "saved" / "test"))
+    assert "no split 'tst'; did you mean 'test'?" in str(catch_error(name=name, split="tst"))
+    alone = catch_error(name=str(tmp_path / "saved" / "test"))
     assert "it is the split 'test'; set source.split = 'test'" in str(alone)
 
 
@@ -88,7 +88,7 @@ def test_file_names_define_the_splits_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# About")
     assert read_fields(HuggingFace(name=str(tmp_path))) == ROWS[:20]
     assert read_fields(HuggingFace(name=str(tmp_path), split="test_long")) == ROWS[20:]
-    error = refused(name=str(tmp_path), split="test")
+    error = catch_error(name=str(tmp_path), split="test")
     assert "no split 'test'; did you mean 'test_long'?" in str(error)
 
 
@@ -110,8 +110,8 @@ def test_the_readme_defines_the_subsets_of_a_folder(tmp_path: Path) -> None:
     assert texts(subset="deep") == ["long/deep/a"]
     assert texts(subset="short") == ["short/a1"]
     assert texts(subset="short", split="test") == ["short/b"]
-    assert "3 subsets: deep, long, short; set source.subset" in str(refused(name=str(tmp_path)))
-    assert "did you mean 'short'?" in str(refused(name=str(tmp_path), subset="shrt"))
+    assert "3 subsets: deep, long, short; set source.subset" in str(catch_error(name=str(tmp_path)))
+    assert "did you mean 'short'?" in str(catch_error(name=str(tmp_path), subset="shrt"))
 
 
 @pytest.mark.parametrize(
@@ -134,21 +134,21 @@ def test_files_without_a_split_are_training_files(tmp_path: Path) -> None:
     (tmp_path / ".hidden.txt").write_text("three")
     assert read_fields(HuggingFace(name=str(tmp_path))) == [{"text": "one"}, {"text": "two"}]
     (tmp_path / "b.csv").write_text("text\nfour\n")
-    assert "files of csv and text; choose one format" in str(refused(name=str(tmp_path)))
+    assert "files of csv and text; choose one format" in str(catch_error(name=str(tmp_path)))
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "it has no data file of a known format" in str(refused(name=str(empty)))
+    assert "it has no data file of a known format" in str(catch_error(name=str(empty)))
 
 
 def test_settings_that_a_folder_does_not_support_are_refused(tmp_path: Path) -> None:
     save(tmp_path / "saved", ROWS)
     name = str(tmp_path / "saved")
-    assert "remove source.revision" in str(refused(name=name, revision="v1"))
-    assert "remove source.subset" in str(refused(name=name, subset="en"))
+    assert "remove source.revision" in str(catch_error(name=name, revision="v1"))
+    assert "remove source.subset" in str(catch_error(name=name, subset="en"))
     (tmp_path / "saved" / "state.json").write_text('{"_split": null}')
-    assert "has no '_data_files'; save the dataset again" in str(refused(name=name))
+    assert "has no '_data_files'; save the dataset again" in str(catch_error(name=name))
     (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
-    assert "is not valid YAML" in str(refused(name=str(tmp_path)))
+    assert "is not valid YAML" in str(catch_error(name=str(tmp_path)))
 
 
 def test_an_unknown_key_gets_a_suggestion() -> None:
@@ -157,7 +157,7 @@ def test_an_unknown_key_gets_a_suggestion() -> None:
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     with serve_hub(tmp_path / "hub") as web:
         template = web.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "ENDPOINT", web.url)
@@ -169,8 +169,8 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
         yield web
 
 
-def test_a_dataset_of_the_hub_is_streamed(served: Web) -> None:
-    folder = served.folder / "org" / "rows"
+def test_a_dataset_of_the_hub_is_streamed(hub: Web) -> None:
+    folder = hub.folder / "org" / "rows"
     parquet(folder / "data" / "train-00000-of-00001.parquet", ROWS)
     (folder / "notes.txt").write_text("no data of any split")
     read = HuggingFace(name="org/rows")
@@ -182,13 +182,13 @@ def test_a_dataset_of_the_hub_is_streamed(served: Web) -> None:
     assert read.list_pieces()[0].stamp != before
 
 
-def test_a_file_of_the_hub_has_a_url(served: Web) -> None:
-    folder = served.folder / "org" / "rows"
+def test_a_file_of_the_hub_has_a_url(hub: Web) -> None:
+    folder = hub.folder / "org" / "rows"
     parquet(folder / "data" / "a.parquet", ROWS[:30])
     parquet(folder / "data" / "b.parquet", ROWS[30:])
     assert read_fields(Parquet(files=("hf://datasets/org/rows/data/*.parquet",))) == ROWS
     assert read_fields(Parquet(files=("hf://datasets/org/rows/data/b.parquet",))) == ROWS[30:]
-    for name in ("data/*.parquet", "a.parquet"):  # to the hub, what is private is not there
+    for name in ("data/*.parquet", "a.parquet"):  # may be private
         with pytest.raises(DataError, match=r"access to .*none/.* denied: .*; run 'hf auth login'"):
             Parquet(files=(f"hf://datasets/org/none/{name}",)).list_pieces()
     with pytest.raises(DataError, match=r"no file hf://datasets/org/rows/none.parquet"):
@@ -197,11 +197,11 @@ def test_a_file_of_the_hub_has_a_url(served: Web) -> None:
         Parquet(files=("hf://datasets/org/rows/data/*.csv",)).list_pieces()
 
 
-def test_converted_files_are_read_if_no_others_can_be(served: Web) -> None:
-    folder = served.folder / "org" / "odd"
+def test_converted_files_are_read_if_no_other_file_is_readable(hub: Web) -> None:
+    folder = hub.folder / "org" / "odd"
     (folder / "data").mkdir(parents=True)
     (folder / "data" / "train.tar").write_bytes(b"no rows")
-    assert "it has no data file of a known format" in str(refused(name="org/odd"))
+    assert "it has no data file of a known format" in str(catch_error(name="org/odd"))
     parquet(folder / ".converted" / "default" / "partial-train" / "0000.parquet", ROWS)
     parquet(folder / ".converted" / "default" / "test" / "0000.parquet", ROWS[:5])
     read = HuggingFace(name="org/odd")
@@ -211,13 +211,13 @@ def test_converted_files_are_read_if_no_others_can_be(served: Web) -> None:
     assert piece.files == (f"{root}/default/partial-train/0000.parquet",)
 
 
-def test_a_gated_dataset_needs_a_token(served: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    (served.folder / "org" / "gated").mkdir(parents=True)
-    (served.folder / "org" / "gated" / "train.jsonl").write_text('{"text": "secret"}\n')
-    error = refused(name="org/gated")
+def test_a_gated_dataset_needs_a_token(hub: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    (hub.folder / "org" / "gated").mkdir(parents=True)
+    (hub.folder / "org" / "gated" / "train.jsonl").write_text('{"text": "secret"}\n')
+    error = catch_error(name="org/gated")
     assert error.problem == "the dataset 'org/gated': it is gated"
     assert error.remedy == (
-        f"accept its conditions at {served.url}/datasets/org/gated, then run 'hf auth login', or "
+        f"accept its conditions at {hub.url}/datasets/org/gated, then run 'hf auth login', or "
         "set HF_TOKEN"
     )
     assert error.exit_code == 64
@@ -225,27 +225,27 @@ def test_a_gated_dataset_needs_a_token(served: Web, monkeypatch: pytest.MonkeyPa
     assert read_fields(HuggingFace(name="org/gated")) == [{"text": "secret"}]
 
 
-def test_unknown_names_on_the_hub_are_reported(served: Web) -> None:
-    folder = served.folder / "org" / "rows"
+def test_unknown_names_on_the_hub_are_reported(hub: Web) -> None:
+    folder = hub.folder / "org" / "rows"
     folder.mkdir(parents=True)
     (folder / "train.jsonl").write_text('{"text": "one"}\n')
-    missing = refused(name="org/none")
-    assert f"not a folder and not a dataset that is visible on {served.url}" in missing.problem
+    missing = catch_error(name="org/none")
+    assert f"not a folder and not a dataset that is visible on {hub.url}" in missing.problem
     assert "hf auth login" in missing.remedy
-    assert "not a folder and not a valid name on the hub" in str(refused(name="./no/folder"))
-    assert "it has no revision 'v9'" in str(refused(name="org/rows", revision="v9"))
-    assert "did you mean 'train'?" in str(refused(name="org/rows", split="trian"))
+    assert "not a folder and not a valid name on the hub" in str(catch_error(name="./no/folder"))
+    assert "it has no revision 'v9'" in str(catch_error(name="org/rows", revision="v9"))
+    assert "did you mean 'train'?" in str(catch_error(name="org/rows", split="trian"))
     configs = [{"config_name": name, "data_files": "*.jsonl"} for name in ("de", "fr")]
     (folder / ".card.json").write_text(json.dumps({"configs": configs}))
-    assert "2 subsets: de, fr" in str(refused(name="org/rows"))
+    assert "2 subsets: de, fr" in str(catch_error(name="org/rows"))
     assert read_fields(HuggingFace(name="org/rows", subset="fr")) == [{"text": "one"}]
 
 
-def test_an_unreachable_hub_is_reported(served: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    served.status = 400
-    assert isinstance(refused(name="org/rows"), TransientError)
+def test_an_unreachable_hub_is_reported(hub: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.status = 400
+    assert isinstance(catch_error(name="org/rows"), TransientError)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    error = refused(name="org/rows")
+    error = catch_error(name="org/rows")
     assert error.exit_code == 75
     assert "cannot read from http://127.0.0.1:9" in error.problem
     assert "HF_ENDPOINT" in error.remedy
@@ -253,7 +253,7 @@ def test_an_unreachable_hub_is_reported(served: Web, monkeypatch: pytest.MonkeyP
 
 def test_a_dry_run_does_not_contact_the_hub(tmp_path: Path) -> None:
     answer = verb.plan(build_settings(tmp_path, source={"kind": "huggingface", "name": "org/rows"}))
-    assert answer["would_do"] == "read the dataset 'org/rows' of the hub and prepare the dataset"
+    assert answer["action"] == "read the dataset 'org/rows' of the hub and prepare the dataset"
 
 
 def test_the_command_prepares_a_dataset_of_the_hub(tmp_path: Path) -> None:
@@ -261,13 +261,13 @@ def test_the_command_prepares_a_dataset_of_the_hub(tmp_path: Path) -> None:
     (folder / "data").mkdir(parents=True)
     for number in range(2):
         write_corpus(folder / "data" / f"train-{number:05d}-of-00002.jsonl", 300 + number)
-    here = {"kind": "huggingface", "name": str(folder)}
-    there = {"kind": "huggingface", "name": "org/texts"}
-    local = prepare_dataset(tmp_path, "local", source=here)
-    run = build_tables(tmp_path, "remote", source=there, prepare={"processes": 2})
+    folder_source = {"kind": "huggingface", "name": str(folder)}
+    hub_source = {"kind": "huggingface", "name": "org/texts"}
+    local = prepare_dataset(tmp_path, "local", source=folder_source)
+    run = build_tables(tmp_path, "remote", source=hub_source, prepare={"processes": 2})
     (tmp_path / "run.json").write_text(json.dumps(run))
     with serve_hub(tmp_path / "hub") as web:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "regauge", "prepare", str(tmp_path / "run.json"), "--json"],
             env={**os.environ, "HF_ENDPOINT": web.url, "HF_HOME": str(tmp_path / "home")},
             capture_output=True,
@@ -276,7 +276,7 @@ def test_the_command_prepares_a_dataset_of_the_hub(tmp_path: Path) -> None:
         )
     splits = json.loads((tmp_path / "remote" / "manifest.json").read_text())["splits"]
     assert splits == json.loads(local.manifest.model_dump_json())["splits"]
-    assert json.loads(done.stdout)["train_rows"] == local.manifest.splits["train"].rows
+    assert json.loads(process.stdout)["train_rows"] == local.manifest.splits["train"].rows
 
 
 def test_an_unknown_field_of_a_split_gets_a_suggestion(tmp_path: Path) -> None:

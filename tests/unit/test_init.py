@@ -14,7 +14,7 @@ from regauge.verbs import init
 def test_a_run_file_is_copied_unchanged(tmp_path: Path) -> None:
     target = tmp_path / "mine.toml"
     answer = init.main("quickstart", target)
-    assert answer["written"] == str(target)
+    assert answer["path"] == str(target)
     assert target.read_bytes() == (init.find_folder() / "quickstart.toml").read_bytes()
     assert "stage" in config.read(target)
 
@@ -49,5 +49,5 @@ def test_a_misspelled_name_is_refused(tmp_path: Path) -> None:
 def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = init.main(json=True)["run_files"]
     assert "quickstart" in {row["name"] for row in listed}
-    assert all(row["summary"] for row in listed)
+    assert all(row["description"] for row in listed)
     assert '"quickstart"' in capsys.readouterr().out

@@ -61,10 +61,10 @@ def test_materializing_later_gives_the_same_weights(model: dict[str, Any], head:
     later = build_on_meta(model, head)
     assert all(value.is_meta for value in later.parameters())
     assert not any(value.is_meta for value in later.buffers())
-    found = build_initial_weights(later, Model(**model), 3)
-    materialize(later, found)
+    initial_weights = build_initial_weights(later, Model(**model), 3)
+    materialize(later, initial_weights)
     assert are_equal(weights(later), weights(build(model, head)))
-    assert set(found.bit_sums) == set(weights(later))
+    assert set(initial_weights.bit_sums) == set(weights(later))
 
 
 def test_a_weight_depends_only_on_its_seed_and_name() -> None:
@@ -90,7 +90,7 @@ def test_weights_are_initialized_by_the_rules_of_transformers() -> None:
     assert float(dense.std()) == pytest.approx(0.02, rel=0.05)
     assert not bert["encoder.layer.0.attention.self.query.bias"].any()
     assert bert["encoder.layer.0.output.LayerNorm.weight"].eq(1).all()
-    assert not bert["embeddings.word_embeddings.weight"][0].any()  # of padding
+    assert not bert["embeddings.word_embeddings.weight"][0].any()  # the row of the padding token
     gpt = weights(build({**GPT, "config": {**GPT["config"], "n_embd": 128}}))
     scaled = gpt["h.1.mlp.c_proj.weight"]  # by a rule of the enclosing module
     assert float(scaled.std()) == pytest.approx(0.02 / (2 * 2) ** 0.5, rel=0.05)
@@ -99,12 +99,12 @@ def test_weights_are_initialized_by_the_rules_of_transformers() -> None:
 
 @pytest.mark.parametrize("architecture", READ)
 def test_buffers_equal_transformers(architecture: str) -> None:
-    own = build_on_meta({"architecture": architecture, "config": READ[architecture]})
-    plain = AutoModel.from_config(own.config)
+    module = build_on_meta({"architecture": architecture, "config": READ[architecture]})
+    plain = AutoModel.from_config(module.config)
     expected = dict(plain.named_buffers())
-    found = dict(own.named_buffers())
-    assert found.keys() == expected.keys()
-    assert all(found[name].equal(value) for name, value in expected.items())
+    buffers = dict(module.named_buffers())
+    assert buffers.keys() == expected.keys()
+    assert all(buffers[name].equal(value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("architecture", READ)
@@ -133,7 +133,7 @@ def test_a_module_outside_the_model_is_initialized_by_its_rule() -> None:
     with META:
         both = nn.ModuleDict({"model": build(BERT), "extra": nn.Linear(4, 3)})
     materialize(both, InitialWeights(nn.ModuleDict({**both}), 3, {}))
-    assert both["extra"].weight.abs().max() <= 0.5  # a bound of nn.Linear's: 1 / sqrt(4)
+    assert both["extra"].weight.abs().max() <= 0.5  # the bound of nn.Linear: 1 / sqrt(4)
     assert both["extra"].weight.std() > 0.05
     assert are_equal(weights(both["model"]), weights(build(BERT)))
 
@@ -182,25 +182,28 @@ def test_weights_load_with_an_extra_or_a_missing_head(folder: Path, tmp_path: Pa
     plain = {"path": str(folder)}
     with META:
         body = build(plain)
-    found = build_initial_weights(body, Model(**plain), 3)
-    assert found.warnings == (
+    initial_weights = build_initial_weights(body, Model(**plain), 3)
+    assert initial_weights.warnings == (
         f"'{folder}' has 5 weights that are not used: {_first_head(folder)} …",
     )
-    materialize(body, found)
+    materialize(body, initial_weights)
     weight_files.save_model_folder(
         tmp_path / "body", body.config, body.named_parameters(), tmp_path
     )
     headless = {"path": str(tmp_path / "body")}
     headed = build_on_meta(headless, "masked")
-    found = build_initial_weights(headed, Model(**headless), 3)
-    (warning,) = found.warnings
+    initial_weights = build_initial_weights(headed, Model(**headless), 3)
+    (warning,) = initial_weights.warnings
     assert (
         "has no head for this task: 5 weights are initialized randomly, cls.predictions" in warning
     )
-    materialize(headed, found)
-    whole, drawn = weights(build(plain, "masked")), weights(build(BERT, "masked", seed=3))
+    materialize(headed, initial_weights)
+    stored_weights, random_weights = (
+        weights(build(plain, "masked")),
+        weights(build(BERT, "masked", seed=3)),
+    )
     for name, value in weights(headed).items():
-        expected = drawn if name.startswith("cls") else whole
+        expected = random_weights if name.startswith("cls") else stored_weights
         assert value.equal(expected[name]), name
 
 
@@ -219,10 +222,10 @@ def test_legacy_layer_norm_names_and_half_precision_are_converted(
     }  # fmt: skip
     bert.config.save_pretrained(tmp_path)
     save_file(old, tmp_path / weight_files.WEIGHTS_FILE)
-    found = weights(build({"path": str(tmp_path)}))
+    loaded = weights(build({"path": str(tmp_path)}))
     expected = {name: value.to(torch.bfloat16).float() for name, value in weights(bert).items()}
-    assert are_equal(found, expected)
-    assert all(value.dtype == torch.float32 for value in found.values())
+    assert are_equal(loaded, expected)
+    assert all(value.dtype == torch.float32 for value in loaded.values())
 
 
 def test_weights_of_another_model_are_refused_before_allocation(

@@ -112,7 +112,7 @@ def test_sentence_pairs_are_consecutive_and_have_every_token_once(folder: Path) 
         )
     ]
     assert data.manifest.skipped == {"empty 'text'": 1, "too short for two halves": 1}
-    assert {name: field.limit for name, field in data.manifest.fields.items()} == {
+    assert {name: field.max_length for name, field in data.manifest.columns.items()} == {
         "first": 17,
         "second": 16,
     }
@@ -179,10 +179,10 @@ def test_invalid_layouts_are_refused(folder: Path, rows: dict[str, Any], message
 
 def test_layouts_can_be_saved_and_loaded(folder: Path) -> None:
     for document in (build_tables(folder), build_layout_tables(folder)):
-        built = config.build(verb.PrepareSettings, document)
-        dumped = config.dump(built)
+        run_settings = config.build(verb.PrepareSettings, document)
+        dumped = config.dump(run_settings)
         assert dumped["rows"].keys() >= document["rows"].keys()
-        assert config.build(verb.PrepareSettings, dumped) == built
+        assert config.build(verb.PrepareSettings, dumped) == run_settings
     assert "" not in config.dump(build_settings(folder))["rows"]
 
 
@@ -190,11 +190,11 @@ def test_the_command_reports_every_layout(folder: Path) -> None:
     run_file = folder / "run.json"
     run_file.write_text(json.dumps(build_layout_tables(folder)))
     plan = verb.main(run_file, dry_run=True)
-    assert plan["rows"]["pairs"]["limits"] == {"title": 8, "text": 32, "number": 1}
+    assert plan["rows"]["pairs"]["max_lengths"] == {"title": 8, "text": 32, "number": 1}
     answer = verb.main(run_file, "rows.text.length=32")
     assert answer["text"]["layout"] == "packed"
     assert answer["pairs"]["dataset"] == str(folder / "out" / "pairs")
-    assert dataset.Dataset(folder / "out" / "text").manifest.fields["tokens"].limit == 32
+    assert dataset.Dataset(folder / "out" / "text").manifest.columns["tokens"].max_length == 32
 
 
 def test_a_later_stage_can_read_one_layout(folder: Path) -> None:
@@ -213,14 +213,14 @@ def test_a_later_stage_can_read_one_layout(folder: Path) -> None:
     command = [sys.executable, "-m", "regauge", "pipeline", str(folder / "run.json"), "--dry-run"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "known after: corpus" in done.stdout
+    assert "depends on: corpus" in done.stdout
 
 
 def test_heldout_texts_are_complete_and_in_the_order_of_the_rows(folder: Path) -> None:
     data = prepare_dataset(folder, **FIELDS)
     documents = [json.loads(line) for line in (folder / "a.jsonl").read_text().splitlines()]
-    held = data.rows("heldout")
-    numbers = [row["number"] for row in held.take(range(len(held)))]
+    heldout = data.rows("heldout")
+    numbers = [row["number"] for row in heldout.take(range(len(heldout)))]
     expected = [{"title": documents[n]["title"], "text": documents[n]["text"]} for n in numbers]
     assert data.read_texts("heldout") == data.read_texts("heldout", 10**6) == expected
     assert data.read_texts("heldout", 3) == expected[:3]
@@ -233,7 +233,7 @@ def test_heldout_texts_are_complete_and_in_the_order_of_the_rows(folder: Path) -
 
 def test_heldout_texts_are_verified(folder: Path) -> None:
     data = prepare_dataset(folder, **FIELDS)
-    (file,) = data.manifest.splits["heldout"].texts
+    (file,) = data.manifest.splits["heldout"].text_files
     assert file.rows == data.manifest.splits["heldout"].rows
     path = data.folder / file.file
     path.write_bytes(path.read_bytes().replace(b"word", b"Word", 1))
@@ -253,8 +253,8 @@ def test_the_first_of_near_duplicates_is_kept(folder: Path) -> None:
     dropped = set(all_numbers) - set(remaining)
     assert len(dropped) > 60
     assert all(number % 5 == 4 for number in dropped)
-    held = set(_read_numbers(keep, "heldout"))
-    assert set(_read_numbers(drop, "heldout")) == held - dropped
+    heldout = set(_read_numbers(keep, "heldout"))
+    assert set(_read_numbers(drop, "heldout")) == heldout - dropped
 
 
 def test_an_equal_record_is_an_exact_duplicate(folder: Path) -> None:
@@ -281,9 +281,9 @@ def test_at_similarity_1_only_equal_records_are_duplicates_and_no_signatures_are
         folder, "drop", **FIELDS, split={"similarity": 1, "near_duplicates": "drop"}
     )
     assert drop.manifest.skipped == {"near duplicate": 400}
-    held = _read_numbers(drop, "heldout")
-    assert _read_numbers(keep, "heldout") == sorted([*held, *held])
-    assert 40 < len(held) < 120
+    heldout = _read_numbers(drop, "heldout")
+    assert _read_numbers(keep, "heldout") == sorted([*heldout, *heldout])
+    assert 40 < len(heldout) < 120
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The fixture that finds what a test leaves behind does find it."""
+"""Detection of the variables, threads and process groups that a test leaves behind."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ import threading
 
 import pytest
 
-from leaks import Before
+from leaks import Snapshot
 
 
-def test_nothing_is_no_leak() -> None:
-    assert Before().leaks() == []
+def test_an_unchanged_process_has_no_leak() -> None:
+    assert Snapshot().find_leaks() == []
 
 
-def test_a_changed_variable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Before()
+def test_a_changed_variable_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Snapshot()
     monkeypatch.setenv("REGAUGE_TEST_LEAK", "1")
-    assert before.leaks() == ["environment variable REGAUGE_TEST_LEAK was left changed"]
+    assert before.find_leaks() == ["environment variable REGAUGE_TEST_LEAK was left changed"]
 
 
-def test_a_running_thread_is_found() -> None:
-    before = Before()
+def test_a_running_thread_is_detected() -> None:
+    before = Snapshot()
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, name="stray")
     thread.start()
     try:
-        assert before.leaks() == ["thread stray was left running"]
+        assert before.find_leaks() == ["thread stray was left running"]
     finally:
         stop.set()
         thread.join()
-    assert before.leaks() == []
+    assert before.find_leaks() == []
 
 
-def test_an_open_process_group_is_found() -> None:
+def test_an_open_process_group_is_detected() -> None:
     from torch import distributed
 
-    before = Before()
+    before = Snapshot()
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        assert before.leaks() == ["a process group was left open"]
+        assert before.find_leaks() == ["a process group was left open"]
     finally:
         distributed.destroy_process_group()
-    assert before.leaks() == []
+    assert before.find_leaks() == []

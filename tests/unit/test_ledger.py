@@ -105,7 +105,7 @@ def test_a_resumed_run_continues_and_books_lost_time(clock: Clock) -> None:
     first = Ledger(FREE)
     with first.phase("step"):
         clock.now += 10
-        first.tokens, first.slots = 60, 80
+        first.tokens, first.computed_tokens = 60, 80
         state = json.loads(json.dumps(first.state()))
         clock.now += 4
         last = {"seconds": first.seconds}
@@ -116,20 +116,20 @@ def test_a_resumed_run_continues_and_books_lost_time(clock: Clock) -> None:
     assert second.seconds["step"] == 10
     assert second.seconds["lost"] == 4
     assert second.total_seconds == 15
-    assert (second.tokens, second.padding_share) == (60, 0.25)
+    assert (second.tokens, second.padding_fraction) == (60, 0.25)
 
 
 def test_no_time_is_lost_without_a_line_after_the_checkpoint(clock: Clock) -> None:
     clock.now += 1
     for last in (None, {"seconds": {"step": 6.0}}):
         ledger = Ledger(FREE)
-        ledger.restore({"seconds": {"step": 8.0}, "tokens": 0, "slots": 0}, last)
+        ledger.restore({"seconds": {"step": 8.0}, "tokens": 0, "computed_tokens": 0}, last)
         assert ledger.seconds["lost"] == 0
-        assert ledger.padding_share == 0
+        assert ledger.padding_fraction == 0
 
 
 @pytest.mark.parametrize("torn", ["", '{"a": 1', '{"a": 1}\n{"b'])
-def test_a_line_after_a_torn_line_is_complete(torn: str, tmp_path: Path) -> None:
+def test_a_line_after_a_truncated_line_is_complete(torn: str, tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text(torn)
     jsonl.append_line(path, {"step": 3})
@@ -140,7 +140,7 @@ def test_a_line_after_a_torn_line_is_complete(torn: str, tmp_path: Path) -> None
     assert jsonl.read_last_line(path) == {"step": 4, "path": str(path)}
 
 
-def test_the_last_complete_line_is_found(tmp_path: Path) -> None:
+def test_the_last_complete_line_is_read(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     assert jsonl.read_last_line(path) is None
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')

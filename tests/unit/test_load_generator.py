@@ -61,7 +61,7 @@ def test_a_percentile_above_all_values_is_unknown(percent: int, enough: int) -> 
     assert percentile([1.0] * enough, percent) == 1.0
 
 
-def test_a_closed_loop_sends_a_request_when_the_previous_one_is_answered() -> None:
+def test_a_closed_loop_sends_a_request_when_the_previous_one_is_completed() -> None:
     clock = FakeClock()
     result = run_closed_loop(Server(clock, 0.25, stall=1.0, at=2), 2.0, clock)
     assert result.milliseconds == [250.0, 250.0, 1250.0, 250.0]
@@ -123,8 +123,10 @@ def test_latency_counts_from_the_arrival_during_a_stall() -> None:
     p90 = percentile(latencies, 90)
     assert p90 is not None
     assert p90 > 400.0
-    again = FakeClock()
-    closed = run_closed_loop(Server(again, 0.001, stall=1.0, at=20), 1.08, again).milliseconds
+    second_clock = FakeClock()
+    closed = run_closed_loop(
+        Server(second_clock, 0.001, stall=1.0, at=20), 1.08, second_clock
+    ).milliseconds
     assert sum(latency > 2.0 for latency in closed) == 1, "a closed loop sees one slow request"
 
 

@@ -1,4 +1,4 @@
-"""Tables of answers fit the width of the terminal."""
+"""Tables in the output of a verb fit the width of the terminal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import pytest
 from regauge import log, verbs
 
 ROWS = [
-    {"name": "eager fp32", "texts_per_second": 51.7, "cosine_least": 1.0, "loss": 2.66823e-09},
-    {"name": "inductor fp32", "texts_per_second": 151.25, "cosine_least": None, "loss": 0.0},
+    {
+        "name": "eager fp32",
+        "texts_per_second": 51.7,
+        "min_cosine": 1.0,
+        "quality_loss": 2.66823e-09,
+    },
+    {"name": "inductor fp32", "texts_per_second": 151.25, "min_cosine": None, "quality_loss": 0.0},
 ]
 
 

@@ -31,8 +31,8 @@ NAMED = [(*case, case[0]["architecture"]) for case in CASES]
 
 
 def build(model: dict[str, Any], head: HeadKind, lora: dict[str, Any] | None = None) -> Any:
-    own = {**model, "dropout": 0.0, "lora": lora}
-    return build_model(Model(**own), head, VOCABULARY, 3)[0]
+    fields = {**model, "dropout": 0.0, "lora": lora}
+    return build_model(Model(**fields), head, VOCABULARY, 3)[0]
 
 
 def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -41,31 +41,31 @@ def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @pytest.mark.parametrize(("model", "head"), CASES)
 def test_new_adapters_do_not_change_the_outputs(model: dict[str, Any], head: HeadKind) -> None:
-    plain, own = build(model, head).eval(), build(model, head, {}).eval()
+    plain, adapted = build(model, head).eval(), build(model, head, {}).eval()
     assert all(
-        value.requires_grad == is_adapter_weight(name) for name, value in own.named_parameters()
+        value.requires_grad == is_adapter_weight(name) for name, value in adapted.named_parameters()
     )
     expected = dict(plain.named_parameters())
     frozen = {
         base_weight_name(n): value
-        for n, value in own.named_parameters()
+        for n, value in adapted.named_parameters()
         if not is_adapter_weight(n)
     }
     assert frozen.keys() == expected.keys()
     assert all(value.equal(expected[name]) for name, value in frozen.items())
-    for name, value in adapters(own).items():
+    for name, value in adapters(adapted).items():
         assert (value.std() > 0.01) == ("lora_A" in name), name
     tokens = torch.arange(5, 29).view(2, 12)
     with torch.no_grad():
-        torch.testing.assert_close(own(tokens).logits, plain(tokens).logits)
+        torch.testing.assert_close(adapted(tokens).logits, plain(tokens).logits)
 
 
 def test_an_adapter_depends_only_on_its_seed_and_name() -> None:
-    few = adapters(build(LLAMA, "causal", {"targets": ("q_proj",)}))
-    many = adapters(build(LLAMA, "causal", {}))
-    assert few
-    assert all(many[name].equal(value) for name, value in few.items())
-    first, second, *_ = (value for name, value in few.items() if "lora_A" in name)
+    query_adapters = adapters(build(LLAMA, "causal", {"targets": ("q_proj",)}))
+    all_adapters = adapters(build(LLAMA, "causal", {}))
+    assert query_adapters
+    assert all(all_adapters[name].equal(value) for name, value in query_adapters.items())
+    first, second, *_ = (value for name, value in query_adapters.items() if "lora_A" in name)
     assert not first.equal(second)
 
 
@@ -73,8 +73,8 @@ def test_an_adapter_depends_only_on_its_seed_and_name() -> None:
 def test_by_default_every_linear_layer_of_the_blocks_has_an_adapter(
     model: dict[str, Any], head: HeadKind
 ) -> None:
-    own = build(model, head, {"rank": 3})
-    inside = [name for block in find_blocks(own) for name, _ in block.named_parameters()]
+    adapted = build(model, head, {"rank": 3})
+    inside = [name for block in find_blocks(adapted) for name, _ in block.named_parameters()]
     layers = {name.partition(".lora_")[0] for name in inside if is_adapter_weight(name)}
     matrices = {
         name
@@ -86,8 +86,8 @@ def test_by_default_every_linear_layer_of_the_blocks_has_an_adapter(
         name.endswith(("proj.weight", "dense.weight", "c_fc.weight", "attn.weight"))
         for name in inside
     )
-    assert len(adapters(own)) == 2 * sum(map(len, map(_layers, find_blocks(own))))
-    assert all(3 in value.shape for value in adapters(own).values())
+    assert len(adapters(adapted)) == 2 * sum(map(len, map(_layers, find_blocks(adapted))))
+    assert all(3 in value.shape for value in adapters(adapted).values())
 
 
 def _layers(block: nn.Module) -> set[str]:
@@ -95,8 +95,8 @@ def _layers(block: nn.Module) -> set[str]:
 
 
 def test_targets_match_the_ends_of_paths() -> None:
-    own = build(BERT, "masked", {"targets": ("attention.output.dense",)})
-    holders = {name.partition(".lora_")[0] for name in adapters(own)}
+    adapted = build(BERT, "masked", {"targets": ("attention.output.dense",)})
+    holders = {name.partition(".lora_")[0] for name in adapters(adapted)}
     assert holders == {f"bert.encoder.layer.{n}.attention.output.dense" for n in (0, 1)}
 
 
@@ -122,27 +122,29 @@ def test_an_unknown_target_is_refused(
 
 def test_adapter_dropout_is_counter_based_and_separate() -> None:
     lora = Lora(dropout=0.25, targets=("query",))
-    both, _ = build_model(Model(**{**BERT, "dropout": 0.1, "lora": lora}), "masked", VOCABULARY, 3)
-    parts = [part for part in both.modules() if isinstance(part, CounterDropout)]
-    hidden, _ = build_model(Model(**{**BERT, "dropout": 0.1}), "masked", VOCABULARY, 3)
-    alone = [part for part in hidden.modules() if isinstance(part, CounterDropout)]
-    rates = sorted(part.rate for part in parts)
-    assert rates == [0.1] * len(alone) + [0.25] * 2
-    salts = [int(part.salt) for part in parts]
+    adapted, _ = build_model(
+        Model(**{**BERT, "dropout": 0.1, "lora": lora}), "masked", VOCABULARY, 3
+    )
+    dropouts = [dropout for dropout in adapted.modules() if isinstance(dropout, CounterDropout)]
+    plain, _ = build_model(Model(**{**BERT, "dropout": 0.1}), "masked", VOCABULARY, 3)
+    plain_dropouts = [dropout for dropout in plain.modules() if isinstance(dropout, CounterDropout)]
+    rates = sorted(dropout.rate for dropout in dropouts)
+    assert rates == [0.1] * len(plain_dropouts) + [0.25] * 2
+    salts = [int(dropout.salt) for dropout in dropouts]
     assert len(set(salts)) == len(salts)
-    assert {int(part.salt) for part in alone} < set(salts)
+    assert {int(dropout.salt) for dropout in plain_dropouts} < set(salts)
 
 
 def test_a_model_without_hidden_dropout_can_have_adapter_dropout() -> None:
-    own = build(LLAMA, "causal", {"dropout": 0.1})
-    assert any(isinstance(part, CounterDropout) for part in own.modules())
+    adapted = build(LLAMA, "causal", {"dropout": 0.1})
+    assert any(isinstance(module, CounterDropout) for module in adapted.modules())
 
 
 def test_native_dropout_stays_native() -> None:
     settings = Model(**{**LLAMA, "dropout_kind": "native", "lora": Lora(dropout=0.1)})
-    own, _ = build_model(settings, "causal", VOCABULARY, 3)
-    assert any(isinstance(part, nn.Dropout) and part.p == 0.1 for part in own.modules())
-    assert not any(isinstance(part, CounterDropout) for part in own.modules())
+    adapted, _ = build_model(settings, "causal", VOCABULARY, 3)
+    assert any(isinstance(module, nn.Dropout) and module.p == 0.1 for module in adapted.modules())
+    assert not any(isinstance(module, CounterDropout) for module in adapted.modules())
 
 
 @pytest.mark.parametrize(("model", "head", "kind"), NAMED, ids=lambda value: str(value)[:10])
@@ -151,41 +153,41 @@ def test_a_merged_model_has_the_outputs_of_the_unmerged_one(
 ) -> None:
     """The merged weights also equal those of peft."""
     lora = {"rank": 4, "alpha": 10.0}
-    own = build(model, head, lora).eval()
+    adapted = build(model, head, lora).eval()
     with torch.no_grad():
-        for value in adapters(own).values():
+        for value in adapters(adapted).values():
             value.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(1)) / 5)
     with META:
         empty = build(model, head, lora)
-    trained = {name: value.detach() for name, value in adapters(own).items()}
+    trained = {name: value.detach() for name, value in adapters(adapted).items()}
     weights = dict(merge_adapters(build_initial_weights(empty, Model(**model), 3), trained))
     plain = build(model, head).eval()
     tokens = torch.arange(5, 29).view(2, 12)
     with torch.no_grad():
         before = plain(tokens).logits
         plain.load_state_dict(weights, strict=False)
-        after, unmerged = plain(tokens).logits, own(tokens).logits
+        after, unmerged = plain(tokens).logits, adapted(tokens).logits
     assert weights.keys() == dict(plain.named_parameters()).keys(), kind
     torch.testing.assert_close(after, unmerged, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(after, before, rtol=1e-2, atol=1e-2)
-    for part in own.modules():
-        if isinstance(part, peft.tuners.lora.LoraLayer):
-            part.merge()
-    bases = {n: v for n, v in own.named_parameters() if n.endswith("base_layer.weight")}
+    for module in adapted.modules():
+        if isinstance(module, peft.tuners.lora.LoraLayer):
+            module.merge()
+    bases = {n: v for n, v in adapted.named_parameters() if n.endswith("base_layer.weight")}
     for name, value in bases.items():
         torch.testing.assert_close(weights[base_weight_name(name)], value, rtol=1e-6, atol=1e-6)
 
 
 def test_parameters_and_flops_with_adapters() -> None:
-    """The inputs of the first block get a gradient, as FLOPS_FORMULA assumes."""
-    own = build(LLAMA, "causal", {"rank": 2})
+    """The inputs of the first block have a gradient, as FLOPS_FORMULA assumes."""
+    adapted = build(LLAMA, "causal", {"rank": 2})
     plain = build(LLAMA, "causal")
-    found = count_parameters(own)
-    assert found.all - found.trained == count_parameters(plain).all
-    assert 0 < found.trained == sum(value.numel() for value in adapters(own).values())
-    assert flops_per_token(own, 16) < flops_per_token(plain, 16)
-    own.set_attn_implementation("eager")
+    counts = count_parameters(adapted)
+    assert counts.all - counts.trained == count_parameters(plain).all
+    assert 0 < counts.trained == sum(value.numel() for value in adapters(adapted).values())
+    assert flops_per_token(adapted, 16) < flops_per_token(plain, 16)
+    adapted.set_attn_implementation("eager")
     inputs = torch.randn(3, 16, 32, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
-        own.model(inputs_embeds=inputs).last_hidden_state.sum().backward()
-    assert flops_per_token(own, 16) == pytest.approx(counter.get_total_flops() / 48, rel=3e-3)
+        adapted.model(inputs_embeds=inputs).last_hidden_state.sum().backward()
+    assert flops_per_token(adapted, 16) == pytest.approx(counter.get_total_flops() / 48, rel=3e-3)

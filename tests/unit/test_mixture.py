@@ -23,7 +23,7 @@ BATCH, STEPS = 16, 60
 
 
 def build_order(seed: int = 3) -> MixedRowOrder:
-    return MixedRowOrder(SIZES, SHARES, batch_rows=BATCH, seed=seed, identity="0123456789abcdef")
+    return MixedRowOrder(SIZES, SHARES, batch_rows=BATCH, seed=seed, fingerprint="0123456789abcdef")
 
 
 def find_datasets(batch: np.ndarray) -> np.ndarray:
@@ -84,22 +84,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_rows_of_the_datasets_are_concatenated(folder: Path) -> None:
-    both = mixture.open_data(build_data_settings(folder))
-    alone = [mixture.open_data(DataSettings(path=str(folder / name))) for name in ("new", "old")]
-    rows = both.rows("train")
-    assert len(rows) == both.manifest.splits["train"].rows == 34
+    combined = mixture.open_data(build_data_settings(folder))
+    datasets_alone = [
+        mixture.open_data(DataSettings(path=str(folder / name))) for name in ("new", "old")
+    ]
+    rows = combined.rows("train")
+    assert len(rows) == combined.manifest.splits["train"].rows == 34
     expected = [
         row["tokens"].tolist()
-        for one in alone
+        for one in datasets_alone
         for row in one.rows("train").take(range(99)[: len(one.rows("train"))])
     ]
     assert [row["tokens"].tolist() for row in rows.take(range(34))] == expected
     assert rows.take([34 + 20])[0]["tokens"].tolist() == expected[20]
-    assert {name: len(entry.rows("heldout")) for name, entry in both.heldout_sets().items()} == {
+    assert {
+        name: len(entry.rows("heldout")) for name, entry in combined.heldout_sets().items()
+    } == {
         "": 4,
         "old": 5,
     }
-    assert both.manifest.identity != alone[0].manifest.identity
+    assert combined.manifest.fingerprint != datasets_alone[0].manifest.fingerprint
 
 
 def test_length_histograms_are_summed(folder: Path) -> None:
@@ -111,14 +115,14 @@ def test_length_histograms_are_summed(folder: Path) -> None:
         mixture.read_data_manifest(settings) for settings in (DataSettings(path=path), mixed)
     )
     for name in ("query", "document"):
-        for split, counts in single.fields[name].lengths.items():
-            assert double.fields[name].lengths[split] == tuple(2 * count for count in counts)
+        for split, counts in single.columns[name].lengths.items():
+            assert double.columns[name].lengths[split] == tuple(2 * count for count in counts)
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"path": "pairs"}, "layout is 'fields' there and 'packed' here; prepare it with"),
+        ({"path": "pairs"}, "layout is 'fields', not 'packed'; prepare it with"),
         ({"path": "empty"}, "has no training rows; remove it from data.mix"),
         ({"path": "missing"}, "has no prepared dataset; create it with 'regauge prepare'"),
     ],
@@ -143,7 +147,7 @@ def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shares", "message"),
+    ("fractions", "message"),
     [
         ([0.5, 0.5], "the fractions of data.mix sum to 1; reduce them"),
         ([0.7, 0.2, 0.1], "the fractions of data.mix sum to 1; reduce them"),
@@ -151,8 +155,10 @@ def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
         ([0.1, 0.2], "two entries of data.mix have the same name"),
     ],
 )
-def test_invalid_fractions_and_names_are_refused(shares: list[float], message: str) -> None:
-    mix = [{"path": f"{number}/old", "fraction": share} for number, share in enumerate(shares)]
+def test_invalid_fractions_and_names_are_refused(fractions: list[float], message: str) -> None:
+    mix = [
+        {"path": f"{number}/old", "fraction": fraction} for number, fraction in enumerate(fractions)
+    ]
     with pytest.raises(SettingsError, match=message):
         build(DataSettings, {"path": "new", "mix": mix})
 
@@ -166,26 +172,29 @@ def test_an_entry_needs_a_name(entry: dict[str, str]) -> None:
 def change_column(folder: Path, name: str, **update: Any) -> None:
     """Change the entry of a column in the manifest."""
     document = json.loads((folder / "manifest.json").read_text())
-    document["fields"][name] |= update
+    document["columns"][name] |= update
     (folder / "manifest.json").write_text(json.dumps(document))
 
 
 def test_rows_with_larger_groups_are_refused(tmp_path: Path) -> None:
     datasets.write_groups(tmp_path / "new")
-    change_column(datasets.write_groups(tmp_path / "old"), "document", members=9)
-    with pytest.raises(DataError, match=r"fields.document.members is 9 there and 5 here"):
+    change_column(datasets.write_groups(tmp_path / "old"), "document", max_group_size=9)
+    with pytest.raises(DataError, match=r"columns.document.max_group_size is 9, not 5"):
         mixture.read_data_manifest(build_data_settings(tmp_path))
 
 
 def test_value_ranges_are_merged(tmp_path: Path) -> None:
     ranges = {"train": [0, 1], "heldout": [0, 2]}
     change_column(
-        datasets.write_pairs(tmp_path / "new"), "label", ranges=ranges, missing={"train": 1}
+        datasets.write_pairs(tmp_path / "new"), "label", ranges=ranges, num_missing={"train": 1}
     )
     change_column(
-        datasets.write_pairs(tmp_path / "old"), "label", most=7, missing={"train": 2, "heldout": 3}
+        datasets.write_pairs(tmp_path / "old"),
+        "label",
+        max=7,
+        num_missing={"train": 2, "heldout": 3},
     )
-    label = mixture.read_data_manifest(build_data_settings(tmp_path)).fields["label"]
+    label = mixture.read_data_manifest(build_data_settings(tmp_path)).columns["label"]
     assert label.ranges == {"train": (0, 7), "heldout": (0, 2)}
-    assert label.missing == {"train": 3, "heldout": 3}
-    assert label.most == 2, "values are normalized with the statistics of the first dataset"
+    assert label.num_missing == {"train": 3, "heldout": 3}
+    assert label.max == 2, "values are normalized with the statistics of the first dataset"

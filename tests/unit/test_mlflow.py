@@ -22,7 +22,7 @@ import torch
 from distributed import datasets
 from distributed.jobs import lines
 from distributed.runs import settings
-from loopback import running
+from loopback import serve
 from regauge import config, processes
 from regauge.errors import SettingsError
 from regauge.processes import find_free_port
@@ -81,7 +81,7 @@ def serving(application: Any, port: int = 0) -> Iterator[str]:
     from werkzeug.serving import make_server
 
     server = make_server("127.0.0.1", port, application, threaded=True)
-    with running(server, "mlflow-server") as address:
+    with serve(server, "mlflow-server") as address:
         yield address
 
 
@@ -97,7 +97,7 @@ def experiment() -> str:
 
 
 @pytest.fixture
-def only(server: str, experiment: str) -> Callable[[], Any]:
+def find_only_run(server: str, experiment: str) -> Callable[[], Any]:
     """Return a function that returns the one MLflow run of the test's experiment."""
 
     def find_run() -> Any:
@@ -117,14 +117,14 @@ def history(uri: str, run: Any, name: str) -> list[tuple[int, float]]:
 
 @needs_mlflow
 def test_parameters_metrics_and_the_result_are_in_one_run(
-    server: str, experiment: str, only: Callable[[], Any], tmp_path: Path
+    server: str, experiment: str, find_only_run: Callable[[], Any], tmp_path: Path
 ) -> None:
     tracker = Mlflow(uri=server, experiment=experiment)
     with start_trackers([tracker], run_info(tmp_path)) as group:
         group.log(10, {"train/loss": 3.5, "train/learning_rate": 1e-3})
         group.log(20, {"train/loss": 2.5, "heldout/recall@10": 0.75})
-        group.finish({"steps": 20, "reason": "finished", "heldout/recall@10": 0.75})
-    run = only()
+        group.finish({"steps": 20, "stop_reason": "finished", "heldout/recall@10": 0.75})
+    run = find_only_run()
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "pairs"
     assert run.data.params == {
@@ -139,13 +139,13 @@ def test_parameters_metrics_and_the_result_are_in_one_run(
     assert run.data.metrics["result/steps"] == 20
     tags = run.data.tags
     assert (tags["regauge.run_id"], tags["regauge.attempt"]) == ("a1b2", "1")
-    assert tags["result.reason"] == "finished"
+    assert tags["result.stop_reason"] == "finished"
     assert list(tmp_path.iterdir()) == [], "a server needs no local files"
 
 
 @needs_mlflow
 def test_a_resumed_attempt_continues_the_same_run(
-    server: str, experiment: str, only: Callable[[], Any], tmp_path: Path
+    server: str, experiment: str, find_only_run: Callable[[], Any], tmp_path: Path
 ) -> None:
     tracker = Mlflow(uri=server, experiment=experiment)
 
@@ -157,15 +157,15 @@ def test_a_resumed_attempt_continues_the_same_run(
 
     with pytest.raises(KeyboardInterrupt):
         fail()
-    assert only().info.status == "FAILED"
-    again = run_info(
+    assert find_only_run().info.status == "FAILED"
+    resumed_info = run_info(
         tmp_path, 2, 10, seed=1, batch={"rows": 8, "microbatch_rows": 4}, data={"x": 1}
     )
-    again.settings["seed"] = 2
-    with start_trackers([tracker], again) as group:
+    resumed_info.settings["seed"] = 2
+    with start_trackers([tracker], resumed_info) as group:
         group.log(20, {"train/loss": 2.5})
         group.finish({"steps": 20})
-    run = only()
+    run = find_only_run()
     assert run.info.status == "FINISHED"
     assert history(server, run, "train/loss") == [(10, 3.5), (20, 9.0), (20, 2.5)]
     assert run.data.metrics["train/loss"] == 2.5, "the later value is not the one that is shown"
@@ -177,27 +177,27 @@ def test_a_resumed_attempt_continues_the_same_run(
 
 @needs_mlflow
 def test_nan_and_long_texts_are_delivered(
-    server: str, experiment: str, only: Callable[[], Any], tmp_path: Path
+    server: str, experiment: str, find_only_run: Callable[[], Any], tmp_path: Path
 ) -> None:
     tracker = Mlflow(uri=server, experiment=experiment)
     many = {f"field-{number}": number for number in range(250)}
     with start_trackers([tracker], run_info(tmp_path, model={"long": "x" * 9000, **many})) as group:
         group.log(1, {"train/loss": math.nan, "odd!name": 1.0, "y" * 300: 2.0})
-        group.finish({"reason": "z" * 9000})
-    run = only()
+        group.finish({"stop_reason": "z" * 9000})
+    run = find_only_run()
     assert math.isnan(run.data.metrics["train/loss"])
     assert run.data.metrics["odd_name"] == 1.0
     assert run.data.metrics["y" * 250] == 2.0
     assert run.data.params["model.long"] == "x" * 5999 + "…"
     assert run.data.params["model.field-249"] == "249"
-    assert len(run.data.tags["result.reason"]) == 5000
+    assert len(run.data.tags["result.stop_reason"]) == 5000
 
 
 @needs_mlflow
 def test_a_server_that_starts_late_gets_everything(
-    application: Any, server: str, experiment: str, only: Callable[[], Any], tmp_path: Path
+    application: Any, server: str, experiment: str, find_only_run: Callable[[], Any], tmp_path: Path
 ) -> None:
-    del server  # the application is the same
+    del server  # it serves the same application
     port = find_free_port()
     tracker = Mlflow(uri=f"http://127.0.0.1:{port}", experiment=experiment, wait_seconds=20)
     tracker.start(run_info(tmp_path))
@@ -207,8 +207,8 @@ def test_a_server_that_starts_late_gets_everything(
     with serving(application, port) as uri:
         tracker.close()
         expected = [(step, float(step)) for step in range(1, 31)]
-        assert history(uri, only(), "train/loss") == expected
-    assert only().info.status == "FINISHED"
+        assert history(uri, find_only_run(), "train/loss") == expected
+    assert find_only_run().info.status == "FINISHED"
 
 
 @needs_mlflow
@@ -275,28 +275,28 @@ def test_the_database_of_a_run_has_the_values_of_metrics_jsonl(empty: Path, tmp_
     folder.mkdir()
     (folder / "ranks").mkdir()
     shutil.copy(empty, tmp_path / FILE)
-    attempt_with(run, tmp_path / FILE)
+    run_attempt_with(run, tmp_path / FILE)
     uri = f"sqlite:///{folder / FILE}"
     mlflow_client = client(uri)
     experiment_id = mlflow_client.get_experiment_by_name("regauge").experiment_id
     (mlflow_run,) = mlflow_client.search_runs([experiment_id])
     metric_lines = lines(folder)
     assert len([line for line in metric_lines if "train/loss" in line]) == 12
-    for name in ("train/loss", "train/gradient_norm", "heldout/loss"):
+    for name in ("train/loss", "train/grad_norm", "heldout/loss"):
         expected = [(int(line["step"]), line[name]) for line in metric_lines if name in line]
         assert sorted(history(uri, mlflow_run, name)) == expected
     assert mlflow_run.data.params["batch.rows"] == "8"
     assert mlflow_run.data.params["model.config.hidden_size"] == "32"
-    assert mlflow_run.data.tags["result.reason"] == "finished"
+    assert mlflow_run.data.tags["result.stop_reason"] == "finished"
 
 
-def attempt_with(run: Any, database: Path) -> None:
+def run_attempt_with(run: Any, database: Path) -> None:
     """Run an attempt whose database exists before the tracker starts."""
-    begun = Mlflow.start
+    original_start = Mlflow.start
 
     def start(self: Mlflow, facts: RunInfo) -> None:
         shutil.copy(database, facts.folder / FILE)
-        begun(self, facts)
+        original_start(self, facts)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Mlflow, "start", start)
@@ -307,10 +307,10 @@ def attempt_with(run: Any, database: Path) -> None:
 def install_only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that sets which packages appear to be installed."""
 
-    def only(*names: str) -> None:
+    def show_only(*names: str) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in names or None)
 
-    return only
+    return show_only
 
 
 def build_tracker(**table: Any) -> Tracker:

@@ -45,11 +45,11 @@ ROW = 32
 
 
 def batch(segments: list[list[int]], tokens: list[list[int]]) -> dict[str, Tensor]:
-    places = build_position_ids(np.array(segments))
+    position_ids = build_position_ids(np.array(segments))
     return {
         "tokens": torch.tensor(tokens),
         "segments": torch.tensor(segments),
-        "positions": torch.from_numpy(places),
+        "positions": torch.from_numpy(position_ids),
         "keys": torch.zeros(len(tokens), dtype=torch.int32),
     }
 
@@ -92,15 +92,15 @@ def test_a_packed_document_has_the_same_hidden_states_as_alone(
 def test_masks_isolate_documents_and_are_causal() -> None:
     segments = torch.tensor([[1, 1, 2, 0]])
     lowest = torch.finfo(torch.float32).min
-    both = AttentionSpec().build_bias(segments, torch.float32, None, packed=True)
-    assert both.shape == (1, 1, 4, 4)
-    assert set(both.unique().tolist()) == {0.0, lowest}
-    seen = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
-    assert (both[0, 0] == 0).int().tolist() == seen
+    bidirectional = AttentionSpec().build_bias(segments, torch.float32, None, packed=True)
+    assert bidirectional.shape == (1, 1, 4, 4)
+    assert set(bidirectional.unique().tolist()) == {0.0, lowest}
+    expected = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert (bidirectional[0, 0] == 0).int().tolist() == expected
     causal = AttentionSpec(is_causal=True).build_bias(segments, torch.bfloat16, None, packed=True)
     assert causal.dtype == torch.bfloat16
-    seen = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
-    assert (causal[0, 0] == 0).int().tolist() == seen
+    expected = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert (causal[0, 0] == 0).int().tolist() == expected
     padded = AttentionSpec().build_bias(segments, torch.float32, None, packed=False)
     assert padded.shape == (1, 1, 1, 4)
     assert (padded[0, 0] == 0).int().tolist() == [[1, 1, 1, 0]]
@@ -109,11 +109,11 @@ def test_masks_isolate_documents_and_are_causal() -> None:
 def test_masks_have_a_sliding_window() -> None:
     segments = torch.ones(1, 4, dtype=torch.int32)
     causal = AttentionSpec(is_causal=True).build_bias(segments, torch.float32, 2, packed=True)
-    seen = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    assert (causal[0, 0] == 0).int().tolist() == seen
-    both = AttentionSpec().build_bias(segments, torch.float32, 1, packed=True)
-    seen = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
-    assert (both[0, 0] == 0).int().tolist() == seen
+    expected = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert (causal[0, 0] == 0).int().tolist() == expected
+    bidirectional = AttentionSpec().build_bias(segments, torch.float32, 1, packed=True)
+    expected = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
+    assert (bidirectional[0, 0] == 0).int().tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -128,15 +128,15 @@ def test_an_architecture_with_unsupported_masks_is_refused(
     architecture: str, attention: Any, message: str
 ) -> None:
     shape = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
-    own = Model(architecture=architecture, config=shape, attention=attention)
+    settings = Model(architecture=architecture, config=shape, attention=attention)
     with pytest.raises(SettingsError, match=message):
-        TextModule(*build_model(own, "none", VOCABULARY, 0))
+        TextModule(*build_model(settings, "none", VOCABULARY, 0))
 
 
 def test_a_causal_loss_needs_a_causal_architecture() -> None:
-    own = {**BERT, "config": {**BERT["config"], "is_decoder": False}}
+    fields = {**BERT, "config": {**BERT["config"], "is_decoder": False}}
     with pytest.raises(SettingsError, match="'bert' is not causal"):
-        CausalLanguageModel(*build_model(Model(**own), "causal", VOCABULARY, 0))
+        CausalLanguageModel(*build_model(Model(**fields), "causal", VOCABULARY, 0))
 
 
 def test_the_first_position_reduces_the_maximum_text_length() -> None:
@@ -157,7 +157,7 @@ def test_padding_and_its_length_do_not_change_a_vector() -> None:
     torch.testing.assert_close(wide[1:], torch.nn.functional.normalize(inner), rtol=1e-5, atol=1e-5)
 
 
-def test_chunked_losses_equal_whole_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_losses_equal_unchunked_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     model = CausalLanguageModel(*build_model(Model(**LLAMA), "causal", VOCABULARY, 0)).eval()
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(5, VOCABULARY, (3, ROW), generator=draw).tolist()
@@ -186,38 +186,38 @@ def test_loss_and_gradients_equal_transformers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("regauge.models.losses.CHUNK_TOKENS", 7)
-    own = kind(*build_model(Model(**{**model, "dropout": 0.0}), head, VOCABULARY, 0))
-    plain = copy.deepcopy(own.model)
+    task_module = kind(*build_model(Model(**{**model, "dropout": 0.0}), head, VOCABULARY, 0))
+    plain = copy.deepcopy(task_module.model)
     tokens = torch.randint(5, VOCABULARY, (3, ROW), generator=torch.Generator().manual_seed(0))
     row = batch([[1] * ROW] * 3, tokens.tolist())
-    places = torch.arange(0, ROW - 1, 3).expand(3, -1)
-    wanted = tokens.gather(1, places + (head == "causal"))
-    weights = torch.rand(wanted.shape)
+    positions = torch.arange(0, ROW - 1, 3).expand(3, -1)
+    labels = tokens.gather(1, positions + (head == "causal"))
+    weights = torch.rand(labels.shape)
     if head == "masked":
-        row |= {"masked": places, "labels": wanted, "weights": weights}
+        row |= {"masked": positions, "labels": labels, "weights": weights}
     else:
         row["labels"] = tokens.roll(-1, 1)
-        row["weights"] = torch.zeros(tokens.shape).scatter(1, places, weights)
-    found = own(row)
-    logits = plain(tokens).logits.gather(1, places[..., None].expand(-1, -1, VOCABULARY))
-    expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
+        row["weights"] = torch.zeros(tokens.shape).scatter(1, positions, weights)
+    output = task_module(row)
+    logits = plain(tokens).logits.gather(1, positions[..., None].expand(-1, -1, VOCABULARY))
+    expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     loss = (expected * weights).sum()
-    assert found.keys() == {"loss"}
-    torch.testing.assert_close(found["loss"], loss, rtol=1e-5, atol=1e-6)
-    (found["loss"] * 0.3).backward()
+    assert output.keys() == {"loss"}
+    torch.testing.assert_close(output["loss"], loss, rtol=1e-5, atol=1e-6)
+    (output["loss"] * 0.3).backward()
     (loss * 0.3).backward()
-    metrics = own.eval()(row)
+    metrics = task_module.eval()(row)
     assert metrics.keys() == {"nll", "correct", "predicted"}
-    each = metrics["nll"] if head == "masked" else metrics["nll"].gather(1, places)
-    torch.testing.assert_close(each, expected, rtol=1e-5, atol=1e-6)
+    metric_losses = metrics["nll"] if head == "masked" else metrics["nll"].gather(1, positions)
+    torch.testing.assert_close(metric_losses, expected, rtol=1e-5, atol=1e-6)
     theirs = dict(plain.named_parameters())
-    for name, value in own.model.named_parameters():
+    for name, value in task_module.model.named_parameters():
         assert (value.grad is None) == (theirs[name].grad is None), name
         if value.grad is not None:
             torch.testing.assert_close(value.grad, theirs[name].grad, rtol=1e-4, atol=1e-5)
 
 
-def test_equal_settings_give_equal_weights_and_another_seed_others() -> None:
+def test_equal_settings_give_equal_weights_and_another_seed_different_ones() -> None:
     one, same, other = (
         build_model(Model(**BERT), "none", VOCABULARY, seed)[0] for seed in (3, 3, 4)
     )
@@ -253,13 +253,13 @@ CLASSES = {
 def test_the_final_model_is_the_same_in_plain_transformers(task: str, tmp_path: Path) -> None:
     data = datasets.write_pairs if task == "contrastive" else datasets.write_packed
     path, folder = data(tmp_path / "data", 8, 4), tmp_path / "run"
-    found = jobs.final_outputs(str(folder), str(path), task, {"stop": {"steps": 2}})
+    saved = jobs.final_outputs(str(folder), str(path), task, {"stop": {"steps": 2}})
     plain = CLASSES[task].from_pretrained(folder / "model").eval()
     with torch.no_grad():
-        output = plain(found["tokens"].long())
-    whole = output.last_hidden_state if task == "contrastive" else output.logits
-    torch.testing.assert_close(whole, found["output"], rtol=1e-5, atol=1e-5)
-    assert whole.std() > 0.01
+        plain_output = plain(saved["tokens"].long())
+    expected = plain_output.last_hidden_state if task == "contrastive" else plain_output.logits
+    torch.testing.assert_close(expected, saved["output"], rtol=1e-5, atol=1e-5)
+    assert expected.std() > 0.01
 
 
 @pytest.mark.parametrize("architecture", ["trocr", "encoder-decoder"])

@@ -79,7 +79,7 @@ def test_the_node_with_the_address_of_the_rendezvous_serves_it(
     assert topology.is_endpoint_local() == is_local
 
 
-def test_a_step_of_slurm_meets_at_its_first_node() -> None:
+def test_the_rendezvous_of_a_slurm_step_is_on_its_first_node() -> None:
     slurm = {
         "SLURM_STEP_NODELIST": "gpu[07-08]",
         "SLURM_STEP_NUM_TASKS": "2",
@@ -167,10 +167,10 @@ def test_a_stale_record_is_not_joined(backend: MemoryBackend, tmp_path: Path) ->
     assert AttemptRegistry(backend, tmp_path).choose_attempt(None) == 2
 
 
-def test_a_node_that_comes_a_moment_later_joins_the_same_attempt(
+def test_a_node_that_arrives_later_joins_the_same_attempt(
     backend: MemoryBackend, tmp_path: Path
 ) -> None:
-    """While it waits for the stale record of the last run, the first node begins an attempt."""
+    """While it waits for the stale record of the last run, the first node starts an attempt."""
     AttemptRegistry(backend, tmp_path).choose_attempt(None)
     first, last = AttemptRegistry(backend, tmp_path), {"attempt": 2, "beat": 0}
 
@@ -221,7 +221,9 @@ def test_the_next_attempt_is_chosen_after_an_attempt(
     assert second.choose_attempt(1) == 2
 
 
-def test_a_waiting_node_learns_how_the_run_ended(backend: MemoryBackend, tmp_path: Path) -> None:
+def test_a_waiting_node_receives_the_exit_status_of_the_run(
+    backend: MemoryBackend, tmp_path: Path
+) -> None:
     registry = AttemptRegistry(backend, tmp_path)
     registry.choose_attempt(None)
     registry.record_end(66, "it failed three times")
@@ -234,7 +236,7 @@ def test_a_waiting_node_learns_how_the_run_ended(backend: MemoryBackend, tmp_pat
     assert following == 2, "a new start is a new series of attempts"
 
 
-def test_one_node_beats_for_all(backend: MemoryBackend, tmp_path: Path) -> None:
+def test_one_node_sends_the_heartbeat_of_all_nodes(backend: MemoryBackend, tmp_path: Path) -> None:
     registry = AttemptRegistry(backend, tmp_path)
     registry.choose_attempt(None)
     last = registry.beat(1, {})
@@ -249,7 +251,7 @@ def test_one_node_beats_for_all(backend: MemoryBackend, tmp_path: Path) -> None:
 AgreeFunction = Callable[..., list[Failure | None]]
 
 
-def failed(kind: str, rank: int, **evidence: Any) -> Failure:
+def build_failure(kind: str, rank: int, **evidence: Any) -> Failure:
     return Failure(kind, rank, 3, f"{kind} in {rank}", evidence=evidence)
 
 
@@ -303,19 +305,22 @@ def test_all_nodes_finish_together(agree: AgreeFunction) -> None:
 @pytest.mark.parametrize(
     ("failures", "kind", "rank"),
     [
-        ((failed("network", 0), failed("process", 3)), "process", 3),
-        ((None, failed("user", 2)), "user", 2),
-        ((failed("network", 1), None), "network", 1),
-        ((failed("network", 1), ...), "node", 2),
+        ((build_failure("network", 0), build_failure("process", 3)), "process", 3),
+        ((None, build_failure("user", 2)), "user", 2),
+        ((build_failure("network", 1), None), "network", 1),
+        ((build_failure("network", 1), ...), "node", 2),
         (
-            (failed("hang", 0, standing=[1, 1, 9]), failed("hang", 3, standing=[0, 0, 4])),
+            (
+                build_failure("hang", 0, progress_key=[1, 1, 9]),
+                build_failure("hang", 3, progress_key=[0, 0, 4]),
+            ),
             "hang",
             3,
         ),
-        ((failed("limit", 0), failed("limit", 0)), "limit", 0),
+        ((build_failure("limit", 0), build_failure("limit", 0)), "limit", 0),
     ],
 )
-def test_consequences_of_a_failure_are_ignored(
+def test_the_first_failure_is_agreed_on_and_its_consequences_are_ignored(
     agree: AgreeFunction, failures: tuple[Any, ...], kind: str, rank: int
 ) -> None:
     verdicts = agree(*failures)
@@ -325,7 +330,9 @@ def test_consequences_of_a_failure_are_ignored(
 
 
 def test_a_node_that_is_stopped_leaves_and_the_others_continue(agree: AgreeFunction) -> None:
-    first, second = agree(failed("preempted", 0), failed("preempted", 2), stopped=(1,))
+    first, second = agree(
+        build_failure("preempted", 0), build_failure("preempted", 2), stopped=(1,)
+    )
     assert first is not None
     assert second is not None
     assert (first.kind, first.problem) == ("node", "node 1 (host-1) was stopped by a signal")
@@ -334,11 +341,11 @@ def test_a_node_that_is_stopped_leaves_and_the_others_continue(agree: AgreeFunct
 
 
 def test_another_number_of_nodes_is_no_failure(agree: AgreeFunction) -> None:
-    verdicts = agree(failed("preempted", 0), failed("preempted", 2), num_waiting=1)
+    verdicts = agree(build_failure("preempted", 0), build_failure("preempted", 2), num_waiting=1)
     assert [verdict.kind for verdict in verdicts if verdict] == ["resized", "resized"]
 
 
-def test_without_the_leader_a_node_reports_its_loss(agree: AgreeFunction) -> None:
-    (verdict,) = agree(..., failed("network", 3))
+def test_the_loss_of_the_leader_is_a_node_failure(agree: AgreeFunction) -> None:
+    (verdict,) = agree(..., build_failure("network", 3))
     assert verdict is not None
     assert (verdict.kind, verdict.rank, verdict.host) == ("node", 0, "host-0")

@@ -99,7 +99,7 @@ def test_a_store_has_the_rows_of_a_folder(name: str) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_large_file_is_downloaded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_downloaded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_remote, "READ_AHEAD_BYTES", 2**18)
     name = f"s3://{BUCKET}/deep/a.jsonl"
     read = config.parse_choice("data/sources", {"kind": "jsonl", "files": (name,), "chunk_mib": 1})
@@ -169,7 +169,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused() -> None:
             file.read(10)
 
 
-def refused(files: str) -> RegaugeError:
+def catch_error(files: str) -> RegaugeError:
     with pytest.raises(RegaugeError) as caught:
         source(files).list_pieces()
     return caught.value
@@ -177,20 +177,20 @@ def refused(files: str) -> RegaugeError:
 
 @pytest.mark.usefixtures("store")
 def test_missing_files_are_reported() -> None:
-    assert "no file matches" in str(refused(f"s3://{BUCKET}/none/*.jsonl"))
-    assert f"no file s3://{BUCKET}/none.jsonl" in str(refused(f"s3://{BUCKET}/none.jsonl"))
-    assert "is a folder; set source.files to" in str(refused(f"s3://{BUCKET}/deep"))
-    assert "bucket does not exist" in str(refused("s3://none-such/*.jsonl"))
-    assert refused("s3://none-such/a.jsonl").exit_code == 64
-    assert "is a file within an archive" in str(refused(f"zip://a.jsonl::s3://{BUCKET}/a.zip"))
-    unknown = refused("s4://texts/a.jsonl")
+    assert "no file matches" in str(catch_error(f"s3://{BUCKET}/none/*.jsonl"))
+    assert f"no file s3://{BUCKET}/none.jsonl" in str(catch_error(f"s3://{BUCKET}/none.jsonl"))
+    assert "is a folder; set source.files to" in str(catch_error(f"s3://{BUCKET}/deep"))
+    assert "bucket does not exist" in str(catch_error("s3://none-such/*.jsonl"))
+    assert catch_error("s3://none-such/a.jsonl").exit_code == 64
+    assert "is a file within an archive" in str(catch_error(f"zip://a.jsonl::s3://{BUCKET}/a.zip"))
+    unknown = catch_error("s4://texts/a.jsonl")
     assert (unknown.exit_code, "Protocol not known: s4" in str(unknown)) == (2, True)
 
 
 def test_denied_access_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.rules = [Rule("GET", BUCKET, "deny", 10), Rule("HEAD", BUCKET, "deny", 10)]
     for name in (f"s3://{BUCKET}/deep/*.jsonl", f"s3://{BUCKET}/deep/a.jsonl"):
-        error = refused(name)
+        error = catch_error(name)
         assert f"access to {name} denied" in error.problem
         assert "AWS_ACCESS_KEY_ID" in error.remedy
     store.rules = []
@@ -199,15 +199,15 @@ def test_denied_access_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/none")
     S3FileSystem.clear_instance_cache()
-    error = refused(f"s3://{BUCKET}/deep/*.jsonl")
+    error = catch_error(f"s3://{BUCKET}/deep/*.jsonl")
     assert "Unable to locate credentials" in error.problem
     assert error.exit_code == 64
 
 
 def test_a_missing_extra_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    known = importlib.import_module("fsspec.registry")._registry
-    monkeypatch.delitem(known, "s3", raising=False)
+    registry = importlib.import_module("fsspec.registry")._registry
+    monkeypatch.delitem(registry, "s3", raising=False)
     with pytest.raises(SettingsError, match=r"'s3://a/b': .*; pip install 'regauge\[s3\]'"):
         source("s3://a/b").list_pieces()
 
@@ -215,7 +215,7 @@ def test_a_missing_extra_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dry_run_sends_no_requests(tmp_path: Path) -> None:
     files = {"files": ["s3://none-such/*.jsonl"]}
     answer = verb.plan(build_settings(tmp_path, source=files))
-    assert answer["would_do"] == "read s3://none-such/*.jsonl and prepare the dataset"
+    assert answer["action"] == "read s3://none-such/*.jsonl and prepare the dataset"
     assert "pieces" not in answer
 
 
@@ -234,7 +234,7 @@ def test_a_web_server_has_the_rows_of_a_folder(web: Web, name: str) -> None:
     assert read_fields(source(f"{web.url}/{name}")) == ROWS
 
 
-def test_a_server_without_ranges_sends_whole_files(
+def test_a_server_without_range_requests_sends_complete_files(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_remote, "READ_AHEAD_BYTES", 2**16)
@@ -245,12 +245,12 @@ def test_a_server_without_ranges_sends_whole_files(
     web.num_interruptions = 1
     assert read_fields(read) == ROWS
     assert web.num_interruptions == 0
-    error = refused(f"{web.url}/a.parquet")
+    error = catch_error(f"{web.url}/a.parquet")
     assert "does not support range requests" in error.problem
     assert error.remedy == "copy the file to this machine and set source.files to it"
 
 
-def test_only_the_needed_parts_of_a_table_are_downloaded(web: Web) -> None:
+def test_only_the_needed_byte_ranges_of_a_table_are_downloaded(web: Web) -> None:
     table = pa.table({"label": range(2000), "text": [f"{number} " * 500 for number in range(2000)]})
     path = web.folder / "large.parquet"
     pq.write_table(table, path, compression="none", use_dictionary=False)
@@ -275,6 +275,6 @@ def test_a_file_that_becomes_shorter_is_refused(web: Web) -> None:
 )
 def test_http_errors_are_reported(web: Web, status: int, code: int, words: str) -> None:
     web.status = status
-    error = refused(f"{web.url}/a.jsonl?token=1")
+    error = catch_error(f"{web.url}/a.jsonl?token=1")
     assert error.exit_code == code
     assert words in str(error)

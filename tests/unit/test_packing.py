@@ -37,7 +37,7 @@ def test_rows_are_nearly_full(shape: str) -> None:
     assert sum(lengths) / (rows * 128) >= 0.97
 
 
-def test_waiting_is_bounded() -> None:
+def test_the_number_of_waiting_chunks_is_limited() -> None:
     lengths = [9] + [10] * 500
     rows = list(pack_chunks(build_chunks(lengths), 16, max_waiting=20))
     assert rows[0][0][0] == 0
@@ -47,17 +47,17 @@ def test_waiting_is_bounded() -> None:
 
 def test_packing_is_deterministic() -> None:
     lengths = np.random.default_rng(1).integers(1, 65, 3000).tolist()
-    once, again = (
+    first, second = (
         [[chunk.tolist() for chunk in row] for row in pack_chunks(build_chunks(lengths), 64)]
         for _ in range(2)
     )
-    assert once == again
+    assert first == second
 
 
 def test_segments_number_the_chunks_of_a_row() -> None:
     chunks = [np.array([[7, 1], [8, 0]]), np.array([[9, 1]])]
-    (tokens, marks), segments = assemble_rows([chunks, chunks[1:]], 5, [3, 0])
+    (tokens, loss_mask), segments = assemble_rows([chunks, chunks[1:]], 5, [3, 0])
     assert tokens.tolist() == [[7, 8, 9, 3, 3], [9, 3, 3, 3, 3]]
-    assert marks.tolist() == [[1, 0, 1, 0, 0], [1, 0, 0, 0, 0]]
+    assert loss_mask.tolist() == [[1, 0, 1, 0, 0], [1, 0, 0, 0, 0]]
     assert segments.tolist() == [[1, 1, 2, 0, 0], [1, 0, 0, 0, 0]]
     assert tokens.dtype == segments.dtype == np.int32

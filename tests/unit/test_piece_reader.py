@@ -144,8 +144,8 @@ ITEMS = (
     record(9, text="", price="dear"),
     record(10, text="w9"),
 )
-KEPT = {"id": "integer", "price": "real"}
-TOKENIZATION = Tokenization(tokens=8, prompts={"query": "w20 w21 "})
+KEPT = {"id": "integer", "price": "float"}
+TOKENIZATION = Tokenization(max_length=8, prompts={"query": "w20 w21 "})
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +196,8 @@ def test_invalid_records_are_quarantined_and_skipped_records_are_counted(
         ("line 2", "malformed JSON"),
         ("line 5", "no text in 'text'"),
         ("line 6", "no text in 'text'"),
-        ("line 7", "'id' is no integer"),
-        ("line 9", "'price' is no real"),
+        ("line 7", "'id' is not of type integer"),
+        ("line 9", "'price' is not of type float"),
     ]
     assert shard.quarantined[3].detail == "str 'seven'"
     assert shard.seconds["read"] >= 0
@@ -227,7 +227,7 @@ def test_a_numeric_field_may_be_missing_but_must_not_be_a_text(preprocessor: Pre
     assert shard.kept_values == {}
     assert token_lists(shard) == [[5, 6, 3], [7] * 7 + [3], [8, 3], [9, 3]]
     reasons = [(item.location, item.reason) for item in shard.quarantined]
-    assert reasons[-1] == ("line 9", "'price' is no number")
+    assert reasons[-1] == ("line 9", "'price' is not a number")
 
 
 def test_a_part_past_the_end_is_none(preprocessor: Preprocessor) -> None:
@@ -252,7 +252,7 @@ PAIRS = (
 
 
 def test_two_texts_are_encoded_separately_or_joined(tokenizer: Path) -> None:
-    input_spec = InputSpec(texts=("query", "text"), limits=(4, 6))
+    input_spec = InputSpec(text_fields=("query", "text"), max_lengths=(4, 6))
     encode = partial(encode_shard, items=PAIRS, texts=("query", "text"))
     separate = encode(Preprocessor(tokenizer, TOKENIZATION, input_spec))
     assert token_lists(separate, 0) == [[5, 6, 7, 3], [11, 3]]
@@ -260,7 +260,7 @@ def test_two_texts_are_encoded_separately_or_joined(tokenizer: Path) -> None:
     assert (separate.num_truncated, separate.records.features) == (2, ())
     assert [item.reason for item in separate.quarantined] == ["no text in 'text'"]
     joined = encode(
-        Preprocessor(tokenizer, TOKENIZATION, input_spec.model_copy(update={"joined": True}))
+        Preprocessor(tokenizer, TOKENIZATION, input_spec.model_copy(update={"is_pair": True}))
     )
     assert token_lists(joined) == [[5, 6, 7, 3, 10, 3], [11, 3] + [12] * 5 + [3]]
     assert [values.tolist() for values in joined.records.features] == [[4, 2]]
@@ -274,7 +274,7 @@ def test_joined_texts_have_one_start_token(tokenizer: Path, tmp_path: Path) -> N
     ends = [("[CLS]", 2), ("[SEP]", 3)]
     tokenizer_file.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, ends)
     tokenizer_file.save(str(folder / "tokenizer.json"))
-    input_spec = InputSpec(texts=("query", "text"), limits=(4, 5), joined=True)
+    input_spec = InputSpec(text_fields=("query", "text"), max_lengths=(4, 5), is_pair=True)
     shard = encode_shard(
         Preprocessor(folder, TOKENIZATION, input_spec), items=PAIRS, texts=("query", "text")
     )
@@ -283,7 +283,7 @@ def test_joined_texts_have_one_start_token(tokenizer: Path, tmp_path: Path) -> N
     assert shard.num_truncated == 2
 
 
-PROGRAM = ProgramEntry(answers="vectors", width=2, inputs=())
+PROGRAM = ProgramEntry(output_kind="vectors", output_size=2, inputs=())
 
 
 def decode(tokens: np.ndarray) -> list[str]:
@@ -291,18 +291,18 @@ def decode(tokens: np.ndarray) -> list[str]:
 
 
 def build_writer(folder: Path, program: ProgramEntry = PROGRAM, **output: Any) -> ShardWriter:
-    for name in ("shards", "quarantine", "aside"):
+    for name in ("shards", "quarantine", "scratch"):
         (folder / name).mkdir(exist_ok=True)
     record_spec = RecordSpec(
         ("text",), None, 100, KEPT, PredictOutput(folder=str(folder), **output)
     )
-    return ShardWriter(folder, folder / "aside", program, record_spec, decode)
+    return ShardWriter(folder, folder / "scratch", program, record_spec, decode)
 
 
 def file_names(folder: Path) -> dict[str, list[str]]:
     return {
         name: sorted(path.name for path in (folder / name).iterdir())
-        for name in ("shards", "quarantine", "aside")
+        for name in ("shards", "quarantine", "scratch")
     }
 
 
@@ -319,21 +319,30 @@ def test_a_shard_is_written_and_its_ledger_line_is_returned(
     assert file_names(tmp_path) == {
         "shards": ["000000-00000.parquet"],
         "quarantine": ["000000-00000.jsonl"],
-        "aside": [],
+        "scratch": [],
     }
     file = tmp_path / "shards" / "000000-00000.parquet"
     table = pq.read_table(file)
-    assert table.column_names == ["id", "price", "vector"]
-    assert table["vector"].to_pylist() == VECTORS.tolist()
+    assert table.column_names == ["id", "price", "embedding"]
+    assert table["embedding"].to_pylist() == VECTORS.tolist()
     assert table["id"].to_pylist() == [1, 4, None]
     rejected = [
         json.loads(text)
         for text in (tmp_path / "quarantine" / "000000-00000.jsonl").read_text().splitlines()
     ]
     assert rejected == [item.to_document() for item in shard.quarantined]
-    counts = {name: line[name] for name in ("rows", "quarantined", "skipped", "truncated", "slots")}
-    assert counts == {"rows": 3, "quarantined": 5, "skipped": 2, "truncated": 1, "slots": 64}
-    assert (line["piece"], line["part"], line["last"], line["tokens"]) == (0, 0, True, 13)
+    counts = {
+        name: line[name]
+        for name in ("rows", "quarantined", "skipped", "truncated", "computed_tokens")
+    }
+    assert counts == {
+        "rows": 3,
+        "quarantined": 5,
+        "skipped": 2,
+        "truncated": 1,
+        "computed_tokens": 64,
+    }
+    assert (line["piece"], line["part"], line["is_last"], line["tokens"]) == (0, 0, True, 13)
     assert line["bytes"] == {file.name: file.stat().st_size}
     assert set(line["sha256"]) == {file.name}
     assert set(line["seconds"]) == {"read", "compute", "write"}
@@ -341,7 +350,7 @@ def test_a_shard_is_written_and_its_ledger_line_is_returned(
 
 
 @pytest.mark.parametrize(
-    ("name", "number", "kept"),
+    ("name", "number", "stored"),
     [
         ("id", 2**63 - 1, 2**63 - 1),
         ("id", 2**63, None),
@@ -351,15 +360,15 @@ def test_a_shard_is_written_and_its_ledger_line_is_returned(
     ],
 )
 def test_a_kept_number_is_quarantined_if_its_column_cannot_hold_it(
-    preprocessor: Preprocessor, tmp_path: Path, name: str, number: float, kept: float | None
+    preprocessor: Preprocessor, tmp_path: Path, name: str, number: float, stored: float | None
 ) -> None:
     shard = encode_shard(
         preprocessor, items=(record(1, text="w5"), record(2, text="w6", **{name: number}))
     )
     line = build_writer(tmp_path).write(shard, VECTORS[: len(shard.records)])
-    assert line["quarantined"] == (kept is None)
+    assert line["quarantined"] == (stored is None)
     column = pq.read_table(tmp_path / "shards" / "000000-00000.parquet")[name].to_pylist()
-    assert column == [None] + [kept] * (kept is not None)
+    assert column == [None] + [stored] * (stored is not None)
 
 
 def test_an_outdated_quarantine_file_is_removed(preprocessor: Preprocessor, tmp_path: Path) -> None:
@@ -390,22 +399,22 @@ def test_a_shard_without_valid_records_is_written(
 ) -> None:
     empty = encode_shard(preprocessor, items=(ITEMS[1],))
     line = build_writer(tmp_path).write(empty, np.empty((0, 2), np.float32))
-    assert (line["rows"], line["quarantined"], line["last"]) == (0, 1, True)
+    assert (line["rows"], line["quarantined"], line["is_last"]) == (0, 1, True)
     table = pq.read_table(tmp_path / "shards" / "000000-00000.parquet")
-    assert (table.num_rows, table.column_names) == (0, ["id", "price", "vector"])
+    assert (table.num_rows, table.column_names) == (0, ["id", "price", "embedding"])
 
 
 def test_generated_tokens_are_decoded(preprocessor: Preprocessor, tmp_path: Path) -> None:
-    program = ProgramEntry(answers="text", width=2, inputs=())
+    program = ProgramEntry(output_kind="text", output_size=2, inputs=())
     tokens = np.array([[5, 6], [7, -1], [-1, -1]], np.float32)
     build_writer(tmp_path, program).write(encode_shard(preprocessor), tokens)
     table = pq.read_table(tmp_path / "shards" / "000000-00000.parquet")
-    assert table.column_names == ["id", "price", "answer"]
-    assert table["answer"].to_pylist() == ["w5 w6", "w7", ""]
+    assert table.column_names == ["id", "price", "generated_text"]
+    assert table["generated_text"].to_pylist() == ["w5 w6", "w7", ""]
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"), [("a", "text"), ("", "text"), (3, "integer"), (3.0, "real")]
+    ("value", "kind"), [("a", "text"), ("", "text"), (3, "integer"), (3.0, "float")]
 )
 def test_the_kind_of_a_value_is_inferred(value: Any, kind: str) -> None:
     assert infer_kind(value) == kind

@@ -66,7 +66,7 @@ def test_each_stage_gets_its_folder_and_the_earlier_folders(run_file: Path) -> N
     assert answer["report"] == "out/words/3-join/joined.txt"
 
 
-def test_the_record_holds_settings_and_answers(run_file: Path) -> None:
+def test_the_record_has_settings_and_results(run_file: Path) -> None:
     pipeline.main(run_file)
     record = json.loads(Path("out/words/pipeline.json").read_text())
     assert record["format"] == FORMAT
@@ -75,7 +75,7 @@ def test_the_record_holds_settings_and_answers(run_file: Path) -> None:
         "out/words/1-first/text.txt",
         "out/words/2-second/text.txt",
     ]
-    assert join["answer"]["length"] == 11
+    assert join["result"]["length"] == 11
     assert join["seconds"] >= 0
 
 
@@ -83,14 +83,14 @@ def test_a_finished_stage_is_not_run_again(run_file: Path) -> None:
     pipeline.main(run_file)
     second = pipeline.main(run_file)
     assert times_run("out/words/1-first") == 1
-    assert second["stages"][0]["answer"] == {"characters": 5}
+    assert second["stages"][0]["result"] == {"characters": 5}
 
 
 def test_a_failed_stage_is_run_again_and_earlier_stages_are_kept(run_file: Path) -> None:
     with pytest.raises(DataError, match="stage 'second': the text fails; write another"):
         pipeline.main(run_file, "stage.second.text.value=fail")
     states = [s["state"] for s in json.loads(Path("out/words/pipeline.json").read_text())["stages"]]
-    assert states == ["finished", "waiting", "waiting"]
+    assert states == ["finished", "pending", "pending"]
     pipeline.main(run_file)
     assert times_run("out/words/1-first") == 1
     assert times_run("out/words/2-second") == 2
@@ -116,11 +116,11 @@ def test_a_stage_with_a_deleted_input_is_refused(run_file: Path) -> None:
 def test_a_stage_with_a_changed_input_is_refused(run_file: Path) -> None:
     pipeline.main(run_file)
     shutil.rmtree("out/words/1-first")
-    done = Path("out/words/3-join/done.json")
-    kept = done.read_text()
-    done.unlink()
+    record_file = Path("out/words/3-join/done.json")
+    record = record_file.read_text()
+    record_file.unlink()
     pipeline.main(run_file, "stage.first.text.value=changed")
-    done.write_text(kept)
+    record_file.write_text(record)
     message = read_refusal(run_file, "stage.first.text.value=changed")
     assert "stage 'join' is finished, but its input 'first' has changed" in message
 
@@ -224,8 +224,8 @@ def test_a_dry_run_changes_nothing_and_shows_every_stage(
     answer = pipeline.main(run_file, dry_run=True)
     assert not Path("out").exists()
     plans = [stage["plan"] for stage in answer["stages"]]
-    assert plans == [{"characters": 5}, {"characters": 5}, {"known_after": "first, second"}]
-    assert "[3/3] join: join -> out/words/3-join (to do: not run yet)" in capsys.readouterr().out
+    assert plans == [{"characters": 5}, {"characters": 5}, {"depends_on": "first, second"}]
+    assert "[3/3] join: join -> out/words/3-join (pending: not run yet)" in capsys.readouterr().out
 
 
 def contents() -> dict[Path, bytes]:
@@ -238,23 +238,23 @@ def plan(run_file: Path, *overrides: str) -> list[tuple[str, str]]:
     answer = pipeline.main(run_file, *overrides, dry_run=True)
     assert contents() == before
     stale = [stage for stage in answer["stages"] if stage["state"] == "stale"]
-    assert ("would_refuse" in answer) == bool(stale)
+    assert ("error" in answer) == bool(stale)
     return [(stage["state"], stage.get("reason", "")) for stage in answer["stages"]]
 
 
-def test_a_dry_run_of_a_finished_pipeline_shows_its_answers(
+def test_a_dry_run_of_a_finished_pipeline_shows_its_results(
     run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline.main(run_file)
     monkeypatch.setattr(join, "plan", refuse)
     done = json.loads(Path("out/words/3-join/done.json").read_text())
     capsys.readouterr()
-    assert plan(run_file) == [("done", "")] * 3
+    assert plan(run_file) == [("finished", "")] * 3
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == f"[3/3] join: join -> out/words/3-join (done, {done['seconds']:.1f} s)"
+    assert lines[2] == f"[3/3] join: join -> out/words/3-join (finished, {done['seconds']:.1f} s)"
     assert len(lines) == 3
     last = pipeline.main(run_file, dry_run=True)["stages"][2]
-    assert (last["seconds"], last["answer"]) == (done["seconds"], done["answer"])
+    assert (last["seconds"], last["result"]) == (done["seconds"], done["result"])
     assert "plan" not in last
 
 
@@ -265,11 +265,15 @@ def refuse(_: Any) -> dict[str, Any]:
 def test_a_dry_run_of_a_half_finished_pipeline_plans_the_rest(run_file: Path) -> None:
     with pytest.raises(DataError):
         pipeline.main(run_file, "stage.second.text.value=fail")
-    states = [("done", ""), ("to do", "started, but not finished"), ("to do", "not run yet")]
+    states = [
+        ("finished", ""),
+        ("pending", "started, but not finished"),
+        ("pending", "not run yet"),
+    ]
     assert plan(run_file) == states
     stages = pipeline.main(run_file, dry_run=True)["stages"]
     assert stages[1]["plan"] == {"characters": 5}
-    assert stages[2]["plan"] == {"known_after": "second"}
+    assert stages[2]["plan"] == {"depends_on": "second"}
 
 
 def test_a_dry_run_names_the_change_and_the_refusal(
@@ -279,27 +283,27 @@ def test_a_dry_run_names_the_change_and_the_refusal(
     change = "'text.value' has changed from 'there' to 'you'"
     override = "stage.second.text.value=you"
     capsys.readouterr()
-    states = [("done", ""), ("stale", change), ("stale", "its input 'second' is stale")]
+    states = [("finished", ""), ("stale", change), ("stale", "its input 'second' is stale")]
     assert plan(run_file, override) == states
     lines = capsys.readouterr().out.splitlines()
     assert f"[2/3] second: write -> out/words/2-second (stale: {change})" in lines
-    assert lines[-1] == f"would refuse: {read_refusal(run_file, override)}"
+    assert lines[-1] == f"error: {read_refusal(run_file, override)}"
 
 
 def test_an_unfinished_stage_names_a_stale_input(run_file: Path) -> None:
     pipeline.main(run_file)
     shutil.rmtree("out/words/3-join")
     override = "stage.second.text.value=you"
-    assert plan(run_file, override)[2] == ("to do", "its input 'second' is stale")
+    assert plan(run_file, override)[2] == ("pending", "its input 'second' is stale")
     last = pipeline.main(run_file, override, dry_run=True)["stages"][2]
-    assert last["plan"] == {"known_after": "second"}, "the plan would read a stale input"
+    assert last["plan"] == {"depends_on": "second"}, "the plan would read a stale input"
 
 
 def test_a_dry_run_names_a_deleted_input(run_file: Path) -> None:
     pipeline.main(run_file)
     shutil.rmtree("out/words/1-first")
     last = ("stale", "its input 'first' is not finished")
-    assert plan(run_file) == [("to do", "not run yet"), ("done", ""), last]
+    assert plan(run_file) == [("pending", "not run yet"), ("finished", ""), last]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 99}', "{", '{"format": 1}'])
@@ -315,7 +319,7 @@ def test_a_dry_run_in_a_folder_with_other_files_names_the_refusal(run_file: Path
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("precious")
     answer = pipeline.main(run_file, "output.folder=mine", dry_run=True)
-    assert answer["would_refuse"] == read_refusal(run_file, "output.folder=mine")
+    assert answer["error"] == read_refusal(run_file, "output.folder=mine")
     assert [path.name for path in Path("mine").iterdir()] == ["thesis.txt"]
 
 

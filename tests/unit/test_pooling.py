@@ -30,7 +30,7 @@ EVERY: tuple[PoolingMode, ...] = (
 def expected_vector(mode: PoolingMode, states: Array) -> Array:
     """Return the vector of one text's states, [tokens, width], by the formula of a mode."""
     counts = np.arange(1, len(states) + 1)[:, None]
-    found: dict[PoolingMode, Array] = {
+    vectors: dict[PoolingMode, Array] = {
         "mean": states.mean(0),
         "cls": states[0],
         "max": states.max(0),
@@ -38,11 +38,11 @@ def expected_vector(mode: PoolingMode, states: Array) -> Array:
         "weightedmean": (states * counts).sum(0) / counts.sum(),
         "lasttoken": states[-1],
     }
-    return found[mode]
+    return vectors[mode]
 
 
 def texts(seed: int = 0) -> list[Array]:
-    """Return the hidden states of some texts; most are below zero, where padding often is."""
+    """Return hidden states of some texts; most values are negative, so zero padding is noticed."""
     draw = np.random.default_rng(seed)
     return [draw.normal(-1.0, 2.0, (length, WIDTH)) for length in LENGTHS]
 
@@ -53,17 +53,17 @@ def batch(
     """Return hidden states, [texts, length, width], and segments, with a number in the padding."""
     hidden = np.full((len(states), length, WIDTH), padding)
     segments = np.zeros((len(states), length), np.int32)
-    for row, each in enumerate(states):
-        hidden[row, : len(each)] = each
-        segments[row, : len(each)] = 1
+    for row, text_states in enumerate(states):
+        hidden[row, : len(text_states)] = text_states
+        segments[row, : len(text_states)] = 1
     return torch.from_numpy(hidden).to(dtype), torch.from_numpy(segments)
 
 
 def pool(pooling: Pooling, states: list[Array], **changes: Any) -> Array:
     with torch.no_grad():
-        found = TextPooling(pooling)(*batch(states, **{"length": 9, "padding": 0.0, **changes}))
-    assert found.dtype == torch.float32
-    return found.double().numpy()
+        pooled = TextPooling(pooling)(*batch(states, **{"length": 9, "padding": 0.0, **changes}))
+    assert pooled.dtype == torch.float32
+    return pooled.double().numpy()
 
 
 def test_every_mode_is_tested() -> None:
@@ -73,32 +73,35 @@ def test_every_mode_is_tested() -> None:
 @pytest.mark.parametrize("padding", [0.0, 1e4, -1e4])
 @pytest.mark.parametrize("mode", EVERY)
 def test_modes_ignore_padding(mode: PoolingMode, padding: float) -> None:
-    wanted = np.stack([expected_vector(mode, each) for each in texts()])
-    pooling = Pooling(modes=(mode,), normalized=False)
+    expected = np.stack([expected_vector(mode, text_states) for text_states in texts()])
+    pooling = Pooling(modes=(mode,), normalize=False)
     for length in (9, 16):
-        found = pool(pooling, texts(), length=length, padding=padding)
-        np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-6)
+        pooled = pool(pooling, texts(), length=length, padding=padding)
+        np.testing.assert_allclose(pooled, expected, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("modes", [("mean", "cls"), ("cls", "mean"), EVERY])
 def test_several_modes_are_concatenated_in_order(
     modes: tuple[PoolingMode, ...],
 ) -> None:
-    wanted = np.stack(
-        [np.concatenate([expected_vector(mode, each) for mode in modes]) for each in texts()]
+    expected = np.stack(
+        [
+            np.concatenate([expected_vector(mode, text_states) for mode in modes])
+            for text_states in texts()
+        ]
     )
-    found = pool(Pooling(modes=modes, normalized=False), texts())
-    np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-6)
+    pooled = pool(Pooling(modes=modes, normalize=False), texts())
+    np.testing.assert_allclose(pooled, expected, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("modes", [("mean",), ("cls", "max")])
 def test_normalized_vectors_keep_their_direction(
     modes: tuple[PoolingMode, ...],
 ) -> None:
-    plain = pool(Pooling(modes=modes, normalized=False), texts())
-    found = pool(Pooling(modes=modes, normalized=True), texts())
+    plain = pool(Pooling(modes=modes, normalize=False), texts())
+    pooled = pool(Pooling(modes=modes, normalize=True), texts())
     lengths = np.linalg.norm(plain, axis=1, keepdims=True)
-    np.testing.assert_allclose(found, plain / lengths, rtol=2e-6, atol=2e-7)
+    np.testing.assert_allclose(pooled, plain / lengths, rtol=2e-6, atol=2e-7)
     assert not np.allclose(lengths, 1, atol=0.1)
 
 
@@ -106,28 +109,31 @@ def test_normalized_vectors_keep_their_direction(
 def test_an_empty_row_is_zero(mode: PoolingMode) -> None:
     states = [np.empty((0, WIDTH)), *texts()]
     for normalized in (False, True):
-        found = pool(Pooling(modes=(mode,), normalized=normalized), states, padding=3.0)
-        assert not found[0].any()
-        assert np.isfinite(found).all()
+        pooled = pool(Pooling(modes=(mode,), normalize=normalized), states, padding=3.0)
+        assert not pooled[0].any()
+        assert np.isfinite(pooled).all()
 
 
 @pytest.mark.parametrize("mode", EVERY)
 def test_bf16_states_are_pooled_as_fp32_ones(mode: PoolingMode) -> None:
     hidden, segments = batch(texts(), 9, 1e4, torch.bfloat16)
-    rounded = [row[: len(each)].double().numpy() for row, each in zip(hidden, texts(), strict=True)]
-    found = TextPooling(Pooling(modes=(mode,), normalized=False))(hidden, segments)
-    assert found.dtype == torch.float32
-    wanted = np.stack([expected_vector(mode, each) for each in rounded])
-    np.testing.assert_allclose(found.double().numpy(), wanted, rtol=2e-6, atol=2e-6)
+    rounded = [
+        row[: len(text_states)].double().numpy()
+        for row, text_states in zip(hidden, texts(), strict=True)
+    ]
+    pooled = TextPooling(Pooling(modes=(mode,), normalize=False))(hidden, segments)
+    assert pooled.dtype == torch.float32
+    expected = np.stack([expected_vector(mode, text_states) for text_states in rounded])
+    np.testing.assert_allclose(pooled.double().numpy(), expected, rtol=2e-6, atol=2e-6)
 
 
 def test_sums_of_bf16_states_are_fp32() -> None:
     """A bfloat16 sum of 2,000 values of 1.125 would stop at 256."""
     hidden = torch.full((1, 2000, WIDTH), 1.125, dtype=torch.bfloat16)
     segments = torch.ones((1, 2000), dtype=torch.int32)
-    found = TextPooling(Pooling(normalized=False))(hidden, segments)
-    assert found.dtype == torch.float32
-    assert found.eq(1.125).all()
+    pooled = TextPooling(Pooling(normalize=False))(hidden, segments)
+    assert pooled.dtype == torch.float32
+    assert pooled.eq(1.125).all()
 
 
 ACTIVATED: dict[str, Any] = {
@@ -145,51 +151,55 @@ def test_every_activation_is_tested() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATED)
 def test_the_dense_layer_formula(activation: Any, *, bias: bool) -> None:
-    dense = DenseLayer(inputs=WIDTH, outputs=4, bias=bias, activation=activation, folder="2_Dense")
-    pool = TextPooling(Pooling(dense=(dense,), normalized=False))
+    dense = DenseLayer(
+        in_features=WIDTH, out_features=4, bias=bias, activation=activation, folder="2_Dense"
+    )
+    pool = TextPooling(Pooling(dense=(dense,), normalize=False))
     (layer,) = pool.dense
     weights = {name: value.detach().double().numpy() for name, value in layer.named_parameters()}
     assert ("bias" in weights) is bias
-    means = np.stack([expected_vector("mean", each) for each in texts()])
-    wanted = ACTIVATED[activation](means @ weights["weight"].T + weights.get("bias", 0.0))
+    means = np.stack([expected_vector("mean", text_states) for text_states in texts()])
+    expected = ACTIVATED[activation](means @ weights["weight"].T + weights.get("bias", 0.0))
     with torch.no_grad():
-        found = pool(*batch(texts(), 9, 0.0)).double().numpy()
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
-    assert np.abs(found).max() > 0.1
+        pooled = pool(*batch(texts(), 9, 0.0)).double().numpy()
+    np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(pooled).max() > 0.1
 
 
 def test_dense_layers_precede_normalization() -> None:
-    first = DenseLayer(inputs=2 * WIDTH, outputs=5, activation="relu", folder="2_Dense")
-    second = DenseLayer(inputs=5, outputs=3, activation="tanh", folder="3_Dense")
-    pool = TextPooling(Pooling(modes=("cls", "max"), dense=(first, second), normalized=True))
+    first = DenseLayer(in_features=2 * WIDTH, out_features=5, activation="relu", folder="2_Dense")
+    second = DenseLayer(in_features=5, out_features=3, activation="tanh", folder="3_Dense")
+    pool = TextPooling(Pooling(modes=("cls", "max"), dense=(first, second), normalize=True))
     vectors = np.stack(
         [
-            np.concatenate([expected_vector("cls", each), expected_vector("max", each)])
-            for each in texts()
+            np.concatenate(
+                [expected_vector("cls", text_states), expected_vector("max", text_states)]
+            )
+            for text_states in texts()
         ]
     )
     for name, layer in zip(("relu", "tanh"), pool.dense, strict=True):
         weight, bias = (value.detach().double().numpy() for value in layer.parameters())
         vectors = ACTIVATED[name](vectors @ weight.T + bias)
     with torch.no_grad():
-        found = pool(*batch(texts(), 9, 0.0)).double().numpy()
-    wanted = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        pooled = pool(*batch(texts(), 9, 0.0)).double().numpy()
+    expected = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_bf16_dense_layers_give_fp32_vectors() -> None:
-    dense = DenseLayer(inputs=WIDTH, outputs=4, activation="identity", folder="2_Dense")
-    pool = TextPooling(Pooling(dense=(dense,), normalized=False)).to(torch.bfloat16)
-    wide = TextPooling(Pooling(dense=(dense,), normalized=False))
+    dense = DenseLayer(in_features=WIDTH, out_features=4, activation="identity", folder="2_Dense")
+    pool = TextPooling(Pooling(dense=(dense,), normalize=False)).to(torch.bfloat16)
+    wide = TextPooling(Pooling(dense=(dense,), normalize=False))
     wide.load_state_dict(pool.state_dict())
     with torch.no_grad():
-        found = pool(*batch(texts(), 9, 0.0, torch.bfloat16))
+        pooled = pool(*batch(texts(), 9, 0.0, torch.bfloat16))
         exact = wide(*batch(texts(), 9, 0.0))
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, exact, rtol=0.05, atol=0.05)
+    assert pooled.dtype == torch.float32
+    torch.testing.assert_close(pooled, exact, rtol=0.05, atol=0.05)
 
 
 def test_mean_pool_equals_the_mode_mean() -> None:
     hidden, segments = batch(texts(), 9, 1e4)
-    found = mean_pool(hidden, segments)
-    assert torch.equal(found, TextPooling(Pooling(normalized=False))(hidden, segments))
+    pooled = mean_pool(hidden, segments)
+    assert torch.equal(pooled, TextPooling(Pooling(normalize=False))(hidden, segments))

@@ -32,8 +32,8 @@ VECTORS = arrays(
 DTYPES: tuple[Dtype, ...] = ("float16", "float32", "int8", "binary")
 
 
-def program(answers: Any = "vectors", width: int = 4, *labels: str) -> ProgramEntry:
-    return ProgramEntry(answers=answers, width=width, inputs=(), labels=labels)
+def program(output_kind: Any = "vectors", width: int = 4, *labels: str) -> ProgramEntry:
+    return ProgramEntry(output_kind=output_kind, output_size=width, inputs=(), labels=labels)
 
 
 def random_vectors(records: int, width: int) -> np.ndarray:
@@ -44,17 +44,17 @@ def random_vectors(records: int, width: int) -> np.ndarray:
 def test_vectors_are_rounded_to_the_type(dtype: Dtype) -> None:
     values = random_vectors(5, 4)
     columns = build_columns(program(), dtype, values)
-    assert list(columns) == ["vector"]
-    assert isinstance(columns["vector"], np.ndarray)
-    assert columns["vector"].dtype == dtype
-    assert np.array_equal(columns["vector"], values.astype(dtype))
+    assert list(columns) == ["embedding"]
+    assert isinstance(columns["embedding"], np.ndarray)
+    assert columns["embedding"].dtype == dtype
+    assert np.array_equal(columns["embedding"], values.astype(dtype))
 
 
 @given(values=VECTORS)
 def test_int8_vectors_are_rounded_to_half_a_step(values: np.ndarray) -> None:
     columns = convert_vectors(values, "int8")
-    quantized, scale = np.asarray(columns["vector"]), np.asarray(columns["scale"])
-    assert list(columns) == ["vector", "scale"]
+    quantized, scale = np.asarray(columns["embedding"]), np.asarray(columns["scale"])
+    assert list(columns) == ["embedding", "scale"]
     assert (quantized.dtype, quantized.shape, scale.shape) == (
         np.int8,
         values.shape,
@@ -71,7 +71,11 @@ def test_int8_vectors_are_rounded_to_half_a_step(values: np.ndarray) -> None:
 def test_binary_vectors_have_a_bit_for_each_positive_number(values: np.ndarray) -> None:
     (name, packed) = next(iter(convert_vectors(values, "binary").items()))
     width = values.shape[1]
-    assert (name, packed.dtype, packed.shape) == ("vector", np.uint8, (len(values), -(-width // 8)))
+    assert (name, packed.dtype, packed.shape) == (
+        "embedding",
+        np.uint8,
+        (len(values), -(-width // 8)),
+    )
     for row, row_bytes in zip(values.tolist(), packed.tolist(), strict=True):
         row_bits = [row_bytes[bit // 8] >> (7 - bit % 8) & 1 for bit in range(8 * len(row_bytes))]
         assert row_bits == [int(value > 0) for value in row] + [0] * (len(row_bits) - width)
@@ -80,8 +84,8 @@ def test_binary_vectors_have_a_bit_for_each_positive_number(values: np.ndarray) 
 def test_classes_have_probabilities() -> None:
     scores = np.array([[0.0, 1.0, -1.0], [500.0, -500.0, 0.0], [1e4, 1e4, 0.0]], np.float32)
     columns = build_columns(program("classes", 3), "float16", scores)
-    assert list(columns) == ["class", "probabilities"]
-    assert columns["class"].tolist() == [1, 0, 0]
+    assert list(columns) == ["predicted_label", "probabilities"]
+    assert columns["predicted_label"].tolist() == [1, 0, 0]
     expected = np.exp([0, 1, -1]) / np.exp([0, 1, -1]).sum()
     np.testing.assert_allclose(columns["probabilities"][0], expected, rtol=1e-6)
     np.testing.assert_allclose(columns["probabilities"][1:], [[1, 0, 0], [0.5, 0.5, 0]], atol=1e-7)
@@ -90,12 +94,12 @@ def test_classes_have_probabilities() -> None:
 def test_classes_with_labels_are_named() -> None:
     scores = np.array([[0, 1, 2], [2, 1, 0], [0, 2, 1]], np.float32)
     columns = build_columns(program("classes", 3, "bad", "so-so", "good"), "float16", scores)
-    assert columns["class"].to_pylist() == ["good", "bad", "so-so"]
+    assert columns["predicted_label"].to_pylist() == ["good", "bad", "so-so"]
 
 
-@pytest.mark.parametrize(("answers", "name"), [("values", "value"), ("scores", "score")])
-def test_values_and_scores_are_scalar_columns(answers: str, name: str) -> None:
-    columns = build_columns(program(answers, 1), "int8", np.array([[1.25], [-2.5]], np.float32))
+@pytest.mark.parametrize(("output_kind", "name"), [("values", "value"), ("scores", "score")])
+def test_values_and_scores_are_scalar_columns(output_kind: str, name: str) -> None:
+    columns = build_columns(program(output_kind, 1), "int8", np.array([[1.25], [-2.5]], np.float32))
     assert list(columns) == [name]
     assert columns[name].tolist() == [1.25, -2.5]
 
@@ -106,16 +110,16 @@ def test_generated_tokens_become_texts() -> None:
 
     tokens = np.array([[5, 6], [7, -1]], np.float32)
     columns = build_columns(program("text", 2), "float16", tokens, decode)
-    assert columns["answer"].to_pylist() == ["5 6", "7"]
-    no_outputs = build_columns(program("text", 2), "float16", tokens[:0], decode)["answer"]
+    assert columns["generated_text"].to_pylist() == ["5 6", "7"]
+    no_outputs = build_columns(program("text", 2), "float16", tokens[:0], decode)["generated_text"]
     assert (len(no_outputs), no_outputs.type) == (0, pa.string())
 
 
 def test_the_output_of_a_custom_module_is_unchanged() -> None:
     values = random_vectors(3, 2)
     columns = build_columns(program("tensor", 2), "int8", values)
-    assert list(columns) == ["answer"]
-    assert np.array_equal(columns["answer"], values)
+    assert list(columns) == ["output"]
+    assert np.array_equal(columns["output"], values)
 
 
 @pytest.mark.parametrize(
@@ -132,28 +136,30 @@ def test_a_table_has_the_kept_fields_and_then_the_outputs(
     records: int, dtype: Dtype, kind: pa.DataType
 ) -> None:
     values = random_vectors(records, 10)
-    kept: dict[str, list[Any]] = {
+    kept_fields: dict[str, list[Any]] = {
         "id": list(range(records)),
         "name": [f"n{index}" for index in range(records)],
         "price": [index + 0.5 for index in range(records)],
     }
-    kinds = {"id": "integer", "name": "text", "price": "real"}
-    columns = build_table(build_columns(program(width=10), dtype, values), kept, kinds)
+    kinds = {"id": "integer", "name": "text", "price": "float"}
+    columns = build_table(build_columns(program(width=10), dtype, values), kept_fields, kinds)
     scale = ["scale"] if dtype == "int8" else []
-    assert columns.column_names == ["id", "name", "price", "vector", *scale]
+    assert columns.column_names == ["id", "name", "price", "embedding", *scale]
     types = [pa.int64(), pa.string(), pa.float64(), kind, *([pa.float32()] if scale else [])]
     assert columns.schema.types == types
     assert columns.num_rows == records
-    assert {name: columns[name].to_pylist() for name in kept} == kept
-    vectors = np.asarray(convert_vectors(values, dtype)["vector"])
-    assert columns["vector"].to_pylist() == vectors.tolist()
+    assert {name: columns[name].to_pylist() for name in kept_fields} == kept_fields
+    vectors = np.asarray(convert_vectors(values, dtype)["embedding"])
+    assert columns["embedding"].to_pylist() == vectors.tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_only_scalar_columns_have_a_dictionary_in_a_file(dtype: Dtype, tmp_path: Path) -> None:
-    kept = {"name": [f"n{index % 3}" for index in range(60)]}
+    kept_fields = {"name": [f"n{index % 3}" for index in range(60)]}
     columns = build_table(
-        build_columns(program(width=16), dtype, random_vectors(60, 16)), kept, {"name": "text"}
+        build_columns(program(width=16), dtype, random_vectors(60, 16)),
+        kept_fields,
+        {"name": "text"},
     )
     path = tmp_path / "vectors.parquet"
     with path.open("wb") as file:
@@ -165,8 +171,8 @@ def test_only_scalar_columns_have_a_dictionary_in_a_file(dtype: Dtype, tmp_path:
         for index in range(row_group.num_columns)
     }
     assert "RLE_DICTIONARY" in column_chunks["name"].encodings
-    assert "RLE_DICTIONARY" not in column_chunks["vector.list.element"].encodings
-    assert column_chunks["vector.list.element"].compression == "ZSTD"
+    assert "RLE_DICTIONARY" not in column_chunks["embedding.list.element"].encodings
+    assert column_chunks["embedding.list.element"].compression == "ZSTD"
 
 
 def test_a_missing_field_is_null() -> None:
@@ -183,25 +189,26 @@ def test_an_empty_table_has_its_columns(labels: tuple[str, ...]) -> None:
         build_columns(program("classes", 2, *labels), "float16", no_outputs), {}, {}
     )
     assert columns.num_rows == 0
-    assert columns.column_names == ["class", "probabilities"]
+    assert columns.column_names == ["predicted_label", "probabilities"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("entry", "columns"),
     [
-        (program(), {"vector"}),
-        (program("classes", 2, "no", "yes"), {"class", "probabilities"}),
+        (program(), {"embedding"}),
+        (program("classes", 2, "no", "yes"), {"predicted_label", "probabilities"}),
         (program("values", 1), {"value"}),
-        (program("tensor", 2), {"answer"}),
-        (program("text", 2), {"answer"}),
+        (program("tensor", 2), {"output"}),
+        (program("text", 2), {"generated_text"}),
     ],
 )
 def test_a_kept_field_must_not_have_the_name_of_an_output_column(
     entry: ProgramEntry, columns: set[str], dtype: Dtype
 ) -> None:
-    names = columns | ({"scale"} if "vector" in columns and dtype == "int8" else set())
-    fields = ["id", "text", "vector", "scale", "class", "probabilities", "value", "answer"]
+    names = columns | ({"scale"} if "embedding" in columns and dtype == "int8" else set())
+    fields = ["id", "text", "embedding", "scale", "predicted_label", "probabilities", "value"]
+    fields += ["output", "generated_text"]
     output = PredictOutput(folder="out", dtype=dtype)
     check_columns(entry, output, [name for name in fields if name not in names])
     for name in names:

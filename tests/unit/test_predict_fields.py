@@ -48,7 +48,7 @@ def to_lines(*records: dict[str, Any]) -> list[str]:
 def test_fields_that_the_first_record_lacks_are_inferred(tmp_path: Path) -> None:
     records = ({"text": None, "price": 3}, {"text": "a", "price": 2.5, "id": 7}, {"id": "x"})
     assert infer_kinds(tmp_path, *to_lines(*records)) == {
-        "price": "real",
+        "price": "float",
         "text": "text",
         "id": "integer",
     }
@@ -86,7 +86,7 @@ def test_the_schema_of_a_table_has_the_kinds_of_empty_columns(tmp_path: Path, ki
         "new",
         "word",
     ]
-    expected = {"text": "text", "note": "text", "price": "real", "new": "integer", "word": "text"}
+    expected = {"text": "text", "note": "text", "price": "float", "new": "integer", "word": "text"}
     assert kinds == expected
     assert select_kept_fields(build_settings(), ("text",), kinds) == {
         name: kind_of_field for name, kind_of_field in expected.items() if name != "text"
@@ -164,10 +164,10 @@ def test_ambiguous_or_unknown_text_fields_are_refused(
 
 
 def test_all_other_fields_or_the_named_ones_are_kept() -> None:
-    kinds = {"id": "integer", "text": "text", "price": "real"}
+    kinds = {"id": "integer", "text": "text", "price": "float"}
     assert select_kept_fields(build_settings(), ("text",), kinds) == {
         "id": "integer",
-        "price": "real",
+        "price": "float",
     }
     named = build_settings(output={"folder": "o", "keep_fields": ("text", "id")})
     assert select_kept_fields(named, ("text",), kinds) == {"text": "text", "id": "integer"}
@@ -176,8 +176,10 @@ def test_all_other_fields_or_the_named_ones_are_kept() -> None:
         select_kept_fields(strange, ("text",), kinds)
 
 
-@pytest.mark.parametrize(("text", "whole"), [("smile 🙂", True), ("half \ud83d", False)])
-def test_lone_surrogates_are_rejected(text: str, whole: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize(("text", "is_valid"), [("smile 🙂", True), ("half \ud83d", False)])
+def test_lone_surrogates_are_rejected(text: str, is_valid: bool) -> None:  # noqa: FBT001
     record = Record("f", "line 2", {"id": 1, "text": text})
-    wanted = record if whole else Rejected("f", "line 2", "undecodable bytes", "lone surrogate")
-    assert reject_undecodable(record) == wanted
+    expected = (
+        record if is_valid else Rejected("f", "line 2", "undecodable bytes", "lone surrogate")
+    )
+    assert reject_undecodable(record) == expected

@@ -19,7 +19,7 @@ from regauge.artifacts.manifest import (
     TargetMachine,
     WeightsOrigin,
 )
-from regauge.backends.eager import Eager
+from regauge.backends.eager import EagerBackend
 from regauge.config import FORMAT
 from regauge.data.sources import Piece
 from regauge.errors import DataError, SettingsError
@@ -38,7 +38,7 @@ from regauge.prediction.shard_queue import ShardId
 FACTS = {
     "artifact": "a",
     "predict": {"shard_records": 10, "batch_invariant": True},
-    "texts": ("text",),
+    "text_fields": ("text",),
 }
 
 
@@ -73,13 +73,13 @@ def commit(job: PredictJob, number: int, part: int = 0, *, last: bool = False, *
     line = {
         "piece": number,
         "part": part,
-        "last": last,
+        "is_last": last,
         "rows": 10,
         "quarantined": 1,
         "skipped": 2,
         "truncated": 3,
         "tokens": 60,
-        "slots": 80,
+        "computed_tokens": 80,
         "bytes": {file.name: 7},
         "sha256": {file.name: "…"},
         "seconds": {"read": 0.5, "compute": 2.0, "write": 0.0},
@@ -109,14 +109,20 @@ def test_a_folder_can_be_claimed_twice_by_the_same_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({**FACTS, "artifact": "b"}, "artifact is 'a' there and 'b' here"),
+        ({**FACTS, "artifact": "b"}, "artifact is 'a', not 'b'"),
         (
             {**FACTS, "predict": {"shard_records": 9, "batch_invariant": False}},
-            "predict.batch_invariant is True there and False here",
+            "predict.batch_invariant is True, not False",
         ),
-        ({**FACTS, "texts": ("text", "more")}, "texts is ['text'] there and ['text', 'more'] here"),
-        ({**FACTS, "zone": 1}, "zone is None there and 1 here"),
-        ({"predict": FACTS["predict"], "texts": ("text",)}, "artifact is 'a' there and None here"),
+        (
+            {**FACTS, "text_fields": ("text", "more")},
+            "text_fields is ['text'], not ['text', 'more']",
+        ),
+        ({**FACTS, "zone": 1}, "zone is None, not 1"),
+        (
+            {"predict": FACTS["predict"], "text_fields": ("text",)},
+            "artifact is 'a', not None",
+        ),
     ],
 )
 def test_the_output_folder_of_another_job_is_refused_with_the_first_difference(
@@ -164,8 +170,8 @@ def test_a_folder_with_a_damaged_job_file_is_refused(tmp_path: Path) -> None:
         job.claim_folder(FACTS)
 
 
-def test_of_two_jobs_that_start_at_once_the_first_one_writes_the_job_file(tmp_path: Path) -> None:
-    """The second job finds no `job.json` at first, and one when it writes its own."""
+def test_the_first_of_two_concurrent_jobs_writes_the_job_file(tmp_path: Path) -> None:
+    """The second job sees no `job.json` at first; the file exists when it writes."""
     first, second = build_job(tmp_path, 2, 0, 2), build_job(tmp_path, 2, 1, 2)
     for name in ("shards", "quarantine"):
         (second.folder / name).mkdir(parents=True)
@@ -184,7 +190,7 @@ def test_a_shard_with_its_line_and_files_is_finished(tmp_path: Path) -> None:
     commit(job, 1, 0, last=True, rows=4)
     lines = job.read_finished_shards()
     assert list(lines) == [ShardId(0, 0), ShardId(0, 1), ShardId(1, 0)]
-    assert [line["last"] for line in lines.values()] == [False, True, True]
+    assert [line["is_last"] for line in lines.values()] == [False, True, True]
     assert lines[ShardId(1, 0)]["rows"] == 4
 
 
@@ -246,9 +252,9 @@ def write_cost(job: PredictJob, seconds: float, usd: float | None) -> None:
     job.job_folder.mkdir(parents=True, exist_ok=True)
     document = {"nodes": 1, "processes": 1, "machine_seconds": seconds, "usd": usd}
     jsonl.append_line(
-        job.job_folder / "attempts.jsonl", {**document, "machine_seconds": 0.0, "began": 1.0}
+        job.job_folder / "attempts.jsonl", {**document, "machine_seconds": 0.0, "started_at": 1.0}
     )
-    jsonl.append_line(job.job_folder / "attempts.jsonl", {**document, "ended": 2.0})
+    jsonl.append_line(job.job_folder / "attempts.jsonl", {**document, "ended_at": 2.0})
 
 
 def test_the_totals_are_written_after_the_last_shard_of_all_jobs(tmp_path: Path) -> None:
@@ -273,13 +279,13 @@ def test_the_totals_are_written_after_the_last_shard_of_all_jobs(tmp_path: Path)
         "skipped": 8,
         "truncated": 12,
         "tokens": 240,
-        "slots": 320,
+        "computed_tokens": 320,
         "shards": 4,
-        "useful_token_share": 0.75,
+        "useful_token_fraction": 0.75,
         "rows_per_second": {"read": 20.0, "compute": 5.0, "write": None},
         "machine_seconds": 42.5,
         "usd": 1.0,
-        "usd_per_million": 25_000.0,
+        "usd_per_million_rows": 25_000.0,
     }
     gap.unlink()
     result_file.unlink()
@@ -304,13 +310,13 @@ def test_the_total_cost_is_unknown_if_the_cost_of_one_job_is(tmp_path: Path) -> 
     write_cost(second, 10.0, None)
     result = write_result(second)
     assert result is not None
-    costs = {name: result[name] for name in ("machine_seconds", "usd", "usd_per_million")}
-    assert costs == {"machine_seconds": 40.0, "usd": None, "usd_per_million": None}
+    costs = {name: result[name] for name in ("machine_seconds", "usd", "usd_per_million_rows")}
+    assert costs == {"machine_seconds": 40.0, "usd": None, "usd_per_million_rows": None}
 
 
 def test_rates_of_no_shards_are_none() -> None:
     totals = sum_shards({})
-    assert totals["useful_token_share"] is None
+    assert totals["useful_token_fraction"] is None
     assert totals["rows_per_second"] == {"read": None, "compute": None, "write": None}
     assert (totals["rows"], totals["shards"]) == (0, 0)
 
@@ -387,10 +393,10 @@ def artifact(folder: Path) -> Artifact:
     """Return an artifact that consists of its manifest."""
     manifest = ArtifactManifest(
         format=1,
-        program=ProgramEntry(answers="vectors", width=2, inputs=()),
-        compiled=Compilation(precision="fp32", backend=Eager(), versions={}),
+        program=ProgramEntry(output_kind="vectors", output_size=2, inputs=()),
+        compiled=Compilation(precision="fp32", backend=EagerBackend(), versions={}),
         target=TargetMachine(accelerator="cpu", chip="a chip", threads=1),
-        shapes=(Bucket(length=8, rows=(1,)),),
+        buckets=(Bucket(length=8, batch_sizes=(1,)),),
         origin=WeightsOrigin(path="run", sha256="…"),
         files={},
     )
@@ -399,9 +405,11 @@ def artifact(folder: Path) -> Artifact:
     return Artifact(folder / "artifact", manifest)
 
 
-def facts(folder: Path, kept: dict[str, str] | None = None, **tables: Any) -> dict[str, Any]:
+def facts(folder: Path, kept_fields: dict[str, str] | None = None, **tables: Any) -> dict[str, Any]:
     pieces = (piece(0), piece(1))
-    document = collect_facts(settings(folder, **tables), artifact(folder), pieces, kept or {})
+    document = collect_facts(
+        settings(folder, **tables), artifact(folder), pieces, kept_fields or {}
+    )
     parsed: dict[str, Any] = json.loads(json.dumps(document))
     return parsed
 
@@ -410,8 +418,8 @@ def facts(folder: Path, kept: dict[str, str] | None = None, **tables: Any) -> di
     ("tables", "key"),
     [
         ({"predict": {"shard_records": 7}}, "shard_records"),
-        ({"predict": {"prompt_name": "query"}}, "prompt"),
-        ({"predict": {"text_fields": ("title",)}}, "texts"),
+        ({"predict": {"prompt_name": "query"}}, "prompt_name"),
+        ({"predict": {"text_fields": ("title",)}}, "text_fields"),
         ({"predict": {"batch_invariant": False}}, "batch_invariant"),
         ({"output": {"dtype": "int8"}}, "output"),
         ({"output": {"format": "npy"}}, "output"),
@@ -444,14 +452,14 @@ def test_settings_of_the_execution_and_the_cost_are_not_facts(
 def test_pieces_artifact_and_kept_fields_are_facts(tmp_path: Path) -> None:
     base_facts = facts(tmp_path, {"id": "integer"})
     assert base_facts["pieces"] == {"piece 0": [100, "stamp 0"], "piece 1": [101, "stamp 1"]}
-    assert base_facts["kept"] == {"id": "integer"}
+    assert base_facts["keep_fields"] == {"id": "integer"}
     assert base_facts["machine"]["name"]
     assert facts(tmp_path, predict={"batch_invariant": False})["machine"] == {}
     other = artifact(tmp_path)
     manifest = other.folder / "manifest.json"
     manifest.write_text(manifest.read_text() + " ")
     changed = collect_facts(settings(tmp_path), other, (piece(0), piece(1)), {"id": "integer"})
-    assert changed["artifact"] != base_facts["artifact"]
+    assert changed["artifact_sha256"] != base_facts["artifact_sha256"]
     pieces = (piece(0)._replace(stamp="changed"), piece(1))
     grown = collect_facts(settings(tmp_path), other, pieces, {})
     assert grown["pieces"] != changed["pieces"]

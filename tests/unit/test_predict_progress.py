@@ -22,8 +22,8 @@ def build_bar() -> ProgressBar:
 
 
 def shard(piece: int) -> dict[str, Any]:
-    counts = {"rows": ROWS, "tokens": 90, "slots": 100}
-    return {"event": "shard", "piece": piece, "last": True, **counts}
+    counts = {"rows": ROWS, "tokens": 90, "computed_tokens": 100}
+    return {"event": "shard", "piece": piece, "is_last": True, **counts}
 
 
 def format_counts(bar: ProgressBar) -> str:
@@ -36,7 +36,7 @@ def test_rows_are_counted_once_even_if_progress_is_reported_late() -> None:
     assert format_counts(bar).startswith("70 rows")
     bar.handle_event(shard(0))
     assert format_counts(bar).startswith("100 rows")
-    bar.handle_event({"event": "progress", "rows": 80})  # 30 of them are of the shard before
+    bar.handle_event({"event": "progress", "rows": 80})  # 30 of them belong to the previous shard
     assert format_counts(bar).startswith("150 rows")
     bar.handle_event(shard(1))
     assert format_counts(bar).startswith("200 rows, ")
@@ -48,7 +48,8 @@ def test_rows_of_a_lost_worker_are_not_in_the_last_line(
 ) -> None:
     with caplog.at_level(logging.INFO, logger.name), build_bar() as bar:
         bar.handle_event({"event": "ready", "worker": 0, "seconds": 0.1})
-        bar.handle_event({"event": "progress", "rows": 60})  # then it is lost; another repeats them
+        # The worker is lost after 60 rows; another worker repeats them.
+        bar.handle_event({"event": "progress", "rows": 60})
         bar.handle_event({"event": "progress", "rows": ROWS})
         bar.handle_event(shard(0))
     assert caplog.messages[-1].startswith("100 rows")

@@ -78,7 +78,7 @@ def kill_after(command: list[str], folder: Path, count: int) -> None:
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert process.stderr
-    process.stderr.read()  # ends when the workers, which inherited it, are gone
+    process.stderr.read()  # ends when the workers, which inherited the pipe, have ended
     process.stderr.close()
 
 
@@ -91,7 +91,7 @@ def test_a_complete_dataset_is_moved_to_its_folder(folder: Path) -> None:
     assert (folder / "out" / "train-00000.arrow").stat().st_mtime_ns == before
 
 
-def test_rows_are_mapped_and_not_copied(folder: Path) -> None:
+def test_rows_are_memory_mapped(folder: Path) -> None:
     data = prepare_dataset(folder)
     before = pa.total_allocated_bytes()
     rows = data.rows("train")
@@ -117,8 +117,8 @@ def test_packed_rows_have_every_token_once_and_little_padding(folder: Path) -> N
                 assert (chunk[0], chunk[-1]) == (2, 3)
                 chunk_counts[tuple(chunk[1:-1])] += 1
     assert chunk_counts == expected
-    assert data.manifest.real_token_share >= 0.97
-    lengths = data.manifest.fields["tokens"].lengths["train"]
+    assert data.manifest.real_token_fraction >= 0.97
+    lengths = data.manifest.columns["tokens"].lengths["train"]
     train = data.manifest.splits["train"]
     assert sum(size * count for size, count in enumerate(lengths)) == train.tokens
     assert sum(lengths) == train.rows
@@ -142,7 +142,7 @@ def test_fields_are_truncated_and_in_the_order_of_the_source(folder: Path) -> No
     assert sum(split.rows for split in manifest.splits.values()) == 400
     long = sum(len(ids) > 30 for ids in encoder.encode([item["text"] for item in documents]))
     assert manifest.truncated["text"] == long > 0
-    histogram = np.sum(list(manifest.fields["text"].lengths.values()), axis=0)
+    histogram = np.sum(list(manifest.columns["text"].lengths.values()), axis=0)
     assert histogram[32] >= long
     assert histogram.sum() == 400
 
@@ -156,16 +156,16 @@ def test_near_duplicates_are_in_the_same_split(tmp_path: Path) -> None:
     documents = write_corpus(tmp_path / "a.jsonl", 2000, length=100)
     data = prepare_dataset(tmp_path, **FIELDS)
     assert len(json.loads((data.folder / "inputs.json").read_text())["pieces"]) > 1
-    held = read_heldout_numbers(data)
+    heldout = read_heldout_numbers(data)
     pairs = [
         (number, number // 2)
         for number in range(4, 2000, 5)
         if len(documents[number // 2]["text"].split()) > 30
     ]
     assert len(pairs) > 200
-    assert all((one in held) == (other in held) for one, other in pairs)
-    assert 200 < len(held) < 600
-    assert any(one in held for one, _ in pairs)
+    assert all((one in heldout) == (other in heldout) for one, other in pairs)
+    assert 200 < len(heldout) < 600
+    assert any(one in heldout for one, _ in pairs)
 
 
 def test_the_tokenizer_is_trained_without_heldout_records(tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ def test_the_tokenizer_is_trained_without_heldout_records(tmp_path: Path) -> Non
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     data = prepare_dataset(tmp_path, **FIELDS, tokenizer={"vocab_size": 3000})
     encoded = tokenizer.LoadedTokenizer(data.folder / "tokenizer").encode(words)
-    held = read_heldout_numbers(data)
-    assert 3 < len(held) < 30
-    assert {number for number, ids in enumerate(encoded) if len(ids) > 1} == held
+    heldout = read_heldout_numbers(data)
+    assert 3 < len(heldout) < 30
+    assert {number for number, ids in enumerate(encoded) if len(ids) > 1} == heldout
 
 
 def test_the_layout_does_not_change_the_split(folder: Path) -> None:
@@ -191,9 +191,9 @@ def test_the_layout_does_not_change_the_split(folder: Path) -> None:
     seeded = prepare_dataset(folder, "seeded", **FIELDS, split={"seed": 1})
     assert read_heldout_numbers(seeded) != read_heldout_numbers(first)
     encoder = tokenizer.LoadedTokenizer(packed.folder / "tokenizer")
-    held = read_heldout_numbers(first)
+    heldout = read_heldout_numbers(first)
     texts = [json.loads(line)["text"] for line in (folder / "a.jsonl").read_text().splitlines()]
-    ids = encoder.encode([texts[number] for number in sorted(held)])
+    ids = encoder.encode([texts[number] for number in sorted(heldout)])
     real = sum(len(item) + 2 * -(-len(item) // 62) for item in ids)
     assert packed.manifest.splits["heldout"].tokens == real
 
@@ -228,7 +228,7 @@ def test_invalid_records_are_counted_and_rejected(
         "undecodable bytes": 2,
     }
     lines = (data.folder / "rejected.jsonl").read_text().splitlines()
-    rejections = {(item["place"], item["reason"]) for item in map(json.loads, lines)}
+    rejections = {(item["location"], item["reason"]) for item in map(json.loads, lines)}
     assert rejections == {
         ("line 1", "malformed JSON"),
         ("line 2", "undecodable bytes"),
@@ -294,9 +294,9 @@ def test_a_text_without_tokens_is_counted(folder: Path) -> None:
     file.write_text(json.dumps(document))
     with (folder / "a.jsonl").open("a") as lines:
         lines.write('{"text": "---"}\n')
-    again = prepare_dataset(folder, "again", tokenizer={"path": path, "vocab_size": 8192})
-    assert again.manifest.skipped == {"no token": 1}
-    assert not (again.folder / "rejected.jsonl").read_text()
+    second = prepare_dataset(folder, "again", tokenizer={"path": path, "vocab_size": 8192})
+    assert second.manifest.skipped == {"no token": 1}
+    assert not (second.folder / "rejected.jsonl").read_text()
 
 
 def test_a_finished_dataset_is_unchanged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -332,7 +332,7 @@ def test_a_folder_with_other_files_is_refused(folder: Path, name: str) -> None:
     assert read_contents(folder / name) == {"thesis.tex": b"years of work"}
 
 
-def test_unfinished_work_of_other_settings_is_discarded(
+def test_an_unfinished_build_of_other_settings_is_discarded(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = read_contents(prepare_dataset(folder, "whole").folder)
@@ -380,8 +380,10 @@ def test_an_unreadable_source_is_reported(folder: Path) -> None:
 
 def test_errors_of_worker_processes_are_raised(folder: Path) -> None:
     job = verb._build_job(build_settings(folder))
-    lost = [Piece(f"{name}", 1, 1, "", (str(folder / name),)) for name in ("one", "two")]
-    items = [read_records.NumberedPiece(number, piece) for number, piece in enumerate(lost)]
+    missing_pieces = [Piece(f"{name}", 1, 1, "", (str(folder / name),)) for name in ("one", "two")]
+    items = [
+        read_records.NumberedPiece(number, piece) for number, piece in enumerate(missing_pieces)
+    ]
     read = partial(read_records.read_piece, job.source, {}, folder)
     with (
         pytest.raises(DataError, match=r"(one|two) cannot be read.*No such file"),
@@ -410,22 +412,22 @@ def test_a_dry_run_writes_nothing(folder: Path) -> None:
     before = read_contents(folder)
     answer = verb.plan(build_settings(folder, **FIELDS))
     assert read_contents(folder) == before
-    assert answer["would_do"] == "prepare the dataset"
+    assert answer["action"] == "prepare the dataset"
     assert answer["pieces"] == 1
     assert answer["bytes"] == (folder / "a.jsonl").stat().st_size
-    assert answer["rows"]["limits"] == {"title": 8, "text": 32, "number": 1}
+    assert answer["rows"]["max_lengths"] == {"title": 8, "text": 32, "number": 1}
     prepare_dataset(folder, **FIELDS)
     done = verb.plan(build_settings(folder, **FIELDS))
-    assert done["would_do"].startswith("nothing")
-    assert "would_refuse" not in done
+    assert done["action"].startswith("nothing")
+    assert "error" not in done
 
 
 def test_a_dry_run_reports_the_folder_of_another_dataset(folder: Path) -> None:
     prepare_dataset(folder, **FIELDS)
     before = read_contents(folder)
     answer = verb.plan(build_settings(folder))
-    assert answer["would_do"] == "nothing"
-    assert "has another dataset" in answer["would_refuse"]
+    assert answer["action"] == "nothing"
+    assert "has another dataset" in answer["error"]
     assert read_contents(folder) == before
 
 
@@ -467,7 +469,7 @@ def test_the_command_prints_json_without_torch(folder: Path) -> None:
     data = dataset.Dataset(folder / "out")
     data.verify()
     assert answer["train_rows"] == len(data.rows("train"))
-    assert answer["identity"] == data.manifest.identity
+    assert answer["fingerprint"] == data.manifest.fingerprint
 
 
 @pytest.mark.parametrize(

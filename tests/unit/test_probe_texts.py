@@ -14,7 +14,7 @@ from regauge.artifacts import candidates
 from regauge.artifacts.export_settings import ExportSettings
 from regauge.artifacts.probe_texts import DOCUMENTATION_INTERVAL, WORD_COUNTS, select_probe_texts
 from regauge.artifacts.programs import ProgramSpec
-from regauge.artifacts.rows import TextRecords
+from regauge.artifacts.records import TextRecords
 from regauge.artifacts.sources import ModelFolder
 from regauge.config import build
 from regauge.data.tokenizer import LoadedTokenizer
@@ -33,7 +33,9 @@ def test_docstrings_are_the_default() -> None:
     assert probe.origin == "docstrings of Python's standard library"
 
 
-@pytest.mark.parametrize("input_spec", [InputSpec(), InputSpec(limits=(8, 8), texts=("a", "b"))])
+@pytest.mark.parametrize(
+    "input_spec", [InputSpec(), InputSpec(max_lengths=(8, 8), text_fields=("a", "b"))]
+)
 def test_most_texts_are_random_words_of_the_vocabulary(input_spec: InputSpec) -> None:
     plain = select_probe_texts(None, None, COUNT, InputSpec()).columns[0]
     probe = select_probe_texts(None, None, COUNT, input_spec, lambda: WORDS)
@@ -46,7 +48,7 @@ def test_most_texts_are_random_words_of_the_vocabulary(input_spec: InputSpec) ->
     assert {word for words in random_texts for word in words} == set(WORDS)
     assert {len(words) for words in random_texts} == set(WORD_COUNTS)
     assert len({tuple(words) for words in random_texts if len(words) > 5}) > COUNT // 8
-    assert others == [[*texts[1:], texts[0]]] * (len(input_spec.texts) - 1)
+    assert others == [[*texts[1:], texts[0]]] * (len(input_spec.text_fields) - 1)
     assert "random words of the vocabulary" in probe.origin
 
 
@@ -75,7 +77,7 @@ def test_at_most_half_of_the_texts_are_for_calibration(count: int, num_texts: in
         ExportSettings, {"export": {"model": "a", "to": "b"}, "parity": {"max_loss": 0.01}}
     )
     program = nn.Identity()
-    spec = ProgramSpec(program, "vectors", 1, (), sentence_transformers.Tokenization(tokens=16))
+    spec = ProgramSpec(program, "vectors", 1, (), sentence_transformers.Tokenization(max_length=16))
     records = TextRecords.from_lists([np.arange(1, 5, dtype=np.int32)] * count)
     context = candidates.ExportContext(settings, spec, Cpu(), records, np.zeros((count, 1)))
     calibration = context.calibration

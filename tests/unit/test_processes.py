@@ -35,7 +35,7 @@ def test_without_a_launcher_the_world_has_one_process() -> None:
     assert processes.detect_world() == processes.World(0, 1, 0, 1)
 
 
-def test_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_variables_define_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
     for name, value in {**values, "MASTER_ADDR": "a", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
@@ -53,7 +53,9 @@ def test_incomplete_launcher_variables_are_refused(monkeypatch: pytest.MonkeyPat
     ("nodes", "first"),
     [("gpu[07-08]", "gpu07"), ("gpu[07,09]", "gpu07"), ("n1,n2", "n1"), ("login", "login")],
 )
-def test_srun(monkeypatch: pytest.MonkeyPatch, nodes: str, first: str) -> None:
+def test_srun_variables_define_the_world(
+    monkeypatch: pytest.MonkeyPatch, nodes: str, first: str
+) -> None:
     for name, value in {**SLURM, "SLURM_STEP_NODELIST": nodes}.items():
         monkeypatch.setenv(name, value)
     translated = slurm.build_torchrun_variables({**SLURM, "SLURM_STEP_NODELIST": nodes})

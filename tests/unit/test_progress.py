@@ -29,9 +29,9 @@ class Device:
 
 
 def build_meter(device: Device, *, measured: bool = True) -> MfuMeter:
-    made = MfuMeter(device, "fp32", FLOPS, 2)  # type: ignore[arg-type]
-    made.chip = ChipPeak("a", {"fp32": device.peaks[0]}, "timed", is_measured=measured)
-    return made
+    meter = MfuMeter(device, "fp32", FLOPS, 2)  # type: ignore[arg-type]
+    meter.chip = ChipPeak("a", {"fp32": device.peaks[0]}, "timed", is_measured=measured)
+    return meter
 
 
 def test_an_implausible_mfu_repeats_the_measurement_of_the_peak() -> None:
@@ -39,7 +39,8 @@ def test_an_implausible_mfu_repeats_the_measurement_of_the_peak() -> None:
     run = build_meter(device)
     assert run.measure(10.0) == 0.5
     assert device.times == 0
-    assert run.measure(30.0) == pytest.approx(0.6)  # 150 of what were 100, and are 250
+    # 150 FLOP/s, of a peak that was 100 and is now 250.
+    assert run.measure(30.0) == pytest.approx(0.6)
     assert device.times == 1
     assert run.chip.flops_per_second == {"fp32": 250.0}
 

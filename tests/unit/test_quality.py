@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from regauge.artifacts.quality import (
-    NUM_NEIGHBOURS,
+    NUM_NEIGHBORS,
     cosine_similarity,
     metrics_loss,
-    neighbour_overlap,
+    neighbor_overlap,
     quality_loss,
 )
 
@@ -20,31 +20,31 @@ def random_vectors(rows: int, width: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)
 
 
-def nearest_neighbours(vectors: np.ndarray, index: int) -> set[int]:
-    """Return the indices of the nearest neighbours of a vector, by dot product."""
+def nearest_neighbors(vectors: np.ndarray, index: int) -> set[int]:
+    """Return the indices of the nearest neighbors of a vector, by dot product."""
     products = [
         (-float(vectors[index] @ other), other_index)
         for other_index, other in enumerate(vectors)
         if other_index != index
     ]
-    return {other_index for _, other_index in sorted(products)[:NUM_NEIGHBOURS]}
+    return {other_index for _, other_index in sorted(products)[:NUM_NEIGHBORS]}
 
 
 def test_equal_outputs_have_no_loss() -> None:
     values = random_vectors(30, 8)
     row = quality_loss(values, values.copy(), "vectors")
     assert row == {
-        "max_abs": 0.0,
-        "cosine": 1.0,
-        "cosine_least": 1.0,
-        "neighbours@10": 1.0,
-        "loss": 0.0,
+        "max_abs_error": 0.0,
+        "mean_cosine": 1.0,
+        "min_cosine": 1.0,
+        "neighbor_overlap@10": 1.0,
+        "quality_loss": 0.0,
     }
-    assert quality_loss(values, values, "classes")["loss"] == 0.0
-    assert quality_loss(values, values, "values")["loss"] == 0.0
+    assert quality_loss(values, values, "classes")["quality_loss"] == 0.0
+    assert quality_loss(values, values, "values")["quality_loss"] == 0.0
 
 
-def test_vectors_differ_by_their_cosines_and_their_neighbours() -> None:
+def test_vectors_differ_by_their_cosines_and_their_neighbors() -> None:
     reference = random_vectors(40, 8)
     outputs = reference + random_vectors(40, 8, seed=1) * np.float32(0.3)
     row = quality_loss(outputs, reference, "vectors")
@@ -52,33 +52,33 @@ def test_vectors_differ_by_their_cosines_and_their_neighbours() -> None:
         float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
         for a, b in zip(outputs.astype(float), reference.astype(float), strict=True)
     ]
-    assert row["cosine"] == pytest.approx(sum(cosines) / 40, rel=1e-6)
-    assert row["cosine_least"] == pytest.approx(min(cosines), rel=1e-6)
-    assert row["loss"] == pytest.approx(1 - sum(cosines) / 40, rel=1e-5)
-    assert row["max_abs"] == pytest.approx(float(np.abs(outputs - reference).max()))
+    assert row["mean_cosine"] == pytest.approx(sum(cosines) / 40, rel=1e-6)
+    assert row["min_cosine"] == pytest.approx(min(cosines), rel=1e-6)
+    assert row["quality_loss"] == pytest.approx(1 - sum(cosines) / 40, rel=1e-5)
+    assert row["max_abs_error"] == pytest.approx(float(np.abs(outputs - reference).max()))
     shared = sum(
-        len(nearest_neighbours(outputs, index) & nearest_neighbours(reference, index))
+        len(nearest_neighbors(outputs, index) & nearest_neighbors(reference, index))
         for index in range(40)
     )
-    assert row["neighbours@10"] == pytest.approx(shared / 400)
+    assert row["neighbor_overlap@10"] == pytest.approx(shared / 400)
     assert 0 < shared < 400
 
 
 @pytest.mark.parametrize("rows", [11, 12, 700])
-def test_neighbours_are_searched_among_all_vectors(rows: int) -> None:
+def test_neighbors_are_searched_among_all_vectors(rows: int) -> None:
     reference, outputs = random_vectors(rows, 4), random_vectors(rows, 4, seed=2)
-    assert ("neighbours@10" in quality_loss(outputs, reference, "vectors")) is (
-        rows > NUM_NEIGHBOURS + 1
+    assert ("neighbor_overlap@10" in quality_loss(outputs, reference, "vectors")) is (
+        rows > NUM_NEIGHBORS + 1
     )
-    if rows > NUM_NEIGHBOURS + 1:
-        neighbours = []
+    if rows > NUM_NEIGHBORS + 1:
+        neighbors = []
         for vectors in (outputs, reference):
             products = vectors @ vectors.T
             np.fill_diagonal(products, -np.inf)
-            neighbours.append(np.argsort(-products, axis=1)[:, :NUM_NEIGHBOURS])
-        shared = [len({*a} & {*b}) / NUM_NEIGHBOURS for a, b in zip(*neighbours, strict=True)]
-        assert neighbour_overlap(outputs, reference) == pytest.approx(np.mean(shared), rel=1e-9)
-        assert neighbour_overlap(reference, reference * 2) == 1.0
+            neighbors.append(np.argsort(-products, axis=1)[:, :NUM_NEIGHBORS])
+        shared = [len({*a} & {*b}) / NUM_NEIGHBORS for a, b in zip(*neighbors, strict=True)]
+        assert neighbor_overlap(outputs, reference) == pytest.approx(np.mean(shared), rel=1e-9)
+        assert neighbor_overlap(reference, reference * 2) == 1.0
 
 
 def test_two_zero_vectors_are_equal() -> None:
@@ -90,16 +90,16 @@ def test_two_zero_vectors_are_equal() -> None:
 def test_scaled_vectors_have_no_loss() -> None:
     reference = random_vectors(5, 8)
     row = quality_loss(reference * 3, reference, "vectors")
-    assert row["loss"] == pytest.approx(0.0, abs=1e-6)
-    assert row["loss"] >= 0.0
-    assert row["max_abs"] > 1
+    assert row["quality_loss"] == pytest.approx(0.0, abs=1e-6)
+    assert row["quality_loss"] >= 0.0
+    assert row["max_abs_error"] > 1
 
 
 def test_the_loss_of_classes_is_the_share_of_changed_classes() -> None:
     reference = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]], np.float32)
     outputs = np.array([[2, 1, 0], [0, 1, 0], [3, 0, 1], [1, 0, 0]], np.float32)
     row = quality_loss(outputs, reference, "classes")
-    assert row == {"max_abs": 3.0, "same_class": 0.75, "loss": 0.25}
+    assert row == {"max_abs_error": 3.0, "class_agreement": 0.75, "quality_loss": 0.25}
 
 
 def test_a_text_loses_the_tokens_from_the_first_difference_on() -> None:
@@ -108,11 +108,11 @@ def test_a_text_loses_the_tokens_from_the_first_difference_on() -> None:
     )
     outputs = np.array([[5, 6, 1, 8], [5, 6, -1, -1], [1, 9, 9, -1], [-1, -1, -1, -1]], np.float32)
     row = quality_loss(outputs, reference, "text")
-    assert row["same_tokens"] == pytest.approx((2 + 2 + 0 + 0) / (4 + 2 + 3))
-    assert row["loss"] == pytest.approx(1 - 4 / 9)
-    assert quality_loss(reference, reference, "text")["loss"] == 0.0
+    assert row["token_agreement"] == pytest.approx((2 + 2 + 0 + 0) / (4 + 2 + 3))
+    assert row["quality_loss"] == pytest.approx(1 - 4 / 9)
+    assert quality_loss(reference, reference, "text")["quality_loss"] == 0.0
     longer = np.array([[5, 6, 7, 8]], np.float32)
-    assert quality_loss(longer, reference[1:2], "text")["same_tokens"] == 1.0
+    assert quality_loss(longer, reference[1:2], "text")["token_agreement"] == 1.0
 
 
 def test_cosine_similarity_is_at_most_one() -> None:
@@ -120,20 +120,20 @@ def test_cosine_similarity_is_at_most_one() -> None:
     assert cosine_similarity(values, values * np.float32(1.1)).max() <= 1.0
 
 
-@pytest.mark.parametrize("answers", ["values", "scores", "tensor"])
-def test_the_loss_of_numbers_is_relative_to_their_mean(answers: str) -> None:
+@pytest.mark.parametrize("output_kind", ["values", "scores", "tensor"])
+def test_the_loss_of_numbers_is_relative_to_their_mean(output_kind: str) -> None:
     reference = np.array([[1.0], [-3.0], [4.0]], np.float32)
     outputs = np.array([[1.5], [-3.0], [3.5]], np.float32)
-    row = quality_loss(outputs, reference, answers)  # type: ignore[arg-type]
-    assert row["max_abs"] == 0.5
-    assert row["relative"] == pytest.approx((0.5 + 0.5) / (1 + 3 + 4))
-    assert row["loss"] == row["relative"]
+    row = quality_loss(outputs, reference, output_kind)  # type: ignore[arg-type]
+    assert row["max_abs_error"] == 0.5
+    assert row["relative_error"] == pytest.approx((0.5 + 0.5) / (1 + 3 + 4))
+    assert row["quality_loss"] == row["relative_error"]
 
 
 def test_the_loss_of_zeros_is_absolute() -> None:
     zero = np.zeros((3, 1), np.float32)
-    assert quality_loss(zero, zero, "values")["loss"] == 0.0
-    assert quality_loss(zero + 0.5, zero, "values")["loss"] == 0.5
+    assert quality_loss(zero, zero, "values")["quality_loss"] == 0.0
+    assert quality_loss(zero + 0.5, zero, "values")["quality_loss"] == 0.5
 
 
 def loss(outputs: float, reference: float, items: float = 1024, name: str = "accuracy") -> float:

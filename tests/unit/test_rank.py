@@ -46,18 +46,18 @@ def test_a_batch_holds_the_texts_and_features_of_every_candidate(data: Dataset) 
     batch = read_first_batch(TASK, data, CONFIG)
     texts = batch["tokens"].view(6, 1 + datasets.MEMBERS, -1)
     lengths = batch["segments"].view(6, 1 + datasets.MEMBERS, -1).sum(-1)
-    for place, slot in enumerate(batch["slots"].tolist()):
+    for index, slot in enumerate(batch["slots"].tolist()):
         (row,) = data.rows("train").take([slot])
         count = len(row["document"])
-        assert batch["present"][place].tolist() == [1.0] * count + [0.0] * (5 - count)
+        assert batch["present"][index].tolist() == [1.0] * count + [0.0] * (5 - count)
         for number, text in enumerate([row["query"], *row["document"]]):
-            assert texts[place, number, : len(text)].tolist() == text.tolist()
-            assert lengths[place, number] == len(text)
-        assert not lengths[place, 1 + count :].any()
-        assert batch["labels"][place].tolist() == [*row["label"].tolist(), *[0.0] * (5 - count)]
-        prices = batch["numbers"][place, :, 0]
+            assert texts[index, number, : len(text)].tolist() == text.tolist()
+            assert lengths[index, number] == len(text)
+        assert not lengths[index, 1 + count :].any()
+        assert batch["labels"][index].tolist() == [*row["label"].tolist(), *[0.0] * (5 - count)]
+        prices = batch["numbers"][index, :, 0]
         assert prices.isnan().tolist() == [*np.isnan(row["price"]).tolist(), *[True] * (5 - count)]
-        brands = batch["categories"][place, :count, 0]
+        brands = batch["categories"][index, :count, 0]
         assert (brands == 0).tolist() == (row["brand"] < 0).tolist()
         assert int(brands.max()) <= 50
 
@@ -67,14 +67,14 @@ def test_a_score_depends_only_on_its_candidate(data: Dataset) -> None:
     module = TASK.build_module(MODEL, data.manifest, 0).eval()
     batch = read_first_batch(TASK, data, CONFIG)
     with torch.no_grad():
-        whole = module(batch)["scores"]
+        scores = module(batch)["scores"]
         for name in ("numbers", "categories"):
             batch[name][:, 1:] = batch[name][:, 1:] * 0 + 1
         tokens = batch["tokens"].view(6, 6, -1)
         tokens[:, 2:] = tokens[:, 2:].roll(1, 0)
-        found = module(batch)["scores"]
-    torch.testing.assert_close(found[:, 0], whole[:, 0])
-    assert (found[:, 1] != whole[:, 1]).all()
+        changed_scores = module(batch)["scores"]
+    torch.testing.assert_close(changed_scores[:, 0], scores[:, 0])
+    assert (changed_scores[:, 1] != scores[:, 1]).all()
 
 
 SCORES = torch.tensor([[2.0, 1.0, 0.0, 9.0], [1.0, 3.0, 2.0, 0.5]])
@@ -84,8 +84,10 @@ PRESENT = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
 
 def test_the_listwise_loss_is_the_cross_entropy_of_the_softmax() -> None:
     losses, weights = _objectives.listwise(SCORES, LABELS, PRESENT)
-    told = np.array([2.0, 1.0, 0.0]) - np.log(np.exp([2.0, 1.0, 0.0]).sum())
-    assert losses[0].item() == pytest.approx(-(told[1] / 3 + 2 * told[2] / 3))
+    log_probabilities = np.array([2.0, 1.0, 0.0]) - np.log(np.exp([2.0, 1.0, 0.0]).sum())
+    assert losses[0].item() == pytest.approx(
+        -(log_probabilities[1] / 3 + 2 * log_probabilities[2] / 3)
+    )
     assert (losses[1].item(), weights.tolist()) == (0.0, [1.0, 0.0])
 
 
@@ -106,7 +108,7 @@ def test_the_pointwise_loss_skips_padding_candidates() -> None:
     assert float(losses[0, 3]) == 0
 
 
-def test_ndcg_and_mrr_in_numbers() -> None:
+def test_ndcg_and_mrr_equal_hand_computed_values() -> None:
     """Order 0, 1, 2 of labels 0, 1, 2: DCG = 1 / log2 3 + 3 / 2, ideally 3 + 1 / log2 3."""
     top, count = _quality.ndcg(SCORES, LABELS, PRESENT, 10)
     log3 = math.log2(3)
@@ -140,11 +142,11 @@ def test_the_auc_is_the_share_of_pairs_in_order() -> None:
 def test_calibration_is_expected_over_actual_relevance() -> None:
     task = Rank(numeric_features=("price",), objective="pointwise")
     scores = torch.tensor([[0.0, math.log(3.0), 5.0]])
-    kept = torch.cat([scores, torch.tensor([[1.0, 0.0, 1.0, 1.0, 1.0, 0.0]])], 1)
-    found = compute_means(task.metric_sums({"vectors": kept}, {"real": torch.ones(1)}))
-    assert found["calibration"] == pytest.approx(0.5 + 0.75)
+    outputs = torch.cat([scores, torch.tensor([[1.0, 0.0, 1.0, 1.0, 1.0, 0.0]])], 1)
+    metrics = compute_means(task.metric_sums({"vectors": outputs}, {"real": torch.ones(1)}))
+    assert metrics["calibration"] == pytest.approx(0.5 + 0.75)
     assert "calibration" not in compute_means(
-        TASK.metric_sums({"vectors": kept}, {"real": torch.ones(1)})
+        TASK.metric_sums({"vectors": outputs}, {"real": torch.ones(1)})
     )
 
 
@@ -152,7 +154,7 @@ def test_the_cross_layer_formula() -> None:
     torch.manual_seed(0)
     first, here = torch.randn(4, 6), torch.randn(4, 6)
     cross = CrossLayer(6)
-    expected = first * (here @ cross.weight.weight.T + cross.weight.bias) + here
+    expected = first * (here @ cross.linear.weight.T + cross.linear.bias) + here
     torch.testing.assert_close(cross(first, here), expected)
 
 
@@ -186,8 +188,8 @@ def train_on_products(settings: Interactions) -> tuple[float, int]:
         nn.functional.binary_cross_entropy_with_logits(scores, labels[some]).backward()
         optimizer.step()
     with torch.no_grad():
-        told = head([], features[4096:], none[4096:]) > 0
-    return float((told == (labels[4096:] > 0)).float().mean()), sum(v.numel() for v in weights)
+        predicted = head([], features[4096:], none[4096:]) > 0
+    return float((predicted == (labels[4096:] > 0)).float().mean()), sum(v.numel() for v in weights)
 
 
 def test_cross_layers_learn_products_better_than_a_deep_network_of_equal_size() -> None:
@@ -223,14 +225,14 @@ def test_numbers_are_standardized_and_missing_ones_are_marked() -> None:
     head = RankingHead(
         RankerShape(0, 0, 1, 2, 0, calibrated=False), 0, Interactions(), [(10.0, 2.0), (0.0, 1.0)]
     )
-    known, missing = head._normalize(torch.tensor([[[14.0, math.nan]]]))
-    assert known.tolist() == [[[2.0, 0.0]]]
+    standardized, missing = head._normalize(torch.tensor([[[14.0, math.nan]]]))
+    assert standardized.tolist() == [[[2.0, 0.0]]]
     assert missing.tolist() == [[[0.0, 1.0]]]
 
 
 def test_hashes_fill_all_buckets_and_missing_values_are_0() -> None:
-    found = find_embedding_rows(np.arange(5000), 50)
-    assert sorted(set(found.tolist())) == list(range(1, 51))
+    rows = find_embedding_rows(np.arange(5000), 50)
+    assert sorted(set(rows.tolist())) == list(range(1, 51))
     assert find_embedding_rows(np.array([-1]), 50).tolist() == [0]
 
 
@@ -249,39 +251,39 @@ def test_the_last_blocks_of_the_encoder_are_trained(
 
 
 def change_field(data: Dataset, name: str, **update: Any) -> Any:
-    fields = data.manifest.fields
+    fields = data.manifest.columns
     other = fields[name].model_copy(update=update)
-    return data.manifest.model_copy(update={"fields": {**fields, name: other}})
+    return data.manifest.model_copy(update={"columns": {**fields, name: other}})
 
 
 @pytest.mark.parametrize(
     ("name", "update", "message"),
     [
-        ("price", {"deviation": 0.0}, "feature 'price' is constant; remove it"),
-        ("brand", {"distinct": 1}, "feature 'brand' is constant"),
+        ("price", {"std": 0.0}, "feature 'price' is constant; remove it"),
+        ("brand", {"num_distinct": 1}, "feature 'brand' is constant"),
         (
             "price",
-            {"mean": None, "missing": {"train": 9}},
+            {"mean": None, "num_missing": {"train": 9}},
             "feature 'price' is missing in every record",
         ),
         (
             "price",
             {"kind": "category"},
-            "field 'price' is not a number or real field; choose from: ",
+            "field 'price' is not of type integer or float; choose from: ",
         ),
         (
             "brand",
-            {"kind": "number"},
-            "field 'brand' is not a category field; prepare the data with one",
+            {"kind": "integer"},
+            "field 'brand' is not of type category; prepare the data with such a field",
         ),
-        ("label", {"least": -1.0}, "labels in 'label' include -1; use relevance values"),
+        ("label", {"min": -1.0}, "labels in 'label' include -1; use relevance values"),
         ("label", {"ranges": {"heldout": (-2.0, 1.0)}}, "labels in 'label' include -2; use"),
-        ("label", {"missing": {"heldout": 2}}, "label 'label' is missing in 2 records; remove"),
-        ("label", {"most": 0.0}, "no candidate is relevant: every 'label' is 0"),
-        ("query", {"members": 5}, "'query' is a text of each candidate"),
+        ("label", {"num_missing": {"heldout": 2}}, "label 'label' is missing in 2 records; remove"),
+        ("label", {"max": 0.0}, "no candidate is relevant: every 'label' is 0"),
+        ("query", {"max_group_size": 5}, "'query' is a text of each candidate"),
         (
             "document",
-            {"members": 1},
+            {"max_group_size": 1},
             "'document' is shared by the candidates of a query; move it to task.query",
         ),
     ],
@@ -289,14 +291,14 @@ def change_field(data: Dataset, name: str, **update: Any) -> Any:
 def test_unusable_features_and_labels_are_refused(
     data: Dataset, name: str, update: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RegaugeError) as found:
+    with pytest.raises(RegaugeError) as caught:
         TASK.check_dataset(change_field(data, name, **update))
-    assert message in str(found.value)
+    assert message in str(caught.value)
 
 
 def test_new_heldout_values_are_logged(data: Dataset, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", logger="regauge"):
-        TASK.check_dataset(change_field(data, "brand", unseen=7))
+        TASK.check_dataset(change_field(data, "brand", num_unseen=7))
     assert "7 held-out values of 'brand' do not occur in training" in caplog.text
 
 
@@ -333,4 +335,4 @@ def test_another_layout_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_scale_of_a_feature_without_values_is_neutral() -> None:
-    assert _ranking.feature_scale(ColumnInfo(limit=1, kind="real")) == (0.0, 1.0)
+    assert _ranking.feature_scale(ColumnInfo(max_length=1, kind="float")) == (0.0, 1.0)

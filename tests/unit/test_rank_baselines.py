@@ -33,30 +33,32 @@ PRESENT = torch.tensor([[1.0, 1, 0], [1, 1, 1], [1, 1, 0]])
 
 
 def compute_baselines(task: Rank, texts: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    kept = torch.cat([torch.zeros(3, 3), LABELS, PRESENT], 1)
-    output = {"vectors": torch.cat([kept, torch.ones(2, 9)]), "real": torch.tensor([1.0] * 5)}
+    outputs = torch.cat([torch.zeros(3, 3), LABELS, PRESENT], 1)
+    output = {"vectors": torch.cat([outputs, torch.ones(2, 9)]), "real": torch.tensor([1.0] * 5)}
     return {
         name: compute_means(sums) for name, sums in task.baselines(output, output, texts).items()
     }
 
 
 def test_rare_words_rank_higher() -> None:
-    found = compute_baselines(Rank(document=("title",), ndcg_at=1), TEXTS)
-    assert set(found) == {"BM25"}
-    assert found["BM25"]["mrr"] == 1
-    assert found["BM25"]["ndcg@1"] == 1
-    assert found["BM25"]["auc"] == pytest.approx(11 / 12), "a query of more words has higher scores"
-    assert found["BM25"]["items"] == 3
+    metrics = compute_baselines(Rank(document=("title",), ndcg_at=1), TEXTS)
+    assert set(metrics) == {"BM25"}
+    assert metrics["BM25"]["mrr"] == 1
+    assert metrics["BM25"]["ndcg@1"] == 1
+    assert metrics["BM25"]["auc"] == pytest.approx(11 / 12), (
+        "a query of more words has higher scores"
+    )
+    assert metrics["BM25"]["items"] == 3
 
 
 def test_all_text_fields_count_and_ties_rank_last() -> None:
-    found = compute_baselines(Rank(document=("title", "note"), ndcg_at=1), TEXTS)["BM25"]
-    assert found["mrr"] == pytest.approx((1 + 1 + 1 / 2) / 3)
+    metrics = compute_baselines(Rank(document=("title", "note"), ndcg_at=1), TEXTS)["BM25"]
+    assert metrics["mrr"] == pytest.approx((1 + 1 + 1 / 2) / 3)
     nothing = [{**text, "query": "zebra"} for text in TEXTS]
-    found = compute_baselines(Rank(document=("title",), ndcg_at=1), nothing)["BM25"]
-    assert found["ndcg@1"] == 0
-    assert found["mrr"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 2) / 3)
-    assert found["auc"] == 0.5
+    metrics = compute_baselines(Rank(document=("title",), ndcg_at=1), nothing)["BM25"]
+    assert metrics["ndcg@1"] == 0
+    assert metrics["mrr"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 2) / 3)
+    assert metrics["auc"] == 0.5
 
 
 def test_a_ranker_without_texts_has_no_baseline() -> None:
@@ -70,14 +72,14 @@ def test_an_evaluation_of_rankers_has_a_bm25_row(tmp_path: Path) -> None:
     records = [
         {
             "query": f"{word} {number}",
-            "title": f"{other} {(number + place) % 40}",
-            "label": 1 - place,
+            "title": f"{title_word} {(number + index) % 40}",
+            "label": 1 - index,
         }
         for number in range(40)
         for word in [WORDS[number % 10]]
-        for place, other in enumerate((word, WORDS[(number + 3) % 10]))
+        for index, title_word in enumerate((word, WORDS[(number + 3) % 10]))
     ]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     rows = {
         "layout": "groups",
         "group_by": "query",
@@ -109,9 +111,9 @@ def test_an_evaluation_of_rankers_has_a_bm25_row(tmp_path: Path) -> None:
     }
     table = evaluate_models(build(EvaluateSettings, tables), World())["rows"]
     assert [row["name"] for row in table] == ["ranker", "BM25"]
-    own, words = table
-    assert words["items"] == own["items"] == data.manifest.splits["heldout"].rows
-    assert words["ndcg@10"] == words["mrr"] == 1
-    assert set(words) == set(own) - {"loss"}
+    ranker_row, bm25_row = table
+    assert bm25_row["items"] == ranker_row["items"] == data.manifest.splits["heldout"].rows
+    assert bm25_row["ndcg@10"] == bm25_row["mrr"] == 1
+    assert set(bm25_row) == set(ranker_row) - {"loss"}
     quiet = {**tables, "evaluate": {"task_settings": "run", "baselines": False}}
     assert len(evaluate_models(build(EvaluateSettings, quiet), World())["rows"]) == 1

@@ -49,7 +49,7 @@ def metric_lines(attempt: int, steps: range, **values: float) -> str:
 
 def write_run(folder: Path, **ledger: Any) -> Path:
     """Write the folder of a finished run with two attempts."""
-    end = json.dumps({"attempt": 2, "step": 30, "summary": {"reason": "finished"}}) + "\n"
+    end = json.dumps({"attempt": 2, "step": 30, "summary": {"stop_reason": "finished"}}) + "\n"
     curve = "".join(metric_lines(2, range(s, s + 1), **{"heldout/loss": 9 / s}) for s in (20, 30))
     first, second = metric_lines(1, range(1, 21)), metric_lines(2, range(11, 31))
     write(folder, "metrics.jsonl", first + second + curve + end)
@@ -111,11 +111,11 @@ def test_a_killed_run_is_read_up_to_its_truncated_line(tmp_path: Path) -> None:
     write(tmp_path, "run.json", '{"task": ')
     write(tmp_path, "ledger.jsonl", '{"attempt": 1, "step": 7, "seconds": {"step": 1}}\n{"at')
     run = read_run_folder(tmp_path)
-    assert (run.step, run.end) == (7, None)
+    assert (run.step, run.outcome) == (7, None)
     assert run.ledger["seconds"] == {"step": 1}
-    assert len(run.remarks) == 3
+    assert len(run.warnings) == 3
     content = build_report((run,))
-    assert content.verdict[-1].endswith("not finished, last logged step 7.")
+    assert content.summary[-1].endswith("not finished, last logged step 7.")
     assert "truncated line" in render_html(content)
 
 
@@ -145,10 +145,10 @@ def test_a_run_without_a_checkpoint_resumes_from_step_0(tmp_path: Path) -> None:
 
 def test_a_finished_run_that_is_started_again_has_no_end(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    assert read_run_folder(folder).end == "finished"
+    assert read_run_folder(folder).outcome == "finished"
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(metric_lines(3, range(31, 33)))
-    assert read_run_folder(folder).end is None
+    assert read_run_folder(folder).outcome is None
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_best_value_is_the_largest_or_the_smallest_loss() -> None:
     )
 
 
-def test_a_metric_with_equal_values_has_no_best() -> None:
+def test_a_metric_with_equal_values_has_no_best_value() -> None:
     rows = [{"name": "a", "pairs": 1000, "x": math.nan}, {"name": "b", "pairs": 1000, "x": 1.0}]
     table = build_table({"rows": rows})
     assert table.best_value("pairs") is None
@@ -205,7 +205,7 @@ def test_a_metric_with_equal_values_has_no_best() -> None:
 
 def test_figures_are_computed_from_the_ledger(tmp_path: Path) -> None:
     section = build_report(
-        (read_run_folder(write_run(tmp_path, usd=0.9, mfu=0.25, padding_share=0.1)),)
+        (read_run_folder(write_run(tmp_path, usd=0.9, mfu=0.25, padding_fraction=0.1)),)
     ).run_sections[0]
     values = {figure.label: figure.value for figure in section.figures}
     assert values["real tokens"] == "9,000,000"
@@ -213,7 +213,7 @@ def test_figures_are_computed_from_the_ledger(tmp_path: Path) -> None:
     assert values["real tokens/s overall"] == "90.0k"
     assert (values["MFU"], values["padding"]) == ("25.0%", "10.0%")
     assert values["cost per million tokens"] == "$0.1000"
-    assert [(part.name, part.share) for part in section.time_shares] == [
+    assert [(part.name, part.fraction) for part in section.time_breakdown] == [
         ("init", 0.05),
         ("data wait", 0.1),
         ("step", 0.8),
@@ -342,7 +342,7 @@ def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
     write(tmp_path, "run.json", {"task": {"kind": "mlm"}})
     text = render_html(build_report((read_run_folder(tmp_path),)))
     assert "not finished, no step logged" in text
-    assert "No evaluation results yet" in text
+    assert "No saved model was evaluated" in text
 
 
 def test_markdown_and_json_have_the_same_content(runs: tuple[RunFolder, ...]) -> None:
@@ -352,7 +352,7 @@ def test_markdown_and_json_have_the_same_content(runs: tuple[RunFolder, ...]) ->
     assert re.search(r"\| step \| 80\.0 \| 80\.0% \|", text)
     document = json.loads(render_json(content))
     assert document["format"] == FORMAT
-    assert document["chapters"][0]["run"]["series"]["heldout/loss"] == [[20, 0.45], [30, 0.3]]
+    assert document["run_sections"][0]["run"]["series"]["heldout/loss"] == [[20, 0.45], [30, 0.3]]
 
 
 # The verb
@@ -393,7 +393,7 @@ def test_a_report_stage_of_a_pipeline_covers_the_other_stages(tmp_path: Path) ->
 def test_a_plan_names_missing_runs(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     settings = report.load(folder, (f'report.runs=["{folder}", "{tmp_path}/later"]',))
-    assert report.plan(settings)["not_there_yet"] == [f"{tmp_path}/later"]
+    assert report.plan(settings)["missing_runs"] == [f"{tmp_path}/later"]
     with pytest.raises(SettingsError, match="no folder"):
         report.run(settings)
 

@@ -17,7 +17,7 @@ def test_ranks_count_better_documents_and_share_ties() -> None:
     assert _retrieval.document_ranks(scores[1:], 1, every).tolist() == [2.0, 2.0]
 
 
-def test_padding_rows_weigh_nothing() -> None:
+def test_padding_rows_have_no_weight() -> None:
     scores = torch.tensor([[3.0, 1.0], [5.0, 4.0]])
     real = torch.tensor([1.0, 0.0])
     sums = _retrieval.retrieval_metrics([_retrieval.document_ranks(scores, 0, real)], real)

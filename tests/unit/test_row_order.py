@@ -40,7 +40,7 @@ def test_neighbors_are_separated() -> None:
     assert np.mean(np.abs(np.diff(values)) == 1) < 0.002  # 2 / size is expected
 
 
-def test_every_part_of_a_key_matters() -> None:
+def test_every_number_of_a_key_changes_the_hash() -> None:
     words = {int(hash_keys(*key)) for key in ((1, 2), (2, 1), (1, 2, 0), (0, 1, 2), (1,), (-1, 2))}
     assert len(words) == 6
     rows, columns = np.arange(5)[:, None], np.arange(7)

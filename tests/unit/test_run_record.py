@@ -32,15 +32,15 @@ def owned_folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [
-        ({"seed": 8}, "seed is 7 there and 8 here"),
+        ({"seed": 8}, "seed is 7, not 8"),
         (
             {"task": {"kind": "mlm", "mlm_probability": 0.3}},
-            "task.mlm_probability is 0.15 there and 0.3",
+            "task.mlm_probability is 0.15, not 0.3",
         ),
-        ({"model": {"config": {"hidden_size": 64}}}, "model.config.hidden_size is 32 there and 64"),
-        ({"model": {"dropout": 0.0}}, "model.dropout is 0.1 there and 0.0"),
-        ({"optimizer": {"learning_rate": 0.1}}, "optimizer.learning_rate is 0.003 there and 0.1"),
-        ({"batch": {"rows": 16}}, "batch.rows is 8 there and 16 here"),
+        ({"model": {"config": {"hidden_size": 64}}}, "model.config.hidden_size is 32, not 64"),
+        ({"model": {"dropout": 0.0}}, "model.dropout is 0.1, not 0.0"),
+        ({"optimizer": {"learning_rate": 0.1}}, "optimizer.learning_rate is 0.003, not 0.1"),
+        ({"batch": {"rows": 16}}, "batch.rows is 8, not 16"),
     ],
 )
 def test_the_folder_of_another_run_is_refused_with_the_different_key(
@@ -65,7 +65,7 @@ def test_the_run_of_an_earlier_format_is_neither_resumed_nor_read(owned_folder: 
 
 
 def test_different_data_make_a_different_run(owned_folder: Path) -> None:
-    with pytest.raises(SettingsError, match=r"data.identity is 'f00' there and 'ba7' here"):
+    with pytest.raises(SettingsError, match=r"data.fingerprint is 'f00', not 'ba7'"):
         run_record.check_same_run(owned_folder, run(owned_folder), "ba7")
 
 
@@ -109,7 +109,8 @@ def test_a_damaged_record_is_refused(owned_folder: Path) -> None:
 def test_the_record_is_a_valid_run_file(owned_folder: Path) -> None:
     saved = json.loads((owned_folder / run_record.RUN).read_text())
     facts = saved.pop("run")
-    assert (facts["id"], facts["data_identity"], facts["format"]) == ("id-1", "f00", config.FORMAT)
+    assert (facts["run_id"], facts["data_fingerprint"]) == ("id-1", "f00")
+    assert facts["format"] == config.FORMAT
     assert build(TrainSettings, saved) == run(owned_folder)
     environment = json.loads((owned_folder / run_record.ENVIRONMENT).read_text())
     assert environment["packages"]["torch"]
@@ -138,7 +139,7 @@ def test_a_changed_length_is_logged_if_it_changes_the_schedule(
     for steps in (10, 20):
         changes = {"stop": {"steps": steps}, "optimizer": {"schedule": {"kind": schedule}}}
         run_record.write_records(tmp_path, run(tmp_path, **changes), "f00", "id-1", "w")
-    expected = "stop.steps is 10 there and 20 here: this changes the linear schedule"
+    expected = "stop.steps was 10 and is now 20: this changes the linear schedule"
     assert caplog.text.count(expected) == times
 
 

@@ -49,7 +49,7 @@ def test_a_file_has_the_permissions_of_any_new_file(tmp_path: Path, mask: int, m
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.9's own writer uses it
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # the writer of torch 2.9 uses it
 def test_a_checkpoint_equals_the_output_of_torch(tmp_path: Path) -> None:
     torch_folder, regauge_folder = tmp_path / "torch", tmp_path / "regauge"
     for folder in (torch_folder, regauge_folder):

@@ -136,7 +136,7 @@ def test_a_failed_save_is_logged_and_a_failed_last_save_raises(
     assert find_newest(tmp_path, ALONE) == tmp_path / layout.checkpoint_name(6)
 
 
-def test_the_third_failed_save_in_a_row_raises(
+def test_the_third_consecutive_failed_save_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saver = build_saver(tmp_path, async_save=False)
@@ -178,5 +178,7 @@ def test_the_checkpoint_with_the_best_metric_is_kept(tmp_path: Path) -> None:
     saver.wait()
     assert layout.list_steps(tmp_path) == [5, 2]
     best = json.loads((tmp_path / layout.BEST).read_text())
-    assert (best["name"], best["value"]) == (layout.checkpoint_name(2), 2.0)
-    assert load_file(next((tmp_path / best["name"]).glob("*.safetensors")))["model.a"][0, 0] == 2
+    assert (best["checkpoint"], best["value"]) == (layout.checkpoint_name(2), 2.0)
+    assert (
+        load_file(next((tmp_path / best["checkpoint"]).glob("*.safetensors")))["model.a"][0, 0] == 2
+    )

@@ -108,7 +108,7 @@ def test_lines_beyond_the_capacity_of_the_queue_are_lost(monkeypatch: pytest.Mon
     server.gate.clear()
     sender = start_sender(server)
     sender.put(MetricsLine(0, {"loss": 1.0}))
-    while sender._queue:  # until it is on its way
+    while sender._queue:  # until the line is being delivered
         threading.Event().wait(0.001)
     for step in range(1, 8):
         sender.put(MetricsLine(step, {"loss": 1.0}))

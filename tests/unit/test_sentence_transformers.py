@@ -64,12 +64,12 @@ def modules(*kinds: str, prefix: str = OLD, first: str = "") -> list[dict[str, A
     """Return the content of `modules.json` for some classes, as sentence-transformers writes it."""
     return [
         {
-            "idx": place,
-            "name": str(place),
-            "path": f"{place}_{kind}" if place else first,
+            "idx": index,
+            "name": str(index),
+            "path": f"{index}_{kind}" if index else first,
             "type": f"{prefix}{kind}" if prefix else f"{NEW[kind]}{kind}",
         }
-        for place, kind in enumerate(kinds)
+        for index, kind in enumerate(kinds)
     ]
 
 
@@ -120,10 +120,10 @@ def flags(*modes: PoolingMode) -> dict[str, Any]:
 def test_poolings_of_old_and_new_versions_are_read(
     tmp_path: Path, document: dict[str, Any], modes: tuple[PoolingMode, ...]
 ) -> None:
-    found = sentence_transformers.read_sentence_encoder(
+    pooling = sentence_transformers.read_sentence_encoder(
         write_folder(tmp_path, pooling=document)
     ).pooling
-    assert found == Pooling(modes=modes, normalized=True)
+    assert pooling == Pooling(modes=modes, normalize=True)
 
 
 @pytest.mark.parametrize("prefix", [OLD, ""])
@@ -131,20 +131,20 @@ def test_modules_are_identified_by_class_name_in_any_package(tmp_path: Path, pre
     folder = write_folder(tmp_path, dense=DENSE)
     kinds = ("Transformer", "Pooling", "Dense")
     write_file(folder / "modules.json", modules(*kinds, prefix=prefix))
-    dense = DenseLayer(inputs=8, outputs=4, folder="2_Dense")
+    dense = DenseLayer(in_features=8, out_features=4, folder="2_Dense")
     assert sentence_transformers.read_sentence_encoder(folder).pooling == Pooling(
-        dense=(dense,), normalized=False
+        dense=(dense,), normalize=False
     )
     write_file(folder / "modules.json", modules(*kinds, "Normalize", prefix=prefix))
     assert sentence_transformers.read_sentence_encoder(folder).pooling == Pooling(
-        dense=(dense,), normalized=True
+        dense=(dense,), normalize=True
     )
     assert sentence_transformers.is_sentence_transformer(folder)
     assert not sentence_transformers.is_sentence_transformer(folder / "1_Pooling")
 
 
 @pytest.mark.parametrize(
-    ("given", "activation"),
+    ("class_name", "activation"),
     [
         ("torch.nn.modules.activation.Tanh", "tanh"),
         ("torch.nn.modules.activation.ReLU", "relu"),
@@ -153,15 +153,15 @@ def test_modules_are_identified_by_class_name_in_any_package(tmp_path: Path, pre
     ],
 )
 def test_a_dense_layer_is_read_with_its_activation(
-    tmp_path: Path, given: str, activation: str
+    tmp_path: Path, class_name: str, activation: str
 ) -> None:
-    document = {**DENSE, "bias": False, "activation_function": given}
-    (found,) = sentence_transformers.read_sentence_encoder(
+    document = {**DENSE, "bias": False, "activation_function": class_name}
+    (layer,) = sentence_transformers.read_sentence_encoder(
         write_folder(tmp_path, "Dense", dense=document)
     ).pooling.dense
-    assert found.model_dump() == {
-        "inputs": 8,
-        "outputs": 4,
+    assert layer.model_dump() == {
+        "in_features": 8,
+        "out_features": 4,
         "bias": False,
         "activation": activation,
         "folder": "2_Dense",
@@ -181,7 +181,7 @@ def test_the_text_limit_is_read_from_any_of_its_files(tmp_path: Path, name: str)
     (folder / LIMIT_FILES[0]).unlink()
     write_file(folder / name, {"max_seq_length": 96, "do_lower_case": True})
     tokenization = sentence_transformers.read_sentence_encoder(folder).tokenization
-    assert (tokenization.tokens, tokenization.lowercase, tokenization.manner) == (
+    assert (tokenization.max_length, tokenization.lowercase, tokenization.convention) == (
         96,
         True,
         "transformers",
@@ -207,7 +207,7 @@ def test_the_default_text_limit_is_that_of_model_and_tokenizer(
 ) -> None:
     folder = write_folder(tmp_path, limit=limit, config=config, tokenizer=tokenizer)
     tokenization = sentence_transformers.read_sentence_encoder(folder).tokenization
-    assert (tokenization.tokens, tokenization.lowercase) == (tokens, False)
+    assert (tokenization.max_length, tokenization.lowercase) == (tokens, False)
 
 
 def test_a_missing_text_limit_is_refused(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_prompts_and_the_default_prompt_are_read(tmp_path: Path) -> None:
     ).tokenization
     assert tokenization.prompts == PROMPTED["prompts"]
     assert tokenization.prompt_text() == "text: "
-    asked = [tokenization.prompt_text(name) for name in ("query", "passage", "plain")]
-    assert asked == ["find: ", "text: ", ""]
+    prompt_texts = [tokenization.prompt_text(name) for name in ("query", "passage", "plain")]
+    assert prompt_texts == ["find: ", "text: ", ""]
     with pytest.raises(SettingsError, match="no prompt is called 'quary'; did you mean 'query'"):
         tokenization.prompt_text("quary")
 
@@ -244,7 +244,11 @@ def test_a_folder_without_prompts_has_none(tmp_path: Path, document: dict[str, A
     tokenization = sentence_transformers.read_sentence_encoder(
         write_folder(tmp_path, prompts=document)
     ).tokenization
-    assert (tokenization.prompts, tokenization.prompt, tokenization.prompt_text()) == ({}, None, "")
+    assert (tokenization.prompts, tokenization.default_prompt, tokenization.prompt_text()) == (
+        {},
+        None,
+        "",
+    )
     with pytest.raises(SettingsError, match="no prompt is called 'query'; the artifact has none"):
         tokenization.prompt_text("query")
 
@@ -316,8 +320,8 @@ def test_a_transformer_in_a_subfolder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["../1_Pooling", "/etc", "1_Pooling/../.."])
 def test_a_module_outside_of_the_folder_is_refused(tmp_path: Path, path: str) -> None:
     folder = write_folder(tmp_path)
-    found = json.loads((folder / "modules.json").read_text())
-    write_file(folder / "modules.json", [found[0], {**found[1], "path": path}])
+    entries = json.loads((folder / "modules.json").read_text())
+    write_file(folder / "modules.json", [entries[0], {**entries[1], "path": path}])
     with pytest.raises(SettingsError, match=f"names '{path}', outside of its folder; do not use"):
         sentence_transformers.read_sentence_encoder(folder)
 
@@ -341,14 +345,14 @@ def test_a_written_description_is_read_back(
     manner: Convention,
 ) -> None:
     tokenization = Tokenization(
-        tokens=tokens,
+        max_length=tokens,
         prompts=prompts,
-        prompt=min(prompts, default=None),
+        default_prompt=min(prompts, default=None),
         lowercase=lowercase,
-        manner=manner,
+        convention=manner,
     )
     encoder = SentenceEncoder(
-        tokenization=tokenization, pooling=Pooling(modes=tuple(modes), normalized=normalized)
+        tokenization=tokenization, pooling=Pooling(modes=tuple(modes), normalize=normalized)
     )
     folder = tmp_path_factory.mktemp("written")
     write_file(folder / "config.json", {"hidden_size": WIDTH})
@@ -361,10 +365,10 @@ def import_library() -> ModuleType:
     """Return sentence-transformers; undo the OpenMP variables that scikit-learn sets on import."""
     reason = "not proved here: equal vectors in sentence-transformers, which is not installed"
     before = set(os.environ)
-    found: ModuleType = pytest.importorskip("sentence_transformers", reason=reason)
+    library: ModuleType = pytest.importorskip("sentence_transformers", reason=reason)
     for name in set(os.environ) - before:
         del os.environ[name]
-    return found
+    return library
 
 
 def write_model(folder: Path, *, wrapped: bool = True) -> Path:
@@ -398,8 +402,8 @@ def write_model(folder: Path, *, wrapped: bool = True) -> Path:
 def write_dense_weights(folder: Path, dense: DenseLayer) -> None:
     """Write random weights of a dense layer in the format of sentence-transformers."""
     torch.manual_seed(2)
-    weights = {"linear.weight": torch.randn(dense.outputs, dense.inputs)}
-    weights |= {"linear.bias": torch.randn(dense.outputs)} if dense.bias else {}
+    weights = {"linear.weight": torch.randn(dense.out_features, dense.in_features)}
+    weights |= {"linear.bias": torch.randn(dense.out_features)} if dense.bias else {}
     save_file(weights, folder / dense.folder / "model.safetensors")
 
 
@@ -420,8 +424,8 @@ def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 def encode_with_both(folder: Path, texts: Sequence[str], prompt: str | None = None) -> np.ndarray:
     """Return the vectors of texts; assert that both libraries compute the same."""
-    made = import_library().SentenceTransformer(str(folder), device="cpu")
-    theirs = made.encode(list(texts), prompt_name=prompt, show_progress_bar=False)
+    library_model = import_library().SentenceTransformer(str(folder), device="cpu")
+    theirs = library_model.encode(list(texts), prompt_name=prompt, show_progress_bar=False)
     ours = regauge.load(folder, threads=1).encode(texts, prompt=prompt)
     assert ours.shape == theirs.shape
     assert cosines(ours, theirs).min() >= MIN_COSINE
@@ -443,28 +447,31 @@ def test_written_folders_have_the_same_vectors_in_sentence_transformers(
 ) -> None:
     import_library()
     encoder = SentenceEncoder(
-        tokenization=Tokenization(tokens=16, manner="transformers"),
-        pooling=Pooling(modes=modes, normalized=normalized),
+        tokenization=Tokenization(max_length=16, convention="transformers"),
+        pooling=Pooling(modes=modes, normalize=normalized),
     )
     sentence_transformers.write_description(write_model(tmp_path), encoder, WIDTH)
-    found = encode_with_both(tmp_path, RAGGED)
+    vectors = encode_with_both(tmp_path, RAGGED)
     assert sentence_transformers.read_sentence_encoder(tmp_path).pooling == encoder.pooling
-    assert found.shape == (len(RAGGED), WIDTH * len(modes))
-    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5) is normalized
-    assert (cosines(found[:1], found[1:5]) < MIN_COSINE).all()
+    assert vectors.shape == (len(RAGGED), WIDTH * len(modes))
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5) is normalized
+    assert (cosines(vectors[:1], vectors[1:5]) < MIN_COSINE).all()
 
 
 @pytest.mark.parametrize(
     "dense",
     [
-        DenseLayer(inputs=WIDTH, outputs=5, activation="tanh", folder="2_Dense"),
-        DenseLayer(inputs=WIDTH, outputs=5, bias=False, activation="identity", folder="2_Dense"),
+        DenseLayer(in_features=WIDTH, out_features=5, activation="tanh", folder="2_Dense"),
+        DenseLayer(
+            in_features=WIDTH, out_features=5, bias=False, activation="identity", folder="2_Dense"
+        ),
     ],
 )
 def test_dense_layers_have_the_same_vectors(tmp_path: Path, dense: DenseLayer) -> None:
     import_library()
     encoder = SentenceEncoder(
-        tokenization=Tokenization(tokens=16, manner="transformers"), pooling=Pooling(dense=(dense,))
+        tokenization=Tokenization(max_length=16, convention="transformers"),
+        pooling=Pooling(dense=(dense,)),
     )
     sentence_transformers.write_description(write_model(tmp_path), encoder, WIDTH)
     write_dense_weights(tmp_path, dense)
@@ -473,12 +480,12 @@ def test_dense_layers_have_the_same_vectors(tmp_path: Path, dense: DenseLayer) -
 
 def test_imported_folders_have_the_same_vectors(tmp_path: Path) -> None:
     import_library()
-    dense = DenseLayer(inputs=WIDTH, outputs=5, activation="tanh", folder="2_Dense")
+    dense = DenseLayer(in_features=WIDTH, out_features=5, activation="tanh", folder="2_Dense")
     tokenization = Tokenization(
-        tokens=16, prompts={"query": "w20 "}, prompt="query", manner="transformers"
+        max_length=16, prompts={"query": "w20 "}, default_prompt="query", convention="transformers"
     )
     encoder = SentenceEncoder(
-        tokenization=tokenization, pooling=Pooling(modes=("cls",), dense=(dense,), normalized=False)
+        tokenization=tokenization, pooling=Pooling(modes=("cls",), dense=(dense,), normalize=False)
     )
     for name in ("ours", "taken"):
         (tmp_path / name).mkdir()
@@ -495,17 +502,17 @@ def test_imported_folders_have_the_same_vectors(tmp_path: Path) -> None:
 
 def test_tokenizers_without_special_tokens_have_the_same_vectors(tmp_path: Path) -> None:
     import_library()
-    encoder = SentenceEncoder(tokenization=Tokenization(tokens=16, manner="transformers"))
+    encoder = SentenceEncoder(tokenization=Tokenization(max_length=16, convention="transformers"))
     sentence_transformers.write_description(write_model(tmp_path, wrapped=False), encoder, WIDTH)
     assert encode_with_both(tmp_path, RAGGED[:-1]).shape == (len(RAGGED) - 1, WIDTH)
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_a_plain_transformers_folder_has_the_same_vectors(tmp_path: Path, *, wrapped: bool) -> None:
-    made = import_library().SentenceTransformer(
+    library_model = import_library().SentenceTransformer(
         str(write_model(tmp_path, wrapped=wrapped)), device="cpu"
     )
-    theirs = made.encode(list(RAGGED[:-1]), show_progress_bar=False)
+    theirs = library_model.encode(list(RAGGED[:-1]), show_progress_bar=False)
     ours = regauge.load(tmp_path, threads=1).encode(RAGGED[:-1])
     assert cosines(ours, theirs).min() >= MIN_COSINE
 
@@ -514,14 +521,14 @@ def test_lowercased_texts_have_the_same_vectors(tmp_path: Path) -> None:
     import_library()
     texts = [text.replace("w", "W") for text in RAGGED]
     encoder = SentenceEncoder(
-        tokenization=Tokenization(tokens=16, manner="transformers", lowercase=True)
+        tokenization=Tokenization(max_length=16, convention="transformers", lowercase=True)
     )
     sentence_transformers.write_description(write_model(tmp_path), encoder, WIDTH)
     small = encode_with_both(tmp_path, texts)
     assert np.array_equal(small, encode_with_both(tmp_path, RAGGED))
     sentence_transformers.write_description(
         tmp_path,
-        SentenceEncoder(tokenization=Tokenization(tokens=16, manner="transformers")),
+        SentenceEncoder(tokenization=Tokenization(max_length=16, convention="transformers")),
         WIDTH,
     )
     assert (cosines(small, encode_with_both(tmp_path, texts)) < MIN_COSINE).any()
@@ -530,26 +537,35 @@ def test_lowercased_texts_have_the_same_vectors(tmp_path: Path) -> None:
 def test_prompts_give_the_same_vectors(tmp_path: Path) -> None:
     import_library()
     prompts = {"query": "w20 w21 ", "passage": "w22 "}
-    tokenization = Tokenization(tokens=16, prompts=prompts, prompt="passage", manner="transformers")
+    tokenization = Tokenization(
+        max_length=16, prompts=prompts, default_prompt="passage", convention="transformers"
+    )
     sentence_transformers.write_description(
         write_model(tmp_path), SentenceEncoder(tokenization=tokenization), WIDTH
     )
-    usual, asked = encode_with_both(tmp_path, RAGGED), encode_with_both(tmp_path, RAGGED, "query")
-    assert (cosines(usual, asked) < MIN_COSINE).any()
-    written = regauge.load(tmp_path, threads=1).encode([f"w22 w22 {text}" for text in RAGGED])
-    assert cosines(usual, written).min() < MIN_COSINE
-    assert np.array_equal(usual, encode_with_both(tmp_path, RAGGED, "passage"))
+    default_vectors, query_vectors = (
+        encode_with_both(tmp_path, RAGGED),
+        encode_with_both(tmp_path, RAGGED, "query"),
+    )
+    assert (cosines(default_vectors, query_vectors) < MIN_COSINE).any()
+    prefixed_vectors = regauge.load(tmp_path, threads=1).encode(
+        [f"w22 w22 {text}" for text in RAGGED]
+    )
+    assert cosines(default_vectors, prefixed_vectors).min() < MIN_COSINE
+    assert np.array_equal(default_vectors, encode_with_both(tmp_path, RAGGED, "passage"))
 
 
 def test_a_folder_written_by_the_library_is_read(tmp_path: Path) -> None:
     prompts = {"query": "w20 w21 "}
-    tokenization = Tokenization(tokens=16, prompts=prompts, prompt="query", manner="transformers")
+    tokenization = Tokenization(
+        max_length=16, prompts=prompts, default_prompt="query", convention="transformers"
+    )
     encoder = SentenceEncoder(tokenization=tokenization, pooling=Pooling(modes=("cls",)))
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
     sentence_transformers.write_description(write_model(tmp_path / "ours"), encoder, WIDTH)
-    made = import_library().SentenceTransformer(str(tmp_path / "ours"), device="cpu")
-    made.save(str(tmp_path / "theirs"))
+    library_model = import_library().SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    library_model.save(str(tmp_path / "theirs"))
     read = sentence_transformers.read_sentence_encoder(tmp_path / "theirs")
     added = {**prompts, "document": ""}  # added by the library
     assert read.tokenization == tokenization.model_copy(update={"prompts": added})
@@ -584,7 +600,7 @@ def test_a_published_model_has_the_expected_vectors() -> None:
         "unbreakable" * 60,
         "tabs\tand\nlines\r\n of  spaces   ",
     ]
-    found = encode_with_both(folder, [*documented, *odd])
-    assert found.shape == (len(documented) + len(odd), 384)
+    vectors = encode_with_both(folder, [*documented, *odd])
+    assert vectors.shape == (len(documented) + len(odd), 384)
     assert len(long.split()) > 256
-    assert np.median(cosines(found, np.roll(found, 1, 0))) < 0.5
+    assert np.median(cosines(vectors, np.roll(vectors, 1, 0))) < 0.5

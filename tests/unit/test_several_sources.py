@@ -25,7 +25,7 @@ def several(*members: dict[str, Any] | str, **more: Any) -> SeveralSources:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def two_sources(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a JSON lines source and a CSV source with other column names."""
     write_corpus(tmp_path / "a.jsonl", 2000)
     documents = write_corpus(tmp_path / "b.tmp", 301)
@@ -40,9 +40,9 @@ def two(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_sources_are_concatenated_with_the_same_field_names(
-    two: tuple[dict[str, Any], dict[str, Any]],
+    two_sources: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
-    lines, rows = two
+    lines, rows = two_sources
     records = read_fields(several(lines, rows))
     assert records == [*read_fields(several(lines)), *read_fields(several(rows))]
     assert {tuple(record) for record in records} == {("text", "title", "number"),
@@ -51,9 +51,9 @@ def test_sources_are_concatenated_with_the_same_field_names(
 
 
 def test_a_fraction_depends_on_the_content_alone(
-    two: tuple[dict[str, Any], dict[str, Any]],
+    two_sources: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
-    lines, rows = two
+    lines, rows = two_sources
     items = read_items(several({**lines, "fraction": 0.1}, rows))
     more = read_fields(several({**lines, "fraction": 0.5, "rename": {"text": "other"}}))
     selected = [item.fields for item in items if isinstance(item, Record)][:-301]
@@ -66,9 +66,9 @@ def test_a_fraction_depends_on_the_content_alone(
 
 
 def test_several_sources_give_the_same_bytes_on_any_number_of_processes(
-    tmp_path: Path, two: tuple[dict[str, Any], dict[str, Any]]
+    tmp_path: Path, two_sources: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
-    lines, rows = two
+    lines, rows = two_sources
     source = {"kind": "several", "sources": [{**lines, "fraction": 0.6}, rows]}
     changes: dict[str, Any] = {
         "source": {**source, "duplicates": "drop"},
@@ -110,8 +110,10 @@ def test_renaming_does_not_overwrite_a_field(tmp_path: Path) -> None:
     assert swapped == [{"text": "a", "body": "b"}, {"text": "c"}]
 
 
-def test_errors_name_the_source(tmp_path: Path, two: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    lines, rows = two
+def test_errors_name_the_source(
+    tmp_path: Path, two_sources: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    lines, rows = two_sources
     with pytest.raises(DataError, match=r"source 2: .*b.csv has no column 'bdy'; did you mean"):
         several(lines, {**rows, "columns": ["bdy", "number"], "rename": {}}).list_pieces()
     with pytest.raises(SettingsError, match="no field 'ttle'; did you mean 'title'"):
@@ -143,16 +145,18 @@ def test_invalid_sources_are_refused(changes: dict[str, Any], message: str) -> N
 
 
 def test_settings_can_be_saved_and_loaded(
-    tmp_path: Path, two: tuple[dict[str, Any], dict[str, Any]]
+    tmp_path: Path, two_sources: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
-    run = build_settings(tmp_path, source={"kind": "several", "sources": [*two, "python-docs"]})
+    run = build_settings(
+        tmp_path, source={"kind": "several", "sources": [*two_sources, "python-docs"]}
+    )
     assert config.build(verb.PrepareSettings, config.dump(run)) == run
-    assert config.dump(run)["source"]["sources"][1]["rename"] == two[1]["rename"]
+    assert config.dump(run)["source"]["sources"][1]["rename"] == two_sources[1]["rename"]
 
 
 def test_the_first_remote_location_is_returned(
-    two: tuple[dict[str, Any], dict[str, Any]],
+    two_sources: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
-    there = {"kind": "text", "files": ["s3://bucket/a"]}
-    assert several(*two, there).remote_location() == "s3://bucket/a"
-    assert not several(*two).remote_location()
+    remote_source = {"kind": "text", "files": ["s3://bucket/a"]}
+    assert several(*two_sources, remote_source).remote_location() == "s3://bucket/a"
+    assert not several(*two_sources).remote_location()

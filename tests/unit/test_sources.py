@@ -53,7 +53,7 @@ def test_undecodable_bytes_reject_only_their_line(tmp_path: Path) -> None:
     ]
 
 
-def test_parts_of_a_large_file_have_every_line_once(tmp_path: Path) -> None:
+def test_pieces_of_a_large_file_have_every_line_once(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": f"{number} " + "x" * (number % 700)}) for number in range(9000)]
     path.write_text("\n".join(lines) + "\n")
@@ -65,12 +65,12 @@ def test_parts_of_a_large_file_have_every_line_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 14))
-def test_a_part_may_start_anywhere(tmp_path: Path, cut: int) -> None:
+def test_a_piece_may_start_at_any_byte(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"ab\ncdef\n\nghi\n")
-    (whole,) = _files.group_files([_files.stat_file(path)], 100)
-    parts = (whole._replace(stop=cut), whole._replace(start=cut))
-    lines = [line.data for part in parts for _, line in _files.read_lines(part)]  # type: ignore[union-attr]
+    (piece,) = _files.group_files([_files.stat_file(path)], 100)
+    halves = (piece._replace(stop=cut), piece._replace(start=cut))
+    lines = [line.data for half in halves for _, line in _files.read_lines(half)]  # type: ignore[union-attr]
     assert lines == [b"ab", b"cdef", b"", b"ghi"]
 
 
@@ -158,8 +158,8 @@ def test_parquet_is_read_by_row_group(tmp_path: Path) -> None:
     source = Parquet(files=(f"{tmp_path}/*.parquet",))
     assert len(source.list_pieces()) == 3
     assert read_fields(source)[5] == {"text": "row 5", "kind": "b", "label": 5, "score": 0.5}
-    only = Parquet(files=(f"{tmp_path}/*.parquet",), columns=("text",))
-    first = read_items(only)[0]
+    text_source = Parquet(files=(f"{tmp_path}/*.parquet",), columns=("text",))
+    first = read_items(text_source)[0]
     assert isinstance(first, Record)
     assert first.fields == {"text": "row 0"}
     with pytest.raises(DataError, match="no column 'txt'"):

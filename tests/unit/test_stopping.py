@@ -24,7 +24,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(data: str, tmp_path_factory: pytest.TempPathFactory) -> jobs.Lines:
+def uninterrupted_run(data: str, tmp_path_factory: pytest.TempPathFactory) -> jobs.Lines:
     return jobs.train(str(tmp_path_factory.mktemp("whole")), data, "mlm", WHOLE)
 
 
@@ -49,7 +49,7 @@ def read_last_line(folder: Path, name: str) -> dict[str, Any]:
     ],
 )
 def test_a_limit_saves_and_explains_how_to_resume(
-    name: str, limits: dict[str, Any], whole: jobs.Lines, data: str, tmp_path: Path
+    name: str, limits: dict[str, Any], uninterrupted_run: jobs.Lines, data: str, tmp_path: Path
 ) -> None:
     code, message = train_to_limit(tmp_path, data, **limits)
     assert code == 67
@@ -64,7 +64,7 @@ def test_a_limit_saves_and_explains_how_to_resume(
     raised = {**limits, name.removeprefix("stop."): 1_000_000}
     assert train_to_limit(tmp_path, data, **raised) == (0, "")
     lines = jobs.lines(tmp_path)
-    assert jobs.losses(lines) == jobs.losses(whole)
+    assert jobs.losses(lines) == jobs.losses(uninterrupted_run)
     attempts = [line["attempt"] for line in lines if "train/loss" in line]
     assert attempts == [1] * step + [2] * (12 - step)
 
@@ -92,7 +92,7 @@ def test_a_target_ends_the_run(data: str, tmp_path: Path) -> None:
     }
     lines = jobs.train(str(tmp_path), data, "mlm", changes)
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result["reason"] == "reached heldout/loss"
+    assert result["stop_reason"] == "reached heldout/loss"
     values = [line["heldout/loss"] for line in lines if "heldout/loss" in line]
     assert values[-1] <= 5.6 < values[-2]
     assert result["steps"] == lines[-1]["step"] < 12
@@ -112,7 +112,7 @@ def test_an_unknown_metric_is_refused(changes: dict[str, Any], data: str, tmp_pa
 
 
 def test_a_signal_saves_and_the_same_command_resumes(
-    whole: jobs.Lines, data: str, tmp_path: Path
+    uninterrupted_run: jobs.Lines, data: str, tmp_path: Path
 ) -> None:
     original = GradientComputer.accumulate_gradients
     steps: list[int] = []
@@ -129,7 +129,7 @@ def test_a_signal_saves_and_the_same_command_resumes(
     assert (code, message.partition(";")[0]) == (143, "stopped by a signal, saved at step 5")
     assert signal.getsignal(signal.SIGTERM) == before
     assert train_to_limit(tmp_path, data) == (0, "")
-    assert jobs.losses(jobs.lines(tmp_path)) == jobs.losses(whole)
+    assert jobs.losses(jobs.lines(tmp_path)) == jobs.losses(uninterrupted_run)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(data: str, tmp_path: Path) -> None:
@@ -140,17 +140,17 @@ def test_a_loss_that_is_not_finite_ends_the_run(data: str, tmp_path: Path) -> No
 
 
 def test_a_second_start_of_a_finished_run_changes_nothing(
-    whole: jobs.Lines, data: str, tmp_path: Path
+    uninterrupted_run: jobs.Lines, data: str, tmp_path: Path
 ) -> None:
     jobs.train(str(tmp_path), data, "mlm", WHOLE)
     weights = (tmp_path / "model" / "model.safetensors").read_bytes()
-    again = jobs.train(str(tmp_path), data, "mlm", WHOLE)
-    assert jobs.losses(again) == jobs.losses(whole)
+    second_lines = jobs.train(str(tmp_path), data, "mlm", WHOLE)
+    assert jobs.losses(second_lines) == jobs.losses(uninterrupted_run)
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == weights
     assert json.loads((tmp_path / "result.json").read_text())["steps"] == 12
 
 
-def test_a_line_counts_the_tokens_of_its_whole_interval_also_across_a_save(
+def test_a_line_counts_the_tokens_of_its_interval_also_across_a_save(
     data: str, tmp_path: Path
 ) -> None:
     output = {"log_every_steps": 6, "checkpoint": {"every_steps": 4}}
@@ -158,14 +158,14 @@ def test_a_line_counts_the_tokens_of_its_whole_interval_also_across_a_save(
     lines = [line for line in metrics if "train/loss" in line]
     assert [line["step"] for line in lines] == [6, 12]
     total = read_last_line(tmp_path, "ledger.jsonl")
-    shares = [line["train/padding_share"] for line in lines]
+    shares = [line["train/padding_fraction"] for line in lines]
     slots = 12 * 8 * datasets.LENGTH
     assert total["tokens"] == pytest.approx(sum((1 - share) * slots / 2 for share in shares))
-    assert total["padding_share"] == pytest.approx(1 - total["tokens"] / slots)
+    assert total["padding_fraction"] == pytest.approx(1 - total["tokens"] / slots)
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 3
 
 
-def test_the_best_checkpoint_is_an_evaluated_one(data: str, tmp_path: Path) -> None:
+def test_the_best_checkpoint_has_an_evaluation(data: str, tmp_path: Path) -> None:
     """A save between two evaluations has no metric, and does not take an older one."""
     checkpoint = {
         "every_steps": 2,
@@ -177,6 +177,6 @@ def test_the_best_checkpoint_is_an_evaluated_one(data: str, tmp_path: Path) -> N
     lines = jobs.train(str(tmp_path), data, "mlm", {**changes, "stop": {"steps": 8}})
     best = json.loads((tmp_path / "checkpoints" / "BEST").read_text())
     values = {line["step"]: line["heldout/loss"] for line in lines if "heldout/loss" in line}
-    step = int(best["name"].removeprefix("step-"))
+    step = int(best["checkpoint"].removeprefix("step-"))
     assert step in (6, 8)
     assert best["value"] == min(values[6], values[8]) == values[step]

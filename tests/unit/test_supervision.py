@@ -70,9 +70,9 @@ def test_attempts_that_fail_at_the_same_step_are_limited() -> None:
 
 
 def test_another_step_or_kind_resets_the_count() -> None:
-    same = [failure()] * (LIMIT - 1)
-    assert wait_after(*same, failure(step=11), failure()) is not None
-    assert wait_after(*same, failure("hang"), failure()) is not None
+    equal_failures = [failure()] * (LIMIT - 1)
+    assert wait_after(*equal_failures, failure(step=11), failure()) is not None
+    assert wait_after(*equal_failures, failure("hang"), failure()) is not None
 
 
 def test_different_failures_are_not_reported_as_the_same() -> None:
@@ -93,10 +93,10 @@ def test_waits_double_up_to_a_maximum() -> None:
 
 
 def test_an_exception_is_retried_once_per_location() -> None:
-    here, there = failure("user", place="a"), failure("user", place="b")
-    assert wait_after(here, there) == 0
-    assert wait_after(there, here, here) is None
-    assert final_error(here, here)[0] == 64
+    first, second = failure("user", location_hash="a"), failure("user", location_hash="b")
+    assert wait_after(first, second) == 0
+    assert wait_after(second, first, first) is None
+    assert final_error(first, first)[0] == 64
 
 
 def test_bad_steps_are_rolled_back_once() -> None:
@@ -113,7 +113,7 @@ def test_the_error_has_the_worker_s_traceback_as_a_note() -> None:
 
 def test_the_first_failure_is_the_earliest_and_not_the_lowest_rank(tmp_path: Path) -> None:
     for rank, at in ((0, 7.5), (2, 7.25)):
-        document = {**Failure("user", rank, 3, "x").document(), "at": at}
+        document = {**Failure("user", rank, 3, "x").document(), "reported_at": at}
         (tmp_path / f"failure-{rank}.json").write_text(json.dumps(document))
     (tmp_path / "failure-1.json").write_text('{"kind": "us')
     assert [failure.rank for failure in WorkerReports(tmp_path, 3).read_failures()] == [2, 0]
@@ -129,10 +129,10 @@ def test_the_largest_tensors_are_grouped_by_type_and_shape() -> None:
     assert groups["float32 [1000, 777]"]["bytes"] == 3 * 1000 * 777 * 4
     assert "float32 [1000, 778]" not in groups, f"{shapes} have no bytes"
     assert "float32 [777]" not in groups, "a view shares the bytes of its base"
-    assert collect_evidence(MemoryError())["largest"]
-    assert "largest" not in collect_evidence(ValueError())
+    assert collect_evidence(MemoryError())["largest_tensors"]
+    assert "largest_tensors" not in collect_evidence(ValueError())
     largest = [{"tensors": "float32 [2]", "count": 3, "bytes": 24e6}]
-    line = final_error(failure("memory", largest=largest))[1]
+    line = final_error(failure("memory", largest_tensors=largest))[1]
     assert "largest tensors 3 x float32 [2]: 24 MB" in line
 
 

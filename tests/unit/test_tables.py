@@ -60,13 +60,13 @@ def test_every_format_has_the_same_rows(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.arrow", "a.stream"])
-def test_a_large_file_is_read_in_parts(tmp_path: Path, name: str) -> None:
+def test_a_large_file_is_read_in_pieces(tmp_path: Path, name: str) -> None:
     write(tmp_path / name)
-    parts = Arrow(files=(str(tmp_path / name),), chunk_mib=1)
-    pieces = parts.list_pieces()
+    chunked = Arrow(files=(str(tmp_path / name),), chunk_mib=1)
+    pieces = chunked.list_pieces()
     assert [(piece.start, piece.stop) for piece in pieces] == [(0, 10), (10, 20), (20, None)]
-    assert read_fields(parts) == read_fields(Arrow(files=(str(tmp_path / name),)))
-    last = next(iter(parts.read(pieces[2])))
+    assert read_fields(chunked) == read_fields(Arrow(files=(str(tmp_path / name),)))
+    last = next(iter(chunked.read(pieces[2])))
     assert (last.location, last.fields["label"]) == ("batch 20 row 0", 2000)  # type: ignore[union-attr]
 
 

@@ -31,25 +31,29 @@ def build_settings(*tasks: dict[str, Any], **more: Any) -> TrainSettings:
 
 @given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=5), steps=st.integers(0, 200))
 def test_steps_are_shared_evenly_by_weight(weights: list[int], steps: int) -> None:
-    turns = TaskSchedule(weights)
-    given_to = [0] * len(weights)
+    schedule = TaskSchedule(weights)
+    step_counts = [0] * len(weights)
     for step in range(steps):
-        turn = turns.task_at(step)
-        assert turn.step == given_to[turn.task], "its own steps are counted without a gap"
-        given_to[turn.task] += 1
-        for weight, count in zip(weights, given_to, strict=True):
+        task_step = schedule.task_at(step)
+        assert task_step.step == step_counts[task_step.task], (
+            "the steps of a task are counted without a gap"
+        )
+        step_counts[task_step.task] += 1
+        for weight, count in zip(weights, step_counts, strict=True):
             assert abs(count - weight * (step + 1) / sum(weights)) < len(weights)
     for rounds in (1, 7):
-        ends = [turns.task_at(rounds * sum(weights) + position) for position in range(sum(weights))]
+        last_steps = [
+            schedule.task_at(rounds * sum(weights) + position) for position in range(sum(weights))
+        ]
         for task, weight in enumerate(weights):
-            task_steps = [turn.step for turn in ends if turn.task == task]
+            task_steps = [task_step.step for task_step in last_steps if task_step.task == task]
             assert task_steps == list(range(rounds * weight, (rounds + 1) * weight))
 
 
 def test_a_single_task_has_every_step() -> None:
-    turns = TaskSchedule([3])
-    assert [turns.task_at(step) for step in (0, 5, 100)] == [(0, 0), (0, 5), (0, 100)]
-    assert turns.steps_per_epoch(7) == 7
+    schedule = TaskSchedule([3])
+    assert [schedule.task_at(step) for step in (0, 5, 100)] == [(0, 0), (0, 5), (0, 100)]
+    assert schedule.steps_per_epoch(7) == 7
 
 
 def test_an_epoch_is_a_pass_of_the_first_task() -> None:

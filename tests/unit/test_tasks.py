@@ -29,7 +29,7 @@ CONFIG = CollatorConfig(datasets.VOCABULARY, 0, 4, (0, 1, 2, 3, 4))
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def packed_data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return Dataset(datasets.write_packed(tmp_path_factory.mktemp("data") / "packed", ROWS))
 
 
@@ -39,92 +39,95 @@ def arrays(task: Task, data: Dataset, epoch: int = 0, rows: int = ROWS) -> Array
     return task.build_batch(data.rows("train"), plan, RandomKey(1, epoch, 0), CONFIG)
 
 
-def test_each_row_masks_k_positions_and_weights_the_eligible_share(packed: Dataset) -> None:
-    found = arrays(Mlm(mlm_probability=0.15), packed)
-    assert found["masked"].shape == found["labels"].shape == (ROWS, 5)
-    rows = packed.rows("train").take(range(ROWS))
+def test_each_row_masks_k_positions_and_weights_the_eligible_share(packed_data: Dataset) -> None:
+    batch = arrays(Mlm(mlm_probability=0.15), packed_data)
+    assert batch["masked"].shape == batch["labels"].shape == (ROWS, 5)
+    rows = packed_data.rows("train").take(range(ROWS))
     for number, row in enumerate(rows):
-        places = found["masked"][number]
-        assert len(set(places.tolist())) == 5
+        positions = batch["masked"][number]
+        assert len(set(positions.tolist())) == 5
         eligible = (row["segments"] > 0) & ~np.isin(row["tokens"], CONFIG.special_ids)
-        wanted = min(5, round(0.15 * int(eligible.sum())))
-        weights = found["weights"][number]
-        assert weights.tolist() == [1.0] * wanted + [0.0] * (5 - wanted)
-        counted = places[:wanted]
+        num_masked = min(5, round(0.15 * int(eligible.sum())))
+        weights = batch["weights"][number]
+        assert weights.tolist() == [1.0] * num_masked + [0.0] * (5 - num_masked)
+        counted = positions[:num_masked]
         assert eligible[counted].all()
-        assert (found["labels"][number][:wanted] == row["tokens"][counted]).all()
+        assert (batch["labels"][number][:num_masked] == row["tokens"][counted]).all()
         untouched = np.ones(datasets.LENGTH, bool)
         untouched[counted] = False
-        assert (found["tokens"][number] == row["tokens"])[untouched].all()
+        assert (batch["tokens"][number] == row["tokens"])[untouched].all()
 
 
-def test_80_percent_are_masked_and_10_percent_are_unchanged(packed: Dataset) -> None:
-    found = [arrays(Mlm(mlm_probability=0.5), packed, epoch) for epoch in range(4)]
-    shown, labels = [], []
-    for each in found:
-        counted = each["weights"] > 0
-        shown.append(np.take_along_axis(each["tokens"], each["masked"], 1)[counted])
-        labels.append(each["labels"][counted])
-    now, then = np.concatenate(shown), np.concatenate(labels)
-    count = len(now)
-    for share, expected in (((now == 4).mean(), 0.8), ((now == then).mean(), 0.1)):
+def test_80_percent_are_masked_and_10_percent_are_unchanged(packed_data: Dataset) -> None:
+    epochs = [arrays(Mlm(mlm_probability=0.5), packed_data, epoch) for epoch in range(4)]
+    inputs, labels = [], []
+    for batch in epochs:
+        counted = batch["weights"] > 0
+        inputs.append(np.take_along_axis(batch["tokens"], batch["masked"], 1)[counted])
+        labels.append(batch["labels"][counted])
+    input_tokens, label_tokens = np.concatenate(inputs), np.concatenate(labels)
+    count = len(input_tokens)
+    for share, expected in (
+        ((input_tokens == 4).mean(), 0.8),
+        ((input_tokens == label_tokens).mean(), 0.1),
+    ):
         assert abs(share - expected) < 4 * (expected * (1 - expected) / count) ** 0.5 + 1 / 300
-    assert (found[0]["masked"] != found[1]["masked"]).any(), "an epoch repeats the masks"
+    assert (epochs[0]["masked"] != epochs[1]["masked"]).any(), "an epoch repeats the masks"
 
 
-def test_the_last_token_of_a_document_has_weight_0(packed: Dataset) -> None:
-    found = arrays(Clm(), packed)
-    segments, weights = found["segments"], found["weights"]
+def test_the_last_token_of_a_document_has_weight_0(packed_data: Dataset) -> None:
+    batch = arrays(Clm(), packed_data)
+    segments, weights = batch["segments"], batch["weights"]
     for row in range(ROWS):
-        for place in range(datasets.LENGTH):
-            inside = place + 1 < datasets.LENGTH and segments[row, place] > 0
-            follows = inside and segments[row, place + 1] == segments[row, place]
-            assert weights[row, place] == follows
+        for position in range(datasets.LENGTH):
+            inside = position + 1 < datasets.LENGTH and segments[row, position] > 0
+            follows = inside and segments[row, position + 1] == segments[row, position]
+            assert weights[row, position] == follows
             if follows:
-                assert found["labels"][row, place] == found["tokens"][row, place + 1]
+                assert batch["labels"][row, position] == batch["tokens"][row, position + 1]
 
 
 @pytest.fixture(scope="module")
-def halves(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def pair_data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return Dataset(datasets.write_halves(tmp_path_factory.mktemp("data") / "halves", ROWS))
 
 
 PAIRED = Mlm(next_sentence=True)
 
 
-def test_half_of_the_pairs_have_the_second_half_of_their_row(halves: Dataset) -> None:
-    rows = halves.rows("train").take(range(ROWS))
-    found = [arrays(PAIRED, halves, epoch) for epoch in range(3)]
+def test_half_of_the_pairs_have_the_second_half_of_their_row(pair_data: Dataset) -> None:
+    rows = pair_data.rows("train").take(range(ROWS))
+    epochs = [arrays(PAIRED, pair_data, epoch) for epoch in range(3)]
     seconds = {tuple(row["second"].tolist()) for row in rows}
-    for each in found:
-        shown = each["tokens"].copy()
-        np.put_along_axis(shown, each["masked"], each["labels"], 1)
+    for batch in epochs:
+        unmasked = batch["tokens"].copy()
+        np.put_along_axis(unmasked, batch["masked"], batch["labels"], 1)
         for number, row in enumerate(rows):
-            cut, real = len(row["first"]), int(each["segments"][number].sum())
-            assert (shown[number, :cut] == row["first"]).all()
-            second = shown[number, cut:real].tolist()
-            assert (second == row["second"].tolist()) == (each["next_sentence_label"][number] == 0)
+            cut, real = len(row["first"]), int(batch["segments"][number].sum())
+            assert (unmasked[number, :cut] == row["first"]).all()
+            second = unmasked[number, cut:real].tolist()
+            assert (second == row["second"].tolist()) == (batch["next_sentence_label"][number] == 0)
             assert tuple(second) in seconds
-            assert each["types"][number].tolist() == [0] * cut + [1] * (real - cut) + [0] * (
+            assert batch["types"][number].tolist() == [0] * cut + [1] * (real - cut) + [0] * (
                 datasets.LENGTH - real
             )
-        assert abs(each["next_sentence_label"].mean() - 0.5) < 4 * (0.25 / ROWS) ** 0.5
-    assert (found[0]["next_sentence_label"] != found[1]["next_sentence_label"]).any(), (
+        assert abs(batch["next_sentence_label"].mean() - 0.5) < 4 * (0.25 / ROWS) ** 0.5
+    assert (epochs[0]["next_sentence_label"] != epochs[1]["next_sentence_label"]).any(), (
         "an epoch repeats the pairs"
     )
-    both = [(each["next_sentence_label"] == 1) for each in found]
-    again = both[0] & both[1]
-    assert again.sum() > 10
-    same = (found[0]["tokens"] == found[1]["tokens"]).all(1)
-    assert same[again].sum() == 0
+    replaced = [(batch["next_sentence_label"] == 1) for batch in epochs]
+    twice_replaced = replaced[0] & replaced[1]
+    assert twice_replaced.sum() > 10
+    equal_tokens = (epochs[0]["tokens"] == epochs[1]["tokens"]).all(1)
+    assert equal_tokens[twice_replaced].sum() == 0
 
 
 def test_partners_are_uniform_over_all_other_rows() -> None:
     numbers = np.arange(7000)
     draws = [choose_partners(numbers, 7, RandomKey(1, epoch, 0)) for epoch in range(2)]
     assert (draws[0] != draws[1]).any()
-    for found in draws:
-        steps = np.bincount((found - numbers) % 7, minlength=7) / len(numbers)
+    for partners in draws:
+        steps = np.bincount((partners - numbers) % 7, minlength=7) / len(numbers)
         assert abs(steps[0] - 1 / 2) < 0.03
         assert (abs(steps[1:] - 1 / 12) < 0.02).all()
     assert choose_partners(numbers[:9], 1, RandomKey(1, 0, 0)).tolist() == [0] * 9
@@ -154,12 +157,14 @@ def test_the_pair_loss_is_weighted_by_predicted_tokens() -> None:
     assert Mlm().loss(output, batch)[0] == 7
 
 
-def test_the_pair_loss_equals_transformers(halves: Dataset) -> None:
-    module: Any = PAIRED.build_module(Model(**{**BERT, "dropout": 0.0}), halves.manifest, 0).eval()
-    found = arrays(PAIRED, halves, rows=12)
-    both = {0, 1}
+def test_the_pair_loss_equals_transformers(pair_data: Dataset) -> None:
+    module: Any = PAIRED.build_module(
+        Model(**{**BERT, "dropout": 0.0}), pair_data.manifest, 0
+    ).eval()
+    inputs = arrays(PAIRED, pair_data, rows=12)
+    remaining_labels = {0, 1}
     for row in range(12):
-        batch = {name: torch.from_numpy(value[row : row + 1]) for name, value in found.items()}
+        batch = {name: torch.from_numpy(value[row : row + 1]) for name, value in inputs.items()}
         real = int(batch["segments"].sum())
         counted = batch["masked"][0, : int(batch["weights"].sum())]
         labels = torch.full((1, datasets.LENGTH), -100)
@@ -173,40 +178,40 @@ def test_the_pair_loss_equals_transformers(halves: Dataset) -> None:
                 next_sentence_label=batch["next_sentence_label"],
             ).loss
         torch.testing.assert_close(loss / weight, expected)
-        both -= {int(batch["next_sentence_label"])}
-    assert not both, "one of the two labels did not occur"
+        remaining_labels -= {int(batch["next_sentence_label"])}
+    assert not remaining_labels, "one of the two labels did not occur"
 
 
-def test_an_architecture_without_next_sentence_head_is_refused(halves: Dataset) -> None:
+def test_an_architecture_without_next_sentence_head_is_refused(pair_data: Dataset) -> None:
     roberta = {**BERT, "architecture": "roberta", "dropout": 0.0}
     with pytest.raises(SettingsError, match=r"'roberta' has no next-sentence head; use bert"):
-        PAIRED.build_module(Model(**roberta), halves.manifest, 0)
+        PAIRED.build_module(Model(**roberta), pair_data.manifest, 0)
 
 
-@pytest.mark.parametrize(("task", "wanted"), [(Mlm(), "packed"), (PAIRED, "sentence-pairs")])
+@pytest.mark.parametrize(("task", "layout"), [(Mlm(), "packed"), (PAIRED, "sentence-pairs")])
 def test_a_dataset_of_another_layout_is_refused(
-    halves: Dataset, packed: Dataset, task: Mlm, wanted: str
+    pair_data: Dataset, packed_data: Dataset, task: Mlm, layout: str
 ) -> None:
-    fitting, other = (packed, halves) if wanted == "packed" else (halves, packed)
+    fitting, other = (packed_data, pair_data) if layout == "packed" else (pair_data, packed_data)
     task.check_dataset(fitting.manifest)
-    with pytest.raises(SettingsError, match=f'prepare it with rows.layout = "{wanted}"'):
+    with pytest.raises(SettingsError, match=f'prepare it with rows.layout = "{layout}"'):
         task.check_dataset(other.manifest)
     assert task.bucket_lengths(fitting.manifest) == (datasets.LENGTH,)
-    assert 0.5 < task.real_token_share(fitting.manifest) <= 1
+    assert 0.5 < task.real_token_fraction(fitting.manifest) <= 1
 
 
 def test_only_answer_tokens_have_weight(tmp_path: Path) -> None:
     data = Dataset(datasets.write_chats(tmp_path / "chats", ROWS))
-    found, plain = arrays(Sft(), data), arrays(Clm(), data)
+    sft_batch, clm_batch = arrays(Sft(), data), arrays(Clm(), data)
     rows = data.rows("train").take(range(ROWS))
     followed = np.zeros((ROWS, datasets.LENGTH), np.float32)
     for number, row in enumerate(rows):
-        followed[number, :-1] = row["answers"][1:]
-    assert (found["weights"] == plain["weights"] * followed).all()
-    assert 0 < found["weights"].sum() < plain["weights"].sum()
-    del found["weights"], plain["weights"]
-    assert found.keys() == plain.keys()
-    assert all((found[name] == plain[name]).all() for name in found)
+        followed[number, :-1] = row["loss_mask"][1:]
+    assert (sft_batch["weights"] == clm_batch["weights"] * followed).all()
+    assert 0 < sft_batch["weights"].sum() < clm_batch["weights"].sum()
+    del sft_batch["weights"], clm_batch["weights"]
+    assert sft_batch.keys() == clm_batch.keys()
+    assert all((sft_batch[name] == clm_batch[name]).all() for name in sft_batch)
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT], ids=lambda model: model["architecture"])
@@ -218,21 +223,21 @@ def test_a_packed_conversation_has_the_same_loss_as_alone(
     module = task.build_module(Model(**{**model, "dropout": 0.0}), data.manifest, 0).eval()
     batch = {name: torch.from_numpy(value) for name, value in arrays(task, data, rows=20).items()}
     with torch.no_grad():
-        packed = module(batch)["nll"] * batch["weights"]
+        packed_losses = module(batch)["nll"] * batch["weights"]
         for segment in (1, 2, 3):
             inside = batch["segments"] == segment
             first = inside.int().argmax(1, keepdim=True)
             # Each conversation is moved to the start of a row without other conversations.
-            places = (torch.arange(datasets.LENGTH) + first) % datasets.LENGTH
-            kept = {name: value for name, value in batch.items() if name != "keys"}
-            moved = {name: value.gather(1, places) for name, value in kept.items()}
-            own = moved["segments"] == segment
-            alone = {name: value * own for name, value in moved.items()}
-            found = module({**alone, "keys": batch["keys"]})["nll"] * alone["weights"]
-            expected = (packed * inside).sum(1)
+            positions = (torch.arange(datasets.LENGTH) + first) % datasets.LENGTH
+            tensors = {name: value for name, value in batch.items() if name != "keys"}
+            moved = {name: value.gather(1, positions) for name, value in tensors.items()}
+            is_segment = moved["segments"] == segment
+            alone = {name: value * is_segment for name, value in moved.items()}
+            losses = module({**alone, "keys": batch["keys"]})["nll"] * alone["weights"]
+            expected = (packed_losses * inside).sum(1)
             answered = expected > 0
             assert answered.sum() > 10
-            error = float((found.sum(1) / expected - 1)[answered].abs().max())
+            error = float((losses.sum(1) / expected - 1)[answered].abs().max())
             figure("a conversation packed and alone", error)
             assert error < 3e-6
 
@@ -249,10 +254,10 @@ def test_the_contrastive_loss_is_the_cross_entropy_of_the_batch(
     task = Contrastive.model_validate({"symmetric": symmetric, "temperature": 0.2})
     queries, documents = unit_vectors(5, 1), unit_vectors(5, 2)
     scores = queries @ documents.T / 0.2
-    own = torch.arange(5)
-    expected = torch.nn.functional.cross_entropy(scores, own, reduction="sum")
+    targets = torch.arange(5)
+    expected = torch.nn.functional.cross_entropy(scores, targets, reduction="sum")
     if symmetric:
-        back = torch.nn.functional.cross_entropy(scores.T, own, reduction="sum")
+        back = torch.nn.functional.cross_entropy(scores.T, targets, reduction="sum")
         expected = (expected + back) / 2
     output = {"vectors": torch.cat([queries, documents])}
     loss, weight = task.loss(output, {"real": torch.ones(10)})

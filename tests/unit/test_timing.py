@@ -11,28 +11,28 @@ from regauge import timing
 
 
 def test_the_shortest_duration_of_all_tries_is_returned() -> None:
-    taken = iter([3.0, 1.0, 2.0, 0.5])
-    assert timing.measure_min_seconds(lambda: next(taken), 0.0) == 1.0
-    assert next(taken) == 0.5, "it was measured more often than required"
+    durations = iter([3.0, 1.0, 2.0, 0.5])
+    assert timing.measure_min_seconds(lambda: next(durations), 0.0) == 1.0
+    assert next(durations) == 0.5, "it was measured more often than required"
 
 
 def test_sizes_double_until_the_work_takes_long_enough() -> None:
-    made = []
+    sizes = []
 
     def work(size: int) -> timing.TimedWork:
-        made.append(size)
+        sizes.append(size)
         return lambda: size**3 * 1e-6
 
     size, seconds = timing.find_timed_size(work, 10, 1000, 0.05)
     assert (size, seconds()) == (40, 0.064)
-    assert made == [10, 20, 40]
+    assert sizes == [10, 20, 40]
     assert timing.find_timed_size(work, 10, 35, 0.05)[0] == 20, "no size is larger than the largest"
 
 
 def test_one_slow_try_does_not_end_the_doubling() -> None:
     def work(size: int) -> timing.TimedWork:
-        taken = iter([9.0, 9.0] + [size * 1e-3] * 8)
-        return lambda: next(taken)
+        durations = iter([9.0, 9.0] + [size * 1e-3] * 8)
+        return lambda: next(durations)
 
     assert timing.find_timed_size(work, 1, 8, 4e-3)[0] == 4
 

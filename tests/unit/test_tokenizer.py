@@ -28,13 +28,15 @@ def batches() -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer") / "trained"
     tokenizer.train_tokenizer(batches(), settings.TokenizerSettings(vocab_size=400), folder)
     return folder
 
 
-def test_the_number_of_threads_does_not_change_the_result(trained: Path, tmp_path: Path) -> None:
+def test_the_number_of_threads_does_not_change_the_result(
+    trained_folder: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "one"
     code = (
         "from pathlib import Path; from unit import test_tokenizer as t;"
@@ -44,27 +46,27 @@ def test_the_number_of_threads_does_not_change_the_result(trained: Path, tmp_pat
     tests = str(Path(__file__).parents[1])
     variables = {**os.environ, "RAYON_NUM_THREADS": "1", "PYTHONPATH": tests}
     subprocess.run([sys.executable, "-c", code], check=True, env=variables)
-    assert (folder / TOKENIZER).read_bytes() == (trained / TOKENIZER).read_bytes()
+    assert (folder / TOKENIZER).read_bytes() == (trained_folder / TOKENIZER).read_bytes()
 
 
-def test_the_info_has_the_special_tokens(trained: Path) -> None:
-    facts = tokenizer.LoadedTokenizer(trained).info
-    assert (facts.pad, facts.separator, facts.mask) == (0, 3, 4)
-    assert facts.special == (0, 1, 2, 3, 4)
-    assert 261 < facts.vocabulary <= 400
+def test_the_info_has_the_special_tokens(trained_folder: Path) -> None:
+    facts = tokenizer.LoadedTokenizer(trained_folder).info
+    assert (facts.pad_token_id, facts.sep_token_id, facts.mask_token_id) == (0, 3, 4)
+    assert facts.special_token_ids == (0, 1, 2, 3, 4)
+    assert 261 < facts.vocab_size <= 400
     assert len(facts.sha256) == 64
 
 
-def test_stored_truncation_and_padding_are_ignored(trained: Path, tmp_path: Path) -> None:
+def test_stored_truncation_and_padding_are_ignored(trained_folder: Path, tmp_path: Path) -> None:
     dataset, model = tmp_path / "data", tmp_path / "model"
-    shutil.copytree(trained, dataset / "tokenizer")
-    tokenizer.check_same_tokenizer(dataset, model)  # a model without one is anybody's
-    shutil.copytree(trained, model)
-    other = Tokenizer.from_file(str(trained / TOKENIZER))
+    shutil.copytree(trained_folder, dataset / "tokenizer")
+    tokenizer.check_same_tokenizer(dataset, model)  # the model has no tokenizer
+    shutil.copytree(trained_folder, model)
+    other = Tokenizer.from_file(str(trained_folder / TOKENIZER))
     other.enable_truncation(16)
     other.enable_padding(length=16)
     other.save(str(model / TOKENIZER))
-    assert (model / TOKENIZER).read_bytes() != (trained / TOKENIZER).read_bytes()
+    assert (model / TOKENIZER).read_bytes() != (trained_folder / TOKENIZER).read_bytes()
     tokenizer.check_same_tokenizer(dataset, model)
     other.add_tokens(["extraordinary"])
     other.save(str(model / TOKENIZER))
@@ -72,8 +74,8 @@ def test_stored_truncation_and_padding_are_ignored(trained: Path, tmp_path: Path
         tokenizer.check_same_tokenizer(dataset, model)
 
 
-def test_tokens_of_letters_are_words(trained: Path) -> None:
-    encoder = tokenizer.LoadedTokenizer(trained)
+def test_tokens_of_letters_are_words(trained_folder: Path) -> None:
+    encoder = tokenizer.LoadedTokenizer(trained_folder)
     words = encoder.list_words()
     assert {"number", "value", "mask", "the"} <= set(words)
     assert words == sorted(set(words))
@@ -81,21 +83,21 @@ def test_tokens_of_letters_are_words(trained: Path) -> None:
     assert "[MASK]" not in words
 
 
-def test_text_is_encoded_and_decoded(trained: Path) -> None:
-    encoder = tokenizer.LoadedTokenizer(trained)
+def test_text_is_encoded_and_decoded(trained_folder: Path) -> None:
+    encoder = tokenizer.LoadedTokenizer(trained_folder)
     (ids,) = encoder.encode([TEXTS[7]])
-    assert not set(ids.tolist()) & set(encoder.info.special)
+    assert not set(ids.tolist()) & set(encoder.info.special_token_ids)
     wrapped = encoder.add_special_tokens(ids).tolist()
     assert wrapped == [2, *ids.tolist(), 3]
     assert encoder.num_special_tokens == 2
-    decoder = Tokenizer.from_file(str(trained / "tokenizer.json"))
+    decoder = Tokenizer.from_file(str(trained_folder / "tokenizer.json"))
     assert decoder.decode(ids.tolist()).removeprefix(" ") == TEXTS[7]
 
 
-def test_transformers_loads_the_folder_and_gives_the_same_ids(trained: Path) -> None:
+def test_transformers_loads_the_folder_and_gives_the_same_ids(trained_folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    loaded = transformers.AutoTokenizer.from_pretrained(str(trained))
-    encoder = tokenizer.LoadedTokenizer(trained)
+    loaded = transformers.AutoTokenizer.from_pretrained(str(trained_folder))
+    encoder = tokenizer.LoadedTokenizer(trained_folder)
     for text in TEXTS[:5]:
         assert (
             loaded(text).input_ids == encoder.add_special_tokens(encoder.encode([text])[0]).tolist()
@@ -112,9 +114,9 @@ def test_neither_torch_nor_transformers_is_imported() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_a_copy_encodes_the_same(trained: Path, tmp_path: Path) -> None:
+def test_a_copy_encodes_the_same(trained_folder: Path, tmp_path: Path) -> None:
     (source := tmp_path / "source").mkdir()
-    shutil.copytree(trained, source, dirs_exist_ok=True)
+    shutil.copytree(trained_folder, source, dirs_exist_ok=True)
     (source / "model.safetensors").write_bytes(b"weights")
     (source / "config.json").write_text("{}")
     tokenizer.copy_tokenizer(source, tmp_path / "copy")
@@ -122,8 +124,11 @@ def test_a_copy_encodes_the_same(trained: Path, tmp_path: Path) -> None:
         "tokenizer.json",
         "tokenizer_config.json",
     ]
-    assert tokenizer.hash_tokenizer(tmp_path / "copy") == tokenizer.hash_tokenizer(trained)
-    first, second = tokenizer.LoadedTokenizer(trained), tokenizer.LoadedTokenizer(tmp_path / "copy")
+    assert tokenizer.hash_tokenizer(tmp_path / "copy") == tokenizer.hash_tokenizer(trained_folder)
+    first, second = (
+        tokenizer.LoadedTokenizer(trained_folder),
+        tokenizer.LoadedTokenizer(tmp_path / "copy"),
+    )
     assert first.info == second.info
 
 
@@ -137,7 +142,12 @@ def test_eos_can_be_the_end_token(tmp_path: Path) -> None:
     encoder = tokenizer.LoadedTokenizer(tmp_path)
     assert encoder.add_special_tokens(encoder.encode(["a b a b"])[0]).tolist() == [1, 2, 1, 2, 0]
     facts = encoder.info
-    assert (facts.pad, facts.mask, facts.separator, facts.special) == (0, None, 0, (0,))
+    assert (
+        facts.pad_token_id,
+        facts.mask_token_id,
+        facts.sep_token_id,
+        facts.special_token_ids,
+    ) == (0, None, 0, (0,))
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

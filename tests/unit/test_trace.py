@@ -1,4 +1,4 @@
-"""Traces written by hand: every microsecond has one kind and one part."""
+"""Traces written by hand: every microsecond has one kind and one module."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ def break_down(*events: dict[str, Any], data_seconds: float = 0.0) -> Any:
 
 
 def seconds(breakdown: Any) -> dict[str, tuple[float, float]]:
-    """Return the microseconds of each part, forward and backward."""
-    parts = breakdown.parts.items()
-    return {name: (round(p.forward * 1e6, 6), round(p.backward * 1e6, 6)) for name, p in parts}
+    """Return the microseconds of each module, forward and backward."""
+    modules = breakdown.by_module.items()
+    return {
+        name: (round(module.forward * 1e6, 6), round(module.backward * 1e6, 6))
+        for name, module in modules
+    }
 
 
 def test_time_belongs_to_the_innermost_span() -> None:
@@ -51,13 +54,13 @@ def test_time_belongs_to_the_innermost_span() -> None:
         data_seconds=20 * MICROSECOND,
     )
     assert seconds(breakdown) == {"layers.*.mlp": (24, 0), LOSS: (7, 0)}
-    kinds = {name: round(value * 1e6, 6) for name, value in breakdown.kinds.items()}
-    assert kinds == {"products": 14, "other": 17, "communication": 0, "data": 20, "host": 69}
+    kinds = {name: round(value * 1e6, 6) for name, value in breakdown.by_kind.items()}
+    assert kinds == {"matmul": 14, "other": 17, "communication": 0, "data": 20, "host": 69}
     assert breakdown.wall == pytest.approx(120 * MICROSECOND)
-    assert (breakdown.steps, breakdown.hidden_communication) == (1, 0)
+    assert (breakdown.steps, breakdown.overlapped_communication) == (1, 0)
 
 
-def test_a_backward_operation_belongs_to_the_part_of_its_forward_operation() -> None:
+def test_a_backward_operation_belongs_to_the_module_of_its_forward_operation() -> None:
     breakdown = break_down(
         event(STEP, 0, 100),
         event(MODULE + "first", 0, 10),
@@ -85,7 +88,7 @@ def test_recomputation_counts_as_backward() -> None:
     assert seconds(breakdown) == {"layers.*": (0, 20)}
 
 
-def test_the_optimizer_and_annotated_methods_are_parts() -> None:
+def test_the_optimizer_and_annotated_methods_count_as_modules() -> None:
     breakdown = break_down(
         event(STEP, 0, 60),
         event(PART + "gradient norm", 0, 10),
@@ -94,7 +97,7 @@ def test_the_optimizer_and_annotated_methods_are_parts() -> None:
         event("aten::mul_", 20, 30),
     )
     assert seconds(breakdown) == {OPTIMIZER: (40, 0), "gradient norm": (8, 0)}
-    assert breakdown.kinds["optimizer"] == pytest.approx(40 * MICROSECOND)
+    assert breakdown.by_kind["optimizer"] == pytest.approx(40 * MICROSECOND)
 
 
 def test_compiled_code_is_computation_and_its_wrappers_are_host_time() -> None:
@@ -107,8 +110,8 @@ def test_compiled_code_is_computation_and_its_wrappers_are_host_time() -> None:
         event("aten::mm", 12, 22, **{"Input Dims": [[2, 3], [3, 4]]}),
     )
     assert seconds(breakdown) == {"layers.*": (34, 0)}
-    assert breakdown.kinds["products"] == pytest.approx(10 * MICROSECOND)
-    assert breakdown.kinds["other"] == pytest.approx(24 * MICROSECOND)
+    assert breakdown.by_kind["matmul"] == pytest.approx(10 * MICROSECOND)
+    assert breakdown.by_kind["other"] == pytest.approx(24 * MICROSECOND)
 
 
 def test_communication_during_computation_is_hidden() -> None:
@@ -118,9 +121,9 @@ def test_communication_during_computation_is_hidden() -> None:
         event("nccl:all_reduce", 20, 70, tid=2),
         event("nccl:all_reduce", 200, 300, tid=2),
     )
-    assert breakdown.kinds["communication"] == pytest.approx(30 * MICROSECOND)
-    assert breakdown.hidden_communication == pytest.approx(20 * MICROSECOND)
-    assert breakdown.kinds["host"] == pytest.approx(30 * MICROSECOND)
+    assert breakdown.by_kind["communication"] == pytest.approx(30 * MICROSECOND)
+    assert breakdown.overlapped_communication == pytest.approx(20 * MICROSECOND)
+    assert breakdown.by_kind["host"] == pytest.approx(30 * MICROSECOND)
 
 
 def test_device_kernels_are_timed_if_there_are_any() -> None:
@@ -137,11 +140,11 @@ def test_device_kernels_are_timed_if_there_are_any() -> None:
         event("ncclDevKernel_AllReduce", 40, 80, tid=8, cat="kernel", correlation=3),
     )
     assert seconds(breakdown) == {"layers.*": (40, 0)}
-    assert breakdown.parts["layers.*"].flops == 2 * 2 * 3 * 4
-    assert breakdown.kinds["products"] == pytest.approx(30 * MICROSECOND)
-    assert breakdown.kinds["communication"] == pytest.approx(20 * MICROSECOND)
-    assert breakdown.hidden_communication == pytest.approx(20 * MICROSECOND)
-    assert breakdown.kinds["host"] == pytest.approx(40 * MICROSECOND)
+    assert breakdown.by_module["layers.*"].flops == 2 * 2 * 3 * 4
+    assert breakdown.by_kind["matmul"] == pytest.approx(30 * MICROSECOND)
+    assert breakdown.by_kind["communication"] == pytest.approx(20 * MICROSECOND)
+    assert breakdown.overlapped_communication == pytest.approx(20 * MICROSECOND)
+    assert breakdown.by_kind["host"] == pytest.approx(40 * MICROSECOND)
 
 
 @pytest.mark.parametrize(

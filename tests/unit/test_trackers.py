@@ -94,7 +94,7 @@ def test_console_prints_plain_lines_without_a_terminal(
             "train/loss": 3.2141,
             "train/learning_rate": 4.8e-4,
             "train/tokens_per_second": 12345.4,
-            "train/padding_share": 0.1,
+            "train/padding_fraction": 0.1,
         }
         tracker.log(120, values)
         tracker.log(120, {"heldout/loss": 2.9, "heldout/recall@10": 0.78765})
@@ -173,7 +173,7 @@ with start_trackers([Console()], run) as tracker:
 """
 
 
-def on_terminal(*arguments: str, interrupt_at: bytes = b"") -> tuple[str, str]:
+def run_on_terminal(*arguments: str, interrupt_at: bytes = b"") -> tuple[str, str]:
     """Run LIVE with a terminal as standard error; return its terminal and standard output."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
@@ -184,16 +184,16 @@ def on_terminal(*arguments: str, interrupt_at: bytes = b"") -> tuple[str, str]:
         env=environment,
     ) as process:
         os.close(theirs)
-        drawn = b""
+        screen = b""
         while data := read(ours):
-            drawn += data
-            if interrupt_at and interrupt_at in drawn:
+            screen += data
+            if interrupt_at and interrupt_at in screen:
                 process.send_signal(signal.SIGINT)
                 interrupt_at = b""
         os.close(ours)
         assert process.stdout
         answer = process.stdout.read().decode()
-    return drawn.decode(), answer
+    return screen.decode(), answer
 
 
 def read(terminal: int) -> bytes:
@@ -208,13 +208,13 @@ HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"
 
 
 def test_console_draws_a_bar_and_keeps_other_lines_above_it() -> None:
-    drawn, answer = on_terminal()
-    assert drawn.count(HIDDEN) == drawn.count(SHOWN) == 1
-    assert "step 30/100  heldout: mrr 0.500\r\n" in drawn
-    assert "warning: a line in between" in drawn
-    assert "30/100" in drawn
-    assert "loss 3.000" in drawn
-    assert drawn.rstrip().endswith("loss 3.000"), "the last figures stay on the screen"
+    screen, answer = run_on_terminal()
+    assert screen.count(HIDDEN) == screen.count(SHOWN) == 1
+    assert "step 30/100  heldout: mrr 0.500\r\n" in screen
+    assert "warning: a line in between" in screen
+    assert "30/100" in screen
+    assert "loss 3.000" in screen
+    assert screen.rstrip().endswith("loss 3.000"), "the last figures stay on the screen"
     assert answer == "the answer\n", "the bar changed standard output"
 
 
@@ -228,10 +228,10 @@ def test_console_draws_a_bar_and_keeps_other_lines_above_it() -> None:
     ids=["failure", "Ctrl-C", "Ctrl-C at the start"],
 )
 def test_the_cursor_of_the_terminal_is_restored(how: str, interrupt_at: bytes, end: str) -> None:
-    drawn, _ = on_terminal(how, interrupt_at=interrupt_at)
-    assert end in drawn
-    assert HIDDEN in drawn
-    assert drawn.rindex(SHOWN) > drawn.rindex(HIDDEN)
+    screen, _ = run_on_terminal(how, interrupt_at=interrupt_at)
+    assert end in screen
+    assert HIDDEN in screen
+    assert screen.rindex(SHOWN) > screen.rindex(HIDDEN)
 
 
 def test_a_missing_package_is_one_line_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,5 +250,5 @@ def test_tensorboard_purges_repeated_steps(tmp_path: Path) -> None:
             for step in steps:
                 group.log(step, {"train/loss": float(10 * attempt + step)})
     read_back = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    seen = {event.step: event.value for event in read_back.Scalars("train/loss")}
-    assert seen == {1: 11, 2: 12, 3: 13, 4: 24, 5: 25, 6: 26, 7: 27}
+    values = {event.step: event.value for event in read_back.Scalars("train/loss")}
+    assert values == {1: 11, 2: 12, 3: 13, 4: 24, 5: 25, 6: 26, 7: 27}

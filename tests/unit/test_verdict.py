@@ -38,7 +38,7 @@ def run(
         folder=Path(name),
         name=name,
         settings={**SETTINGS, "output": {"folder": name}, **settings},
-        facts={"data_identity": "d", "weights": "w"},
+        identity={"data_fingerprint": "d", "weights_checksum": "w"},
         series={"train/loss": losses, "heldout/loss": heldout},
     )
 
@@ -70,14 +70,14 @@ def test_the_default_tolerance_is_a_tenth_of_a_percent(share: float, verdict: st
 
 @pytest.mark.parametrize(("noise", "verdict"), [(0.004, "pass"), (0.002, "fail")])
 def test_a_difference_within_the_noise_passes(noise: float, verdict: str) -> None:
-    again = run("a", heldout=shift(HELDOUT, -noise))
-    parity = compare_pair(run("a"), run("b", heldout=shift(HELDOUT, 0.003)), [again])
+    repeat = run("a", heldout=shift(HELDOUT, -noise))
+    parity = compare_pair(run("a"), run("b", heldout=shift(HELDOUT, 0.003)), [repeat])
     assert parity.verdict == verdict
     assert parity.has_noise_floor
     assert parity.metrics[0].limit(parity.metrics[0].gaps[-1]) == pytest.approx(noise, rel=1e-2)
 
 
-def counted(name: str, right: tuple[int, ...], items: int, **other: Series) -> RunFolder:
+def build_accuracy_run(name: str, right: tuple[int, ...], items: int, **other: Series) -> RunFolder:
     shares = tuple((20 * number, count / items) for number, count in enumerate(right, start=1))
     sizes = tuple((step, float(items)) for step, _ in shares)
     series = {"heldout/accuracy": shares, "heldout/items": sizes, **other}
@@ -87,11 +87,11 @@ def counted(name: str, right: tuple[int, ...], items: int, **other: Series) -> R
 @pytest.mark.parametrize(
     ("right", "items", "verdict"),
     [
-        ((300, 364), 4780, "inconclusive"),  # five of 359: 1.4 %
-        ((300, 365), 4780, "fail"),  # six
-        ((300, 359), 4780, "inconclusive"),  # none, and one would be 0.28 %
+        ((300, 364), 4780, "inconclusive"),  # five items of 359: 1.4 %
+        ((300, 365), 4780, "fail"),  # six items
+        ((300, 359), 4780, "inconclusive"),  # no item differs; one item would be 0.28 %
         ((0, 359), 4780, "fail"),
-        ((30000, 35905), 47800, "pass"),  # one is 0.003 %, and the tolerance is 36
+        ((30000, 35905), 47800, "pass"),  # one item is 0.003 %; the tolerance is 36 items
         ((30000, 35936), 47800, "fail"),
     ],
 )
@@ -99,44 +99,51 @@ def test_a_metric_of_few_items_cannot_resolve_the_tolerance(
     right: tuple[int, ...], items: int, verdict: str
 ) -> None:
     first = (300, 359) if items == 4780 else (30000, 35900)
-    assert compare_pair(counted("a", first, items), counted("b", right, items)).verdict == verdict
+    assert (
+        compare_pair(
+            build_accuracy_run("a", first, items), build_accuracy_run("b", right, items)
+        ).verdict
+        == verdict
+    )
 
 
 def test_a_metric_of_few_items_does_not_prevent_a_pass_by_the_loss() -> None:
     near, far = shift(HELDOUT, 0.0009), shift(HELDOUT, 0.0011)
-    ours = counted("a", (300, 359), 4780, **{"heldout/loss": HELDOUT})
-    parity = compare_pair(ours, counted("b", (300, 361), 4780, **{"heldout/loss": near}))
+    ours = build_accuracy_run("a", (300, 359), 4780, **{"heldout/loss": HELDOUT})
+    parity = compare_pair(ours, build_accuracy_run("b", (300, 361), 4780, **{"heldout/loss": near}))
     assert parity.verdict == "pass"
     first, second, *_ = describe_parity(parity)
     assert first.endswith("the largest difference is heldout/loss, 0.09% at step 20.")
     assert second.startswith("heldout/accuracy differs by 0.55% at step 40; one of 4,780 items is ")
-    theirs = counted("b", (300, 361), 4780, **{"heldout/loss": far})
+    theirs = build_accuracy_run("b", (300, 361), 4780, **{"heldout/loss": far})
     assert compare_pair(ours, theirs).verdict == "fail"
     assert compare_pair(ours, theirs, metrics=["heldout/accuracy"]).verdict == "inconclusive"
-    worse = counted("b", (300, 320), 4780, **{"heldout/loss": near})
+    worse = build_accuracy_run("b", (300, 320), 4780, **{"heldout/loss": near})
     assert compare_pair(ours, worse).verdict == "fail"
     assert compare_pair(ours, worse, metrics=["heldout/loss"]).verdict == "pass"
 
 
-def test_a_mean_reciprocal_rank_is_no_count() -> None:
-    def ranked(name: str, value: float) -> RunFolder:
+def test_a_mean_reciprocal_rank_is_not_a_share_of_items() -> None:
+    def build_mrr_run(name: str, value: float) -> RunFolder:
         series = {"heldout/mrr": ((20, value),), "heldout/items": ((20, 1000.0),)}
         return replace(run(name), series=series)
 
-    assert compare_pair(ranked("a", 0.5501234), ranked("b", 0.5511334)).verdict == "fail"
+    assert (
+        compare_pair(build_mrr_run("a", 0.5501234), build_mrr_run("b", 0.5511334)).verdict == "fail"
+    )
 
 
 def test_later_noise_does_not_explain_an_earlier_difference() -> None:
-    again = run("a", heldout=shift(HELDOUT, 0.01, 40))
-    early = compare_pair(run("a"), run("b", heldout=shift(HELDOUT, 0.003)), [again])
+    repeat = run("a", heldout=shift(HELDOUT, 0.01, 40))
+    early = compare_pair(run("a"), run("b", heldout=shift(HELDOUT, 0.003)), [repeat])
     assert early.verdict == "fail"
     assert early.metrics[0].worst_gap.step == 20
-    late = compare_pair(run("a"), run("b", heldout=shift(HELDOUT, 0.003, 40)), [again])
+    late = compare_pair(run("a"), run("b", heldout=shift(HELDOUT, 0.003, 40)), [repeat])
     assert late.verdict == "pass"
 
 
 @pytest.mark.parametrize("since", [1, 7, 40])
-def test_the_first_diverging_step_is_found(since: int) -> None:
+def test_the_first_diverging_step_is_detected(since: int) -> None:
     def step(share: float, *noise: RunFolder) -> int | None:
         parted = compare_pair(
             run("a"), run("b", losses=shift(LOSSES, share, since)), noise
@@ -153,7 +160,7 @@ def test_the_first_diverging_step_is_found(since: int) -> None:
 def test_gradients_diverge_before_the_loss() -> None:
     norms: Series = tuple((step, 1.0) for step in STEPS)
     ours, theirs = (
-        replace(plain, series={**plain.series, "train/gradient_norm": norm})
+        replace(plain, series={**plain.series, "train/grad_norm": norm})
         for plain, norm in (
             (run("a"), norms),
             (run("b", losses=shift(LOSSES, 1e-3, 8)), shift(norms, 1e-3, 7)),
@@ -161,7 +168,7 @@ def test_gradients_diverge_before_the_loss() -> None:
     )
     parted = compare_pair(ours, theirs).first_divergence
     assert parted is not None
-    assert (parted.series_name, parted.gap.step) == ("train/gradient_norm", 7)
+    assert (parted.series_name, parted.gap.step) == ("train/grad_norm", 7)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +186,7 @@ def test_equal_programs_on_one_machine_are_equal_to_the_last_bit(
     change: dict[str, Any],
     alike: bool,  # noqa: FBT001
 ) -> None:
-    """A difference in the last bit counts only then, whatever the noise."""
+    """Only then a difference in the last bit counts, for any noise."""
     settings = {**SETTINGS, "accelerator": {"kind": "cpu"}}
     ours = replace(run("a", losses=shift(LOSSES, 1e-9, 7)), settings=settings, environment=HERE)
     theirs = replace(run("b"), **{"settings": settings, "environment": HERE, **change})
@@ -188,7 +195,7 @@ def test_equal_programs_on_one_machine_are_equal_to_the_last_bit(
     assert (parity.first_divergence is not None) is alike
 
 
-def test_the_first_step_with_another_learning_rate_is_found() -> None:
+def test_the_first_step_with_another_learning_rate_is_detected() -> None:
     rates: Series = tuple((step, 1e-3) for step in STEPS)
     first = replace(run("a"), series={**run("a").series, "train/learning_rate": rates})
     second = replace(
@@ -218,12 +225,12 @@ def test_runs_with_different_blocking_settings_are_not_comparable(
     assert [item.key for item in parity.blocking_differences] == [key]
 
 
-@pytest.mark.parametrize("fact", ["data_identity", "weights"])
+@pytest.mark.parametrize("fact", ["data_fingerprint", "weights_checksum"])
 def test_runs_on_different_data_or_weights_are_not_comparable(fact: str) -> None:
-    other = replace(run("b"), facts={**run("b").facts, fact: "x"})
+    other = replace(run("b"), identity={**run("b").identity, fact: "x"})
     [difference] = compare_pair(run("a"), other).blocking_differences
     assert (difference.baseline, difference.candidate) == (
-        {"data_identity": "d", "weights": "w"}[fact],
+        {"data_fingerprint": "d", "weights_checksum": "w"}[fact],
         "x",
     )
 

@@ -1,4 +1,4 @@
-"""The silence that counts as a hang."""
+"""Hang detection: the time without heartbeats that counts as a hang."""
 
 from __future__ import annotations
 

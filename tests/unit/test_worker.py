@@ -43,7 +43,7 @@ def build_layout(size: int) -> RankLayout:
     return RankLayout(size, processes.find_free_port())
 
 
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     with suppress(ProcessLookupError):
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -52,7 +52,7 @@ def lives(pid: int) -> bool:
 
 def test_a_worker_gets_its_request_and_its_lines_are_received(run: Run) -> None:
     lines: list[Line] = []
-    seen: list[int] = []
+    line_counts: list[int] = []
     program = """
 for value in job.request["values"]:
     job.write_line({"double": 2 * value})
@@ -62,11 +62,11 @@ for value in job.request["values"]:
         program,
         request={"values": [1, 2, 3]},
         on_line=lines.append,
-        on_poll=lambda: seen.append(len(lines)),
+        on_poll=lambda: line_counts.append(len(lines)),
     )
     assert ended == WorkerExit(0)
     assert lines == [{"rank": 0, "double": double} for double in (2, 4, 6)]
-    assert {0, 1, 2} <= set(seen)
+    assert {0, 1, 2} <= set(line_counts)
 
 
 def test_each_rank_is_a_worker_that_writes_its_rank(run: Run) -> None:
@@ -105,8 +105,8 @@ time.sleep(600)
     ended = run(program, WorkerLimits(start=60, silence=0.5), on_line=lines.append)
     assert (ended.code, ended.problem) == (None, "wrote nothing for 0.5 s")
     worker, child = lines[0]["pids"]
-    assert not lives(worker)
-    assert wait_for(lambda: not lives(child), 10, poll_seconds=0.05)
+    assert not is_alive(worker)
+    assert wait_for(lambda: not is_alive(child), 10, poll_seconds=0.05)
 
 
 def test_a_worker_that_keeps_writing_ends_at_the_total_limit(run: Run) -> None:
@@ -126,9 +126,9 @@ job.write_line({"begins": 1})
     assert ended.problem == "wrote nothing for 0.01 s"
 
 
-@pytest.mark.parametrize(("late", "pause", "heard"), [(0.0, 600, 0), (60.0, 1, 1)])
+@pytest.mark.parametrize(("late", "pause", "num_lines"), [(0.0, 600, 0), (60.0, 1, 1)])
 def test_other_workers_have_limited_time_after_a_failure(
-    run: Run, late: float, pause: int, heard: int
+    run: Run, late: float, pause: int, num_lines: int
 ) -> None:
     lines: list[Line] = []
     program = """
@@ -145,7 +145,7 @@ job.write_line({"late": 1})
         on_line=lines.append,
     )
     assert (ended.code, ended.problem) == (7, "ended with code 7")
-    assert len(lines) == heard
+    assert len(lines) == num_lines
 
 
 def test_a_worker_does_not_outlive_an_error_of_its_parent(run: Run) -> None:
@@ -157,7 +157,7 @@ def test_a_worker_does_not_outlive_an_error_of_its_parent(run: Run) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run('job.write_line({"pid": os.getpid()}); time.sleep(600)', on_line=fail)
-    assert not lives(lines[0]["pid"])
+    assert not is_alive(lines[0]["pid"])
 
 
 def test_lines_and_logs_of_earlier_workers_are_removed(run: Run, tmp_path: Path) -> None:

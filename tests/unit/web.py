@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from loopback import running
+from loopback import serve
 
 
 @dataclass
@@ -100,5 +100,5 @@ def serve_folder(folder: Path, handler: type[Handler] = Handler) -> Iterator[Web
     """Serve a folder for the duration of the block."""
     web = Web(folder)
     bound_handler = type("Handler", (handler,), {"web": web})
-    with running(ThreadingHTTPServer(("127.0.0.1", 0), bound_handler), "web") as web.url:
+    with serve(ThreadingHTTPServer(("127.0.0.1", 0), bound_handler), "web") as web.url:
         yield web

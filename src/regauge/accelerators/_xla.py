@@ -115,13 +115,13 @@ class XlaDevice(Accelerator):
 
         sent, received = _read_metric("OutboundData"), _read_metric("InboundData")
         return {
-            "graphs_compiled": _read_metric("CompileTime")[0],
-            "graphs_executed": _read_metric("ExecuteTime")[0],
-            "sent": sent[0],
-            "sent_bytes": sent[1],
-            "received": received[0],
-            "received_bytes": received[1],
-            "fallen_back": len(metrics.executed_fallback_ops()),
+            "compiled_graphs": _read_metric("CompileTime")[0],
+            "executed_graphs": _read_metric("ExecuteTime")[0],
+            "transfers_to_device": sent[0],
+            "bytes_to_device": sent[1],
+            "transfers_from_device": received[0],
+            "bytes_from_device": received[1],
+            "cpu_fallbacks": len(metrics.executed_fallback_ops()),
         }
 
     def features(self) -> frozenset[str]:

@@ -21,10 +21,10 @@ from regauge.accelerators import (
     ChipPeak,
     MatmulRate,
     Precision,
+    _bf16_emulation,
     _compiler,
     _peak_floor,
     _powercap,
-    _widened,
 )
 from regauge.log import logger
 
@@ -39,6 +39,9 @@ VECTOR_FEATURES = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|movbe|asimd|sve
 MIN_SIZE, MAX_SIZE, MIN_SECONDS = 192, 3072, 5e-3
 """Sizes of the measured square matrices, and the shortest duration that is accurate enough. A
 precision without hardware instructions is a thousand times slower than the fastest one."""
+REPEAT_SIZE = 1024
+"""Smallest size after an implausible rate. Threads wait for each other at the end of a product, and
+if other work uses the cores, that wait dominates a small product."""
 ACTIVATION_MEMORY_BUDGET = 0.7
 """Share of the activations that a compiled graph stores for its backward pass; torch's default
 is 1."""
@@ -107,7 +110,7 @@ class Cpu(Accelerator):
 
     def set_precision(self, precision: Precision) -> None:
         if precision == "bf16" and not instructions() & BF16_INSTRUCTIONS:
-            _widened.install()
+            _bf16_emulation.install()
 
     def model_name(self) -> str:
         return _model_name()
@@ -265,8 +268,11 @@ def _fastest_matmul(precision: Precision, min_seconds: float) -> MatmulMeasureme
     sizes: dict[float, int] = {}
 
     def measure() -> float:
-        seconds = min(min_seconds, REPEAT_SECONDS) if sizes else min_seconds
-        size, rate = _measure_matmul(_dtype(precision), seconds)
+        if sizes:
+            seconds, min_size = min(min_seconds, REPEAT_SECONDS), REPEAT_SIZE
+        else:
+            seconds, min_size = min_seconds, MIN_SIZE
+        size, rate = _measure_matmul(_dtype(precision), seconds, min_size)
         sizes.setdefault(rate, size)
         return rate
 
@@ -277,10 +283,10 @@ def _fastest_matmul(precision: Precision, min_seconds: float) -> MatmulMeasureme
     return MatmulMeasurement(sizes[rate.flops_per_second], rate)
 
 
-def _measure_matmul(dtype: str, min_seconds: float) -> tuple[int, float]:
+def _measure_matmul(dtype: str, min_seconds: float, min_size: int) -> tuple[int, float]:
     """Return the size of a square product and its operations per second.
 
-    The measurement lasts at least `min_seconds`.
+    The measurement lasts at least `min_seconds`; the size is `min_size` or larger.
     """
     import torch
 
@@ -294,5 +300,5 @@ def _measure_matmul(dtype: str, min_seconds: float) -> tuple[int, float]:
 
         return run
 
-    size, run = timing.find_timed_size(build_product, MIN_SIZE, MAX_SIZE, MIN_SECONDS)
+    size, run = timing.find_timed_size(build_product, min_size, MAX_SIZE, MIN_SECONDS)
     return size, 2 * size**3 / timing.measure_min_seconds(run, min_seconds)

@@ -82,7 +82,7 @@ class Artifact:
                 f"{self.folder} needs accelerator '{target.accelerator}': {availability.reason}"
             )
             raise PreflightError(problem, EXPORT_REMEDY)
-        missing = sorted(set(target.needs) - accelerator.features())
+        missing = sorted(set(target.required_features) - accelerator.features())
         if missing:
             problem = f"{self.folder} needs {', '.join(missing[:4])}, which this machine lacks"
             raise PreflightError(problem, f"{EXPORT_REMEDY}, or for older CPUs with --portable")

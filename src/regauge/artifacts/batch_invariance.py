@@ -18,7 +18,7 @@ from regauge.artifacts.manifest import Bucket
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from regauge.artifacts.rows import Records
+    from regauge.artifacts.records import Records
     from regauge.backends import Runner
 
     SyntheticRecords = Callable[[int, int, int], Records]
@@ -46,7 +46,7 @@ def check_batch_invariance(
     """
     invariant, num_texts, min_length = [], 0, 1
     for bucket in buckets:
-        largest = bucket.rows[0]
+        largest = bucket.batch_sizes[0]
         records = synthetic_records(largest, min_length, bucket.length)
         order = np.arange(largest)
         expected = _compute_batch(runner, bucket.length, largest, records, order)
@@ -59,10 +59,10 @@ def check_batch_invariance(
             return None
         rows = [
             size
-            for size in bucket.rows
+            for size in bucket.batch_sizes
             if _matches_largest_batch(runner, bucket.length, size, records, expected)
         ]
-        invariant.append(Bucket(length=bucket.length, rows=tuple(rows)))
+        invariant.append(Bucket(length=bucket.length, batch_sizes=tuple(rows)))
         num_texts += largest
         min_length = bucket.length + 1
     return InvariantBuckets(tuple(invariant), num_texts)

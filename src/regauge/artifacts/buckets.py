@@ -82,14 +82,14 @@ class Buckets:
         return [
             BucketBatch(bucket.length, rows, no_records)
             for bucket in self.shapes
-            for rows in bucket.rows
+            for rows in bucket.batch_sizes
         ]
 
     def _make_bucket_batches(
         self, bucket: Bucket, members: np.ndarray, halvings: int
     ) -> Iterator[BucketBatch]:
-        allowed = bucket.rows[min(halvings, len(bucket.rows) - 1) :]
-        max_rows = max(1, bucket.rows[0] >> halvings)
+        allowed = bucket.batch_sizes[min(halvings, len(bucket.batch_sizes) - 1) :]
+        max_rows = max(1, bucket.batch_sizes[0] >> halvings)
         offset = 0
         while offset < len(members):
             remaining = len(members) - offset
@@ -132,7 +132,9 @@ def build_buckets(
     lengths = sorted({min(length, max_length) for length in lengths} | {max_length})
     max_rows = {length: _max_rows(settings, length) for length in lengths}
     list_sizes = list_halves if has_dynamic_shapes else _max_and_one
-    return tuple(Bucket(length=length, rows=list_sizes(max_rows[length])) for length in lengths)
+    return tuple(
+        Bucket(length=length, batch_sizes=list_sizes(max_rows[length])) for length in lengths
+    )
 
 
 def _max_and_one(rows: int) -> tuple[int, ...]:

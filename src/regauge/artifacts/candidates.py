@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from regauge.artifacts.export_settings import Candidates, ExportSettings
     from regauge.artifacts.manifest import Bucket
     from regauge.artifacts.programs import ProgramSpec
-    from regauge.artifacts.rows import Records
+    from regauge.artifacts.records import Records
     from regauge.backends import Backend, Quantization, Runner
 
     ComputeMetrics = Callable[[nn.Module], dict[str, float]]
@@ -58,7 +58,7 @@ class Candidate:
 
     backend: Backend
     precision: Precision
-    quantized: Quantization
+    quantization: Quantization
     threads: int
 
     @property
@@ -68,9 +68,9 @@ class Candidate:
         changed = {name: value for name, value in options.items() if name != "kind"}
         return {
             "backend": self.backend.kind,
-            **({"settings": changed} if changed else {}),
+            **({"backend_options": changed} if changed else {}),
             "precision": self.precision,
-            "quantized": self.quantized,
+            "quantization": self.quantization,
             "threads": self.threads,
         }
 
@@ -126,7 +126,7 @@ class LoadedCandidate:
         """Return an engine that batches records into the candidate's buckets."""
         needs_padding = not self.candidate.backend.has_dynamic_shapes
         buckets = Buckets(self.buckets, needs_row_padding=needs_padding)
-        return Engine(self.runner, buckets, context.spec.width)
+        return Engine(self.runner, buckets, context.spec.output_size)
 
 
 def list_candidates(
@@ -149,10 +149,10 @@ def list_candidates(
             backends, "generate text", lambda backend: backend.supports_loops
         )
     candidates = [
-        Candidate(backend, precision, quantized, threads)
+        Candidate(backend, precision, quantization, threads)
         for backend in backends
-        for precision, quantized in backend.supported_formats(accelerator)
-        if quantized in options.quantization
+        for precision, quantization in backend.supported_formats(accelerator)
+        if quantization in options.quantization
         and precision in (options.precisions or _default_precisions(accelerator))
         for threads in options.threads or (available_cores(),)
     ]
@@ -180,8 +180,8 @@ def _filter_backends(
 def _describe_formats(backend: Backend, accelerator: Accelerator) -> str:
     """Return the precisions and quantizations that a backend supports, for a message."""
     return ", ".join(
-        precision if quantized == "none" else f"{precision} with {quantized}"
-        for precision, quantized in backend.supported_formats(accelerator)
+        precision if quantization == "none" else f"{precision} with {quantization}"
+        for precision, quantization in backend.supported_formats(accelerator)
     )
 
 
@@ -189,7 +189,7 @@ def build_reference_engine(spec: ProgramSpec, settings: ExportSettings) -> Engin
     """Return the reference: the program in fp32 on the CPU, without compilation."""
     shapes = build_buckets(settings.buckets, spec.max_tokens, has_dynamic_shapes=True)
     buckets = Buckets(shapes, needs_row_padding=False)
-    return Engine(_UncompiledRunner(spec.program), buckets, spec.width)
+    return Engine(_UncompiledRunner(spec.program), buckets, spec.output_size)
 
 
 def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) -> LoadedCandidate:
@@ -200,7 +200,7 @@ def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) 
         spec.max_tokens,
         has_dynamic_shapes=backend.has_dynamic_shapes and spec.output_kind != "text",
     )
-    shapes = [Shape(bucket.rows[0], bucket.length) for bucket in buckets]
+    shapes = [Shape(bucket.batch_sizes[0], bucket.length) for bucket in buckets]
     device = context.accelerator.claim(0, candidate.threads)
     execution_context = ExecutionContext(context.accelerator, device, candidate.threads)
     program = copy.deepcopy(spec.program)
@@ -212,7 +212,7 @@ def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) 
         spec.inputs,
         shapes,
         candidate.precision,
-        candidate.quantized,
+        candidate.quantization,
         level,
         context.calibration,
     )
@@ -240,7 +240,7 @@ def measure_candidate(context: ExportContext, loaded: LoadedCandidate) -> dict[s
     if metrics := context.measure_metrics(engine):
         loss = metrics_loss(metrics, context.reference_metrics)
         row |= {f"heldout/{name}": value for name, value in metrics.items()}
-        row["loss"] = max(row["loss"], loss)
+        row["quality_loss"] = max(row["quality_loss"], loss)
     seconds = context.settings.candidates.timing_seconds
     return {**loaded.candidate.description, **_time_engine(engine, context.records, seconds), **row}
 
@@ -267,7 +267,7 @@ def retime_finalists(
 
 def build_failure_row(candidate: Candidate, error: Exception) -> dict[str, Any]:
     """Return the row of a candidate that failed to compile or run."""
-    return {**candidate.description, "failed": first_line(error)[:200]}
+    return {**candidate.description, "error": first_line(error)[:200]}
 
 
 def _default_precisions(accelerator: Accelerator) -> tuple[Precision, ...]:
@@ -299,7 +299,7 @@ def _time_engine(engine: Engine, records: Records, seconds: float) -> dict[str, 
     return {
         "texts_per_second": len(records) / duration,
         "tokens_per_second": records.num_tokens / duration,
-        "one_text_ms": 1e3 * statistics.median(latencies),
+        "single_text_ms": 1e3 * statistics.median(latencies),
     }
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regauge.accelerators import claim_device
 from regauge.artifacts.buckets import Buckets
 from regauge.artifacts.manifest import MODEL
-from regauge.artifacts.rows import TextRecords, TokenizedTexts
+from regauge.artifacts.records import TextRecords, TokenizedTexts
 from regauge.backends import ExecutionContext, Payload, Shape
 from regauge.errors import PreflightError, TransientError, first_line
 from regauge.log import logger
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.buckets import BucketBatch
-    from regauge.artifacts.rows import Records
+    from regauge.artifacts.records import Records
     from regauge.backends import Runner
     from regauge.models.io_spec import InputSpec, OutputKind
     from regauge.models.losses import Batch
@@ -49,7 +49,7 @@ class Engine:
 
     runner: Runner
     buckets: Buckets
-    width: int
+    output_size: int
     """Numbers per output."""
     halvings: int = field(default=0, kw_only=True)
     """How often the largest batch size is halved, because memory ran out before."""
@@ -65,7 +65,7 @@ class Engine:
         back. If memory runs out, this batch and all later ones are halved. Raises TransientError if
         memory does not suffice for the smallest batch.
         """
-        outputs = np.empty((len(records), self.width), np.float32)
+        outputs = np.empty((len(records), self.output_size), np.float32)
         lengths = records.lengths
         pending = deque(self.buckets.make_batches(lengths, self.halvings))
         submitted: tuple[BucketBatch, Tensor] | None = None
@@ -107,7 +107,7 @@ class Engine:
 
     def _min_rows(self, length: int) -> int:
         """Return the smallest batch size of a length."""
-        rows = next(bucket.rows for bucket in self.buckets.shapes if bucket.length == length)
+        rows = next(bucket.batch_sizes for bucket in self.buckets.shapes if bucket.length == length)
         return rows[-1] if self.buckets.needs_row_padding else 1
 
 
@@ -129,8 +129,8 @@ def load_engine(
     context = ExecutionContext(artifact.accelerator, claimed, num_threads)
     runner = backend.load(build_payload(artifact), context)
     needs_padding = batch_invariant or not backend.has_dynamic_shapes
-    buckets = Buckets(manifest.shapes, needs_row_padding=needs_padding)
-    return Engine(runner, buckets, manifest.program.width)
+    buckets = Buckets(manifest.buckets, needs_row_padding=needs_padding)
+    return Engine(runner, buckets, manifest.program.output_size)
 
 
 def warm_up(engine: Engine, artifact: Artifact) -> None:
@@ -149,7 +149,7 @@ def warm_up(engine: Engine, artifact: Artifact) -> None:
 
 def _check_batch_invariance(artifact: Artifact) -> None:
     """Raise PreflightError if the artifact was not proved batch-invariant on this chip."""
-    proof, chip = artifact.manifest.identity, artifact.accelerator.model_name()
+    proof, chip = artifact.manifest.batch_invariance, artifact.accelerator.model_name()
     if proof is None:
         problem = f"{artifact.folder} is not proved batch-invariant"
         raise PreflightError(problem, "export it again, or set predict.batch_invariant = false")
@@ -167,7 +167,7 @@ def build_payload(artifact: Artifact) -> Payload:
 
         return restore_program(manifest, artifact.folder / MODEL, artifact.load_weights())
 
-    shapes = [Shape(bucket.rows[0], bucket.length) for bucket in manifest.shapes]
+    shapes = [Shape(bucket.batch_sizes[0], bucket.length) for bucket in manifest.buckets]
     return Payload(
         artifact.payload_folder,
         manifest.program.inputs,
@@ -217,7 +217,9 @@ class EngineModule(nn.Module):
         """
         if self._input_spec.ranking is not None:
             return {
-                self._output_name: self._score_candidates(batch, self._input_spec.ranking.queries)
+                self._output_name: self._score_candidates(
+                    batch, self._input_spec.ranking.num_query_texts
+                )
             }
         tokens, segments = (batch[name].cpu().numpy() for name in ("tokens", "segments"))
         lengths = (segments > 0).sum(1)
@@ -228,10 +230,10 @@ class EngineModule(nn.Module):
         )
         starts = (
             [_second_text_starts(batch["types"], lengths)[filled]]
-            if self._input_spec.joined
+            if self._input_spec.is_pair
             else []
         )
-        outputs = np.zeros((len(tokens), self.engine.width), np.float32)
+        outputs = np.zeros((len(tokens), self.engine.output_size), np.float32)
         outputs[filled] = self.engine.compute(TextRecords([texts], starts))
         return {self._output_name: torch.from_numpy(outputs).to(batch["tokens"].device)}
 

@@ -50,7 +50,7 @@ MAX_FINALISTS, FINALIST_RATIO = 3, 0.6
 GOAL_FIGURES: dict[Goal, tuple[str, bool]] = {
     "throughput": ("texts_per_second", True),
     "cost": ("texts_per_second", True),  # on one machine the fastest is the cheapest
-    "latency": ("one_text_ms", False),
+    "latency": ("single_text_ms", False),
 }
 """For each goal: the figure that decides, and whether higher is better."""
 
@@ -83,16 +83,20 @@ def export_artifact(
         shutil.move(_candidate_folder(scratch, index), folder / PAYLOAD)
         best = build_candidate(context, candidates[index], folder / PAYLOAD)
         safetensors_io.write_tensors(folder / WEIGHTS, best.weights)
-        parity = {"records": len(records), "origin": origin, "bound": settings.parity.max_loss}
+        parity = {
+            "num_records": len(records),
+            "records_origin": origin,
+            "max_loss": settings.parity.max_loss,
+        }
         write_json(folder / PARITY, {"format": FORMAT, **parity, **row})
-        write_json(folder / BENCHMARK, {"format": FORMAT, "rows": rows})
+        write_json(folder / BENCHMARK, {"format": FORMAT, "candidates": rows})
         manifest = _build_manifest(context, best, source, folder)
         write_json(folder / MANIFEST, dump(manifest))
     return {
-        "written": settings.export.to,
+        "path": settings.export.to,
         "candidates": [_summarize_row(row) for row in rows],
-        "kept": _format_name_and_threads(row),
-        "invariant": "yes" if manifest.identity else "no",
+        "selected": _format_name_and_threads(row),
+        "batch_invariant": manifest.batch_invariance is not None,
     }
 
 
@@ -138,11 +142,11 @@ def _measure(context: ExportContext, candidate: Candidate, folder: Path) -> Row:
 def _list_eligible(rows: list[Row], max_loss: float) -> list[int]:
     """Return the indices of candidates within the loss; raises DataError if there are none."""
     eligible = [
-        index for index, row in enumerate(rows) if row.get("loss", max_loss + 1) <= max_loss
+        index for index, row in enumerate(rows) if row.get("quality_loss", max_loss + 1) <= max_loss
     ]
     if not eligible:
-        failure = next((row["failed"] for row in rows if "failed" in row), None)
-        smallest = min((row["loss"] for row in rows if "loss" in row), default=None)
+        failure = next((row["error"] for row in rows if "error" in row), None)
+        smallest = min((row["quality_loss"] for row in rows if "quality_loss" in row), default=None)
         reason = f"it fails: {failure}" if smallest is None else f"the smallest is {smallest:.2g}"
         raise DataError(
             f"no candidate has a quality loss within {max_loss:g}: {reason}",
@@ -166,7 +170,7 @@ def _build_manifest(
         invariant = check_batch_invariance(best.runner, buckets, source.synthetic_records)
         if invariant is not None:
             buckets = invariant.buckets
-            proof = BatchInvariance(chip=_chip_name(best), texts=invariant.num_texts)
+            proof = BatchInvariance(chip=_chip_name(best), num_texts=invariant.num_texts)
     backend, level = candidate.backend, settings.candidates.portable
     target = settings.export
     origin = target.run or target.model or target.module or ""
@@ -175,18 +179,20 @@ def _build_manifest(
         program=context.spec.manifest_entry,
         compiled=Compilation(
             precision=candidate.precision,
-            quantized=candidate.quantized,
+            quantization=candidate.quantization,
             backend=backend,
             versions=backend.versions(),
         ),
         target=TargetMachine(
             accelerator=context.accelerator.kind,
-            needs=tuple(sorted(backend.required_features(best.execution_context, level))),
+            required_features=tuple(
+                sorted(backend.required_features(best.execution_context, level))
+            ),
             chip=_chip_name(best),
             threads=candidate.threads,
         ),
-        shapes=buckets,
-        identity=proof,
+        buckets=buckets,
+        batch_invariance=proof,
         origin=WeightsOrigin(
             path=origin, step=str(settings.export.step), sha256=source.weights_sha256
         ),
@@ -205,9 +211,16 @@ def _chip_name(best: LoadedCandidate) -> str:
 
 def _summarize_row(row: Row) -> Row:
     """Return the part of a candidate's row that fits a terminal; the artifact has all of it."""
-    if "failed" in row:
-        return {"name": _format_name(row), "threads": row["threads"], "failed": row["failed"]}
-    names = ("threads", "texts_per_second", "one_text_ms", "cosine_least", "same_class", "loss")
+    if "error" in row:
+        return {"name": _format_name(row), "threads": row["threads"], "error": row["error"]}
+    names = (
+        "threads",
+        "texts_per_second",
+        "single_text_ms",
+        "min_cosine",
+        "class_agreement",
+        "quality_loss",
+    )
     summary = {name: row[name] for name in names if name in row}
     texts_per_second = round(row["texts_per_second"], 1)
     return {"name": _format_name(row), **summary, "texts_per_second": texts_per_second}
@@ -215,7 +228,7 @@ def _summarize_row(row: Row) -> Row:
 
 def _format_name(row: Row) -> str:
     """Return the backend, precision and quantization of a candidate, such as `onnx fp32 int8`."""
-    quantization = "" if row["quantized"] == "none" else f" {row['quantized']}"
+    quantization = "" if row["quantization"] == "none" else f" {row['quantization']}"
     return f"{row['backend']} {row['precision']}{quantization}"
 
 
@@ -225,6 +238,7 @@ def _format_name_and_threads(row: Row) -> str:
 
 def _format_result(row: Row) -> str:
     name = _format_name_and_threads(row)
-    if "failed" in row:
-        return f"{name}: failed: {row['failed']}"
-    return f"{name}: {row['texts_per_second']:.0f} texts/s, loss {row['loss']:.2g}"
+    if "error" in row:
+        return f"{name}: failed: {row['error']}"
+    throughput = f"{row['texts_per_second']:.0f} texts/s"
+    return f"{name}: {throughput}, quality loss {row['quality_loss']:.2g}"

@@ -37,7 +37,7 @@ class Bucket(Settings):
 
     length: int = Field(ge=1)
     """Tokens of each row, padding included."""
-    rows: tuple[int, ...] = Field(min_length=1)
+    batch_sizes: tuple[int, ...] = Field(min_length=1)
     """Allowed batch sizes, in descending order."""
 
 
@@ -46,7 +46,7 @@ class TargetMachine(Settings):
 
     accelerator: str
     """Kind of the accelerator."""
-    needs: tuple[str, ...] = ()
+    required_features: tuple[str, ...] = ()
     """Features that a machine must have, such as CPU instruction sets."""
     chip: str
     """Name of the chip that it was exported on."""
@@ -59,7 +59,7 @@ class BatchInvariance(Settings):
 
     chip: str
     """Name of the chip that it was checked on."""
-    texts: int
+    num_texts: int
     """Number of texts that were computed in several batch sizes and orders."""
 
 
@@ -86,13 +86,13 @@ class FileDigest(Settings):
 class ProgramEntry(Settings):
     """The program: its inputs, its outputs, and how texts become inputs."""
 
-    answers: OutputKind
+    output_kind: OutputKind
     """The kind of the outputs."""
-    width: int
+    output_size: int
     """Numbers per output; tokens, if the program generates text."""
     inputs: tuple[TensorSpec, ...]
     """The tensors that the program takes."""
-    reads: Tokenization | None = None
+    tokenization: Tokenization | None = None
     """How texts become tokens; None if the program reads tensors."""
     fields: InputSpec = InputSpec()
     """The fields of a record that it reads."""
@@ -109,7 +109,7 @@ class Compilation(Settings):
 
     precision: Precision
     """Precision of the computation."""
-    quantized: Quantization = "none"
+    quantization: Quantization = "none"
     """Quantization of weights and matrix products."""
     backend: Annotated[SerializeAsAny[Backend], choice_of("backends")]
     """The backend that compiled the program and runs it."""
@@ -130,9 +130,9 @@ class ArtifactManifest(Settings):
     """How the program was compiled."""
     target: TargetMachine
     """The machine that it was compiled for."""
-    shapes: tuple[Bucket, ...]
+    buckets: tuple[Bucket, ...]
     """The buckets, in ascending order of length."""
-    identity: BatchInvariance | None = None
+    batch_invariance: BatchInvariance | None = None
     """The proof of batch invariance in these buckets; None if it was not checked or failed."""
     origin: WeightsOrigin
     """The origin of the weights."""

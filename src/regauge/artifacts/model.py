@@ -16,7 +16,7 @@ from regauge.artifacts.export_settings import BucketSettings, TextSettings
 from regauge.artifacts.manifest import ProgramEntry
 from regauge.artifacts.postprocess import build_columns, convert_vectors
 from regauge.artifacts.preprocess import NO_VALUES, Preprocessor
-from regauge.artifacts.rows import TensorRecords
+from regauge.artifacts.records import TensorRecords
 from regauge.backends import ExecutionContext, Payload, Shape, check_usable
 from regauge.choices import did_you_mean
 from regauge.data.sources import is_unicode
@@ -45,8 +45,8 @@ class LoadedModel:
         """The `program` table of the manifest."""
         self._engine = engine
         self._preprocessor = (
-            Preprocessor(tokenizer, program.reads, program.fields)
-            if program.reads is not None
+            Preprocessor(tokenizer, program.tokenization, program.fields)
+            if program.tokenization is not None
             else None
         )
 
@@ -55,19 +55,23 @@ class LoadedModel:
     ) -> np.ndarray:
         """Return the vectors of texts, [texts, width], or [width] for a single text.
 
-        `prompt` is the name of one of the artifact's prompts. Raises SettingsError if the artifact
-        returns no vectors, and DataError if an element is not a valid text.
+        `prompt` is the name of one of the artifact's prompts. `dtype` is "float32", "float16",
+        "int8" or "binary". An int8 vector is scaled to a largest magnitude of 127. A binary vector
+        has uint8 bytes, [texts, width / 8], with one bit for the sign of each number.
+
+        Raises SettingsError if the artifact returns no vectors or has no such prompt, and DataError
+        if an element is not a valid text.
         """
-        if self.program.answers != "vectors":
-            problem = f"this artifact returns {self.program.answers}, not vectors"
-            raise SettingsError(problem, "call answer() instead")
+        if self.program.output_kind != "vectors":
+            problem = f"this artifact returns {self.program.output_kind}, not vectors"
+            raise SettingsError(problem, "call predict() instead")
         batch = [texts] if isinstance(texts, str) else list(texts)
         columns = convert_vectors(self._compute([batch], prompt), dtype)
-        vectors = np.asarray(columns["vector"])
+        vectors = np.asarray(columns["embedding"])
         encoded: np.ndarray = vectors[0] if isinstance(texts, str) else vectors
         return encoded
 
-    def answer(
+    def predict(
         self,
         *columns: str | Sequence[str],
         prompt: str | None = None,
@@ -75,10 +79,20 @@ class LoadedModel:
     ) -> dict[str, Any]:
         """Return the outputs of records, as the columns that `predict` writes.
 
-        `columns` holds one sequence for each text field of a record; a single record may be given
-        as plain strings. `values` are the features of ranking candidates, by field name. A
-        classifier returns `class` and `probabilities` [records, classes]. Raises DataError if an
-        element is not a valid text, or if columns have different lengths.
+        `columns` holds one sequence of texts for each text field of a record. A single record may
+        be given as plain strings. `values` are the features of ranking candidates: a sequence for
+        each field, with None for a missing value.
+
+        The columns depend on the output kind of the artifact:
+
+        - vectors: `embedding`, [records, width] fp32
+        - classes: `predicted_label`, [records], and `probabilities`, [records, classes] fp32
+        - values: `value`, [records] fp32
+        - scores: `score`, [records] fp32
+        - text: `generated_text`, a list of strings
+
+        Raises SettingsError for a wrong number of columns, and DataError if an element is not a
+        valid text or if columns have different lengths.
         """
         texts = [[column] if isinstance(column, str) else list(column) for column in columns]
         outputs = self._compute(texts, prompt, values)
@@ -92,10 +106,11 @@ class LoadedModel:
         """Return the output of a custom module, [rows, width] fp32 on the CPU.
 
         `program.inputs` describes the inputs. They are passed in this order or by name, with any
-        number of rows. Raises DataError if a tensor has another name, dtype or shape.
+        number of rows. Raises DataError if a tensor has another name, dtype or shape, and
+        SettingsError if the artifact reads texts.
         """
         if self._preprocessor is not None:
-            raise SettingsError("this artifact reads texts", "call encode() or answer()")
+            raise SettingsError("this artifact reads texts", "call encode() or predict()")
         inputs = (*inputs, *_order_inputs(self.program.inputs[len(inputs) :], named))
         _check_tensors(self.program.inputs, inputs)
         arrays = [tensor.detach().cpu().numpy() for tensor in inputs]
@@ -110,7 +125,7 @@ class LoadedModel:
         """Return the outputs of records, [records, width] fp32."""
         if self._preprocessor is None:
             raise SettingsError("this artifact reads no texts", "call it with tensors")
-        num_texts = max(1, len(self.program.fields.texts))
+        num_texts = max(1, len(self.program.fields.text_fields))
         if len(columns) != num_texts:
             problem = f"the artifact reads {num_texts} texts per record, got {len(columns)}"
             raise SettingsError(problem, "pass one sequence for each text field")
@@ -130,12 +145,15 @@ def load(
     """Load an artifact; for development also a model's folder or a name on the hub.
 
     An artifact is verified first. Its payload may be code: load only artifacts that you or people
-    you trust exported. A folder is not compiled ahead: the named backend runs it, by default
-    "eager"; "torch-compile" compiles it at the first call.
+    you trust exported. A folder is not compiled ahead: `backend` runs it, by default "eager".
+    "torch-compile" compiles it at the first call.
 
     With `batch_invariant`, the output of a text has the same bits in every batch. A folder has no
-    proof of this. `module` allows the import of custom code that an artifact names. Raises
-    the errors of `open_artifact`.
+    proof of this. `threads` is the number of CPU threads; by default that of the artifact, or all
+    cores for a folder. `module` allows the import of custom code that an artifact names.
+
+    Raises SettingsError if there is no model, DataError if a file is damaged or changed, and
+    PreflightError if this machine cannot run the artifact.
     """
     choices.allow_imports(module)
     if backend is None and is_artifact(Path(path)):
@@ -206,11 +224,11 @@ def _load_folder(folder: Path, backend: Backend, threads: int | None) -> LoadedM
     payload = Payload(
         folder,
         spec.inputs,
-        [Shape(bucket.rows[0], bucket.length) for bucket in shapes],
+        [Shape(bucket.batch_sizes[0], bucket.length) for bucket in shapes],
         "fp32",
         lambda: {name: value.detach() for name, value in named_tensors(spec.program).items()},
         lambda: spec.program,
     )
     runner = backend.load(payload, context)
     buckets = Buckets(shapes, needs_row_padding=not is_dynamic)
-    return LoadedModel(Engine(runner, buckets, spec.width), spec.manifest_entry, folder)
+    return LoadedModel(Engine(runner, buckets, spec.output_size), spec.manifest_entry, folder)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     Decode = Callable[[np.ndarray], list[str]]
 
 
-COLUMN_TYPES = {"text": pa.string(), "integer": pa.int64(), "real": pa.float64()}
+COLUMN_TYPES = {"text": pa.string(), "integer": pa.int64(), "float": pa.float64()}
 """Types of the columns of kept fields, by the kind of field."""
-MAX_INTEGERS = {"integer": 2**63, "real": 2**1023}
+MAX_INTEGERS = {"integer": 2**63, "float": 2**1023}
 """Exclusive limits of the magnitude of an integer in a column, by the kind of field."""
 INT8_MAX = 127
 Columns = dict[str, np.ndarray | pa.Array]
@@ -38,20 +38,21 @@ def build_columns(
 ) -> Columns:
     """Return the columns of outputs, [records, width] fp32, by name.
 
-    A column is [records] or [records, numbers]. A classifier returns `class`, its label if there
-    are labels, and `probabilities` (softmax). `decode` converts generated tokens to texts.
+    A column is [records] or [records, numbers]. A classifier returns `predicted_label`, or the
+    index of the class if there are no labels, and `probabilities` (softmax). `decode` converts
+    generated tokens to texts.
     """
-    if program.answers == "text":
-        return {"answer": pa.array(decode(outputs) if decode else [], pa.string())}
-    if program.answers == "vectors":
+    if program.output_kind == "text":
+        return {"generated_text": pa.array(decode(outputs) if decode else [], pa.string())}
+    if program.output_kind == "vectors":
         return convert_vectors(outputs, dtype)
-    if program.answers == "classes":
+    if program.output_kind == "classes":
         best, labels = outputs.argmax(1), program.labels
         classes = pa.array(labels).take(pa.array(best)) if labels else best
-        return {"class": classes, "probabilities": _softmax(outputs)}
-    if program.answers in {"values", "scores"}:
-        return {program.answers.removesuffix("s"): outputs[:, 0]}
-    return {"answer": outputs}
+        return {"predicted_label": classes, "probabilities": _softmax(outputs)}
+    if program.output_kind in {"values", "scores"}:
+        return {program.output_kind.removesuffix("s"): outputs[:, 0]}
+    return {"output": outputs}
 
 
 def convert_vectors(vectors: np.ndarray, dtype: Dtype) -> Columns:
@@ -62,12 +63,12 @@ def convert_vectors(vectors: np.ndarray, dtype: Dtype) -> Columns:
     the first number in the highest bit of a byte.
     """
     if dtype == "binary":
-        return {"vector": np.packbits(vectors > 0, axis=1)}
+        return {"embedding": np.packbits(vectors > 0, axis=1)}
     if dtype == "int8":
         scale = np.abs(vectors).max(1) / INT8_MAX
         divisor = np.where(scale > 0, scale, 1.0)[:, None]
-        return {"vector": np.rint(vectors / divisor).astype(np.int8), "scale": scale}
-    return {"vector": vectors.astype(dtype)}
+        return {"embedding": np.rint(vectors / divisor).astype(np.int8), "scale": scale}
+    return {"embedding": vectors.astype(dtype)}
 
 
 def build_table(
@@ -98,7 +99,7 @@ def write_parquet(table: pa.Table, file: IO[bytes]) -> None:
 
 
 def _build_kept_column(values: Sequence[Any], kind: str) -> pa.Array:
-    if kind == "real":  # pyarrow rejects integers that a float would round
+    if kind == "float":  # pyarrow rejects integers that a float would round
         values = [None if value is None else float(value) for value in values]
     return pa.array(values, COLUMN_TYPES[kind])
 

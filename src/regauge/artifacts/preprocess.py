@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from regauge.artifacts.rows import TextRecords, TokenizedTexts
+from regauge.artifacts.records import TextRecords, TokenizedTexts
 from regauge.data import chat_templates
 from regauge.data.columns import encode_value, find_embedding_rows
 from regauge.data.tokenizer import LoadedTokenizer
@@ -36,7 +36,7 @@ class Preprocessor:
     """A tokenizer with the prompts and length limits of a program."""
 
     def __init__(self, folder: Path, tokenization: Tokenization, input_spec: InputSpec) -> None:
-        self._is_transformers = tokenization.manner == "transformers"
+        self._is_transformers = tokenization.convention == "transformers"
         self._tokenizer = LoadedTokenizer(
             folder,
             ensure_end_token=not self._is_transformers,
@@ -58,10 +58,10 @@ class Preprocessor:
         the numeric and categorical features of ranking candidates, by field name.
         """
         prefix = self._tokenization.prompt_text(prompt)
-        if self._input_spec.joined and self._is_transformers:
+        if self._input_spec.is_pair and self._is_transformers:
             return self._encode_pairs(*([prefix + text for text in column] for column in columns))
-        max_tokens = self._tokenization.tokens
-        limits = self._input_spec.limits or (max_tokens,) * len(columns)
+        max_tokens = self._tokenization.max_length
+        limits = self._input_spec.max_lengths or (max_tokens,) * len(columns)
         limits = tuple(min(limit, max_tokens) for limit in limits)
         encoded = [
             self._encode_texts(texts, limit, prefix)
@@ -69,7 +69,7 @@ class Preprocessor:
         ]
         truncated = sum(count for _, count in encoded)
         lists = [ids for ids, _ in encoded]
-        if not self._input_spec.joined:
+        if not self._input_spec.is_pair:
             features = self._build_features(values, len(lists[0]))
             records = TextRecords(list(map(TokenizedTexts.from_lists, lists)), features)
             return EncodedRecords(records, truncated)
@@ -88,18 +88,20 @@ class Preprocessor:
         ranking = self._input_spec.ranking
         if ranking is None:
             return []
-        numbers = np.full((count, max(1, len(self._input_spec.numbers))), np.nan, np.float32)
-        for index, name in enumerate(self._input_spec.numbers):
-            numbers[:, index] = [encode_value(value, "real") for value in values[name]]
-        hashes = np.full((count, max(1, len(self._input_spec.categories))), -1, np.int64)
-        for index, name in enumerate(self._input_spec.categories):
+        numbers = np.full(
+            (count, max(1, len(self._input_spec.numeric_features))), np.nan, np.float32
+        )
+        for index, name in enumerate(self._input_spec.numeric_features):
+            numbers[:, index] = [encode_value(value, "float") for value in values[name]]
+        hashes = np.full((count, max(1, len(self._input_spec.categorical_features))), -1, np.int64)
+        for index, name in enumerate(self._input_spec.categorical_features):
             hashes[:, index] = [encode_value(value, "category") for value in values[name]]
         return [numbers, find_embedding_rows(hashes, ranking.interactions.buckets)]
 
     def _encode_texts(self, texts: Sequence[str], limit: int, prefix: str) -> tuple[Ids, int]:
         """Return the ids of texts with special tokens, and how many texts were truncated."""
         prompted = [prefix + text for text in texts] if prefix else list(texts)
-        if self._tokenization.ends != "closed":
+        if self._tokenization.input_format != "text":
             return self._encode_prompts(prompted, limit)
         encoded = self._tokenizer.encode(prompted, parse_special_tokens=self._is_transformers)
         room = limit - self._tokenizer.num_special_tokens
@@ -108,7 +110,7 @@ class Preprocessor:
 
     def _encode_prompts(self, texts: Sequence[str], limit: int) -> tuple[Ids, int]:
         """Return the ids of generation prompts; a long prompt is truncated at its start."""
-        if self._tokenization.ends == "chat":
+        if self._tokenization.input_format == "chat":
             template = chat_templates.load_template(self._folder, None)
             messages = [template.render_prompt(text) for text in texts]
             encoded = self._tokenizer.encode(messages, parse_special_tokens=True)
@@ -124,17 +126,17 @@ class Preprocessor:
 
     def _encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> EncodedRecords:
         """Return text pairs, encoded by the tokenizer's pair template."""
-        pairs = self._tokenizer.encode_pairs(firsts, seconds, self._tokenization.tokens)
+        pairs = self._tokenizer.encode_pairs(firsts, seconds, self._tokenization.max_length)
         starts = np.fromiter((pair.second_start for pair in pairs), np.int32, len(pairs))
         records = TextRecords([TokenizedTexts.from_lists([pair.ids for pair in pairs])], [starts])
         return EncodedRecords(records, sum(pair.is_truncated for pair in pairs))
 
     def _truncate(self, ids: np.ndarray) -> np.ndarray:
         """Return at most as many ids as the model reads, with the special tokens at the end."""
-        if len(ids) <= self._tokenization.tokens:
+        if len(ids) <= self._tokenization.max_length:
             return ids
         end = self._tokenizer.suffix
-        return np.concatenate([ids[: self._tokenization.tokens - len(end)], end])
+        return np.concatenate([ids[: self._tokenization.max_length - len(end)], end])
 
     def _join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Return two texts as one, without the special tokens at the start of the second."""

@@ -56,7 +56,7 @@ def select_probe_texts(
     if source is not None:
         probe = _select_records(_read_source(source), input_spec, count, f"source '{source.kind}'")
         if not probe.columns[0]:
-            names = ", ".join(input_spec.texts) or "any text"
+            names = ", ".join(input_spec.text_fields) or "any text"
             problem = f"parity.source has no record with {names}"
             raise DataError(problem, "name another parity.source")
         return probe
@@ -75,7 +75,7 @@ def select_probe_texts(
             _random_text(words, index) if index % DOCUMENTATION_INTERVAL else text
             for index, text in enumerate(texts)
         ]
-    num_texts = max(1, len(input_spec.texts))
+    num_texts = max(1, len(input_spec.text_fields))
     columns = [[*texts[offset:], *texts[:offset]] for offset in range(num_texts)]
     return probe._replace(columns=columns, origin=origin)
 
@@ -92,14 +92,16 @@ def _select_records(
     records: Iterable[dict[str, Any]], input_spec: InputSpec, count: int, origin: str
 ) -> ProbeTexts:
     """Return the first records that have all text fields; without named fields, any texts."""
-    if not input_spec.texts:
+    if not input_spec.text_fields:
         return ProbeTexts([list(islice(_iterate_texts(records), count))], {}, origin)
     complete = (
-        record for record in records if all(_is_text(record.get(name)) for name in input_spec.texts)
+        record
+        for record in records
+        if all(_is_text(record.get(name)) for name in input_spec.text_fields)
     )
     selected = list(islice(complete, count))
-    columns = [[record[name] for record in selected] for name in input_spec.texts]
-    names = (*input_spec.numbers, *input_spec.categories)
+    columns = [[record[name] for record in selected] for name in input_spec.text_fields]
+    names = (*input_spec.numeric_features, *input_spec.categorical_features)
     values = {name: [record.get(name) for record in selected] for name in names}
     return ProbeTexts(columns, values, origin)
 

@@ -57,7 +57,7 @@ class ProgramSpec:
     program: nn.Module
     """In evaluation mode, fp32, on the CPU."""
     output_kind: OutputKind
-    width: int
+    output_size: int
     """Numbers per output."""
     inputs: tuple[TensorSpec, ...]
     tokenization: Tokenization | None = None
@@ -79,16 +79,16 @@ class ProgramSpec:
     @property
     def max_tokens(self) -> int:
         """The longest text in tokens; 1 if the program reads tensors."""
-        return self.tokenization.tokens if self.tokenization else 1
+        return self.tokenization.max_length if self.tokenization else 1
 
     @property
     def manifest_entry(self) -> ProgramEntry:
         """The `program` table of the manifest."""
         return ProgramEntry(
-            answers=self.output_kind,
-            width=self.width,
+            output_kind=self.output_kind,
+            output_size=self.output_size,
             inputs=self.inputs,
-            reads=self.tokenization,
+            tokenization=self.tokenization,
             fields=self.input_spec,
             pooling=self.pooling,
             labels=self.labels,
@@ -143,7 +143,7 @@ def _build_classifier_spec(
     """Return the program of a classifier: scores of classes, or a single value."""
     input_spec = trained or ONE_TEXT
     if settings.pair_fields is not None:
-        input_spec = InputSpec(texts=settings.pair_fields, joined=True)
+        input_spec = InputSpec(text_fields=settings.pair_fields, is_pair=True)
     if settings.pooling or settings.normalize is not None:
         problem = f"{folder} is a classifier, which returns no vectors"
         raise SettingsError(problem, "remove text.pooling and text.normalize")
@@ -175,9 +175,9 @@ def build_generation_program(
     tokens = LoadedTokenizer(folder).info
     config: Any = model.config
     eos = config.eos_token_id
-    candidates = (*(eos if isinstance(eos, list) else [eos]), tokens.separator)
+    candidates = (*(eos if isinstance(eos, list) else [eos]), tokens.sep_token_id)
     end_tokens = {token for token in candidates if token is not None}
-    return GenerationProgram(model, max_new_tokens, tokens.pad, tuple(sorted(end_tokens)))
+    return GenerationProgram(model, max_new_tokens, tokens.pad_token_id, tuple(sorted(end_tokens)))
 
 
 def _build_generation_spec(
@@ -195,8 +195,8 @@ def _build_generation_spec(
             problem = f"text.max_new_tokens = {max_new_tokens} leaves no room for a text"
             raise SettingsError(problem, f"set at most {largest}")
     tokenization = _resolve_tokenization(folder, None, settings, max_tokens, trained)
-    ends: Any = "chat" if chat_templates.has_template(folder) else "open"
-    tokenization = tokenization.model_copy(update={"ends": ends})
+    input_format: Any = "chat" if chat_templates.has_template(folder) else "completion"
+    tokenization = tokenization.model_copy(update={"input_format": input_format})
     program = build_generation_program(model, folder, max_new_tokens).eval()
     inputs = program_inputs(input_spec)
     return ProgramSpec(program, "text", max_new_tokens, inputs, tokenization, input_spec)
@@ -208,7 +208,7 @@ def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> Pr
     Raises SettingsError if the ranker reads no text.
     """
     input_spec = task.input_spec(manifest)
-    if not input_spec.texts:
+    if not input_spec.text_fields:
         problem = f"the ranker of {folder} reads no text"
         raise SettingsError(problem, "export a ranker with text fields")
     settings = Model(path=str(folder))
@@ -217,7 +217,7 @@ def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> Pr
     materialize(module, build_initial_weights(module, settings, seed=0))
     ranker: Any = module.eval()
     ranker.shape = ranker.shape._replace(candidates=1)
-    tokenization = Tokenization(tokens=max(input_spec.limits))
+    tokenization = Tokenization(max_length=max(input_spec.max_lengths))
     inputs = program_inputs(input_spec)
     return ProgramSpec(RankProgram(ranker), "scores", 1, inputs, tokenization, input_spec)
 
@@ -278,7 +278,7 @@ def _resolve_pooling(encoder_files: SentenceEncoder | None, settings: TextSettin
     pooling = encoder_files.pooling if encoder_files else Pooling()
     overrides = {
         "modes": settings.pooling or pooling.modes,
-        "normalized": pooling.normalized if settings.normalize is None else settings.normalize,
+        "normalize": pooling.normalize if settings.normalize is None else settings.normalize,
     }
     return pooling.model_copy(update=overrides)
 
@@ -295,7 +295,9 @@ def _resolve_tokenization(
     `positions` is the number of position embeddings of the model; None means no limit.
     """
     limit = trained.max_row_tokens(positions) if trained else positions
-    tokens = settings.max_seq_length or (tokenization.tokens if tokenization else trained and limit)
+    tokens = settings.max_seq_length or (
+        tokenization.max_length if tokenization else trained and limit
+    )
     tokens = tokens or tokenizer_convention.max_tokens(folder, limit)
     if limit is not None and tokens > limit:
         if settings.max_seq_length is not None:
@@ -305,23 +307,23 @@ def _resolve_tokenization(
             )
             raise SettingsError(problem, f"set at most {limit}")
         tokens = limit
-    updates: dict[str, Any] = {"tokens": tokens}
+    updates: dict[str, Any] = {"max_length": tokens}
     if settings.prompts:
         updates["prompts"] = settings.prompts
     if settings.default_prompt is not None:
-        updates["prompt"] = settings.default_prompt
+        updates["default_prompt"] = settings.default_prompt
     convention: Convention = "regauge" if trained else tokenizer_convention.read_convention(folder)
-    default = Tokenization(tokens=tokens, manner=convention)
+    default = Tokenization(max_length=tokens, convention=convention)
     resolved = (tokenization or default).model_copy(update=updates)
-    if resolved.prompt is not None and resolved.prompt not in resolved.prompts:
-        remedy = did_you_mean(resolved.prompt, tuple(resolved.prompts))
-        raise SettingsError(f"no prompt is called '{resolved.prompt}'", remedy)
+    if resolved.default_prompt is not None and resolved.default_prompt not in resolved.prompts:
+        remedy = did_you_mean(resolved.default_prompt, tuple(resolved.prompts))
+        raise SettingsError(f"no prompt is called '{resolved.default_prompt}'", remedy)
     return resolved
 
 
 def _vector_width(model: PreTrainedModel, pooling: Pooling) -> int:
     if pooling.dense:
-        return pooling.dense[-1].outputs
+        return pooling.dense[-1].out_features
     width: int = model.config.hidden_size
     return width * len(pooling.modes)
 

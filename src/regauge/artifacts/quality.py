@@ -11,13 +11,13 @@ from regauge.tasks import ITEMS
 if TYPE_CHECKING:
     from regauge.models.io_spec import OutputKind
 
-NUM_NEIGHBOURS = 10
-"""Nearest neighbours of a vector that are compared."""
+NUM_NEIGHBORS = 10
+"""Nearest neighbors of a vector that are compared."""
 NON_QUALITY_METRICS = frozenset({"loss", ITEMS, "calibration", "perplexity"})
 MAX_ROUNDING_ITEMS = 5.0
 """Held-out items that rounding alone may change: those that were close to a decision."""
 CHUNK_ROWS = 512
-"""Texts whose neighbours are searched at once."""
+"""Texts whose neighbors are searched at once."""
 
 
 def quality_loss(
@@ -25,35 +25,35 @@ def quality_loss(
 ) -> dict[str, float]:
     """Return how far outputs are from the reference, both [texts, width] fp32.
 
-    `loss` is the quality loss as a fraction; it is 1 if an output is not finite. By output kind:
+    `quality_loss` is the loss as a fraction; it is 1 if an output is not finite. By output kind:
 
-    - vectors: 1 minus the mean cosine similarity; also the shared nearest neighbours
-    - text: the share of reference tokens from the first one that differs
-    - classes: the share of texts whose class differs
+    - vectors: 1 minus the mean cosine similarity; also the shared nearest neighbors
+    - text: the fraction of reference tokens from the first one that differs
+    - classes: the fraction of texts whose class differs
     - values, scores, tensor: mean absolute difference, relative to the mean magnitude
     """
-    row = {"max_abs": float(np.abs(outputs - reference).max(initial=0.0))}
+    row = {"max_abs_error": float(np.abs(outputs - reference).max(initial=0.0))}
     if not np.isfinite(outputs).all():
-        return {**row, "loss": 1.0}
+        return {**row, "quality_loss": 1.0}
     if output_kind == "vectors":
         cosines = cosine_similarity(outputs, reference)
-        row |= {"cosine": float(cosines.mean()), "cosine_least": float(cosines.min())}
-        if len(outputs) > NUM_NEIGHBOURS + 1:
-            row[f"neighbours@{NUM_NEIGHBOURS}"] = neighbour_overlap(outputs, reference)
-        return {**row, "loss": max(0.0, 1.0 - row["cosine"])}
+        row |= {"mean_cosine": float(cosines.mean()), "min_cosine": float(cosines.min())}
+        if len(outputs) > NUM_NEIGHBORS + 1:
+            row[f"neighbor_overlap@{NUM_NEIGHBORS}"] = neighbor_overlap(outputs, reference)
+        return {**row, "quality_loss": max(0.0, 1.0 - row["mean_cosine"])}
     if output_kind == "text":
-        share = matching_prefix_share(outputs, reference)
-        return {**row, "same_tokens": share, "loss": 1.0 - share}
+        agreement = matching_prefix_fraction(outputs, reference)
+        return {**row, "token_agreement": agreement, "quality_loss": 1.0 - agreement}
     if output_kind == "classes":
-        share = float((outputs.argmax(1) == reference.argmax(1)).mean())
-        return {**row, "same_class": share, "loss": 1.0 - share}
+        agreement = float((outputs.argmax(1) == reference.argmax(1)).mean())
+        return {**row, "class_agreement": agreement, "quality_loss": 1.0 - agreement}
     scale = float(np.abs(reference).mean()) or 1.0
     relative = float(np.abs(outputs - reference).mean()) / scale
-    return {**row, "relative": relative, "loss": relative}
+    return {**row, "relative_error": relative, "quality_loss": relative}
 
 
-def matching_prefix_share(outputs: np.ndarray, reference: np.ndarray) -> float:
-    """Return the share of the reference's tokens before the first one that differs.
+def matching_prefix_fraction(outputs: np.ndarray, reference: np.ndarray) -> float:
+    """Return the fraction of the reference's tokens before the first one that differs.
 
     Both are [texts, tokens]; negative ids are padding.
     """
@@ -73,13 +73,13 @@ def cosine_similarity(outputs: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return cosines
 
 
-def neighbour_overlap(outputs: np.ndarray, reference: np.ndarray) -> float:
-    """Return the share of nearest neighbours, by dot product, that both sets of vectors have."""
+def neighbor_overlap(outputs: np.ndarray, reference: np.ndarray) -> float:
+    """Return the fraction of nearest neighbors, by dot product, that both sets of vectors have."""
     shared = 0
     for start in range(0, len(outputs), CHUNK_ROWS):
-        neighbours = [_find_neighbours(vectors, start) for vectors in (outputs, reference)]
-        shared += sum(len(np.intersect1d(*pair)) for pair in zip(*neighbours, strict=True))
-    return shared / (NUM_NEIGHBOURS * len(outputs))
+        neighbors = [_find_neighbors(vectors, start) for vectors in (outputs, reference)]
+        shared += sum(len(np.intersect1d(*pair)) for pair in zip(*neighbors, strict=True))
+    return shared / (NUM_NEIGHBORS * len(outputs))
 
 
 def metrics_loss(metrics: dict[str, float], reference: dict[str, float]) -> float:
@@ -101,10 +101,10 @@ def metrics_loss(metrics: dict[str, float], reference: dict[str, float]) -> floa
     return max([0.0, *drops])
 
 
-def _find_neighbours(vectors: np.ndarray, start: int) -> np.ndarray:
-    """Return the indices of the nearest neighbours of a chunk, [rows, neighbours]."""
+def _find_neighbors(vectors: np.ndarray, start: int) -> np.ndarray:
+    """Return the indices of the nearest neighbors of a chunk, [rows, neighbors]."""
     scores = vectors[start : start + CHUNK_ROWS] @ vectors.T
     rows = np.arange(len(scores))
     scores[rows, start + rows] = -np.inf
-    neighbours: np.ndarray = np.argpartition(-scores, NUM_NEIGHBOURS, axis=1)[:, :NUM_NEIGHBOURS]
-    return neighbours
+    neighbors: np.ndarray = np.argpartition(-scores, NUM_NEIGHBORS, axis=1)[:, :NUM_NEIGHBORS]
+    return neighbors

@@ -53,9 +53,9 @@ def restore_program(
     with META:
         if entry.fields.ranking is not None:
             program = RankProgram(_build_ranker(model, folder, entry.fields))
-        elif entry.answers == "text":
-            program = build_generation_program(model, folder.parent / TOKENIZER, entry.width)
-        elif entry.answers == "vectors":
+        elif entry.output_kind == "text":
+            program = build_generation_program(model, folder.parent / TOKENIZER, entry.output_size)
+        elif entry.output_kind == "vectors":
             pooling = entry.pooling or Pooling()
             program = TextProgram(Encoder(strip_head(model), DropoutKeys(), pooling), "vectors")
         else:
@@ -81,10 +81,12 @@ def _build_ranker(model: PreTrainedModel, folder: Path, input_spec: InputSpec) -
     if ranking.encoders == "separate":
         document_encoder = build_template(folder)
         materialize_buffers(document_encoder)
-    texts = (ranking.queries, len(input_spec.texts) - ranking.queries)
-    values = (len(input_spec.numbers), len(input_spec.categories))
-    shape = RankerShape(*texts, 1, *values, calibrated=ranking.calibrated)
-    scale = [(0.0, 1.0)] * len(input_spec.numbers)  # replaced by the trained scale in the weights
+    texts = (ranking.num_query_texts, len(input_spec.text_fields) - ranking.num_query_texts)
+    values = (len(input_spec.numeric_features), len(input_spec.categorical_features))
+    shape = RankerShape(*texts, 1, *values, calibrated=ranking.is_calibrated)
+    scale = [(0.0, 1.0)] * len(
+        input_spec.numeric_features
+    )  # replaced by the trained scale in the weights
     return Ranker(
         model, DropoutKeys(), shape, ranking.interactions, scale, documents=document_encoder
     )

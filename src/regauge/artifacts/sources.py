@@ -20,7 +20,7 @@ from regauge.artifacts.programs import (
     build_ranker_spec,
     read_vocab_size,
 )
-from regauge.artifacts.rows import TensorRecords, TextRecords, TokenizedTexts
+from regauge.artifacts.records import TensorRecords, TextRecords, TokenizedTexts
 from regauge.data.dataset import read_manifest
 from regauge.data.randomness import hash_keys
 from regauge.data.tokenizer import LoadedTokenizer, list_tokenizer_files
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from regauge.artifacts.export_settings import ExportSettings
     from regauge.artifacts.programs import ProgramSpec
-    from regauge.artifacts.rows import Records
+    from regauge.artifacts.records import Records
     from regauge.models.io_spec import TensorSpec
     from regauge.tasks import Task
 

@@ -10,7 +10,7 @@ from regauge.accelerators import Accelerator, Availability
 from regauge.backends import Backend, ExecutionContext, Payload, Runner
 
 
-class Eager(Backend):
+class EagerBackend(Backend):
     """The program without compilation; all other backends are compared with it."""
 
     is_ahead_of_time: ClassVar[bool] = False

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from regauge.accelerators import Accelerator, Availability
 
 
-class Gaudi(Backend):
+class GaudiBackend(Backend):
     """HPU graphs if the accelerator's mode is lazy, and torch.compile if it is eager."""
 
     is_ahead_of_time: ClassVar[bool] = False

@@ -36,7 +36,7 @@ LEVELS: dict[IsaLevel, tuple[frozenset[str], int]] = {
 """The CPU features of each level of x86-64, by the kernel's names, and the bits of its vectors."""
 
 
-class Inductor(Backend):
+class InductorBackend(Backend):
     """One library for all shapes, compiled ahead of time."""
 
     @classmethod
@@ -56,7 +56,7 @@ class Inductor(Backend):
     def export(self, job: CompileJob, context: ExecutionContext, folder: Path) -> None:
         import torch
 
-        from regauge.backends._lifted import build_dynamic_shapes
+        from regauge.backends._weight_inputs import build_dynamic_shapes
         from regauge.models.inference_modules import MIN_TRACE_ROWS, example_inputs
 
         if obstacle := context.accelerator.compile_obstacle():

@@ -37,7 +37,7 @@ FAST_MATH = {
 """The option of the Inf1 compiler for `auto_cast` and `auto_cast_type` (neuron-cc reference)."""
 
 
-class Neuron(Backend):
+class NeuronBackend(Backend):
     """Traced graphs with separate weights; several cores share rows, weights or layers."""
 
     has_dynamic_shapes: ClassVar[bool] = False

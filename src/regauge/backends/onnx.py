@@ -40,14 +40,14 @@ LOG_FATAL = 4
 """The log level of the runtime; errors are also raised."""
 
 
-class Onnx(Backend):
+class OnnxBackend(Backend):
     """One ONNX graph for all shapes, in a file without weights."""
 
     packages: ClassVar[tuple[str, ...]] = ("torch", "onnx", "onnxscript", "onnxruntime")
 
     @classmethod
     def available(cls) -> Availability:
-        from regauge.backends._lifted import missing_library
+        from regauge.backends._weight_inputs import missing_library
 
         reason = missing_library(cls.kind, "onnxruntime", "onnx", "onnxscript")
         return Availability(0, reason) if reason else Availability(2, "onnxruntime is installed")
@@ -87,14 +87,14 @@ class Onnx(Backend):
         import onnx_ir
         import torch
 
-        from regauge.backends._lifted import export_lifted_graph
+        from regauge.backends._weight_inputs import export_graph
 
         program = job.program
         if job.quantization == "int8":
             from regauge.backends._int8.quantize import quantize_linear_layers
 
             program = quantize_linear_layers(program, job.calibration)
-        graph, names = export_lifted_graph(program, job)
+        graph, names = export_graph(program, job)
         fused = {torch.ops.aten.scaled_dot_product_attention.default: _fused_attention}
         with torch.no_grad(), _silence_torch():
             exported = torch.onnx.export(

@@ -39,18 +39,18 @@ EXACT_SUM_FEATURES = frozenset({"avx_vnni", "avx512_vnni", "amx_int8", "asimddp"
 16 bits, which can overflow for 8-bit values, so weights then have 7 bits."""
 MAX_WEIGHT = {True: 127, False: 63}
 """Largest integer of a weight, by whether sums are exact."""
-EXACT_SUMS_KEY = ["regauge", "exact"]
+EXACT_SUMS_KEY = ["regauge", "exact_sums"]
 """The key of a graph's runtime information for whether its integers need exact sums."""
 
 
-class Openvino(Backend):
+class OpenvinoBackend(Backend):
     """One OpenVINO graph for all shapes, in a file without weights."""
 
     packages: ClassVar[tuple[str, ...]] = ("torch", "openvino")
 
     @classmethod
     def available(cls) -> Availability:
-        from regauge.backends._lifted import missing_library
+        from regauge.backends._weight_inputs import missing_library
 
         reason = missing_library(cls.kind, "openvino")
         return Availability(0, reason) if reason else Availability(2, "openvino is installed")
@@ -85,7 +85,7 @@ class Openvino(Backend):
         """Write the graph; raises ValueError if no layer is accurate enough in int8."""
         import torch
 
-        from regauge.backends._lifted import export_lifted_graph
+        from regauge.backends._weight_inputs import export_graph
         from regauge.models.inference_modules import cast_program
 
         program = copy.deepcopy(job.program)
@@ -95,7 +95,7 @@ class Openvino(Backend):
             from regauge.backends._int8.quantize import quantize_linear_layers
 
             program = quantize_linear_layers(program, job.calibration, MAX_WEIGHT[has_exact_sums])
-        graph, names = export_lifted_graph(program, job)
+        graph, names = export_graph(program, job)
         openvino = _import_openvino()
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about its own code

@@ -8,7 +8,7 @@ from regauge.accelerators import Accelerator, Availability
 from regauge.backends import Backend, ExecutionContext, Payload, Runner
 
 
-class TorchCompile(Backend):
+class TorchCompileBackend(Backend):
     """torch.compile; the first batch takes seconds, and again after each load of the weights."""
 
     is_ahead_of_time: ClassVar[bool] = False

@@ -23,7 +23,7 @@ DEVICES = ("xla", "neuron")
 CACHE_VARIABLE = "XLA_PERSISTENT_CACHE_PATH"
 
 
-class Xla(Backend):
+class XlaBackend(Backend):
     """XLA graphs; every declared shape is computed once at load, and no graph is added later."""
 
     is_ahead_of_time: ClassVar[bool] = False

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from regauge.benchmarking.settings import BenchmarkSettings
     from regauge.worker import Line
 
-TURNS = "turns"
+REPEATS = "repeats"
 """Folder of the raw lines, one subfolder per repeat and artifact."""
 DEFAULT_FOLDER = Path("out") / "benchmark"
 """Output folder if artifacts are named on the command line."""
@@ -93,12 +93,12 @@ def plan(settings: BenchmarkSettings) -> dict[str, Any]:
         "output": str(folder),
         "artifacts": [_describe_artifact(name, manifest) for name, manifest in manifests.items()],
         "batch_x_length": shapes,
-        "requests_a_second": [
+        "requests_per_second": [
             *(f"{fraction:g} of the closed loop" for fraction in open_loop.load_fractions),
             *(f"{per_second:g}" for per_second in open_loop.requests_per_second),
         ],
-        "turns": inference.repeats,
-        "seconds_at_least": round(shape_seconds * num_measurements),
+        "repeats": inference.repeats,
+        "min_seconds": round(shape_seconds * num_measurements),
         "price": price.description if price else "unknown",
         **refusal,
     }
@@ -110,7 +110,7 @@ def run(settings: BenchmarkSettings) -> dict[str, Any]:
     plan(settings)
     _check_folder(settings)
     inference, folder = settings.inference, Path(settings.output.folder)
-    (folder / TURNS).mkdir(parents=True, exist_ok=True)
+    (folder / REPEATS).mkdir(parents=True, exist_ok=True)
     price = find_price(settings.execution.price)
     warning = price.staleness_warning(summary.today()) if price else None
     if warning:
@@ -118,8 +118,8 @@ def run(settings: BenchmarkSettings) -> dict[str, Any]:
     if (folder / BENCHMARK).exists() and not _read_earlier(settings):
         logger.warning("replacing %s: it was measured with other requests", folder / BENCHMARK)
     repeats: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in inference.artifacts}
-    for number, name in product(range(1, inference.repeats + 1), inference.artifacts):
-        repeats[name].append(_measure_once(settings, name, number))
+    for repeat, name in product(range(1, inference.repeats + 1), inference.artifacts):
+        repeats[name].append(_measure_once(settings, name, repeat))
     manifests = _read_manifests(settings)
     return summary.build_document(settings, manifests, repeats, _read_earlier(settings))
 
@@ -135,24 +135,24 @@ def _limit_input_lengths(settings: BenchmarkSettings) -> BenchmarkSettings:
     inference = settings.inference
     if "input_lengths" in inference.model_fields_set:
         return settings
-    longest = min(manifest.shapes[-1].length for manifest in _read_manifests(settings).values())
+    longest = min(manifest.buckets[-1].length for manifest in _read_manifests(settings).values())
     lengths = tuple(dict.fromkeys(min(length, longest) for length in inference.input_lengths))
     limited = inference.model_copy(update={"input_lengths": lengths})
     return settings.model_copy(update={"inference": limited})
 
 
-def _measure_once(settings: BenchmarkSettings, name: str, number: int) -> list[dict[str, Any]]:
+def _measure_once(settings: BenchmarkSettings, name: str, repeat: int) -> list[dict[str, Any]]:
     """Return the lines that the worker of an artifact wrote in one repeat.
 
     Raises ChildError if the worker failed, NoProgressError if it stopped writing lines.
     """
-    folder = Path(settings.output.folder) / TURNS / f"{number}-{name}"
-    request = {"settings": dump(settings), "name": name, "number": number}
+    folder = Path(settings.output.folder) / REPEATS / f"{repeat}-{name}"
+    request = {"settings": dump(settings), "name": name, "repeat": repeat}
     max_silence = _max_silence_seconds(settings)
     lines: list[Line] = []
     worker_exit = run_worker(
         WORKER,
-        {**request, "began": time.monotonic()},
+        {**request, "started_at": time.monotonic()},
         folder,
         WorkerLimits(silence=max_silence),
         quiet=False,
@@ -189,13 +189,13 @@ def _read_earlier(settings: BenchmarkSettings) -> dict[str, Any]:
     """
     path = Path(settings.output.folder) / BENCHMARK
     document = read_benchmark(path) if path.exists() else {}
-    if document and document.get("measured") != "inference":
+    if document and document.get("kind") != "inference":
         raise SettingsError(f"{path} is no inference benchmark", "set another output.folder")
-    return document if document.get("alike") == summary.shared_settings(settings) else {}
+    return document if document.get("shared_settings") == summary.shared_settings(settings) else {}
 
 
 def _check_lengths(name: str, manifest: ArtifactManifest, lengths: Sequence[int]) -> None:
-    longest = manifest.shapes[-1].length
+    longest = manifest.buckets[-1].length
     if max(lengths) > longest:
         problem = (
             f"{name} accepts at most {longest} tokens, "
@@ -208,6 +208,6 @@ def _describe_artifact(name: str, manifest: ArtifactManifest) -> dict[str, Any]:
     return {
         "name": name,
         "model": summary.model_name(manifest),
-        "computed_by": summary.describe_computation(manifest),
-        "made_on": manifest.target.chip,
+        "backend_description": summary.describe_computation(manifest),
+        "chip": manifest.target.chip,
     }

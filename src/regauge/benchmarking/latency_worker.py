@@ -51,10 +51,10 @@ SINGLE_PASS_OUTPUTS = ("vectors", "classes", "values")
 class LatencyRequest:
     """Records that are computed together, as inputs of the program."""
 
-    rows: int
-    length: int
+    batch_size: int
+    input_length: int
     """Real tokens of each text."""
-    shapes: list[tuple[int, int]]
+    buckets: list[tuple[int, int]]
     """(rows, length) of each bucket that the request is computed in."""
     batches: list[tuple[Tensor, ...]]
     tokens: int
@@ -87,7 +87,7 @@ def main() -> None:
     log.configure()
     try:
         settings = config.build(BenchmarkSettings, request["settings"])
-        for line in measure(settings, request["name"], request["number"], request["began"]):
+        for line in measure(settings, request["name"], request["repeat"], request["started_at"]):
             job.write_line(line)
     except Exception as error:  # noqa: BLE001 - the parent reports every error
         message, code = describe_error(error)
@@ -107,27 +107,28 @@ def measure(
     loaded = LoadedArtifact(settings, repeat, name, artifact, engine)
     loaded_at = time.monotonic()
     warm_up(engine, artifact)
-    ready = {
+    startup = {
         "start_seconds": START_SECONDS - started_at,
         "load_seconds": loaded_at - START_SECONDS,
         "warmup_seconds": time.monotonic() - loaded_at,
     }
-    yield {"ready": {**ready, "seconds": sum(ready.values())}, "machine": describe_machine()}
+    startup["total_seconds"] = sum(startup.values())
+    yield {"startup": startup, "machine": describe_machine()}
     for length in settings.inference.input_lengths:
-        for rows in settings.inference.batch_sizes:
-            yield from measure_loads(loaded, build_request(loaded, rows, length))
+        for batch_size in settings.inference.batch_sizes:
+            yield from measure_loads(loaded, build_request(loaded, batch_size, length))
     memory = artifact.accelerator.peak_memory_bytes()  # before `_measure_peak` allocates more
-    yield {"memory_bytes": memory, **_measure_peak(artifact)}
+    yield {"peak_memory_bytes": memory, **_measure_peak(artifact)}
 
 
-def build_request(loaded: LoadedArtifact, rows: int, length: int) -> LatencyRequest:
-    """Return a request of `rows` records whose texts have `length` real tokens each.
+def build_request(loaded: LoadedArtifact, batch_size: int, length: int) -> LatencyRequest:
+    """Return a request of `batch_size` records whose texts have `length` real tokens each.
 
     It is padded and split into the artifact's buckets, as in production.
     """
     inputs = loaded.artifact.manifest.program.inputs
-    shapes, batches = [], []
-    for batch in loaded.engine.buckets.make_batches(np.full(rows, length, np.int64)):
+    buckets, batches = [], []
+    for batch in loaded.engine.buckets.make_batches(np.full(batch_size, length, np.int64)):
         tensors = example_inputs(inputs, batch.num_rows, batch.length)
         for spec, tensor in zip(inputs, tensors, strict=True):
             if spec.name == "lengths":
@@ -137,15 +138,16 @@ def build_request(loaded: LoadedArtifact, rows: int, length: int) -> LatencyRequ
                 vocabulary_size = _find_vocabulary_size(loaded.artifact)
                 _fill_tokens(tensor, batch, vocabulary_size, loaded.settings.seed)
                 tensor[..., length:] = 0
-        shapes.append((batch.num_rows, batch.length))
+        buckets.append((batch.num_rows, batch.length))
         batches.append(tensors)
-    num_tokens = rows * length * _count_texts(loaded.artifact)
-    return LatencyRequest(rows, length, shapes, batches, num_tokens)
+    num_tokens = batch_size * length * _count_texts(loaded.artifact)
+    return LatencyRequest(batch_size, length, buckets, batches, num_tokens)
 
 
 def measure_loads(loaded: LoadedArtifact, request: LatencyRequest) -> Iterator[dict[str, Any]]:
     """Yield the latencies of a request in the closed loop and at each rate of the open loop."""
-    settings, shape = loaded.settings, {"rows": request.rows, "length": request.length}
+    settings = loaded.settings
+    shape = {"batch_size": request.batch_size, "input_length": request.input_length}
     for _ in range(settings.inference.warmup_requests):
         loaded.compute(request)
     meter, clock = loaded.artifact.accelerator.start_energy_meter(), load_generator.Clock()
@@ -154,30 +156,30 @@ def measure_loads(loaded: LoadedArtifact, request: LatencyRequest) -> Iterator[d
     )
     joules = meter() if meter else None
     yield {
-        "closed": shape,
-        "milliseconds": [round(latency, 4) for latency in closed.milliseconds],
-        "seconds": closed.seconds,
+        "closed_loop": shape,
+        "latencies_ms": [round(latency, 4) for latency in closed.milliseconds],
+        "duration_seconds": closed.seconds,
         "joules": joules,
-        "shapes": request.shapes,
+        "buckets": request.buckets,
         "tokens": request.tokens,
         "flops": count_flops(loaded.artifact, request),
     }
     per_second = len(closed.milliseconds) / closed.seconds
-    throughput = f"{per_second * request.rows:.4g} inferences/s"
+    throughput = f"{per_second * request.batch_size:.4g} inferences/s"
     _log_load(loaded, request, throughput, closed.milliseconds)
     duration = settings.open_loop.duration_seconds
     for index, (fraction, rate) in enumerate(_list_rates(settings, per_second)):
-        key = (settings.seed, request.rows, request.length, index, loaded.repeat)
+        key = (settings.seed, request.batch_size, request.input_length, index, loaded.repeat)
         arrivals = load_generator.draw_arrivals(rate, duration, *key).tolist()
         latencies = load_generator.run_open_loop(
             lambda: loaded.compute(request), arrivals, duration, clock
         )
         yield {
-            "open": shape,
-            "share": fraction,
-            "rate": rate,
-            "arrivals": [round(arrival, 6) for arrival in arrivals],
-            "milliseconds": [
+            "open_loop": shape,
+            "load_fraction": fraction,
+            "requests_per_second": rate,
+            "arrival_seconds": [round(arrival, 6) for arrival in arrivals],
+            "latencies_ms": [
                 round(latency, 4) if math.isfinite(latency) else None for latency in latencies
             ],
         }
@@ -199,7 +201,7 @@ def _log_load(
     median = sorted(latencies)[len(latencies) // 2] if latencies else math.nan
     p50 = f"p50 {median:.4g} ms" if math.isfinite(median) else "p50 unknown"
     repeat = f"repeat {loaded.repeat} of {loaded.settings.inference.repeats}"
-    shape = f"{request.rows} x {request.length}"
+    shape = f"{request.batch_size} x {request.input_length}"
     log.logger.info("%s, %s, %s: %s, %s", repeat, loaded.name, shape, load, p50)
 
 
@@ -210,10 +212,10 @@ def count_flops(artifact: Artifact, request: LatencyRequest) -> float | None:
     whose operations its configuration does not determine.
     """
     program, folder = artifact.manifest.program, artifact.folder / MODEL
-    if program.answers not in SINGLE_PASS_OUTPUTS or not (folder / "config.json").is_file():
+    if program.output_kind not in SINGLE_PASS_OUTPUTS or not (folder / "config.json").is_file():
         return None
     model = architectures.build_template(folder)
-    return request.tokens * flops_per_token(model, request.length) / 3
+    return request.tokens * flops_per_token(model, request.input_length) / 3
 
 
 def describe_machine() -> dict[str, Any]:
@@ -231,7 +233,9 @@ def _measure_peak(artifact: Artifact) -> dict[str, Any]:
     """Return the chip and its peak for the artifact's precision; unknown for integer models."""
     compiled = artifact.manifest.compiled
     chip = artifact.accelerator.chip_peak(compiled.precision)
-    peak = chip.flops_per_second.get(compiled.precision) if compiled.quantized == "none" else None
+    peak = (
+        chip.flops_per_second.get(compiled.precision) if compiled.quantization == "none" else None
+    )
     source = "unknown" if peak is None else f"{compiled.precision}: {chip.source}"
     return {"chip": chip.name, "peak_flops_per_second": peak, "peak_source": source}
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MIN_REQUESTS = 3
 """Smallest number of requests in a closed loop, even if they take longer than its duration."""
 MAX_DURATION_FACTOR = 2
-"""Multiple of the duration of the arrivals after which no request is started: `not served`."""
+"""Multiple of the duration of the arrivals after which requests are dropped instead of started."""
 SPIN_SECONDS = 1e-4
 """Time before an arrival that is spent spinning, because a sleeping process wakes about this late.
 
@@ -90,7 +90,7 @@ def run_open_loop(
     """Send requests at their arrival times, in order; return the latency of each in milliseconds.
 
     A latency counts from the arrival, however late the request is started. A request that is not
-    started within `MAX_DURATION_FACTOR` times the seconds is not served: its latency is infinite.
+    started within `MAX_DURATION_FACTOR` times the seconds is dropped: its latency is infinite.
     """
     start = clock.now()
     latencies: list[float] = []

@@ -32,30 +32,30 @@ Repeat = list[Document]
 GENERIC_NAMES = (MODEL, ARTIFACT)
 """Folder names that do not identify a model."""
 RATIO_FORMULA = (
-    "second / first, for p50_ms, inferences_per_second and usd_per_million_inferences; overlap: "
-    "the ranges of p50_ms over the repeats overlap"
+    "candidate / baseline, for p50_ms, inferences_per_second and usd_per_million_inferences; "
+    "ranges_overlap: the ranges of p50_ms over the repeats overlap"
 )
 FORMULAS = {
     "inference": "one record; a request has batch-size records",
     "percentiles_ms": "nearest rank in each repeat, then the median over repeats; unknown if a "
     "repeat has too few requests",
-    "closed": "each request starts when the previous one is answered",
-    "open": "Poisson arrivals; latency counts from the arrival, queueing included; "
-    f"not served: not started within {MAX_DURATION_FACTOR} times the duration",
+    "closed_loop": "each request starts when the previous one is answered",
+    "open_loop": "Poisson arrivals; latency counts from the arrival, queueing included; "
+    f"dropped: not started within {MAX_DURATION_FACTOR} times the duration",
     "inferences_per_second": "batch size x requests / seconds of the closed loop",
     "tokens_per_second": "real tokens of the requests / seconds of the closed loop",
     "flops_per_inference": "(2 N + 4 L h S) per token x real tokens: a third of training's "
     "6 N + 12 L h S (Chowdhery et al., 2022, appendix B), without embeddings, pooling and heads",
-    "peak_share": "flops_per_inference x inferences_per_second / peak_flops_per_second",
+    "peak_fraction": "flops_per_inference x inferences_per_second / peak_flops_per_second",
     "joules_per_inference": "measured: energy counter of the chip (of all packages of a CPU, "
-    "other load included) / inferences; at most: the chip's thermal design power / "
+    "other load included) / inferences; upper bound: the chip's thermal design power / "
     "inferences_per_second",
     "usd_per_million_inferences": "USD per hour of the whole machine / 3600 / "
     "inferences_per_second x 1e6",
-    "ready_seconds": "from the start of the process until the artifact is loaded and each shape "
+    "startup_seconds": "from the start of the process until the artifact is loaded and each shape "
     "with a separate graph was computed once",
-    "memory_bytes": "largest peak of the repeats: of the device, or of the process on a CPU",
-    "beside": RATIO_FORMULA,
+    "peak_memory_bytes": "largest peak of the repeats: of the device, or of the process on a CPU",
+    "ratios": RATIO_FORMULA,
 }
 """Formula of each figure, as the benchmark document records it."""
 
@@ -89,18 +89,19 @@ def build_document(
     for name in repeats:
         rows += _build_rows(settings, artifacts[name], repeats[name])
     for row in rows:
-        row["closed"]["peak_share"] = _compute_peak_share(row["closed"], artifacts[row["artifact"]])
+        loop = row["closed_loop"]
+        loop["peak_fraction"] = _compute_peak_fraction(loop, artifacts[row["artifact"]])
     return {
         "format": FORMAT,
-        "measured": "inference",
+        "kind": "inference",
         "date": today().isoformat(),
-        "turns": settings.inference.repeats,
-        "seconds": settings.inference.duration_seconds,
+        "repeats": settings.inference.repeats,
+        "duration_seconds": settings.inference.duration_seconds,
         "formulas": FORMULAS,
         "artifacts": list(artifacts.values()),
         "rows": rows,
-        "beside": build_ratios(settings.inference.compare, list(artifacts), rows),
-        "alike": shared_settings(settings),
+        "ratios": build_ratios(settings.inference.compare, list(artifacts), rows),
+        "shared_settings": shared_settings(settings),
         "settings": dump(settings),
     }
 
@@ -122,7 +123,7 @@ def model_name(manifest: ArtifactManifest) -> str:
 def describe_computation(manifest: ArtifactManifest) -> str:
     """Return the backend, precision and quantization of an artifact."""
     compiled = manifest.compiled
-    quantization = f" {compiled.quantized}" if compiled.quantized != "none" else ""
+    quantization = f" {compiled.quantization}" if compiled.quantization != "none" else ""
     return f"{compiled.backend.kind} {compiled.precision}{quantization}"
 
 
@@ -130,9 +131,9 @@ def _summarize_artifact(
     settings: BenchmarkSettings, name: str, manifest: ArtifactManifest, repeats: Sequence[Repeat]
 ) -> Document:
     """Return the figures of an artifact that do not depend on the request."""
-    starts = [line for repeat in repeats for line in repeat if "ready" in line]
+    starts = [line for repeat in repeats for line in repeat if "startup" in line]
     ends = [line for repeat in repeats for line in repeat if "chip" in line]
-    memory = [line["memory_bytes"] for line in ends if line["memory_bytes"] is not None]
+    memory = [line["peak_memory_bytes"] for line in ends if line["peak_memory_bytes"] is not None]
     peaks = [line for line in ends if line["peak_flops_per_second"] is not None]
     best = max(peaks, key=lambda line: line["peak_flops_per_second"], default=ends[-1])
     price = settings.execution.price
@@ -141,9 +142,9 @@ def _summarize_artifact(
         "name": name,
         "path": settings.inference.artifacts[name],
         "model": model_name(manifest),
-        "computed_by": describe_computation(manifest),
+        "backend_description": describe_computation(manifest),
         "precision": manifest.compiled.precision,
-        "quantized": manifest.compiled.quantized,
+        "quantization": manifest.compiled.quantization,
         "backend": manifest.compiled.backend.kind,
         "versions": manifest.compiled.versions,
         "origin": dump(manifest.origin),
@@ -154,11 +155,11 @@ def _summarize_artifact(
         "price": _describe_price(find_price(price), price.instance),
         "tdp_watts": chip.tdp_watts if chip else None,
         "tdp_source": f"{chip.name}: {chip.source}" if chip else None,
-        "ready": {
-            key: statistics.median(line["ready"][key] for line in starts)
-            for key in starts[0]["ready"]
+        "startup": {
+            key: statistics.median(line["startup"][key] for line in starts)
+            for key in starts[0]["startup"]
         },
-        "memory_bytes": max(memory, default=None),
+        "peak_memory_bytes": max(memory, default=None),
         "peak_flops_per_second": best["peak_flops_per_second"],
         "peak_source": best["peak_source"],
     }
@@ -172,7 +173,7 @@ def _describe_price(price: MachinePrice | None, instance: str | None) -> Documen
         "source": price.source,
         "as_of": price.as_of.isoformat() if price.as_of else None,
         "instance": instance,
-        "remark": price.staleness_warning(today()),
+        "staleness_warning": price.staleness_warning(today()),
     }
 
 
@@ -192,10 +193,10 @@ def _share_peaks(artifacts: Collection[Document]) -> None:
 
 def _peak_key(artifact: Document) -> tuple[Any, ...]:
     threads = artifact["machine"]["threads"]
-    return artifact["chip"], artifact["precision"], artifact["quantized"], threads
+    return artifact["chip"], artifact["precision"], artifact["quantization"], threads
 
 
-def _compute_peak_share(closed: Document, artifact: Document) -> float | None:
+def _compute_peak_fraction(closed: Document, artifact: Document) -> float | None:
     flops, peak = closed["flops_per_inference"], artifact["peak_flops_per_second"]
     if flops is None or peak is None:
         return None
@@ -209,19 +210,26 @@ def _build_rows(
     rows = []
     for length in settings.inference.input_lengths:
         for batch_size in settings.inference.batch_sizes:
-            shape = {"rows": batch_size, "length": length}
-            closed = [line for repeat in repeats for line in repeat if line.get("closed") == shape]
+            shape = {"batch_size": batch_size, "input_length": length}
+            closed = [
+                line for repeat in repeats for line in repeat if line.get("closed_loop") == shape
+            ]
             loads = zip(
-                *([line for line in repeat if line.get("open") == shape] for repeat in repeats),
+                *(
+                    [line for line in repeat if line.get("open_loop") == shape]
+                    for repeat in repeats
+                ),
                 strict=True,
             )
             rows.append(
                 {
                     "artifact": artifact["name"],
                     **shape,
-                    "shapes": closed[-1]["shapes"],
-                    "closed": _summarize_closed_loop(artifact, batch_size, closed),
-                    "open": [_summarize_open_loop(artifact, batch_size, load) for load in loads],
+                    "buckets": closed[-1]["buckets"],
+                    "closed_loop": _summarize_closed_loop(artifact, batch_size, closed),
+                    "open_loop": [
+                        _summarize_open_loop(artifact, batch_size, load) for load in loads
+                    ],
                 }
             )
     return rows
@@ -231,13 +239,13 @@ def _summarize_closed_loop(
     artifact: Document, batch_size: int, loops: Sequence[Document]
 ) -> Document:
     """Return the figures of the closed loop; `loops` has one line per repeat."""
-    medians = [percentile(loop["milliseconds"], 50) or 0.0 for loop in loops]
-    per_second = _median(loops, lambda loop: len(loop["milliseconds"]) / loop["seconds"])
+    medians = [percentile(loop["latencies_ms"], 50) or 0.0 for loop in loops]
+    per_second = _median(loops, lambda loop: len(loop["latencies_ms"]) / loop["duration_seconds"])
     tokens, flops = loops[-1]["tokens"], loops[-1]["flops"]
     return {
-        "requests": [len(loop["milliseconds"]) for loop in loops],
-        **_median_percentiles([loop["milliseconds"] for loop in loops]),
-        "spread_p50_ms": [min(medians), max(medians)],
+        "num_requests": [len(loop["latencies_ms"]) for loop in loops],
+        **_median_percentiles([loop["latencies_ms"] for loop in loops]),
+        "p50_range_ms": [min(medians), max(medians)],
         "requests_per_second": per_second,
         "inferences_per_second": batch_size * per_second,
         "tokens_per_second": tokens * per_second,
@@ -251,19 +259,19 @@ def _summarize_open_loop(
     artifact: Document, batch_size: int, loads: Sequence[Document]
 ) -> Document:
     """Return the figures of one arrival rate; `loads` has one line per repeat."""
-    per_second = _median(loads, lambda load: float(load["rate"]))
+    per_second = _median(loads, lambda load: float(load["requests_per_second"]))
     latencies = [
-        [math.inf if latency is None else latency for latency in load["milliseconds"]]
+        [math.inf if latency is None else latency for latency in load["latencies_ms"]]
         for load in loads
     ]
     num_requests = sum(map(len, latencies))
-    num_lost = sum(math.isinf(latency) for repeat in latencies for latency in repeat)
-    usd = None if num_lost else _compute_usd_per_million(artifact, batch_size * per_second)
+    num_dropped = sum(math.isinf(latency) for repeat in latencies for latency in repeat)
+    usd = None if num_dropped else _compute_usd_per_million(artifact, batch_size * per_second)
     return {
-        "share": loads[0]["share"],
+        "load_fraction": loads[0]["load_fraction"],
         "requests_per_second": per_second,
-        "requests": [len(repeat) for repeat in latencies],
-        "not_served": num_lost / num_requests if num_requests else None,
+        "num_requests": [len(repeat) for repeat in latencies],
+        "dropped_fraction": num_dropped / num_requests if num_requests else None,
         **_median_percentiles(latencies),
         "usd_per_million_inferences": usd,
     }
@@ -273,7 +281,7 @@ def _median_percentiles(repeats: Sequence[Sequence[float]]) -> dict[str, float |
     """Return the median over repeats of each percentile.
 
     None if a repeat has too few requests for it: the median of the other repeats could be below a
-    smaller percentile. Also None if the median is infinite, which means not served.
+    smaller percentile. Also None if the median is infinite, which means dropped.
     """
     medians = {}
     for percent in PERCENTILES:
@@ -290,12 +298,15 @@ def _compute_joules(
     """Return the joules per inference, and whether they are measured or an upper bound."""
     if all(loop["joules"] is not None for loop in loops):
         joules = _median(
-            loops, lambda loop: loop["joules"] / len(loop["milliseconds"]) / batch_size
+            loops, lambda loop: loop["joules"] / len(loop["latencies_ms"]) / batch_size
         )
-        return {"joules_per_inference": joules, "joules_are": "measured"}
+        return {"joules_per_inference": joules, "joules_method": "measured"}
     if artifact["tdp_watts"] is None:
-        return {"joules_per_inference": None, "joules_are": None}
-    return {"joules_per_inference": artifact["tdp_watts"] / per_second, "joules_are": "at most"}
+        return {"joules_per_inference": None, "joules_method": None}
+    return {
+        "joules_per_inference": artifact["tdp_watts"] / per_second,
+        "joules_method": "upper_bound",
+    }
 
 
 def _compute_usd_per_million(artifact: Document, per_second: float) -> float | None:
@@ -309,9 +320,9 @@ def _median(lines: Sequence[Document], get_value: Callable[[Document], float]) -
 
 
 RATIOS = {
-    "latency": "p50_ms",
-    "inferences_per_second": "inferences_per_second",
-    "usd": "usd_per_million_inferences",
+    "latency_ratio": "p50_ms",
+    "throughput_ratio": "inferences_per_second",
+    "cost_ratio": "usd_per_million_inferences",
 }
 """Ratios of a pair, and the figure of the closed loop that each compares."""
 
@@ -329,27 +340,34 @@ def build_ratios(
 
 
 def _compare_pair(pair: tuple[str, str], rows: Sequence[Document]) -> Iterator[Document]:
-    first, second = (
-        {(row["rows"], row["length"]): row["closed"] for row in rows if row["artifact"] == name}
+    baselines, candidates = (
+        {
+            (row["batch_size"], row["input_length"]): row["closed_loop"]
+            for row in rows
+            if row["artifact"] == name
+        }
         for name in pair
     )
-    for (batch_size, length), baseline in first.items():
-        candidate = second[batch_size, length]
-        shape = {"first": pair[0], "second": pair[1], "rows": batch_size, "length": length}
-        ratios = {name: _ratio(candidate[key], baseline[key]) for name, key in RATIOS.items()}
-        yield {**shape, **ratios, "overlap": _do_repeats_overlap(candidate, baseline)}
+    for (batch_size, length), baseline in baselines.items():
+        candidate = candidates[batch_size, length]
+        shape = {
+            "baseline": pair[0],
+            "candidate": pair[1],
+            "batch_size": batch_size,
+            "input_length": length,
+        }
+        ratios = {name: _divide(candidate[key], baseline[key]) for name, key in RATIOS.items()}
+        yield {**shape, **ratios, "ranges_overlap": _do_repeats_overlap(candidate, baseline)}
 
 
-def _do_repeats_overlap(second: Document, first: Document) -> bool | None:
+def _do_repeats_overlap(candidate: Document, baseline: Document) -> bool | None:
     """Return whether the p50 ranges of two artifacts overlap; None if each has one repeat."""
-    if len(first["requests"]) == len(second["requests"]) == 1:
+    if len(baseline["num_requests"]) == len(candidate["num_requests"]) == 1:
         return None
-    (first_min, first_max), (second_min, second_max) = (
-        first["spread_p50_ms"],
-        second["spread_p50_ms"],
-    )
-    return bool(second_min <= first_max and first_min <= second_max)
+    baseline_min, baseline_max = baseline["p50_range_ms"]
+    candidate_min, candidate_max = candidate["p50_range_ms"]
+    return bool(candidate_min <= baseline_max and baseline_min <= candidate_max)
 
 
-def _ratio(second: float | None, first: float | None) -> float | None:
-    return None if second is None or not first else second / first
+def _divide(candidate: float | None, baseline: float | None) -> float | None:
+    return None if candidate is None or not baseline else candidate / baseline

@@ -200,12 +200,12 @@ def build_row(
     return {
         "name": f"{num_nodes} x {local_size}" if num_nodes > 1 else str(world_size),
         "processes": world_size,
-        "rows_a_process": settings.batch.rows / world_size,
-        "global_batch": settings.batch.rows,
+        "rows_per_process": settings.batch.rows / world_size,
+        "global_batch_size": settings.batch.rows,
         "learning_rate": settings.optimizer.learning_rate,
         "sequences_per_second": settings.batch.rows / seconds,
         "tokens_per_second": speed,
-        "spread": [min(speeds), max(speeds)],
+        "tokens_per_second_range": [min(speeds), max(speeds)],
         "seconds_per_step": seconds,
         "mfu": statistics.median(mfu) if mfu else None,
         "usd_per_million_tokens": usd,
@@ -222,7 +222,7 @@ def build_document(
     processes is another one. Jobs on different numbers of machines thus share one table.
     """
     shared = _shared_settings(settings)
-    if earlier.get("settings") == shared:
+    if earlier.get("shared_settings") == shared:
         counts = {row["processes"] for row in rows}
         rows = [*rows, *(row for row in earlier.get("rows", ()) if row["processes"] not in counts)]
     rows = sorted(rows, key=lambda row: row["processes"])
@@ -236,14 +236,15 @@ def build_document(
     benchmark = settings.benchmark
     return {
         "format": FORMAT,
+        "kind": "training",
         "scaling": benchmark.scaling,
-        "meaning": SCALING_DESCRIPTIONS[benchmark.scaling],
+        "description": SCALING_DESCRIPTIONS[benchmark.scaling],
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "steps": _count_timed_steps(benchmark),
-        "turns": benchmark.repeats,
+        "repeats": benchmark.repeats,
         "formulas": {"sequences_per_second": SEQUENCES_FORMULA, "efficiency": EFFICIENCY_FORMULA},
         "rows": rows,
-        "settings": shared,
+        "shared_settings": shared,
     }
 
 

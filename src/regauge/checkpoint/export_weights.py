@@ -68,7 +68,7 @@ def read_checkpoint_weights(run: Path, step: Literal["latest", "best"] | int) ->
         path = find_newest(root, World())
     elif step == "best":
         best = layout.read_best(root)
-        path = root / best["name"] if best else None
+        path = root / best["checkpoint"] if best else None
     else:
         path = root / layout.checkpoint_name(int(step))
     if path is None or not path.is_dir():

@@ -76,7 +76,7 @@ def import_weights(
         sentence_transformers.copy_description(origin, target)
     count = sum(value.numel() for value in model.parameters())
     class_name = architectures.class_name(model)
-    return {"written": str(target), "class": class_name, "parameters": count}
+    return {"path": str(target), "model_class": class_name, "parameters": count}
 
 
 def find_weights(origin: Path, settings: Model | None) -> Path | None:

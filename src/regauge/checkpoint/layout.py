@@ -3,7 +3,7 @@
     checkpoints/step-00000100/         manifest.json, state.json, *.safetensors
     checkpoints/.step-00000100.part/   staging folder of a save in progress, or one that was killed
     checkpoints/LATEST                 name of the newest checkpoint
-    checkpoints/BEST                   name and metric of the best checkpoint, if one is kept
+    checkpoints/BEST                   folder and metric of the best checkpoint, if one is kept
 
 No torch here. A folder is a checkpoint only if it has a manifest, and every file has the hash and
 the size in the manifest.
@@ -167,12 +167,12 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def read_best(root: Path) -> dict[str, Any] | None:
-    """Return the name, metric and value of the best checkpoint; None if none is kept."""
+    """Return the folder name, metric and value of the best checkpoint; None if none is kept."""
     try:
         document: dict[str, Any] = json.loads((root / BEST).read_text())
     except (OSError, ValueError):
         return None
-    return document if (root / document["name"]).is_dir() else None
+    return document if (root / document["checkpoint"]).is_dir() else None
 
 
 def retain(root: Path, keep: int, newest: int) -> None:
@@ -183,7 +183,7 @@ def retain(root: Path, keep: int, newest: int) -> None:
     """
     best = read_best(root)
     for step in [step for step in list_steps(root) if step <= newest][keep:]:
-        if best is None or best["name"] != checkpoint_name(step):
+        if best is None or best["checkpoint"] != checkpoint_name(step):
             shutil.rmtree(root / checkpoint_name(step))
     for leftover in [*root.glob(".step-*.part"), *root.glob(".step-*.old")]:
         shutil.rmtree(leftover, ignore_errors=True)

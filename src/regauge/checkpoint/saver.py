@@ -236,7 +236,11 @@ class Saver:
         value, best = metrics[metric], layout.read_best(self._root)
         sign = 1 if self._settings.best_mode == "max" else -1
         if best is None or sign * value > sign * best["value"]:
-            document = {"name": layout.checkpoint_name(step), "metric": metric, "value": value}
+            document = {
+                "checkpoint": layout.checkpoint_name(step),
+                "metric": metric,
+                "value": value,
+            }
             write_json(self._root / layout.BEST, document)
 
 

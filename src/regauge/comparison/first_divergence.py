@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 CONTEXT_VALUES = 3
 """Number of values that the table shows before and after the first one."""
 STAGE_NAMES = {
-    "rows": "the input rows",
+    "input": "the input rows",
     "forward": "the output of a module",
     "backward": "the gradient of a module's output",
     "gradient": "the gradient of a weight, summed over the global batch",
@@ -20,7 +20,7 @@ STAGE_NAMES = {
 }
 """Stages of a training step, in words."""
 HINTS = {
-    "rows": "Check the order, the masks and the seeds",
+    "input": "Check the order, the masks and the seeds",
     "forward": "Check the kernel of this module",
     "backward": "Check the backward pass of this module and of the modules after it",
     "gradient": "The output gradients agree; check how weight gradients are summed, in which type",
@@ -47,7 +47,7 @@ def describe_divergence(divergence: Divergence) -> str:
             f"{_describe_difference(worst)}.{choices}"
         )
     remark = f", {first.remark}" if first.remark else ""
-    if first.stage == "rows":
+    if first.stage == "input":
         value = f"{first.name} differs in {100 * first.difference:.3g}% of its elements{remark}."
     else:
         baseline, candidate = first.reference_distances
@@ -74,13 +74,13 @@ def build_value_table(divergence: Divergence) -> tuple[dict[str, str], ...]:
         {
             "value": value.name,
             "stage": value.stage,
-            "module": value.kind,
+            "module_class": value.module_class,
             "dtypes": " ".join(dict.fromkeys(value.dtypes)),
             "difference": f"{value.difference:.2g}",
-            "rounding bound": f"{value.bound:.2g}",
-            "first run to reference": f"{value.reference_distances[0]:.2g}",
-            "other run to reference": f"{value.reference_distances[1]:.2g}",
-            "exceeds bound": "yes" if value.exceeds_bound else "",
+            "rounding_bound": f"{value.bound:.2g}",
+            "baseline_error": f"{value.reference_distances[0]:.2g}",
+            "candidate_error": f"{value.reference_distances[1]:.2g}",
+            "exceeds_bound": "yes" if value.exceeds_bound else "",
         }
         for value in shown
     )
@@ -102,7 +102,7 @@ def _describe_choices(divergence: Divergence) -> str:
 
 def _describe_value(value: ValueDifference) -> str:
     dtypes = " and ".join(dict.fromkeys(value.dtypes))
-    return f"{value.name} ({', '.join(filter(None, (value.kind, dtypes)))})"
+    return f"{value.name} ({', '.join(filter(None, (value.module_class, dtypes)))})"
 
 
 def _describe_difference(value: ValueDifference) -> str:

@@ -103,7 +103,8 @@ def describe_cheapest(comparison: ComparisonResult) -> tuple[str, ...]:
         if saving is not None
     )
     target = format_target(comparison.target)
-    return (f"{cheapest.run} reached {target} at the lowest cost: {less}.",)
+    savings_text = f": {less}" if less else ""  # no ratio exists if nothing was paid
+    return (f"{cheapest.run} reached {target} at the lowest cost{savings_text}.",)
 
 
 def describe_unreached(comparison: ComparisonResult) -> tuple[str, ...]:
@@ -127,7 +128,7 @@ def build_cost_table(comparison: ComparisonResult) -> list[dict[str, Any]]:
             "machine_seconds": cost.machine_seconds,
             "device_seconds": cost.device_seconds,
             "usd": cost.usd,
-            "joules_at_most": cost.max_joules,
+            "max_joules": cost.max_joules,
             "usd_per_hour": None if cost.price is None else cost.price.usd_per_hour,
         }
         for cost in comparison.costs

@@ -34,7 +34,7 @@ NOISE_FACTOR = 4.0
 """Multiple of the noise floor above which a training value counts as different."""
 TRAIN_LOSS, GRADIENT_NORM, LEARNING_RATE = (
     "train/loss",
-    "train/gradient_norm",
+    "train/grad_norm",
     "train/learning_rate",
 )
 BLOCKING_SETTINGS = (
@@ -50,7 +50,10 @@ BLOCKING_SETTINGS = (
 """Settings and tables that must be equal in comparable runs."""
 COMPUTE_SETTINGS = ("model.attention", "model.path", "model.weights")
 """Exceptions in those tables: settings that only change how the run is computed."""
-FACT_NAMES = {"data_identity": "the prepared data", "weights": "the weights of step 0"}
+FACT_NAMES = {
+    "data_fingerprint": "the prepared data",
+    "weights_checksum": "the weights of step 0",
+}
 """Identity facts of a run, and their names in sentences."""
 IGNORED_SETTINGS = (
     "output",
@@ -284,7 +287,7 @@ def _find_series(run: RunFolder, name: str) -> Series:
 
 def _comparable_values(run: RunFolder) -> Mapping[str, Any]:
     """Return the facts, settings and package versions of a run by key."""
-    facts = {words: run.facts.get(name) for name, words in FACT_NAMES.items()}
+    facts = {words: run.identity.get(name) for name, words in FACT_NAMES.items()}
     packages = {f"package {name}": version for name, version in _packages(run).items()}
     settings = {_TASK_SETTING.sub(r"\2.\1", key): value for key, value in flatten(run.settings)}
     return {**facts, **settings, **packages}

@@ -41,8 +41,8 @@ def choose_bucket_lengths(histogram: tuple[int, ...], max_buckets: int) -> tuple
     return tuple(reversed(selected))
 
 
-def real_token_share(histogram: tuple[int, ...], bucket_lengths: tuple[int, ...]) -> float:
-    """Return the share of real tokens if each text is padded to its bucket length."""
+def real_token_fraction(histogram: tuple[int, ...], bucket_lengths: tuple[int, ...]) -> float:
+    """Return the fraction of real tokens if each text is padded to its bucket length."""
     num_tokens = sum(length * count for length, count in enumerate(histogram))
     num_slots = sum(
         find_bucket_length(length, bucket_lengths) * count

@@ -1,7 +1,7 @@
 """Arrow columns of rows: lists of token ids, and values.
 
-A value is a number (an integer that every record has), a real number or a category. The last two
-may be missing: a missing real number is NaN, and a missing category is MISSING. A category is
+A value is an integer (which every record has), a float or a category. The last two may be missing:
+a missing float is NaN, and a missing category is MISSING. A category is
 stored as a hash of its text. No list of categories is needed, so new ones may occur after training.
 """
 
@@ -22,10 +22,10 @@ MARKS_TYPE = pa.list_(pa.uint8())
 """A 0 or 1 for each token."""
 TEXT_TYPE = pa.large_string()
 """A text before truncation."""
-ValueKind = Literal["number", "real", "category"]
+ValueKind = Literal["integer", "float", "category"]
 VALUE_TYPES: dict[ValueKind, pa.DataType] = {
-    "number": pa.int64(),
-    "real": pa.float64(),
+    "integer": pa.int64(),
+    "float": pa.float64(),
     "category": pa.int64(),
 }
 """The Arrow type of each kind of value."""
@@ -68,7 +68,7 @@ def encode_value(value: object, kind: ValueKind) -> int | float:
     """
     if kind == "category":
         return MISSING if value is None else hash_category(value)
-    if kind == "real":
+    if kind == "float":
         if isinstance(value, int | float | None):
             return math.nan if value is None else float(value)
     elif isinstance(value, int):
@@ -94,17 +94,17 @@ class ValueStats:
 
     def __init__(self, kind: ValueKind) -> None:
         self.kind = kind
-        self.count = self.missing = 0
+        self.count = self.num_missing = 0
         self.minimum, self.maximum = math.inf, -math.inf
         self.mean = self._sum_of_squares = 0.0
         self.categories: dict[int, int] | None = {} if kind == "category" else None
 
     def add(self, values: np.ndarray) -> None:
         """Add values, [count]; the moments are merged with the formula of Chan et al., 1979."""
-        is_missing = np.isnan(values) if self.kind == "real" else values == MISSING
-        if self.kind == "number":
+        is_missing = np.isnan(values) if self.kind == "float" else values == MISSING
+        if self.kind == "integer":
             is_missing = np.zeros(len(values), bool)
-        self.missing += int(is_missing.sum())
+        self.num_missing += int(is_missing.sum())
         present = values[~is_missing]
         if self.kind == "category":
             self._count_categories(present)
@@ -112,7 +112,7 @@ class ValueStats:
             self._merge(present.astype(np.float64))
 
     @property
-    def deviation(self) -> float:
+    def std(self) -> float:
         """The standard deviation of the values that are not missing."""
         return math.sqrt(self._sum_of_squares / self.count)
 
@@ -147,13 +147,13 @@ class ColumnStats(NamedTuple):
 
 def describe_column(kind: ValueKind, stats_by_split: dict[str, ValueStats]) -> ColumnInfo:
     """Return the manifest entry of a column of values from its statistics by split, train first."""
-    missing = {split: stats.missing for split, stats in stats_by_split.items()}
+    missing = {split: stats.num_missing for split, stats in stats_by_split.items()}
     ranges = {
         split: (float(stats.minimum), float(stats.maximum))
         for split, stats in stats_by_split.items()
         if math.isfinite(stats.minimum) and math.isfinite(stats.maximum)
     }
-    column = ColumnInfo(limit=1, kind=kind, missing=missing, ranges=ranges)
+    column = ColumnInfo(max_length=1, kind=kind, num_missing=missing, ranges=ranges)
     train = next(iter(stats_by_split.values()), None)
     if train is None or not train.count:
         return column
@@ -167,21 +167,21 @@ def describe_column(kind: ValueKind, stats_by_split: dict[str, ValueStats]) -> C
             for category, count in (stats.categories or {}).items()
             if category not in known
         ]
-        return column.model_copy(update={"distinct": len(known), "unseen": sum(unseen)})
+        return column.model_copy(update={"num_distinct": len(known), "num_unseen": sum(unseen)})
     update = {
-        "least": float(train.minimum),
-        "most": float(train.maximum),
+        "min": float(train.minimum),
+        "max": float(train.maximum),
         "mean": float(train.mean),
-        "deviation": float(train.deviation),
+        "std": float(train.std),
     }
     return column.model_copy(update=update)
 
 
 def value_ranges(column: ColumnInfo) -> dict[str, tuple[float, float]]:
     """Return the minimum and maximum by split; manifests of older versions have only "train"."""
-    if column.ranges or column.least is None or column.most is None:
+    if column.ranges or column.min is None or column.max is None:
         return column.ranges
-    return {"train": (column.least, column.most)}
+    return {"train": (column.min, column.max)}
 
 
 def _build_offsets(arrays: list[np.ndarray]) -> pa.Array:

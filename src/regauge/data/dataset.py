@@ -57,31 +57,32 @@ class ShardInfo(FileInfo):
 class ColumnInfo(Settings):
     """One column of the rows."""
 
-    limit: int
+    max_length: int
     """Maximum length in tokens; 1 for a value that is not text."""
-    kind: Literal["tokens", "segments", "answers", "number", "real", "category"] = "tokens"
-    """"tokens" are token ids. "segments" numbers the document of each token. "answers" marks the
-    tokens of answers. The other kinds are values: an integer, a real number or a category."""
+    kind: Literal["tokens", "segments", "loss_mask", "integer", "float", "category"] = "tokens"
+    """"tokens" are token ids. "segments" numbers the document of each token. "loss_mask" is 1
+    for the tokens of answers, else 0. The other kinds are values: an integer, a float or a
+    category."""
     lengths: dict[str, tuple[int, ...]] = {}
-    """Length histogram by split: entry i is the number of rows with i tokens, up to `limit`."""
-    members: int = 1
+    """Length histogram by split: entry i is the number of rows with i tokens."""
+    max_group_size: int = 1
     """Maximum number of cells in one row; more than 1 if each record of a group has its own
     cell."""
-    least: float | None = None
+    min: float | None = None
     """Minimum of the training values; None for text, for categories and without values."""
-    most: float | None = None
+    max: float | None = None
     """Maximum of the training values."""
     mean: float | None = None
     """Mean of the training values."""
-    deviation: float | None = None
+    std: float | None = None
     """Standard deviation of the training values."""
     ranges: dict[str, tuple[float, float]] = {}
     """Minimum and maximum by split; a split without values is missing."""
-    missing: dict[str, int] = {}
+    num_missing: dict[str, int] = {}
     """Number of rows without a value, by split."""
-    distinct: int | None = None
+    num_distinct: int | None = None
     """Number of distinct categories in the training rows; None if there are too many to count."""
-    unseen: int | None = None
+    num_unseen: int | None = None
     """Number of held-out rows whose category does not occur in the training rows."""
 
 
@@ -94,13 +95,13 @@ class SplitInfo(Settings):
     """Number of tokens in all shards, without padding."""
     shards: tuple[ShardInfo, ...]
     """The shards, in the order of the rows."""
-    texts: tuple[FileInfo, ...] = ()
+    text_files: tuple[FileInfo, ...] = ()
     """Files with the texts of the same rows before truncation; empty if they are not stored."""
 
     @property
     def files(self) -> tuple[FileInfo, ...]:
         """Every file of the split."""
-        return (*self.shards, *self.texts)
+        return (*self.shards, *self.text_files)
 
 
 class TokenizerInfo(Settings):
@@ -108,15 +109,15 @@ class TokenizerInfo(Settings):
 
     sha256: str
     """SHA-256 of `tokenizer.json`."""
-    vocabulary: int
+    vocab_size: int
     """Vocabulary size: one more than the largest token id."""
-    pad: int
+    pad_token_id: int
     """Id of the padding token."""
-    mask: int | None
+    mask_token_id: int | None
     """Id of the mask token; None if the tokenizer has none."""
-    separator: int | None
+    sep_token_id: int | None
     """Id of the token that ends a text; None if the tokenizer has none."""
-    special: tuple[int, ...]
+    special_token_ids: tuple[int, ...]
     """Ids of all special tokens; these are never masked."""
 
 
@@ -127,7 +128,7 @@ class DatasetManifest(Settings):
     """Version of this document's format."""
     layout: str
     """Name of the row layout, a file of `data/layouts`."""
-    fields: dict[str, ColumnInfo]
+    columns: dict[str, ColumnInfo]
     """The columns of the rows, by name."""
     splits: dict[str, SplitInfo]
     """The splits "train" and "heldout"."""
@@ -141,15 +142,17 @@ class DatasetManifest(Settings):
     """The tables of the run file that determine the rows."""
 
     @property
-    def identity(self) -> str:
+    def fingerprint(self) -> str:
         """Content hash: equal for equal rows and tokenizer, independent of the location."""
         hashes = [shard.sha256 for split in self.splits.values() for shard in split.shards]
         return hashlib.sha256("\n".join([self.tokenizer.sha256, *hashes]).encode()).hexdigest()
 
     @property
-    def real_token_share(self) -> float:
-        """Share of the token slots that are not padding; 1.0 if rows are not padded on disk."""
-        row_lengths = [field.limit for field in self.fields.values() if field.kind == "segments"]
+    def real_token_fraction(self) -> float:
+        """Fraction of the tokens that are not padding; 1.0 if rows are not padded on disk."""
+        row_lengths = [
+            field.max_length for field in self.columns.values() if field.kind == "segments"
+        ]
         if not row_lengths:
             return 1.0
         slots = sum(split.rows for split in self.splits.values()) * row_lengths[0]
@@ -219,7 +222,7 @@ class Dataset:
         not store the texts; the manifest lists the fields that it stores.
         """
         texts: list[dict[str, Any]] = []
-        for file in self._split_info(split).texts:
+        for file in self._split_info(split).text_files:
             num_left = None if max_rows is None else max_rows - len(texts)
             texts += _read_texts(self.folder / file.file, num_left)
         return texts

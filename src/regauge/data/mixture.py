@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from regauge.data.settings import DataSettings, MixEntry
 
-_CELL_FORMAT = {"kind", "limit", "members"}
+_CELL_FORMAT = {"kind", "max_length", "max_group_size"}
 """The attributes of a column that determine the format of its cells."""
 
 
@@ -62,12 +62,12 @@ def build_row_order(
     """Return the order of the rows of a run."""
     num_rows = manifest.splits["train"].rows
     if not data.mix:
-        return RowOrder(num_rows, batch_rows, seed, manifest.identity)
+        return RowOrder(num_rows, batch_rows, seed, manifest.fingerprint)
     mixed_sizes = [read_manifest(Path(entry.path)).splits["train"].rows for entry in data.mix]
     shares = [Fraction(str(entry.fraction)) for entry in data.mix]
     sizes = [num_rows - sum(mixed_sizes), *mixed_sizes]
     return MixedRowOrder(
-        sizes, shares, batch_rows=batch_rows, seed=seed, identity=manifest.identity
+        sizes, shares, batch_rows=batch_rows, seed=seed, fingerprint=manifest.fingerprint
     )
 
 
@@ -104,9 +104,9 @@ class MixedRowOrder(RowOrder):
         *,
         batch_rows: int,
         seed: int,
-        identity: str,
+        fingerprint: str,
     ) -> None:
-        super().__init__(sum(sizes), batch_rows, seed, identity)
+        super().__init__(sum(sizes), batch_rows, seed, fingerprint)
         self._sizes, self._shares = tuple(sizes), tuple(shares)
         first_share = 1 - sum(shares, Fraction(0))
         self.steps_per_epoch = math.ceil(sizes[0] / (batch_rows * first_share))
@@ -181,11 +181,11 @@ def _check_compatible(
                 f'prepare it with tokenizer.path = "{data.path}/tokenizer" and the same rows',
             )
     formats = [
-        {name: column.model_dump(include=_CELL_FORMAT) for name, column in document.fields.items()}
+        {name: column.model_dump(include=_CELL_FORMAT) for name, column in document.columns.items()}
         for document in (manifest, mixed)
     ]
     if formats[0] != formats[1]:
-        difference = describe_first_difference("fields", *formats)
+        difference = describe_first_difference("columns", *formats)
         raise DataError(
             f"{entry.path} is incompatible with {data.path}: {difference}",
             "prepare it with the same rows",
@@ -207,13 +207,13 @@ def _merge_manifests(data: DataSettings, manifests: list[DatasetManifest]) -> Da
         shards=tuple(shard for split in train for shard in split.shards),
     )
     columns = {
-        name: _merge_columns([manifest.fields[name] for manifest in manifests])
-        for name in first.fields
+        name: _merge_columns([manifest.columns[name] for manifest in manifests])
+        for name in first.columns
     }
     shares = {entry.path: str(entry.fraction) for entry in data.mix}
     return first.model_copy(
         update={
-            "fields": columns,
+            "columns": columns,
             "splits": {**first.splits, "train": merged_train},
             "settings": {**first.settings, "mix": shares},
         }
@@ -226,7 +226,7 @@ def _merge_columns(columns: list[ColumnInfo]) -> ColumnInfo:
     missing: Counter[str] = Counter()
     ranges: dict[str, tuple[float, float]] = {}
     for column in columns:
-        missing.update(column.missing)
+        missing.update(column.num_missing)
         for split, (minimum, maximum) in value_ranges(column).items():
             merged_minimum, merged_maximum = ranges.get(split, (minimum, maximum))
             ranges[split] = (min(merged_minimum, minimum), max(merged_maximum, maximum))
@@ -234,4 +234,6 @@ def _merge_columns(columns: list[ColumnInfo]) -> ColumnInfo:
         split: tuple(sum_histograms([column.lengths.get(split, ()) for column in columns]).tolist())
         for split in first.lengths
     }
-    return first.model_copy(update={"lengths": lengths, "missing": dict(missing), "ranges": ranges})
+    return first.model_copy(
+        update={"lengths": lengths, "num_missing": dict(missing), "ranges": ranges}
+    )

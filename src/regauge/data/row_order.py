@@ -16,20 +16,20 @@ PADDING = -1
 """Row number of a row that does not exist: it has weight 0, and no metric counts it."""
 
 
-def sample_rows(num_rows: int, count: int | None, identity: str) -> np.ndarray:
+def sample_rows(num_rows: int, count: int | None, fingerprint: str) -> np.ndarray:
     """Return the numbers of `count` rows that represent a split, or of all, in a keyed order."""
     positions = np.arange(min(count or num_rows, num_rows))
-    return Permutation(num_rows, int(identity[:15], 16))(positions) if num_rows else positions
+    return Permutation(num_rows, int(fingerprint[:15], 16))(positions) if num_rows else positions
 
 
 class RowOrder:
     """The row numbers of every global batch of a run."""
 
-    def __init__(self, num_rows: int, batch_rows: int, seed: int, identity: str) -> None:
+    def __init__(self, num_rows: int, batch_rows: int, seed: int, fingerprint: str) -> None:
         self.num_rows = num_rows
         self.batch_rows = batch_rows
         self.steps_per_epoch = -(-num_rows // batch_rows)
-        self._key = (seed, int(identity[:15], 16))
+        self._key = (seed, int(fingerprint[:15], 16))
         self._permutation = lru_cache(maxsize=2)(self._build_permutation)
 
     def epoch(self, step: int) -> int:

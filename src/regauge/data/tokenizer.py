@@ -178,11 +178,11 @@ class LoadedTokenizer:
         pad_id = self._find_id("pad", "eos", "unk")
         return TokenizerInfo(
             sha256=sha256(folder / TOKENIZER),
-            vocabulary=max(self._tokenizer.get_vocab().values()) + 1,
-            pad=0 if pad_id is None else pad_id,
-            mask=self._find_id("mask"),
-            separator=self._find_id("sep", "eos"),
-            special=tuple(sorted(special_ids)),
+            vocab_size=max(self._tokenizer.get_vocab().values()) + 1,
+            pad_token_id=0 if pad_id is None else pad_id,
+            mask_token_id=self._find_id("mask"),
+            sep_token_id=self._find_id("sep", "eos"),
+            special_token_ids=tuple(sorted(special_ids)),
         )
 
 

@@ -56,7 +56,7 @@ def is_prepared(folder: Path) -> bool:
 def expected_fields(rows: RowLayout) -> dict[str, dataset.ColumnInfo]:
     """Return the columns that rows will have, with one text of the maximum length in each."""
     return {
-        name: column.model_copy(update={"lengths": {"train": (*[0] * column.limit, 1)}})
+        name: column.model_copy(update={"lengths": {"train": (*[0] * column.max_length, 1)}})
         if column.kind == "tokens"
         else column
         for name, column in build_layout(rows).describe_columns({}).items()

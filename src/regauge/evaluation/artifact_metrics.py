@@ -16,7 +16,7 @@ from regauge.data.row_order import sample_rows
 from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS
 from regauge.processes import World
 from regauge.training.heldout import HeldoutSet
-from regauge.training.objectives import build_loader
+from regauge.training.task_runtime import build_loader
 
 if TYPE_CHECKING:
     from regauge.accelerators import Accelerator
@@ -28,7 +28,7 @@ def load_as_module(artifact: Artifact) -> EngineModule:
     """Load an artifact on the accelerator that it was compiled for, as the module of a task."""
     program = artifact.manifest.program
     engine = load_engine(artifact, batch_invariant=False)
-    return EngineModule(engine, program.answers, program.fields)
+    return EngineModule(engine, program.output_kind, program.fields)
 
 
 def compute_heldout_metrics(
@@ -51,7 +51,7 @@ def compute_heldout_metrics(
         bucket_lengths=task.bucket_lengths(opened.manifest),
         seed=0,
     )
-    row_numbers = sample_rows(len(loader), rows, opened.manifest.identity)
+    row_numbers = sample_rows(len(loader), rows, opened.manifest.fingerprint)
     end_microbatch, device = reference.end_microbatch, torch.device("cpu")
     heldout = HeldoutSet(task, reference, end_microbatch, device, loader, row_numbers)
     return heldout.compute_metrics(module)

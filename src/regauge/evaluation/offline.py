@@ -26,9 +26,9 @@ from regauge.models.tensors import move_module, precision_dtype
 from regauge.training.defaults import resolve_execution
 from regauge.training.generation import SAMPLES, generate_samples
 from regauge.training.heldout import HeldoutSet, compute_means
-from regauge.training.objectives import build_loader
 from regauge.training.run_record import RUN
 from regauge.training.settings import TrainSettings
+from regauge.training.task_runtime import build_loader
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
         dist.barrier()
     resolved = settings.model_copy(update={"accelerator": accelerator, "execution": execution})
     num_rows = min(num_heldout, settings.evaluation.rows or num_heldout)
-    return _write_table(resolved, rows, world, num_rows, dataset.manifest.identity)
+    return _write_table(resolved, rows, world, num_rows, dataset.manifest.fingerprint)
 
 
 def _open_model(folder: Path, attention: Literal["sdpa", "chunked"]) -> EvaluatedModel:
@@ -99,7 +99,7 @@ def _build_heldout_set(
         bucket_lengths=task.bucket_lengths(dataset.manifest),
         seed=settings.seed,
     )
-    row_numbers = sample_rows(len(loader), settings.evaluation.rows, dataset.manifest.identity)
+    row_numbers = sample_rows(len(loader), settings.evaluation.rows, dataset.manifest.fingerprint)
     return HeldoutSet(task, accelerator, accelerator.end_microbatch, device, loader, row_numbers)
 
 
@@ -148,7 +148,7 @@ def _evaluate_all(
     models: dict[str, tuple[EvaluatedModel, HeldoutSet]],
     dtype: torch.dtype,
 ) -> tuple[list[Row], list[Row]]:
-    """Return the rows of the table, and the answers of generative models to held-out prompts."""
+    """Return the rows of the table, and the completions of held-out prompts."""
     rows: list[Row] = []
     samples: list[Row] = []
 
@@ -204,7 +204,7 @@ def _write_samples(path: Path, samples: list[Row]) -> None:
 
 
 def _write_table(
-    settings: EvaluateSettings, rows: list[Row], world: World, num_rows: int, identity: str
+    settings: EvaluateSettings, rows: list[Row], world: World, num_rows: int, fingerprint: str
 ) -> dict[str, Any]:
     folder = Path(settings.output.folder)
     table = {
@@ -213,7 +213,7 @@ def _write_table(
         "rows": rows,
         "notes": [f"{num_rows} held-out rows of {settings.data.path}"],
         "settings": dump(settings),
-        "facts": {"data_identity": identity},
+        "identity": {"data_fingerprint": fingerprint},
     }
     if world.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)

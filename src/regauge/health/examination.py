@@ -66,13 +66,16 @@ class ProbeReport:
         for line in lines:
             if line["rank"] != rank:
                 continue
-            if "begins" in line:
-                report.last_check, report.is_collective = line["begins"], line["is_collective"]
+            if "started_check" in line:
+                report.last_check, report.is_collective = (
+                    line["started_check"],
+                    line["is_collective"],
+                )
             elif "finding" in line:
                 report.findings.append(replace(Finding(**line["finding"]), rank=rank))
             elif "bandwidth" in line:
                 report.bandwidths.append(Bandwidth(**line["bandwidth"]))
-            report.is_done = report.is_done or "done" in line
+            report.is_done = report.is_done or "is_done" in line
         if report.is_good and not report.is_done:
             location = f"process {rank}"
             finding = Finding.bad(report.last_check, location, "it did not finish", rank=rank)
@@ -158,9 +161,9 @@ def _without_problems(report: ProbeReport) -> ProbeReport:
 
 def _compare_speeds(findings: list[Finding]) -> None:
     """Mark devices that are much slower than the others."""
-    for name in {finding.check for finding in findings if finding.speed is not None}:
+    for name in {finding.check for finding in findings if finding.flops_per_second is not None}:
         speeds = {
-            index: finding.speed or 0.0
+            index: finding.flops_per_second or 0.0
             for index, finding in enumerate(findings)
             if finding.check == name
         }

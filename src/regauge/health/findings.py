@@ -20,14 +20,14 @@ class Finding:
     """The result of one check at one location."""
 
     check: str
-    where: str
+    location: str
     """The process and its host, or the folder."""
     value: str = ""
     """The measured value."""
     problem: str = ""
     """Empty if the check passed."""
     ok: bool = True
-    speed: float | None = None
+    flops_per_second: float | None = None
     """Operations per second, for the comparison with other devices."""
     rank: int | None = None
     """The process whose device was checked; None if it is unknown."""
@@ -43,8 +43,8 @@ class Finding:
         """Return the finding as a row of a table."""
         return {
             "check": self.check,
-            "where": self.where,
-            "verdict": "ok" if self.ok else "BAD",
+            "location": self.location,
+            "status": "ok" if self.ok else "BAD",
             "value": self.value,
             "problem": self.problem,
         }
@@ -76,4 +76,4 @@ def raise_if_bad(findings: Iterable[Finding]) -> None:
         if not finding.ok and (first is None or finding.check == PAIRS):
             first = finding
     if first is not None:
-        raise PreflightError(f"{first.where}: {first.check}: {first.problem}", REMEDY)
+        raise PreflightError(f"{first.location}: {first.check}: {first.problem}", REMEDY)

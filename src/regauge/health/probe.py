@@ -95,13 +95,13 @@ class Probe:
             dist.destroy_process_group()
         if not is_good:
             sys.exit(1)
-        self._job.write_line({"done": True})
+        self._job.write_line({"is_done": True})
 
     def _write_checks(self, checks: Iterable[Finding | str], *, is_collective: bool) -> bool:
         """Write each check as it begins, and its finding; return whether all findings are good."""
         for check in checks:
             if isinstance(check, str):
-                self._job.write_line({"begins": check, "is_collective": is_collective})
+                self._job.write_line({"started_check": check, "is_collective": is_collective})
                 continue
             self._job.write_line({"finding": asdict(check)})
             if not check.ok:
@@ -132,7 +132,7 @@ class Probe:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         wait = dt.timedelta(seconds=RENDEZVOUS_SECONDS)
         store = TCPStore(address, port, size, is_master=rank == 0, timeout=wait)
-        self._job.write_line({"started": True})
+        self._job.write_line({"is_started": True})
         for number, partner in enumerate(schedule_partners(rank, size)):
             if partner is not None:
                 self._job.write_line({"partner": partner})

@@ -29,9 +29,9 @@ class TensorSpec(Settings):
 class RankingSpec(Settings):
     """How a ranking model reads a record."""
 
-    queries: int
+    num_query_texts: int
     """Number of query texts; they precede the candidate's texts."""
-    calibrated: bool
+    is_calibrated: bool
     """Whether scores are logits of probabilities, and not only an order."""
     encoders: Literal["shared", "separate"]
     """One encoder for all texts, or separate ones for queries and candidates."""
@@ -42,15 +42,15 @@ class RankingSpec(Settings):
 class InputSpec(Settings):
     """The fields of a record that a program reads."""
 
-    texts: tuple[str, ...] = ()
+    text_fields: tuple[str, ...] = ()
     """Text fields; if empty, a record has one text in any field."""
-    limits: tuple[int, ...] = ()
+    max_lengths: tuple[int, ...] = ()
     """Maximum tokens of each text, special tokens included."""
-    joined: bool = False
+    is_pair: bool = False
     """Whether two texts are concatenated to a pair."""
-    numbers: tuple[str, ...] = ()
+    numeric_features: tuple[str, ...] = ()
     """Numeric features; values may be missing."""
-    categories: tuple[str, ...] = ()
+    categorical_features: tuple[str, ...] = ()
     """Categorical features; values may be missing."""
     ranking: RankingSpec | None = None
     """Set for ranking models."""
@@ -58,16 +58,16 @@ class InputSpec(Settings):
     @property
     def num_separate_texts(self) -> int:
         """Number of texts of a record that are encoded separately."""
-        return 1 if self.joined else max(1, len(self.texts))
+        return 1 if self.is_pair else max(1, len(self.text_fields))
 
     def max_row_tokens(self, positions: int | None) -> int | None:
         """Return the maximum length of a row in tokens, by the limits of texts and model.
 
         `positions` is the limit of the model, or None. Returns None if there is no limit at all.
         """
-        if not self.limits:
+        if not self.max_lengths:
             return positions
-        limit = sum(self.limits) if self.joined else max(self.limits)
+        limit = sum(self.max_lengths) if self.is_pair else max(self.max_lengths)
         return limit if positions is None else min(limit, positions)
 
 
@@ -82,10 +82,13 @@ def program_inputs(spec: InputSpec) -> tuple[TensorSpec, ...]:
         TensorSpec(name="tokens", shape=(ROWS, *texts, LENGTH), dtype="int32"),
         TensorSpec(name="lengths", shape=(ROWS, *texts), dtype="int32"),
     ]
-    if spec.joined:
+    if spec.is_pair:
         inputs.append(TensorSpec(name="starts", shape=(ROWS,), dtype="int32"))
     if spec.ranking is not None:  # compilers do not support empty tensors
-        numbers, categories = max(1, len(spec.numbers)), max(1, len(spec.categories))
+        numbers, categories = (
+            max(1, len(spec.numeric_features)),
+            max(1, len(spec.categorical_features)),
+        )
         inputs.append(TensorSpec(name="numbers", shape=(ROWS, numbers)))
         inputs.append(TensorSpec(name="categories", shape=(ROWS, categories), dtype="int64"))
     return tuple(inputs)

@@ -28,10 +28,11 @@ class TextPooling(nn.Module):
     def __init__(self, settings: sentence_transformers.Pooling) -> None:
         super().__init__()
         self._modes = [MODES[mode] for mode in settings.modes]
-        self._normalized = settings.normalized
+        self._normalized = settings.normalize
         self._activations = [ACTIVATIONS[layer.activation] for layer in settings.dense]
         self.dense = nn.ModuleList(
-            nn.Linear(layer.inputs, layer.outputs, bias=layer.bias) for layer in settings.dense
+            nn.Linear(layer.in_features, layer.out_features, bias=layer.bias)
+            for layer in settings.dense
         )
 
     def forward(self, hidden: Tensor, segments: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ class RankingHead(nn.Module):
     """Computes the scores of candidates from their features."""
 
     mean: Tensor
-    deviation: Tensor
+    std: Tensor
 
     def __init__(
         self,
@@ -130,18 +130,18 @@ class RankingHead(nn.Module):
         super().__init__()
         moments = torch.tensor(scale, dtype=torch.float32, device="cpu").view(-1, 2)
         self.register_buffer("mean", moments[:, 0].clone())
-        self.register_buffer("deviation", moments[:, 1].clone())
+        self.register_buffer("std", moments[:, 1].clone())
         self.rows_per_feature = settings.buckets + 1
         table_rows = self.rows_per_feature * max(shape.categorical_features, 1)
-        self.categories = CategoryEmbedding(table_rows, settings.width)
+        self.category_embedding = CategoryEmbedding(table_rows, settings.width)
         if not shape.categorical_features:
-            self.categories.requires_grad_(requires_grad=False)
+            self.category_embedding.requires_grad_(requires_grad=False)
         vectors = shape.query_texts + shape.document_texts
         similarities = shape.query_texts * shape.document_texts if width else 0
         features = vectors * width + similarities
         features += 2 * shape.numeric_features + shape.categorical_features * settings.width
         self.is_stacked = settings.structure == "stacked"
-        self.crosses = nn.ModuleDict(
+        self.cross = nn.ModuleDict(
             {
                 str(layer): _build_cross_layer(features, settings)
                 for layer in range(settings.cross_layers)
@@ -160,13 +160,13 @@ class RankingHead(nn.Module):
         if categories.shape[2]:
             index = torch.arange(categories.shape[2], device=categories.device)
             rows = categories + index * self.rows_per_feature
-            parts.append(self.categories(rows).flatten(2))
+            parts.append(self.category_embedding(rows).flatten(2))
         dtype = self.score.weight.dtype
         features = torch.cat([part.to(dtype) for part in parts], 2)
         crossed = features
-        for cross in self.crosses.values():
+        for cross in self.cross.values():
             crossed = cross(features, crossed)
-        if self.is_stacked or not len(self.crosses):
+        if self.is_stacked or not len(self.cross):
             combined = self.deep(crossed)
         elif len(self.deep):
             combined = torch.cat([crossed, self.deep(features)], 2)
@@ -179,7 +179,7 @@ class RankingHead(nn.Module):
         """Return standardized numbers, 0 for missing ones, and a table of which are missing."""
         missing = numbers.isnan()
         values = torch.where(missing, self.mean, numbers)
-        return [(values - self.mean) / self.deviation, missing.to(numbers.dtype)]
+        return [(values - self.mean) / self.std, missing.to(numbers.dtype)]
 
 
 class CategoryEmbedding(nn.Embedding):
@@ -195,11 +195,11 @@ class CrossLayer(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight = nn.Linear(width, width)
+        self.linear = nn.Linear(width, width)
 
     def forward(self, x0: Tensor, x: Tensor) -> Tensor:
         """Return the crossed features, [..., width]; `x0` is the input of the first layer."""
-        crossed: Tensor = x0 * self.weight(x) + x
+        crossed: Tensor = x0 * self.linear(x) + x
         return crossed
 
 

@@ -43,9 +43,9 @@ Activation = Literal["tanh", "identity", "relu", "gelu"]
 class DenseLayer(Settings):
     """A linear layer after the pooling."""
 
-    inputs: int
+    in_features: int
     """Width of the input."""
-    outputs: int
+    out_features: int
     """Width of the output."""
     bias: bool = True
     """Whether the layer has a bias."""
@@ -62,24 +62,25 @@ class Pooling(Settings):
     """Pooling modes; vectors of several modes are concatenated."""
     dense: tuple[DenseLayer, ...] = ()
     """Dense layers after the pooling."""
-    normalized: bool = True
+    normalize: bool = True
     """Whether vectors are normalized to length 1."""
 
 
 class Tokenization(Settings):
     """How texts are converted to tokens."""
 
-    tokens: int = Field(ge=MIN_TOKENS)
+    max_length: int = Field(ge=MIN_TOKENS)
     """Maximum tokens of a text, special tokens included; longer texts are truncated."""
     prompts: dict[str, str] = {}
     """Prompts that can be prepended to a text, by name."""
-    prompt: str | None = None
+    default_prompt: str | None = None
     """Name of the default prompt."""
     lowercase: bool = False
     """Whether a text is lowercased before tokenization."""
-    ends: Literal["closed", "open", "chat"] = "closed"
-    """`closed`: special tokens end the text; `open`: it can be continued; `chat`: chat template."""
-    manner: Convention = "regauge"
+    input_format: Literal["text", "completion", "chat"] = "text"
+    """`text`: special tokens end the text; `completion`: the text is continued; `chat`: a chat
+    template is applied."""
+    convention: Convention = "regauge"
     """`regauge`: "[SEP]" in a text is plain text; `transformers`: its tokenizer decides."""
 
     def prompt_text(self, name: str | None = None) -> str:
@@ -87,7 +88,7 @@ class Tokenization(Settings):
 
         Raises SettingsError for an unknown name.
         """
-        name = name or self.prompt
+        name = name or self.default_prompt
         if name is None:
             return ""
         if name not in self.prompts:
@@ -138,7 +139,7 @@ def read_sentence_encoder(folder: Path) -> SentenceEncoder:
     modes = _read_modes(folder / modules[1]["path"] / CONFIG)
     return SentenceEncoder(
         tokenization=read_tokenization(folder),
-        pooling=Pooling(modes=modes, dense=dense, normalized=normalized),
+        pooling=Pooling(modes=modes, dense=dense, normalize=normalized),
     )
 
 
@@ -151,11 +152,11 @@ def read_tokenization(folder: Path) -> Tokenization:
     prompts = prompt_config.get("prompts") or {}
     default = prompt_config.get("default_prompt_name")
     return Tokenization(
-        tokens=limits.get("max_seq_length") or tokenizer_convention.max_tokens(folder),
+        max_length=limits.get("max_seq_length") or tokenizer_convention.max_tokens(folder),
         prompts=prompts,
-        prompt=default if default in prompts else None,
+        default_prompt=default if default in prompts else None,
         lowercase=bool(limits.get("do_lower_case")),
-        manner=tokenizer_convention.read_convention(folder),
+        convention=tokenizer_convention.read_convention(folder),
     )
 
 
@@ -182,7 +183,7 @@ def write_description(folder: Path, encoder: SentenceEncoder, width: int) -> Non
     """
     parts = [("", "Transformer"), ("1_Pooling", "Pooling")]
     parts += [(dense.folder, "Dense") for dense in encoder.pooling.dense]
-    if encoder.pooling.normalized:
+    if encoder.pooling.normalize:
         parts.append((f"{len(parts)}_Normalize", "Normalize"))
     modules = [
         {
@@ -203,14 +204,14 @@ def write_description(folder: Path, encoder: SentenceEncoder, width: int) -> Non
     if _modes_from_flags(pooling) != modes:
         pooling = {"pooling_mode": list(modes)}  # flags have a fixed order
     write_json(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **pooling})
-    limits = {"max_seq_length": tokenization.tokens, "do_lower_case": tokenization.lowercase}
+    limits = {"max_seq_length": tokenization.max_length, "do_lower_case": tokenization.lowercase}
     write_json(folder / LIMIT_FILES[0], limits)
     prompt_config: dict[str, Any] = {"similarity_fn_name": "cosine"}
     if tokenization.prompts:
         prompt_config["prompts"] = tokenization.prompts
-        prompt_config["default_prompt_name"] = tokenization.prompt
+        prompt_config["default_prompt_name"] = tokenization.default_prompt
     write_json(folder / PROMPTS_FILE, prompt_config)
-    if tokenization.manner != tokenizer_convention.DEFAULT_CONVENTION:
+    if tokenization.convention != tokenizer_convention.DEFAULT_CONVENTION:
         tokenizer_convention.write_convention(folder)
 
 
@@ -255,8 +256,8 @@ def _read_dense(folder: Path, path: str) -> DenseLayer:
         raise SettingsError(problem, f"choose a model with {options} and no residual")
     return DenseLayer.model_validate(
         {
-            "inputs": table["in_features"],
-            "outputs": table["out_features"],
+            "in_features": table["in_features"],
+            "out_features": table["out_features"],
             "bias": table.get("bias", True),
             "activation": ACTIVATIONS[activation],
             "folder": path,
@@ -267,8 +268,8 @@ def _read_dense(folder: Path, path: str) -> DenseLayer:
 def _dense_config(dense: DenseLayer) -> dict[str, Any]:
     (activation,) = (name for name, value in ACTIVATIONS.items() if value == dense.activation)
     return {
-        "in_features": dense.inputs,
-        "out_features": dense.outputs,
+        "in_features": dense.in_features,
+        "out_features": dense.out_features,
         "bias": dense.bias,
         "activation_function": f"torch.nn.{activation}",
     }

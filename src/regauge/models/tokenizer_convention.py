@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Convention = Literal["regauge", "transformers"]
-CONFIG_KEY = "texts_read_as"
+CONFIG_KEY = "tokenizer_convention"
 """Key of the convention in a model's `config.json`."""
 DEFAULT_CONVENTION: Convention = "transformers"
 """Convention of a folder without the key."""

@@ -24,13 +24,13 @@ MAX_INSPECTED_RECORDS = 1000
 DEFAULT_TEXT_FIELD = "text"
 """The text field if several fields hold texts and the settings name none."""
 FieldKinds = dict[str, str]
-"""The kind of each field: "text", "integer" or "real"."""
+"""The kind of each field: "text", "integer" or "float"."""
 
 
 def infer_fields(source: Source, pieces: tuple[Piece, ...]) -> FieldKinds:
     """Return the fields of the first records, in the order of their first appearance.
 
-    Fields in the schema of the first piece come first. A field with integers and floats is "real";
+    Fields in the schema of the first piece come first. A field with integers and floats is "float";
     a field with texts and numbers has the kind of its first value. Raises DataError if there is no
     record.
     """
@@ -44,8 +44,8 @@ def infer_fields(source: Source, pieces: tuple[Piece, ...]) -> FieldKinds:
             num_records += 1
             for name, value in item.fields.items():
                 both = {kinds.setdefault(name, infer_kind(value)), infer_kind(value)}
-                if both == {"integer", "real"}:
-                    kinds[name] = "real"
+                if both == {"integer", "float"}:
+                    kinds[name] = "float"
             if num_records == MAX_INSPECTED_RECORDS:
                 break
     if num_records:
@@ -59,10 +59,10 @@ def infer_fields(source: Source, pieces: tuple[Piece, ...]) -> FieldKinds:
 
 
 def infer_kind(value: Value) -> str:
-    """Return the kind of a value: "text", "integer" or "real"."""
+    """Return the kind of a value: "text", "integer" or "float"."""
     if isinstance(value, str):
         return "text"
-    return "integer" if isinstance(value, int) else "real"
+    return "integer" if isinstance(value, int) else "float"
 
 
 def select_text_fields(
@@ -110,9 +110,9 @@ def select_kept_fields(
 
 def check_columns(program: ProgramEntry, output: PredictOutput, kept: Sequence[str]) -> None:
     """Raise SettingsError if outputs do not fit the format, or a kept field has a column's name."""
-    columns = build_columns(program, output.dtype, np.zeros((1, program.width), np.float32))
+    columns = build_columns(program, output.dtype, np.zeros((1, program.output_size), np.float32))
     if output.format == "npy" and isinstance(next(iter(columns.values())), pa.Array):
-        problem = f"output.format = npy holds numbers, but the outputs are {program.answers}"
+        problem = f"output.format = npy holds numbers, but the outputs are {program.output_kind}"
         raise SettingsError(problem, "set output.format = parquet")
     for name in kept:
         if name in columns:

@@ -142,7 +142,10 @@ class PredictJob:
 
 
 def collect_facts(
-    settings: PredictSettings, artifact: Artifact, pieces: tuple[Piece, ...], kept: dict[str, str]
+    settings: PredictSettings,
+    artifact: Artifact,
+    pieces: tuple[Piece, ...],
+    kept_fields: dict[str, str],
 ) -> dict[str, Any]:
     """Return all facts that decide the bytes of the output.
 
@@ -154,24 +157,27 @@ def collect_facts(
         "features": sorted(accelerator.features()),
         "versions": backend.versions(),
     }
-    facts = collect_portable_facts(settings, artifact, pieces, kept)
+    facts = collect_portable_facts(settings, artifact, pieces, kept_fields)
     return {**facts, "machine": machine if settings.predict.batch_invariant else {}}
 
 
 def collect_portable_facts(
-    settings: PredictSettings, artifact: Artifact, pieces: tuple[Piece, ...], kept: dict[str, str]
+    settings: PredictSettings,
+    artifact: Artifact,
+    pieces: tuple[Piece, ...],
+    kept_fields: dict[str, str],
 ) -> dict[str, Any]:
     """Return the facts that decide the output on any machine; needs no accelerator."""
     predict, output = config.dump(settings.predict), config.dump(settings.output)
     options = {name: predict[name] for name in ("batch_invariant", "shard_records")}
     return {
-        "artifact": sha256(artifact.folder / MANIFEST),
+        "artifact_sha256": sha256(artifact.folder / MANIFEST),
         "source": config.dump(settings.source),
         "pieces": {piece.name: [piece.bytes, piece.stamp] for piece in pieces},
-        "texts": list(settings.predict.text_fields),
-        "prompt": settings.predict.prompt_name,
+        "text_fields": list(settings.predict.text_fields),
+        "prompt_name": settings.predict.prompt_name,
         "output": {name: output[name] for name in ("format", "dtype")},
-        "kept": kept,
+        "keep_fields": kept_fields,
         **options,
     }
 
@@ -201,7 +207,7 @@ def resolve_slot(settings: PredictSettings, environment: Mapping[str, str]) -> J
 def write_result(job: PredictJob) -> dict[str, Any] | None:
     """Write the totals of all jobs to `result.json` and return them; None if shards are left."""
     lines = job.read_finished_shards()
-    num_parts = {shard.piece: shard.part + 1 for shard, line in lines.items() if line["last"]}
+    num_parts = {shard.piece: shard.part + 1 for shard, line in lines.items() if line["is_last"]}
     if len(num_parts) < len(job.pieces) or sum(num_parts.values()) > len(lines):
         return None
     totals = sum_shards(lines)
@@ -219,24 +225,25 @@ def _sum_costs(folder: Path, rows: int) -> dict[str, Any]:
     return {
         "machine_seconds": round(sum(cost.machine_seconds for cost in costs), 3),
         "usd": usd,
-        "usd_per_million": None if usd is None or not rows else usd / rows * MILLION,
+        "usd_per_million_rows": None if usd is None or not rows else usd / rows * MILLION,
     }
 
 
 def _read_cost(job_folder: Path) -> Cost:
     """Return the cost of a job; a killed command is paid until it was last seen."""
     last = jsonl.read_last_line(job_folder / ATTEMPTS) or {}
-    if "began" in last and "ended" not in last:
+    if "started_at" in last and "ended_at" not in last:
         return read_paid(job_folder, time.time(), read_last_seen(job_folder))[0]
     return parse_cost(last)
 
 
 def sum_shards(lines: Mapping[ShardId, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the totals of shards: records, tokens, and rows per second of each phase."""
-    counts = ("rows", "quarantined", "skipped", "truncated", "tokens", "slots")
+    counts = ("rows", "quarantined", "skipped", "truncated", "tokens", "computed_tokens")
     totals: dict[str, Any] = {name: sum(line[name] for line in lines.values()) for name in counts}
     totals["shards"] = len(lines)
-    totals["useful_token_share"] = totals["tokens"] / totals["slots"] if totals["slots"] else None
+    num_computed = totals["computed_tokens"]
+    totals["useful_token_fraction"] = totals["tokens"] / num_computed if num_computed else None
     totals["rows_per_second"] = {
         phase: _divide(totals["rows"], sum(line["seconds"][phase] for line in lines.values()))
         for phase in ("read", "compute", "write")

@@ -57,9 +57,9 @@ class PredictPlan:
     worker_spec: WorkerSpec
 
     @property
-    def text_fields(self) -> dict[str, list[str]]:
+    def resolved_fields(self) -> dict[str, list[str]]:
         """The resolved text fields, as they are stored in `job.json`."""
-        return {"texts": list(self.worker_spec.text_fields)}
+        return {"text_fields": list(self.worker_spec.text_fields)}
 
 
 def plan_predict(settings: PredictSettings) -> PredictPlan:
@@ -70,13 +70,13 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
     """
     artifact = open_artifact(settings.artifact)
     program = artifact.manifest.program
-    if program.reads is None:
+    if program.tokenization is None:
         problem = f"{settings.artifact} reads no texts"
         raise SettingsError(problem, "call it in Python with regauge.load")
-    program.reads.prompt_text(settings.predict.prompt_name)
+    program.tokenization.prompt_text(settings.predict.prompt_name)
     pieces = settings.source.list_pieces()
     kinds = infer_fields(settings.source, pieces)
-    text_fields = select_text_fields(settings, program.fields.texts, kinds)
+    text_fields = select_text_fields(settings, program.fields.text_fields, kinds)
     kept_fields = select_kept_fields(settings, text_fields, kinds)
     check_columns(program, settings.output, list(kept_fields))
     job = PredictJob(settings, pieces, resolve_slot(settings, os.environ))
@@ -89,7 +89,7 @@ def check_output_folder(plan: PredictPlan) -> None:
     """Raise DataError if the output folder has the output of another job, or other files."""
     job, kept_fields = plan.job, plan.worker_spec.kept_fields
     facts = collect_portable_facts(job.settings, plan.artifact, job.pieces, kept_fields)
-    job.check_folder({**facts, **plan.text_fields})
+    job.check_folder({**facts, **plan.resolved_fields})
 
 
 def predict(settings: PredictSettings) -> dict[str, Any]:
@@ -102,13 +102,13 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     plan = plan_predict(settings)
     job = plan.job
     facts = collect_facts(settings, plan.artifact, job.pieces, plan.worker_spec.kept_fields)
-    job.claim_folder({**facts, **plan.text_fields})
+    job.claim_folder({**facts, **plan.resolved_fields})
     with ExitStack() as stack:
         stack.enter_context(FolderLock(job.job_folder))
         _clear_scratch(job)
         finished = job.read_finished_shards()
         shard_queue = ShardQueue(
-            job.piece_numbers, {shard: line["last"] for shard, line in finished.items()}
+            job.piece_numbers, {shard: line["is_last"] for shard, line in finished.items()}
         )
         meter = _start_meter(job, started_at)
         progress = ProgressBar(job, finished, meter)
@@ -117,7 +117,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         if shard_queue.num_unfinished:
             _compute_shards(plan, shard_queue, progress, stop)
         cost = progress.cost_record()
-        attempt = {"began": started_at, **meter.start_fields, "ended": time.time(), **cost}
+        attempt = {"started_at": started_at, **meter.start_fields, "ended_at": time.time(), **cost}
         jsonl.append_line(job.job_folder / ATTEMPTS, attempt)
         summary = {
             "output": settings.output.folder,
@@ -189,7 +189,7 @@ def _start_meter(job: PredictJob, started_at: float) -> CostMeter:
         devices=1,
         usd_per_hour=None if price is None else price.usd_per_hour,
     )
-    jsonl.append_line(job.job_folder / ATTEMPTS, {"began": paid_until, **meter.start_fields})
+    jsonl.append_line(job.job_folder / ATTEMPTS, {"started_at": paid_until, **meter.start_fields})
     return meter
 
 

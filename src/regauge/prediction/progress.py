@@ -96,11 +96,11 @@ class ProgressBar:
     def cost_summary(self) -> dict[str, Any]:
         """Return machine-seconds, dollars, and dollars per million records."""
         cost, rows = self._meter.read(), self._counts["rows"]
-        usd_per_million = None if cost.usd is None or not rows else cost.usd / rows * MILLION
+        usd_per_million_rows = None if cost.usd is None or not rows else cost.usd / rows * MILLION
         return {
             "machine_seconds": round(cost.machine_seconds, 3),
             "usd": cost.usd,
-            "usd_per_million": usd_per_million,
+            "usd_per_million_rows": usd_per_million_rows,
         }
 
     @property
@@ -108,9 +108,9 @@ class ProgressBar:
         return sum(self._job.pieces[number].bytes for number in self._job.piece_numbers)
 
     def _count_shard(self, line: dict[str, Any]) -> None:
-        for name in ("rows", "tokens", "slots"):
+        for name in ("rows", "tokens", "computed_tokens"):
             self._counts[name] += line[name]
-        if line["last"]:
+        if line["is_last"]:
             self._counts["bytes"] += self._job.pieces[line["piece"]].bytes
 
     def _format_eta(self, now: float) -> str:
@@ -129,6 +129,6 @@ class ProgressBar:
         counts, usd = self._counts, self.usd
         rate = (rows - self._rows_before) / max(time.monotonic() - self._started, 1e-9)
         line = f"{rows:,} rows, {rate:,.0f} rows/s"
-        if counts["slots"]:
-            line += f", {counts['tokens'] / counts['slots']:.0%} useful tokens"
+        if counts["computed_tokens"]:
+            line += f", {counts['tokens'] / counts['computed_tokens']:.0%} useful tokens"
         return line if usd is None else f"{line}, {usd:.4f} USD"

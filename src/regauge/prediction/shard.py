@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from regauge.artifacts.manifest import ProgramEntry
     from regauge.artifacts.postprocess import Decode
     from regauge.artifacts.preprocess import Preprocessor
-    from regauge.artifacts.rows import TextRecords
+    from regauge.artifacts.records import TextRecords
     from regauge.data.sources import Piece, Source, SourceItem, Value
     from regauge.prediction.settings import PredictOutput
     from regauge.prediction.shard_queue import ShardId
@@ -48,7 +48,7 @@ class RecordSpec:
     shard_records: int
     """Most records of a shard."""
     kept_fields: dict[str, str]
-    """Fields to copy into the output, with their kinds: "text", "integer" or "real"."""
+    """Fields to copy into the output, with their kinds: "text", "integer" or "float"."""
     output: PredictOutput
     numeric_fields: tuple[str, ...] = ()
     """Numeric features of ranking candidates."""
@@ -190,13 +190,13 @@ class ShardWriter:
         return {
             "piece": shard.shard_id.piece,
             "part": shard.shard_id.part,
-            "last": shard.is_last,
+            "is_last": shard.is_last,
             "rows": len(shard.records),
             "quarantined": len(shard.quarantined),
             "skipped": shard.num_skipped,
             "truncated": shard.num_truncated,
             "tokens": shard.records.num_tokens,
-            "slots": shard.computed_tokens,
+            "computed_tokens": shard.computed_tokens,
             "bytes": {path.name: path.stat().st_size for path in paths},
             "sha256": hashes,
             "seconds": {step: round(seconds, 6) for step, seconds in shard.seconds.items()},
@@ -243,13 +243,13 @@ def _check_record(record: Record, record_spec: RecordSpec) -> Rejected | None:
         if not isinstance(record.fields.get(name), str):
             return Rejected(record.file, record.location, f"no text in '{name}'")
     for name in record_spec.numeric_fields:
-        if not _fits_kind(record.fields.get(name, 0), "real"):
-            return Rejected(record.file, record.location, f"'{name}' is no number")
+        if not _fits_kind(record.fields.get(name, 0), "float"):
+            return Rejected(record.file, record.location, f"'{name}' is not a number")
     for name, kind in record_spec.kept_fields.items():
         value = record.fields.get(name)
         if value is not None and not _fits_kind(value, kind):
             detail = f"{type(value).__name__} {value!r}"[:80]
-            return Rejected(record.file, record.location, f"'{name}' is no {kind}", detail)
+            return Rejected(record.file, record.location, f"'{name}' is not of type {kind}", detail)
     return None
 
 
@@ -257,5 +257,5 @@ def _fits_kind(value: Value, kind: str) -> bool:
     if kind == "text":
         return isinstance(value, str)
     if isinstance(value, float):
-        return kind == "real"
+        return kind == "float"
     return isinstance(value, int) and abs(value) < MAX_INTEGERS[kind]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from regauge.prediction.shard import EncodedShard, PieceReader, ShardWriter
     from regauge.prediction.shard_queue import ShardId
 
-SCRATCH = "aside"
+SCRATCH = "scratch"
 """Subfolder of a job's folder for unfinished files."""
 
 
@@ -95,18 +95,18 @@ def build_worker(spec: WorkerSpec, device: int, halvings: int = 0) -> Worker:
     settings = job.settings
     artifact = open_artifact(settings.artifact)
     program = artifact.manifest.program
-    if program.reads is None:
+    if program.tokenization is None:
         problem = f"{settings.artifact} reads no texts"
         raise SettingsError(problem, "call it in Python with regauge.load")
-    preprocessor = Preprocessor(artifact.tokenizer_folder, program.reads, program.fields)
+    preprocessor = Preprocessor(artifact.tokenizer_folder, program.tokenization, program.fields)
     record_spec = RecordSpec(
         spec.text_fields,
         settings.predict.prompt_name,
         settings.predict.shard_records,
         spec.kept_fields,
         settings.output,
-        program.fields.numbers,
-        program.fields.categories,
+        program.fields.numeric_features,
+        program.fields.categorical_features,
     )
     engine = load_engine(artifact, batch_invariant=settings.predict.batch_invariant, device=device)
     engine.halvings = halvings

@@ -116,7 +116,7 @@ class DatasetBuild:
     def _write_dataset(self, shared: SharedPhases, counts: PhaseCounts) -> dataset.DatasetManifest:
         splits: dict[str, dataset.SplitInfo] = {}
         stats: dict[str, ColumnStats] = {}
-        pad_id = shared.loaded_tokenizer.info.pad
+        pad_id = shared.loaded_tokenizer.info.pad_token_id
         for split in write_shards.SPLITS:
             with PhaseProgress(
                 self._format_phase(f"write {split}"), _count_bytes(shared)
@@ -139,7 +139,7 @@ class DatasetBuild:
             logger.info(f"{self.build_dir.final / self.name}: {count} records left out ({reason})")
         return dataset.DatasetManifest(
             layout=self.layout.kind,
-            fields=self.layout.describe_columns(stats),
+            columns=self.layout.describe_columns(stats),
             splits=splits,
             tokenizer=shared.loaded_tokenizer.info,
             skipped=dict(sorted((counts.sum_counts("skipped", "rejected") | left_out).items())),

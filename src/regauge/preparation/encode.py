@@ -81,7 +81,7 @@ class _RecordEncoder:
 
     def rows(self, decisions: list[int], batch: pa.RecordBatch) -> Iterator[list[Any]]:
         """Yield the cells of each row, in the order of `build_schema`."""
-        records = batch.select(["file", "place", "fields"]).to_pylist()
+        records = batch.select(["file", "location", "fields"]).to_pylist()
         selected = (self._select_texts(*pair) for pair in zip(decisions, records, strict=True))
         usable_records = [record for record in selected if record]
         texts = [text for record in usable_records for text in record.texts]
@@ -105,9 +105,9 @@ class _RecordEncoder:
         try:
             texts = self._layout.select_texts(fields, self._tokenizer)
         except UnusableRecord as unusable:
-            self._count_unusable(record["file"], record["place"], unusable)
+            self._count_unusable(record["file"], record["location"], unusable)
             return None
-        return _UsableRecord(decision, record["file"], record["place"], fields, texts)
+        return _UsableRecord(decision, record["file"], record["location"], fields, texts)
 
     def _build_cells(self, record: _UsableRecord, ids: list[np.ndarray]) -> Iterator[list[Any]]:
         truncated = self.counts["truncated"]

@@ -186,4 +186,6 @@ def _check_records(
                 f"all {count} records are rejected", f"see the reasons in {rejected[0]}"
             )
         raise DataError("the source has no records", "correct source in the run file")
-    check_fields(job, tuple({name for piece_counts in counts for name in piece_counts["names"]}))
+    check_fields(
+        job, tuple({name for piece_counts in counts for name in piece_counts["field_names"]})
+    )

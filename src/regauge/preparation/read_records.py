@@ -1,6 +1,6 @@
 """Phase 1 of `prepare`: reads each piece into a file of records with hashes and signatures.
 
-    read/000007.arrow           records: file, place, fields (JSON), hash, perhaps a signature
+    read/000007.arrow           records: file, location, fields (JSON), hash, perhaps a signature
     read/000007.rejected.jsonl  input that could not be used
     read/000007.json            counts; the piece is done if this file exists
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema(
     [
         ("file", pa.string()),
-        ("place", pa.string()),
+        ("location", pa.string()),
         ("fields", pa.large_string()),
         ("hash", pa.binary(duplicates.HASH_BYTES)),
         ("signature", pa.binary(duplicates.SIGNATURE_BYTES)),
@@ -71,7 +71,7 @@ def read_piece(
     schema = SCHEMA if with_signatures else SCHEMA_WITHOUT_SIGNATURE
     batch: list[Record] = []
     counts: Counts = {"records": 0, "text_bytes": 0}
-    counts |= {kind: Counter() for kind in ("rejected", "skipped", "names")}
+    counts |= {kind: Counter() for kind in ("rejected", "skipped", "field_names")}
     num_characters = 0
     with PieceWriter(folder, numbered_piece.piece_index, schema) as output:
         for item in filters.apply_limits(_read_checked(source, numbered_piece.piece), limits):
@@ -81,7 +81,7 @@ def read_piece(
                 continue
             if isinstance(item, Skipped):
                 counts["skipped"][item.reason] += 1
-                counts["names"].update(item.fields.keys())
+                counts["field_names"].update(item.fields.keys())
                 continue
             batch.append(item)
             num_characters += sum(
@@ -190,7 +190,7 @@ def _build_batch(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.R
     counts["records"] += len(batch)
     counts["text_bytes"] += sum(len(text.encode()) for text in texts)
     for record in batch:
-        counts["names"].update(record.fields.keys())
+        counts["field_names"].update(record.fields.keys())
     contents = [duplicates.encode_fields(record.fields) for record in batch]
     columns = [
         [record.file for record in batch],

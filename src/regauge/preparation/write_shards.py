@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from regauge.data.layouts import Layout
 
-SLOTS_PER_SHARD = 2**25
+MAX_TOKENS_PER_SHARD = 2**25
 """Maximum number of tokens of a shard: 128 MiB per column."""
 SPLITS = {"train": encode.TRAIN, "heldout": encode.HELDOUT}
 """The decision of the records of each split."""
@@ -50,7 +50,7 @@ def write_split(
         rows=sum(shard.rows for shard in shards),
         tokens=sum(shard.tokens for shard in shards),
         shards=tuple(shards),
-        texts=texts,
+        text_files=texts,
     )
     return info, ColumnStats(histograms, value_stats)
 
@@ -74,7 +74,7 @@ def write_texts(
 
 def count_rows_per_shard(layout: Layout) -> int:
     """Return the number of rows of a full shard, which depends on the layout alone."""
-    return max(1, SLOTS_PER_SHARD // sum(layout.token_limits().values()))
+    return max(1, MAX_TOKENS_PER_SHARD // sum(layout.token_limits().values()))
 
 
 def build_rows(

@@ -17,22 +17,30 @@ if TYPE_CHECKING:
     from regauge.reporting.inference_section import Document, InferenceSection
 
 TABLE_FILE, CHART_FILE = "benchmark.csv", "benchmark.svg"
-ARTIFACT_KEYS = ("model", "backend", "precision", "quantized", "chip", "memory_bytes", "date")
+ARTIFACT_KEYS = (
+    "model",
+    "backend",
+    "precision",
+    "quantization",
+    "chip",
+    "peak_memory_bytes",
+    "date",
+)
 """Keys of an artifact that each of its CSV lines repeats."""
 FIGURE_KEYS = (
-    "share",
+    "load_fraction",
     "requests_per_second",
     "p50_ms",
     "p90_ms",
     "p95_ms",
     "p99_ms",
-    "not_served",
+    "dropped_fraction",
     "inferences_per_second",
     "tokens_per_second",
     "flops_per_inference",
-    "peak_share",
+    "peak_fraction",
     "joules_per_inference",
-    "joules_are",
+    "joules_method",
     "usd_per_million_inferences",
 )
 """Keys of a load that its CSV line has."""
@@ -57,15 +65,15 @@ def write_benchmark_files(folder: Path, document: Document) -> dict[str, Any]:
             {name: cell for name, cell in row.items() if name not in WIDE_COLUMNS}
             for row in scaling.rows
         ]
-        return {scaling.title: rows, "how": scaling.sentence}
+        return {scaling.title: rows, "method": scaling.sentence}
     inference = inference_section.build_inference_section(document)
     if inference is None:
         return {}
     write_table(folder / TABLE_FILE, document)
     _write_chart(folder / CHART_FILE, inference)
     tables = {table.title: table.terminal_rows for table in inference.tables}
-    verdict = {"verdict": list(inference.verdict)} if inference.verdict else {}
-    return {**tables, **verdict, "how": list(inference.sentences)}
+    summary = {"summary": list(inference.summary)} if inference.summary else {}
+    return {**tables, **summary, "method": list(inference.sentences)}
 
 
 def write_table(path: Path, document: Document) -> None:
@@ -89,16 +97,19 @@ def _build_lines(document: Document) -> Iterator[dict[str, Any]]:
             "artifact": row["artifact"],
             **{key: artifact[key] for key in ARTIFACT_KEYS},
             "threads": artifact["machine"]["threads"],
-            "ready_seconds": artifact["ready"]["seconds"],
+            "startup_seconds": artifact["startup"]["total_seconds"],
             "usd_per_hour": price["usd_per_hour"],
-            "batch": row["rows"],
-            "length": row["length"],
+            "batch_size": row["batch_size"],
+            "input_length": row["input_length"],
         }
-        loads = [("closed", row["closed"]), *(("open", figures) for figures in row["open"])]
+        loads = [
+            ("closed_loop", row["closed_loop"]),
+            *(("open_loop", figures) for figures in row["open_loop"]),
+        ]
         for load, figures in loads:
             line = {**shared, "load": load, **{key: figures.get(key, "") for key in FIGURE_KEYS}}
-            if load == "closed" or figures["share"] is None:
-                line["share"] = ""
+            if load == "closed_loop" or figures["load_fraction"] is None:
+                line["load_fraction"] = ""
             yield {
                 key: formatting.UNKNOWN if value is None else value for key, value in line.items()
             }

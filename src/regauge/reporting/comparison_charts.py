@@ -142,7 +142,7 @@ def _build_speed_bars(comparison: ComparisonResult) -> list[Bar]:
     """Return the tokens per second of each run, split into real tokens and padding."""
     bars = []
     for run in comparison.runs:
-        speed, padding = _median(run.series.get(SPEED, ())), run.ledger.get("padding_share")
+        speed, padding = _median(run.series.get(SPEED, ())), run.ledger.get("padding_fraction")
         if speed is None or padding is None or padding >= 1:
             continue
         total = speed / (1 - padding)
@@ -155,8 +155,8 @@ def _draw_scaling(comparison: ComparisonResult, context: ChartContext) -> list[C
     speeds: dict[int, float] = {}
     for run in comparison.runs:
         speed = _median(run.series.get(SPEED, ()))
-        if run.devices is not None and speed is not None:
-            speeds[run.devices] = max(speed, speeds.get(run.devices, 0.0))
+        if run.num_devices is not None and speed is not None:
+            speeds[run.num_devices] = max(speed, speeds.get(run.num_devices, 0.0))
     if len(speeds) < 2:  # noqa: PLR2004  (a line)
         return []
     measured = tuple(sorted(speeds.items()))

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from regauge.comparison.gaps import Gap, MetricComparison
     from regauge.comparison.verdict import Parity
 
+LIMIT_NOTE = (
+    "The allowed difference is the largest of the tolerance, the run-to-run noise and, for a "
+    "metric that counts items, the change by six items (sign test, p = 3%)."
+)
 MAX_EVALUATIONS = 12
 """Most evaluations in a table; the ones with the largest differences are kept."""
 
@@ -29,7 +33,7 @@ class EvaluationRow:
     candidate: str
     difference: str
     limit: str
-    """Difference up to which the values count as equal."""
+    """Largest difference that counts as equal."""
     is_within_limit: bool
 
 
@@ -44,7 +48,7 @@ class ComparisonSection:
     rows: tuple[EvaluationRow, ...]
     num_omitted: int
     """Number of evaluations with smaller differences that are not in the rows."""
-    differences: tuple[tuple[str, str, str], ...]
+    setting_differences: tuple[tuple[str, str, str], ...]
     """(key, value of the baseline, value of the candidate) of the settings that differ."""
     divergence: DivergenceSummary | None
     """First divergence of a recomputed step; None if no step was recomputed."""
@@ -91,7 +95,7 @@ def _build_section(parity: Parity, divergence: DivergenceSummary | None) -> Comp
         sentences=sentences.describe_parity(parity),
         rows=tuple(_build_row(*row) for row in shown),
         num_omitted=len(rows) - len(shown),
-        differences=tuple(
+        setting_differences=tuple(
             (
                 item.key,
                 sentences.format_setting(item.baseline),

@@ -25,15 +25,15 @@ def build_reliability_figures(run: RunFolder) -> tuple[KeyFigure, ...]:
     """Return the goodput, and the straggler if there was one."""
     if run.goodput is None:
         return ()
-    count = len(run.goodput.ends)
+    count = len(run.goodput.outcomes)
     attempts = "1 attempt" if count == 1 else f"{count} attempts"
-    note = f"share of time in steps and evaluations; {attempts}"
-    goodput = KeyFigure("goodput", formatting.percent(run.goodput.share), note)
+    note = f"time in steps and evaluations / total time; {attempts}"
+    goodput = KeyFigure("goodput", formatting.percent(run.goodput.fraction), note)
     if not run.straggler:
         return (goodput,)
-    delay = formatting.duration(run.straggler["seconds"])
-    note = f"{delay} later than the other processes in each step"
-    return goodput, KeyFigure("straggler", f"process {run.straggler['rank']}", note)
+    delay = formatting.duration(run.straggler["delay_seconds"])
+    note = f"{delay} later than the other ranks in each step"
+    return goodput, KeyFigure("straggler", f"rank {run.straggler['rank']}", note)
 
 
 def build_throughput_figures(ledger: dict[str, Any]) -> tuple[KeyFigure, ...]:
@@ -61,8 +61,8 @@ def build_throughput_figures(ledger: dict[str, Any]) -> tuple[KeyFigure, ...]:
         ),
         KeyFigure(
             "padding",
-            formatting.percent(ledger.get("padding_share")),
-            "share of positions without a real token",
+            formatting.percent(ledger.get("padding_fraction")),
+            "padding tokens / all tokens",
         ),
         KeyFigure("MFU", formatting.percent(ledger.get("mfu")), f"{formula}; peak: {peak}"),
         KeyFigure(

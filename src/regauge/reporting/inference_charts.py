@@ -38,7 +38,7 @@ def build_throughput_chart(section: InferenceSection, context: ChartContext) -> 
     bars = [
         Bar(
             inference_section.format_shape(document, row),
-            ((row["artifact"], row["closed"]["inferences_per_second"]),),
+            ((row["artifact"], row["closed_loop"]["inferences_per_second"]),),
         )
         for row in inference_section.order_rows(document)
     ]
@@ -49,25 +49,25 @@ def build_throughput_chart(section: InferenceSection, context: ChartContext) -> 
 def _build_latency_charts(document: Document, context: ChartContext) -> list[Chart]:
     """Draw the latency by request rate, for each batch x length with two rates or more."""
     charts: list[Chart] = []
-    shapes = dict.fromkeys((row["rows"], row["length"]) for row in document["rows"])
-    for rows, length in shapes:
+    shapes = dict.fromkeys((row["batch_size"], row["input_length"]) for row in document["rows"])
+    for batch_size, length in shapes:
         curves = [
             curve
             for row in document["rows"]
-            if (row["rows"], row["length"]) == (rows, length)
+            if (row["batch_size"], row["input_length"]) == (batch_size, length)
             for curve in _build_curves(row)
         ]
         values = [value for curve in curves for _, value in curve.points]
         logarithmic = bool(values) and max(values) > LOG_SCALE_RATIO * min(values)
         scale = AxisScale(x="requests/s", y="ms", logarithmic=logarithmic)
-        title = f"Latency at {rows} x {length} by request rate"
+        title = f"Latency at {batch_size} x {length} by request rate"
         charts += draw_curves(title, curves, context, scale=scale)
     return charts
 
 
 def _build_curves(row: dict[str, Any]) -> list[Curve]:
     """Return the curve of each percentile over the request rates of a row."""
-    loads = sorted(row["open"], key=lambda load: load["requests_per_second"])
+    loads = sorted(row["open_loop"], key=lambda load: load["requests_per_second"])
     curves = []
     for percent in CHARTED_PERCENTILES:
         points = [(load["requests_per_second"], load[f"p{percent}_ms"]) for load in loads]

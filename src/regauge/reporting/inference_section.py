@@ -14,7 +14,7 @@ Document = dict[str, Any]
 Row = dict[str, str]
 PERCENTILES = (50, 90, 95, 99)
 """Latency percentiles in benchmark documents and tables."""
-NOT_SERVED = "not served"
+DROPPED = "dropped"
 ARTIFACT = "artifact"
 
 
@@ -44,7 +44,7 @@ class InferenceSection:
 
     title: str
     tables: tuple[ReportTable, ...]
-    verdict: tuple[str, ...]
+    summary: tuple[str, ...]
     """One sentence per pair of artifacts that is compared."""
     sentences: tuple[str, ...]
     """Method, formulas and sources."""
@@ -56,7 +56,7 @@ def build_inference_section(document: Document, name: str = "") -> InferenceSect
 
     `name` is the name of the output folder, for the title.
     """
-    if document.get("measured") != "inference" or not document.get("rows"):
+    if document.get("kind") != "inference" or not document.get("rows"):
         return None
     title = f"Inference{': ' if name else ''}{name}"
     tables = (
@@ -65,8 +65,8 @@ def build_inference_section(document: Document, name: str = "") -> InferenceSect
         *_build_open_loop_table(document),
         _build_artifact_table(document),
     )
-    verdict = tuple(_describe_pair(pair) for pair in _group_pairs(document))
-    return InferenceSection(title, tables, verdict, tuple(_describe_method(document)), document)
+    summary = tuple(_describe_pair(pair) for pair in _group_pairs(document))
+    return InferenceSection(title, tables, summary, tuple(_describe_method(document)), document)
 
 
 def format_milliseconds(value: float | None) -> str:
@@ -82,18 +82,23 @@ def format_milliseconds(value: float | None) -> str:
 def format_shape(document: Document, row: Mapping[str, Any]) -> str:
     """Return the batch x length of a row, after its model if the document has several models."""
     models = {artifact["name"]: artifact["model"] for artifact in document["artifacts"]}
-    shape = f"{row['rows']} x {row['length']}"
-    model = models.get(row.get("artifact") or row.get("first"))
+    shape = f"{row['batch_size']} x {row['input_length']}"
+    model = models.get(row.get("artifact") or row.get("baseline"))
     return f"{model}, {shape}" if len(set(models.values())) > 1 else shape
 
 
 def order_rows(document: Document) -> list[Document]:
     """Return the rows ordered by batch x length, then by artifact."""
-    shapes = list(dict.fromkeys((row["rows"], row["length"]) for row in document["rows"]))
+    shapes = list(
+        dict.fromkeys((row["batch_size"], row["input_length"]) for row in document["rows"])
+    )
     names = [artifact["name"] for artifact in document["artifacts"]]
     return sorted(
         document["rows"],
-        key=lambda row: (shapes.index((row["rows"], row["length"])), names.index(row["artifact"])),
+        key=lambda row: (
+            shapes.index((row["batch_size"], row["input_length"])),
+            names.index(row["artifact"]),
+        ),
     )
 
 
@@ -109,13 +114,13 @@ def _build_closed_loop_table(document: Document) -> ReportTable:
         {
             heading: format_shape(document, row),
             ARTIFACT: row["artifact"],
-            **_format_latencies(row["closed"]),
-            "p50 range": " to ".join(map(format_milliseconds, row["closed"]["spread_p50_ms"])),
-            "inferences/s": f"{row['closed']['inferences_per_second']:,.4g}",
-            "tokens/s": f"{row['closed']['tokens_per_second']:,.0f}",
-            "% of peak": formatting.percent(row["closed"]["peak_share"]),
-            "joules": _format_joules(row["closed"]),
-            "$ per 1M": formatting.dollars(row["closed"]["usd_per_million_inferences"]),
+            **_format_latencies(row["closed_loop"]),
+            "p50 range": " to ".join(map(format_milliseconds, row["closed_loop"]["p50_range_ms"])),
+            "inferences/s": f"{row['closed_loop']['inferences_per_second']:,.4g}",
+            "tokens/s": f"{row['closed_loop']['tokens_per_second']:,.0f}",
+            "% of peak": formatting.percent(row["closed_loop"]["peak_fraction"]),
+            "joules": _format_joules(row["closed_loop"]),
+            "$ per 1M": formatting.dollars(row["closed_loop"]["usd_per_million_inferences"]),
         }
         for row in order_rows(document)
     )
@@ -124,19 +129,19 @@ def _build_closed_loop_table(document: Document) -> ReportTable:
 
 
 def _format_latencies(figures: Mapping[str, Any]) -> Row:
-    """Return the percentiles; `not served` and `unknown` are different."""
-    percent_lost = 100 * (figures.get("not_served") or 0.0)
+    """Return the percentiles; `dropped` and `unknown` are different."""
+    percent_lost = 100 * (figures.get("dropped_fraction") or 0.0)
     cells = {}
     for percent in PERCENTILES:
         value = figures[f"p{percent}_ms"]
         is_lost = value is None and percent_lost > 100 - percent
-        cells[f"p{percent} ms"] = NOT_SERVED if is_lost else format_milliseconds(value)
+        cells[f"p{percent} ms"] = DROPPED if is_lost else format_milliseconds(value)
     return cells
 
 
 def _format_joules(closed: Mapping[str, Any]) -> str:
     value = closed["joules_per_inference"]
-    bound = "at most " if closed["joules_are"] == "at most" else ""
+    bound = "at most " if closed["joules_method"] == "upper_bound" else ""
     return formatting.UNKNOWN if value is None else f"{bound}{value:.3g}"
 
 
@@ -147,14 +152,14 @@ def _build_open_loop_table(document: Document) -> Iterator[ReportTable]:
         {
             heading: format_shape(document, row),
             ARTIFACT: row["artifact"],
-            "load": "fixed" if load["share"] is None else f"{load['share']:.0%}",
+            "load": "fixed" if load["load_fraction"] is None else f"{load['load_fraction']:.0%}",
             "requests/s": f"{load['requests_per_second']:,.4g}",
             **_format_latencies(load),
-            "not served": formatting.percent(load["not_served"]),
+            "dropped": formatting.percent(load["dropped_fraction"]),
             "$ per 1M": formatting.dollars(load["usd_per_million_inferences"]),
         }
         for row in order_rows(document)
-        for load in row["open"]
+        for load in row["open_loop"]
     )
     if rows:
         title = "Open loop: Poisson arrivals, latency from the moment of arrival"
@@ -167,11 +172,11 @@ def _build_artifact_table(document: Document) -> ReportTable:
         {
             ARTIFACT: artifact["name"],
             "model": artifact["model"],
-            "backend": f"{artifact['computed_by']}, {_format_threads(artifact['machine'])}",
-            "startup": formatting.duration(artifact["ready"]["seconds"]),
-            "loading": formatting.duration(artifact["ready"]["load_seconds"]),
-            "warm-up": formatting.duration(artifact["ready"]["warmup_seconds"]),
-            "memory": _format_bytes(artifact["memory_bytes"]),
+            "backend": f"{artifact['backend_description']}, {_format_threads(artifact['machine'])}",
+            "startup": formatting.duration(artifact["startup"]["total_seconds"]),
+            "loading": formatting.duration(artifact["startup"]["load_seconds"]),
+            "warm-up": formatting.duration(artifact["startup"]["warmup_seconds"]),
+            "memory": _format_bytes(artifact["peak_memory_bytes"]),
             "chip": artifact["chip"],
             "$ per hour": _format_price(artifact["price"]),
             "date": artifact["date"],
@@ -197,36 +202,37 @@ def _format_price(price: Mapping[str, Any] | None) -> str:
 def _group_pairs(document: Document) -> list[list[Document]]:
     """Return the ratios of each pair of artifacts."""
     pairs: dict[tuple[str, str], list[Document]] = {}
-    for ratios in document["beside"]:
-        pairs.setdefault((ratios["first"], ratios["second"]), []).append(ratios)
+    for ratios in document["ratios"]:
+        pairs.setdefault((ratios["baseline"], ratios["candidate"]), []).append(ratios)
     return list(pairs.values())
 
 
 def _build_pair_tables(document: Document) -> Iterator[ReportTable]:
     """Yield one table per pair: both values and their ratio, of latency, throughput and cost."""
     closed = {
-        (row["artifact"], row["rows"], row["length"]): row["closed"] for row in document["rows"]
+        (row["artifact"], row["batch_size"], row["input_length"]): row["closed_loop"]
+        for row in document["rows"]
     }
     heading = _shape_heading(document)
     for pair in _group_pairs(document):
-        first, second = pair[0]["first"], pair[0]["second"]
+        first, second = pair[0]["baseline"], pair[0]["candidate"]
         rows = []
         for ratios in pair:
-            shape = ratios["rows"], ratios["length"]
+            shape = ratios["batch_size"], ratios["input_length"]
             figures = closed[first, *shape], closed[second, *shape]
-            overlap = " *" if ratios["overlap"] else ""
+            overlap = " *" if ratios["ranges_overlap"] else ""
             usd = _format_both(figures, "usd_per_million_inferences", formatting.dollars)
             rows.append(
                 {
                     heading: format_shape(document, ratios),
                     "p50 ms": _format_both(figures, "p50_ms", format_milliseconds),
-                    "latency ratio": _format_ratio(ratios["latency"]) + overlap,
+                    "latency ratio": _format_ratio(ratios["latency_ratio"]) + overlap,
                     "inferences/s": _format_both(
                         figures, "inferences_per_second", lambda value: f"{value:,.4g}"
                     ),
-                    "throughput ratio": _format_ratio(ratios["inferences_per_second"]),
+                    "throughput ratio": _format_ratio(ratios["throughput_ratio"]),
                     "$ per 1M": usd,
-                    "cost ratio": _format_ratio(ratios["usd"]),
+                    "cost ratio": _format_ratio(ratios["cost_ratio"]),
                 }
             )
         title = f"{first} / {second}, and the ratio of {second} to {first}"
@@ -248,8 +254,10 @@ def _format_ratio(value: float | None) -> str:
 
 def _describe_pair(pair: Sequence[Document]) -> str:
     """Return a sentence on the ratio of the median latencies of a pair."""
-    first, second = pair[0]["first"], pair[0]["second"]
-    latency_ratios = sorted(ratios["latency"] for ratios in pair if ratios["latency"] is not None)
+    first, second = pair[0]["baseline"], pair[0]["candidate"]
+    latency_ratios = sorted(
+        ratios["latency_ratio"] for ratios in pair if ratios["latency_ratio"] is not None
+    )
     if not latency_ratios:
         return f"The latency of {second} relative to {first} is unknown."
     ratio = f"{latency_ratios[0]:.2f}"
@@ -257,7 +265,7 @@ def _describe_pair(pair: Sequence[Document]) -> str:
         ratio += f" to {latency_ratios[-1]:.2f}"
     num_shapes = len(latency_ratios)
     shapes = "one batch x length" if num_shapes == 1 else f"{num_shapes} shapes (batch x length)"
-    num_overlaps = sum(bool(ratios["overlap"]) for ratios in pair)
+    num_overlaps = sum(bool(ratios["ranges_overlap"]) for ratios in pair)
     overlaps = f"; the repeats overlap at {num_overlaps} of {len(pair)}" if num_overlaps else ""
     return f"{second} has {ratio} times the median latency of {first} at {shapes}{overlaps}."
 
@@ -265,15 +273,16 @@ def _describe_pair(pair: Sequence[Document]) -> str:
 def _describe_method(document: Document) -> Iterator[str]:
     """Yield the method, and the formula or source of each figure."""
     formulas = document["formulas"]
-    num_repeats = document["turns"]
+    num_repeats = document["repeats"]
     repeats = "one repeat" if num_repeats == 1 else f"{num_repeats} alternating repeats"
+    seconds = document["duration_seconds"]
     yield (
-        f"Medians of {repeats}, {document['seconds']:g} s for each batch x length, each repeat in "
+        f"Medians of {repeats}, {seconds:g} s for each batch x length, each repeat in "
         f"a separate process, {document['date']}. Percentiles: {formulas['percentiles_ms']}."
     )
-    if any(ratios["overlap"] for ratios in document["beside"]):
+    if any(ratios["ranges_overlap"] for ratios in document["ratios"]):
         yield "*: the repeats of both artifacts overlap; the difference may be noise."
-    yield f"Open loop: {formulas['open']}."
+    yield f"Open loop: {formulas['open_loop']}."
     yield (
         f"Inference: {formulas['inference']}. Inferences/s: {formulas['inferences_per_second']}. "
         "Tokens exclude padding."
@@ -285,11 +294,10 @@ def _describe_method(document: Document) -> Iterator[str]:
         for artifact in document["artifacts"]
     )
     flops = formulas["flops_per_inference"]
-    yield f"% of peak: {formulas['peak_share']}. FLOPs: {flops}. Peak: {'; '.join(peaks)}."
+    yield f"% of peak: {formulas['peak_fraction']}. FLOPs: {flops}. Peak: {'; '.join(peaks)}."
     yield f"Joules: {formulas['joules_per_inference']}. {_describe_power(document)}."
     yield f"Dollars: {formulas['usd_per_million_inferences']}. Price: {_describe_prices(document)}."
-    ready, memory = formulas["ready_seconds"], formulas["memory_bytes"]
-    yield f"Startup: {ready}. Memory: {memory}."
+    yield f"Startup: {formulas['startup_seconds']}. Memory: {formulas['peak_memory_bytes']}."
 
 
 def _describe_power(document: Document) -> str:
@@ -312,7 +320,7 @@ def _describe_prices(document: Document) -> str:
             continue
         instance = f"{price['instance']}, " if price["instance"] else ""
         date = f", {price['as_of']}" if price["as_of"] else ""
-        warning = f"; {price['remark']}" if price["remark"] else ""
+        warning = f"; {price['staleness_warning']}" if price["staleness_warning"] else ""
         source = f"{price['source']}{date}"
         prices.append(f"{instance}{price['usd_per_hour']:g} USD per hour ({source}){warning}")
     return "; ".join(dict.fromkeys(prices))

@@ -26,7 +26,7 @@ from regauge.results import formatting
 from regauge.results.evaluation_table import EvaluationTable, build_table
 from regauge.results.run_folder import RunFolder
 
-ACCOUNT_MEANINGS = {
+ACCOUNT_DESCRIPTIONS = {
     "init": "starting processes, loading the model and the data",
     "compile": "compiling graphs",
     "data_wait": "waiting for the next batch",
@@ -36,7 +36,7 @@ ACCOUNT_MEANINGS = {
     "lost": "work of failed attempts that was repeated",
     "idle": "between attempts, or not recorded because of a kill",
 }
-"""Accounts of the ledger, and the meaning of each in a report."""
+"""Accounts of the ledger, and the description of each in a report."""
 
 Environment = tuple[tuple[str, str], ...]
 """(key, value) of a run's environment."""
@@ -47,9 +47,9 @@ class TimeShare:
     """The time of one ledger account."""
 
     name: str
-    meaning: str
+    description: str
     seconds: float
-    share: float
+    fraction: float
     """Fraction of the total time of the run."""
 
 
@@ -64,7 +64,7 @@ class RunSection:
     """How the run ended, and at which step."""
     figures: tuple[KeyFigure, ...]
     """Goodput, tokens, throughput, padding, MFU and dollars, each with its formula or source."""
-    time_shares: tuple[TimeShare, ...]
+    time_breakdown: tuple[TimeShare, ...]
     profile: ProfileSection | None
     """Profile of a training step; None if the run was not profiled."""
     settings: tuple[str, ...]
@@ -76,9 +76,9 @@ class RunSection:
     @property
     def seconds(self) -> float | None:
         """Wall-clock seconds of the run over all attempts."""
-        if not self.time_shares:
+        if not self.time_breakdown:
             return self.run.seconds
-        return sum(account.seconds for account in self.time_shares)
+        return sum(account.seconds for account in self.time_breakdown)
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,15 @@ class Report:
     """The content of a report."""
 
     title: str
-    verdict: tuple[str, ...]
-    """Summary of the results, one sentence each."""
+    summary: tuple[str, ...]
+    """The results in sentences, the most important first."""
     figures: tuple[KeyFigure, ...]
     """Key figures over all runs."""
     tables: tuple[EvaluationTable, ...]
     run_sections: tuple[RunSection, ...]
-    scalings: tuple[ScalingSection, ...] = ()
+    training_benchmarks: tuple[ScalingSection, ...] = ()
     """Benchmarks of training."""
-    inferences: tuple[InferenceSection, ...] = ()
+    inference_benchmarks: tuple[InferenceSection, ...] = ()
     """Benchmarks of artifacts."""
     comparison: ComparisonResult | None = None
     """Comparison with a baseline; None if no comparison was requested."""
@@ -146,11 +146,11 @@ def build_report(
         if (section := inference_section.build_inference_section(run.benchmark, run.name))
     )
     latency_sentences = tuple(
-        sentence for inference in inferences for sentence in inference.verdict
+        sentence for inference in inferences for sentence in inference.summary
     )
     return Report(
-        title=title or _build_title(runs),
-        verdict=(
+        title=title or _build_title(runs, comparison),
+        summary=(
             *_describe_comparison(comparison),
             *_describe_results(tables, run_sections),
             *latency_sentences,
@@ -158,8 +158,8 @@ def build_report(
         figures=_build_key_figures(tables, run_sections),
         tables=tables,
         run_sections=run_sections,
-        scalings=tuple(filter(None, scalings)),
-        inferences=inferences,
+        training_benchmarks=tuple(filter(None, scalings)),
+        inference_benchmarks=inferences,
         comparison=comparison,
     )
 
@@ -172,7 +172,10 @@ def _describe_comparison(comparison: ComparisonResult | None) -> tuple[str, ...]
     return (*verdicts, *sentences.describe_cheapest(comparison))
 
 
-def _build_title(runs: tuple[RunFolder, ...]) -> str:
+def _build_title(runs: tuple[RunFolder, ...], comparison: ComparisonResult | None) -> str:
+    """Return the names of the compared runs, the name of a single run, or the pipeline's name."""
+    if comparison is not None and comparison.runs == runs:
+        return " vs. ".join(run.name for run in runs)
     if len(runs) == 1:
         return runs[0].name
     parents = {run.folder.resolve().parent.name for run in runs}
@@ -185,7 +188,9 @@ def _describe_results(
     """Return the results, one sentence each; an unfinished run reports its progress."""
     lines = [sentence for table in tables for sentence in table.leader_sentences()]
     unfinished = [
-        section for section in run_sections if section.run.step is not None and not section.run.end
+        section
+        for section in run_sections
+        if section.run.step is not None and not section.run.outcome
     ]
     if not lines:
         lines = [line for section in run_sections for line in _describe_heldout(section.run)]
@@ -246,7 +251,7 @@ def _build_run_section(run: RunFolder) -> RunSection:
         description=_describe_run(run),
         state=_describe_state(run),
         figures=(*build_reliability_figures(run), *throughput),
-        time_shares=_build_time_shares(seconds),
+        time_breakdown=_build_time_shares(seconds),
         profile=build_profile_section(run.profile),
         settings=tuple(f"{key}={json.dumps(value)}" for key, value in flatten(run.settings)),
         environment=tuple((key, _format_value(value)) for key, value in flatten(run.environment)),
@@ -274,10 +279,10 @@ def _describe_run(run: RunFolder) -> str:
 
 def _describe_state(run: RunFolder) -> str:
     if run.step is None:
-        has_result = run.end or run.evaluation or run.benchmark or run.dataset
+        has_result = run.outcome or run.evaluation or run.benchmark or run.dataset
         return "finished" if has_result else "not finished, no step logged"
-    if run.end:
-        return f"{run.end} at step {run.step:,}"
+    if run.outcome:
+        return f"{run.outcome} at step {run.step:,}"
     length = run.settings.get("stop", {}).get("steps")
     of_length = f" of {length:,}" if isinstance(length, int) else ""
     return f"not finished, last logged step {run.step:,}{of_length}"
@@ -285,12 +290,12 @@ def _describe_state(run: RunFolder) -> str:
 
 def _build_time_shares(seconds: Mapping[str, float]) -> tuple[TimeShare, ...]:
     total = sum(seconds.values())
-    known = [name for name in ACCOUNT_MEANINGS if name in seconds]
-    custom = [name for name in seconds if name not in ACCOUNT_MEANINGS]
+    known = [name for name in ACCOUNT_DESCRIPTIONS if name in seconds]
+    custom = [name for name in seconds if name not in ACCOUNT_DESCRIPTIONS]
     return tuple(
         TimeShare(
             name.replace("_", " "),
-            ACCOUNT_MEANINGS.get(name, ""),
+            ACCOUNT_DESCRIPTIONS.get(name, ""),
             seconds[name],
             seconds[name] / total if total else 0.0,
         )

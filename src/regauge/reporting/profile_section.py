@@ -10,33 +10,33 @@ from regauge.results import formatting
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-KIND_MEANINGS = {
-    "products": "matrix multiplications",
+KIND_DESCRIPTIONS = {
+    "matmul": "matrix multiplications",
     "other": "all other kernels",
     "optimizer": "weight update",
     "communication": "collectives that no computation hides",
     "data": "waiting for the next batch",
     "host": "the device waits for Python",
-    "graphs": "whole graphs; a lazy device does not show their parts",
+    "graphs": "whole graphs; a lazy device does not report their operations",
 }
-"""Kinds of work in a profile, and the meaning of each in a report."""
-MAX_PARTS = 12
-"""Most parts of the model in a table; the remaining parts are one row."""
-REST = "all other parts"
+"""Kinds of operations in a profile, and the description of each in a report."""
+MAX_MODULES = 12
+"""Most modules in a table; the remaining modules are one row."""
+REST = "all other modules"
 
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """Time of one kind of work or one part of the model."""
+    """Time of one kind of operation or of one module."""
 
     name: str
-    meaning: str
+    description: str
     seconds: float
     """Seconds per step."""
-    share: float
+    fraction: float
     """Fraction of the step."""
     cells: tuple[str, ...] = ()
-    """For a part: forward ms, backward ms, and GFLOP/s and GB/s of its matmuls."""
+    """For a module: forward ms, backward ms, and GFLOP/s and GB/s of its matmuls."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class ProfileSection:
     """The profile of a training step, formatted."""
 
     sentence: str
-    kinds: tuple[ProfileRow, ...]
-    parts: tuple[ProfileRow, ...]
+    work_rows: tuple[ProfileRow, ...]
+    module_rows: tuple[ProfileRow, ...]
     advice: tuple[str, ...]
     """Recommended changes, the most effective first."""
     trace: str
@@ -58,19 +58,20 @@ def build_profile_section(profile: Mapping[str, Any]) -> ProfileSection | None:
         return None
     step = float(profile["seconds_per_step"])
     kinds = tuple(
-        ProfileRow(name, KIND_MEANINGS.get(name, ""), seconds, seconds / step)
-        for name, seconds in sorted(profile["kinds"].items(), key=lambda item: -item[1])
+        ProfileRow(name, KIND_DESCRIPTIONS.get(name, ""), seconds, seconds / step)
+        for name, seconds in sorted(profile["by_kind"].items(), key=lambda item: -item[1])
     )
     return ProfileSection(
         sentence=" ".join(_describe_profile(profile, step)),
-        kinds=kinds,
-        parts=tuple(_build_part_rows(profile["parts"], step)),
+        work_rows=kinds,
+        module_rows=tuple(_build_module_rows(profile["by_module"], step)),
         advice=tuple(
-            f"{advice['change']}: saves at most {_format_seconds(advice['seconds'])} per step "
-            f"({formatting.percent(advice['seconds'] / step)}); {advice['reason']}."
+            f"{advice['change']}: saves at most {_format_seconds(advice['max_saved_seconds'])} "
+            f"per step ({formatting.percent(advice['max_saved_seconds'] / step)}); "
+            f"{advice['reason']}."
             for advice in profile["advice"]
         ),
-        trace=str(profile["trace"]),
+        trace=str(profile["trace_file"]),
     )
 
 
@@ -78,39 +79,45 @@ def _describe_profile(profile: Mapping[str, Any], step: float) -> Iterator[str]:
     first, last = profile["steps"]
     yield (
         f"Steps {first} to {last} of rank 0: {_format_seconds(step)} per step, "
-        f"{_format_seconds(profile['seconds_of_the_step_before'])} without the profiler."
+        f"{_format_seconds(profile['unprofiled_step_seconds'])} without the profiler."
     )
-    chip, products = profile["chip"], profile["products"]
-    peak = chip["flops_per_second"]
-    if products["flops_per_second"]:
-        share = formatting.percent(products["share_of_peak"])
-        flops = _format_scaled(products["flops_per_second"], 1e9)
-        of_peak = f" of {_format_scaled(peak, 1e9)} ({share}; {chip['source']})" if peak else ""
-        bandwidth = _format_scaled(products["bytes_per_second"], 1e9)
-        peak_bandwidth = _format_scaled(chip["bytes_per_second"], 1e9)
+    chip, matmul = profile["chip"], profile["matmul"]
+    peak = chip["peak_flops_per_second"]
+    if matmul["flops_per_second"]:
+        share = formatting.percent(matmul["peak_fraction"])
+        flops = _format_scaled(matmul["flops_per_second"], 1e9)
+        of_peak = (
+            f" of {_format_scaled(peak, 1e9)} ({share}; {chip['peak_source']})" if peak else ""
+        )
+        bandwidth = _format_scaled(matmul["bytes_per_second"], 1e9)
+        peak_bandwidth = _format_scaled(chip["memory_bytes_per_second"], 1e9)
         yield (
             f"Matrix multiplications reach {flops} GFLOP/s{of_peak} "
             f"and {bandwidth} GB/s of {peak_bandwidth}."
         )
     yield f"MFU {formatting.percent(profile['mfu'])}: {profile['mfu_formula']}."
-    if hidden := profile["hidden_communication"]:
+    if hidden := profile["overlapped_communication"]:
         yield f"Computation hides {_format_seconds(hidden)} of communication per step."
 
 
-def _build_part_rows(parts: list[dict[str, Any]], step: float) -> Iterator[ProfileRow]:
-    for part in parts[:MAX_PARTS]:
+def _build_module_rows(modules: list[dict[str, Any]], step: float) -> Iterator[ProfileRow]:
+    for module in modules[:MAX_MODULES]:
         cells = (
-            _format_scaled(part["forward"], 1e-3),
-            _format_scaled(part["backward"], 1e-3),
-            _format_scaled(part["flops_per_second"], 1e9),
-            _format_scaled(part["bytes_per_second"], 1e9),
+            _format_scaled(module["forward_seconds"], 1e-3),
+            _format_scaled(module["backward_seconds"], 1e-3),
+            _format_scaled(module["flops_per_second"], 1e9),
+            _format_scaled(module["bytes_per_second"], 1e9),
         )
         yield ProfileRow(
-            part["name"].removeprefix("model."), "", part["seconds"], part["seconds"] / step, cells
+            module["name"].removeprefix("model."),
+            "",
+            module["seconds"],
+            module["seconds"] / step,
+            cells,
         )
-    if parts[MAX_PARTS:]:
-        names = ("seconds", "forward", "backward")
-        seconds, *passes = (sum(part[name] for part in parts[MAX_PARTS:]) for name in names)
+    if modules[MAX_MODULES:]:
+        names = ("seconds", "forward_seconds", "backward_seconds")
+        seconds, *passes = (sum(module[name] for module in modules[MAX_MODULES:]) for name in names)
         milliseconds = (_format_scaled(duration, 1e-3) for duration in passes)
         yield ProfileRow(REST, "", seconds, seconds / step, (*milliseconds, "", ""))
 

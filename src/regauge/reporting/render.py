@@ -15,6 +15,7 @@ from regauge.config import FORMAT
 from regauge.errors import SettingsError
 from regauge.files import write_atomic
 from regauge.reporting import comparison_charts, inference_charts, run_charts, scaling_section
+from regauge.reporting.comparison_section import LIMIT_NOTE
 from regauge.reporting.drawing import ChartContext
 from regauge.results import formatting
 
@@ -26,34 +27,6 @@ if TYPE_CHECKING:
     from regauge.reporting.settings import ReportOptions
 
 TEMPLATE_FOLDER = Path(__file__).parent
-JSON_KEYS: dict[str, dict[str, str]] = {
-    "Report": {"run_sections": "chapters"},
-    "RunSection": {
-        "description": "what",
-        "time_shares": "parts",
-        "profile": "closer",
-        "failures": "endings",
-    },
-    "RunFolder": {"cost_series": "spent", "straggler": "slowest"},
-    "AttemptSummary": {"first_step": "first", "last_step": "last", "rerun_from_step": "again"},
-    "FailureSection": {"problem": "what", "consequence": "then"},
-    "ComparisonSection": {
-        "baseline": "ours",
-        "candidate": "theirs",
-        "num_omitted": "left_out",
-        "divergence": "place",
-    },
-    "EvaluationRow": {
-        "baseline": "ours",
-        "candidate": "theirs",
-        "difference": "share",
-        "is_within_limit": "within",
-    },
-    "DivergenceSummary": {"sentence": "named", "rows": "values"},
-    "CostRow": {"machine_time": "machine", "device_time": "device", "is_cheapest": "cheapest"},
-    "ReportTable": {"wide_columns": "wide"},
-}
-"""Keys of report.json that differ from the field's name: class -> field -> key."""
 
 
 def report_path(folder: str, settings: ReportOptions) -> Path:
@@ -91,7 +64,7 @@ def render_html(report: Report) -> str:
         _mark_safe(
             scaling_section.build_charts(scaling, ChartContext(f"scaling-{index}", scaling.title))
         )
-        for index, scaling in enumerate(report.scalings)
+        for index, scaling in enumerate(report.training_benchmarks)
     ]
     latency_charts = [
         _mark_safe(
@@ -99,7 +72,7 @@ def render_html(report: Report) -> str:
                 inference, ChartContext(f"inference-{index}", inference.title)
             )
         )
-        for index, inference in enumerate(report.inferences)
+        for index, inference in enumerate(report.inference_benchmarks)
     ]
     compared: tuple[Chart, ...] = ()
     if report.comparison:
@@ -112,6 +85,7 @@ def render_html(report: Report) -> str:
         scaling_charts=scaling_charts,
         inference_charts=latency_charts,
         comparison_charts=_mark_safe(compared),
+        limit_note=LIMIT_NOTE,
         style=Markup(css),  # noqa: S704  (a file of this package)
         version=__version__,
     )
@@ -125,7 +99,7 @@ def _mark_safe(charts: Iterable[Chart]) -> list[tuple[Chart, Markup]]:
 def render_markdown(report: Report) -> str:
     """Return the report as Markdown, without charts."""
     template = build_environment().get_template("report.md.j2")
-    return template.render(report=report)
+    return template.render(report=report, limit_note=LIMIT_NOTE)
 
 
 def render_json(report: Report) -> str:
@@ -133,9 +107,9 @@ def render_json(report: Report) -> str:
     document = {"format": FORMAT, **_to_dict(report)}
     del document["comparison"]  # its runs are run sections, or would be written twice
     if report.comparison:
-        document["beside"] = report.comparison_sections
-        document["accounts"] = report.cost_rows
-        document["cost"] = report.cost_sentences
+        document["comparison_sections"] = report.comparison_sections
+        document["cost_rows"] = report.cost_rows
+        document["cost_sentences"] = report.cost_sentences
     return json.dumps(document, indent=2, default=_to_jsonable) + "\n"
 
 
@@ -146,9 +120,8 @@ def _to_jsonable(value: Any) -> Any:
 
 
 def _to_dict(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by their JSON keys, one level deep."""
-    keys = JSON_KEYS.get(type(value).__name__, {})
-    return {keys.get(field.name, field.name): getattr(value, field.name) for field in fields(value)}
+    """Return the fields of a dataclass by name, one level deep."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def build_environment() -> Environment:

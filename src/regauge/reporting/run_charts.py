@@ -34,7 +34,7 @@ def build_charts(run: RunFolder, key: str) -> tuple[Chart, ...]:
         *draw_curves("Held-out metrics", _heldout_curves(series), context),
         *draw_curves("Real tokens per second", speed, context),
         *draw_curves("Learning rate", _plain_curve(series, "train/learning_rate"), context),
-        *draw_curves("Gradient norm", _smoothed_curves(series, "train/gradient_norm"), context),
+        *draw_curves("Gradient norm", _smoothed_curves(series, "train/grad_norm"), context),
         *draw_bars("Memory of rank 0", build_memory_bars([run]), context, unit=" MB"),
     )
 
@@ -81,7 +81,7 @@ def build_memory_bars(runs: Iterable[RunFolder]) -> list[Bar]:
     """Return one bar per run: the memory of rank 0 in MB, by content."""
     bars = []
     for run in runs:
-        parts = dict(run.ledger.get("memory") or {})
+        parts = dict(run.ledger.get("memory_bytes") or {})
         if not parts:
             continue
         peak = parts.pop("peak", None)

@@ -32,7 +32,7 @@ def build_scaling_section(document: Document, name: str = "") -> ScalingSection 
 
     `name` is the name of the output folder, for the title.
     """
-    if "scaling" not in document or not document.get("rows"):
+    if document.get("kind") != "training" or not document.get("rows"):
         return None
     title = f"{document['scaling'].capitalize()} scaling{' of ' if name else ''}{name}"
     rows = tuple(map(_build_row, document["rows"]))
@@ -40,10 +40,10 @@ def build_scaling_section(document: Document, name: str = "") -> ScalingSection 
 
 
 def _build_row(row: Mapping[str, Any]) -> dict[str, str]:
-    low, high = row["spread"]
+    low, high = row["tokens_per_second_range"]
     return {
         "processes": row["name"],
-        "batch": f"{row['global_batch']:,}",
+        "batch": f"{row['global_batch_size']:,}",
         "learning rate": f"{row['learning_rate']:g}",
         "sequences/s": f"{row['sequences_per_second']:,.4g}",
         "tokens/s": f"{row['tokens_per_second']:,.0f}",
@@ -57,9 +57,10 @@ def _build_row(row: Mapping[str, Any]) -> dict[str, str]:
 
 def _describe_method(document: Mapping[str, Any]) -> str:
     formulas, row = document["formulas"], document["rows"][-1]
-    repeats = "one run" if document["turns"] == 1 else f"{document['turns']} runs"
+    repeats = "one run" if document["repeats"] == 1 else f"{document['repeats']} runs"
+    description = document["description"].capitalize()
     return (
-        f"{document['meaning'].capitalize()}. Medians of {repeats} of {document['steps']} steps, "
+        f"{description}. Medians of {repeats} of {document['steps']} steps, "
         f"{document['date']}, {row['chip']}; tokens exclude padding. "
         f"Sequences/s: {formulas['sequences_per_second']}. Efficiency: {formulas['efficiency']}. "
         f"MFU: {row['mfu_formula']}; peak: {row['peak_source']}."

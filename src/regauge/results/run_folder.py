@@ -1,6 +1,6 @@
 """Reader of output folders: finished, still running or killed.
 
-A missing file leaves its field empty; a damaged file is named in `remarks`.
+A missing file leaves its field empty; a damaged file is named in `warnings`.
 This module knows nothing of how a report looks.
 """
 
@@ -44,7 +44,7 @@ class RunFolder:
     name: str
     verb: str | None = None
     settings: Document = field(default_factory=dict)
-    facts: Document = field(default_factory=dict)
+    identity: Document = field(default_factory=dict)
     """Identity of the run: verb, id, and hashes of its data and its initial weights."""
     environment: Document = field(default_factory=dict)
     series: dict[str, Series] = field(default_factory=dict)
@@ -69,12 +69,12 @@ class RunFolder:
     """The last straggler: its rank and its delay in seconds per step; empty if there was none."""
     seconds: float | None = None
     """Wall-clock seconds of the stage; None outside a pipeline."""
-    devices: int | None = None
+    num_devices: int | None = None
     """Number of processes of the last attempt over all nodes, one per device."""
-    end: str | None = None
+    outcome: str | None = None
     """How the run ended, such as `finished`; None if it is running or was killed."""
-    remarks: tuple[str, ...] = ()
-    """Notes on files that could not be read."""
+    warnings: tuple[str, ...] = ()
+    """Files that could not be read completely, one sentence each."""
 
     @property
     def step(self) -> int | None:
@@ -111,17 +111,17 @@ def read_run_folder(folder: Path) -> RunFolder:
     """
     if not is_run_folder(folder):
         raise SettingsError(f"{folder} contains no run", "name the output folder of a run")
-    remarks: list[str] = []
-    done = _read_document(folder / "done.json", remarks)
-    metrics = _read_lines(folder / "metrics.jsonl", remarks)
-    ledger = _read_lines(folder / "ledger.jsonl", remarks)
-    result = _read_document(folder / "result.json", remarks)
-    run = _read_document(folder / "run.json", remarks)
-    dataset = _read_document(folder / "manifest.json", remarks)
-    evaluation = _read_document(folder / "evaluation.json", remarks)
+    warnings: list[str] = []
+    done = _read_document(folder / "done.json", warnings)
+    metrics = _read_lines(folder / "metrics.jsonl", warnings)
+    ledger = _read_lines(folder / "ledger.jsonl", warnings)
+    result = _read_document(folder / "result.json", warnings)
+    run = _read_document(folder / "run.json", warnings)
+    dataset = _read_document(folder / "manifest.json", warnings)
+    evaluation = _read_document(folder / "evaluation.json", warnings)
     values = [line for line in metrics if "summary" not in line]
     goodput = read_goodput(folder)
-    attempts = summarize_attempts(values, goodput.ends if goodput else {})
+    attempts = summarize_attempts(values, goodput.outcomes if goodput else {})
     failures = sorted((folder / "failures").glob("*.json"))
     return RunFolder(
         folder=folder,
@@ -134,23 +134,25 @@ def read_run_folder(folder: Path) -> RunFolder:
                 RUN_IDENTITY,
             )
         ),
-        facts=run.get(RUN_IDENTITY) or evaluation.get("facts", {}),
-        environment=_drop_keys(_read_document(folder / "environment.json", remarks), "format"),
+        identity=run.get(RUN_IDENTITY) or evaluation.get("identity", {}),
+        environment=_drop_keys(_read_document(folder / "environment.json", warnings), "format"),
         series=merge_attempts(values, attempts),
         attempts=attempts,
         ledger=ledger[-1] if ledger else {},
         cost_series=_build_cost_series(ledger),
         evaluation=evaluation,
         dataset=dataset,
-        failures=tuple({"file": path.name, **_read_document(path, remarks)} for path in failures),
+        failures=tuple({"file": path.name, **_read_document(path, warnings)} for path in failures),
         goodput=goodput,
-        benchmark=_read_document(folder / "benchmark.json", remarks),
-        profile=_read_document(folder / "profile.json", remarks),
-        straggler=next((line["slowest"] for line in reversed(ledger) if line.get("slowest")), {}),
+        benchmark=_read_document(folder / "benchmark.json", warnings),
+        profile=_read_document(folder / "profile.json", warnings),
+        straggler=next(
+            (line["straggler"] for line in reversed(ledger) if line.get("straggler")), {}
+        ),
         seconds=done.get("seconds"),
-        devices=(jsonl.read_last_line(folder / ATTEMPTS) or {}).get("processes"),
-        end=_find_end(metrics) if metrics else ("finished" if done or result else None),
-        remarks=tuple(remarks),
+        num_devices=(jsonl.read_last_line(folder / ATTEMPTS) or {}).get("processes"),
+        outcome=_find_outcome(metrics) if metrics else ("finished" if done or result else None),
+        warnings=tuple(warnings),
     )
 
 
@@ -174,13 +176,13 @@ def is_run_folder(folder: Path) -> bool:
     return any((folder / name).is_file() for name in MARKER_FILES)
 
 
-def _find_end(metrics: list[Document]) -> str | None:
-    """Return the recorded end of the last attempt, or None."""
+def _find_outcome(metrics: list[Document]) -> str | None:
+    """Return the recorded outcome of the last attempt, or None."""
     number = max(line["attempt"] for line in metrics)
     summaries = [
         line["summary"] for line in metrics if "summary" in line and line["attempt"] == number
     ]
-    return str(summaries[-1].get("reason", "finished")) if summaries else None
+    return str(summaries[-1].get("stop_reason", "finished")) if summaries else None
 
 
 def _drop_keys(document: Document, *names: str) -> Document:
@@ -194,25 +196,25 @@ def _find_name(folder: Path) -> str:
     return match[2] if match else name
 
 
-def _read_document(path: Path, remarks: list[str]) -> Document:
-    """Return a JSON object; an empty one, with a remark, if the file is damaged."""
+def _read_document(path: Path, warnings: list[str]) -> Document:
+    """Return a JSON object; an empty one, with a warning, if the file is damaged."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        remarks.append(f"{path.name} is damaged and was ignored: {error}")
+        warnings.append(f"{path.name} is damaged and was ignored: {error}")
         return {}
     if not isinstance(document, dict):
-        remarks.append(f"{path.name} is not a JSON object and was ignored")
+        warnings.append(f"{path.name} is not a JSON object and was ignored")
         return {}
     if "format" in document:
         check_format(document, path, "repeat the run with this version")
     return document
 
 
-def _read_lines(path: Path, remarks: list[str]) -> list[Document]:
-    """Return the complete lines; a remark counts the truncated ones, which a kill leaves."""
+def _read_lines(path: Path, warnings: list[str]) -> list[Document]:
+    """Return the complete lines; a warning counts the truncated ones, which a kill leaves."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -220,7 +222,7 @@ def _read_lines(path: Path, remarks: list[str]) -> list[Document]:
     lines = [_parse_line(line) for line in text.splitlines() if line.strip()]
     num_torn = sum(line is None for line in lines)
     if num_torn:
-        remarks.append(f"{path.name}: {num_torn} truncated line{'s' * (num_torn > 1)} ignored")
+        warnings.append(f"{path.name}: {num_torn} truncated line{'s' * (num_torn > 1)} ignored")
     return [line for line in lines if line is not None]
 
 

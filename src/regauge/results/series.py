@@ -32,7 +32,7 @@ class AttemptSummary:
     """Step from which a later attempt repeated this one; None if every step counts."""
     seconds: float | None
     """Seconds from the start of the attempt to its last line."""
-    end: str | None = None
+    outcome: str | None = None
     """How the attempt ended, as the supervisor recorded it; None if running or unsupervised."""
 
 

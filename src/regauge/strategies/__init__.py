@@ -55,7 +55,7 @@ class MemoryEstimate:
 
     weights: int
     """Bytes of the parameters of the module."""
-    masters: int
+    master_weights: int
     """Bytes of fp32 master weights that are stored in addition to the parameters."""
     gradients: int
     updated_shapes: tuple[tuple[int, ...], ...]
@@ -112,7 +112,7 @@ class ShardedModel(Protocol):
         ...
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of `weights`, `masters` and `gradients` on this process."""
+        """Return the bytes of `weights`, `master_weights` and `gradients` on this process."""
         ...
 
     def full_tensor(self, name: str) -> Tensor:

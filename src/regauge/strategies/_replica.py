@@ -50,7 +50,7 @@ def estimate_memory(
     master_bytes = 0 if itemsize == MASTER_BYTES else MASTER_BYTES
     return MemoryEstimate(
         weights=itemsize * sum(math.prod(spec.shape) for spec in weights.values()),
-        masters=master_bytes * sum(map(math.prod, updated_shapes)),
+        master_weights=master_bytes * sum(map(math.prod, updated_shapes)),
         gradients=GRADIENT_BYTES * sum(math.prod(spec.shape) for spec in trained.values()),
         updated_shapes=tuple(updated_shapes),
     )
@@ -149,7 +149,7 @@ class ReplicatedModel:
     def memory(self) -> dict[str, int]:
         return {
             "weights": sum(value.nbytes for value in self._parameters.values()),
-            "masters": sum(value.nbytes for value in self._separate_masters().values()),
+            "master_weights": sum(value.nbytes for value in self._separate_masters().values()),
             "gradients": GRADIENT_BYTES
             * sum(self._parameters[name].numel() for name in self._bucket_of),
         }

@@ -56,7 +56,7 @@ def estimate_memory(weights: Mapping[str, ParamSpec], shards: int, itemsize: int
     return MemoryEstimate(
         weights=MASTER_BYTES * sum(map(math.prod, updated))
         + itemsize * sum(map(math.prod, frozen)),
-        masters=0,
+        master_weights=0,
         gradients=MASTER_BYTES * sum(map(math.prod, updated)),
         updated_shapes=tuple(updated),
     )
@@ -134,7 +134,7 @@ class FsdpModel:
         shards = [local_shard(value) for value in self.module.parameters()]
         return {
             "weights": sum(value.nbytes for value in shards),
-            "masters": 0,
+            "master_weights": 0,
             "gradients": sum(value.nbytes for value in shards if value.requires_grad),
         }
 

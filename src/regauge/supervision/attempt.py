@@ -68,7 +68,7 @@ class Attempt:
         self._spec = AttemptSpec(
             scratch,
             attempt=group.plan.attempt,
-            began_at=time.time(),
+            started_at=time.time(),
             start_clock=meter.start_clock,
             meter=meter,
             needs_preflight=group.plan.needs_preflight,
@@ -78,7 +78,7 @@ class Attempt:
             devices=self._layout.devices,
         )
         self._reports = WorkerReports(scratch, self._size)
-        self._ended_at = self._spec.began_at
+        self._ended_at = self._spec.started_at
         self._done_at: float | None = None
         self._last_seen_clock = meter.start_clock
 
@@ -147,11 +147,11 @@ class Attempt:
             return
         document = {
             "attempt": self._spec.attempt,
-            "began": round(self._spec.began_at, 3),
-            "ended": round(self._ended_at, 3),
+            "started_at": round(self._spec.started_at, 3),
+            "ended_at": round(self._ended_at, 3),
             **self._spec.meter.start_fields,
-            **self._spec.meter.cost_after(self._ended_at - self._spec.began_at).document,
-            "end": failure.kind if failure else "finished",
+            **self._spec.meter.cost_after(self._ended_at - self._spec.started_at).document,
+            "outcome": failure.kind if failure else "finished",
             "rank": failure.rank if failure else None,
             "step": failure.step if failure else None,
         }
@@ -291,12 +291,12 @@ class Attempt:
             f"process {first_rank + blamed.rank} hangs{is_stopped}: {reason}",
             phase=blamed.beat.phase,
             evidence={
-                "states": {rank: snapshot.state for rank, snapshot in by_rank.items()},
+                "process_states": {rank: snapshot.state for rank, snapshot in by_rank.items()},
                 "collectives": {rank: snapshot.collectives for rank, snapshot in by_rank.items()},
                 "stacks": {
                     rank: snapshot.stack[-MAX_STACK_LINES:] for rank, snapshot in by_rank.items()
                 },
-                "standing": blamed.progress_key,
+                "progress_key": blamed.progress_key,
             },
         )
 

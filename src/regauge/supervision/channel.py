@@ -55,7 +55,7 @@ class AttemptSpec:
 
     scratch: Path
     attempt: int
-    began_at: float
+    started_at: float
     """Start of the attempt, in seconds since the epoch."""
     start_clock: float
     """The same moment by the machine's monotonic clock, which is never set back."""
@@ -110,7 +110,7 @@ class WorkerReporter:
         """Append the start of the attempt to `attempts.jsonl`; the first process calls this."""
         self._folder = folder
         if self.spec is not None:
-            document = {"attempt": self.spec.attempt, "began": round(self.spec.began_at, 3)}
+            document = {"attempt": self.spec.attempt, "started_at": round(self.spec.started_at, 3)}
             jsonl.append_line(folder / ATTEMPTS, {**document, **self.spec.meter.start_fields})
 
     @contextmanager
@@ -173,7 +173,7 @@ class WorkerReporter:
                 "collectives": _read_flight_recorder(),
             },
         )
-        return {**failure.document(), "at": time.monotonic()}
+        return {**failure.document(), "reported_at": time.monotonic()}
 
     def _write(self, name: str, document: dict[str, Any]) -> None:
         if self.spec is not None:
@@ -213,7 +213,9 @@ class WorkerReports:
     def read_failures(self) -> list[Failure]:
         """Return the failures that the processes reported, the earliest first."""
         documents = filter(None, map(self._read_failure_document, range(self._size)))
-        return [parse_failure(document) for document in sorted(documents, key=itemgetter("at"))]
+        return [
+            parse_failure(document) for document in sorted(documents, key=itemgetter("reported_at"))
+        ]
 
     def _read_failure_document(self, number: int) -> dict[str, Any]:
         return _read_document(self._scratch / f"failure-{number}.json")

@@ -130,11 +130,11 @@ def read_paid(folder: Path, started_at: float, last_seen_at: float | None) -> tu
     when it was last alive.
     """
     last = jsonl.read_last_line(folder / ATTEMPTS)
-    if last is None or "began" not in last:
+    if last is None or "started_at" not in last:
         return Cost(), started_at
-    cost, began = parse_cost(last), last["began"]
-    if "ended" in last:
-        return cost, max(started_at, float(last["ended"]))
+    cost, began = parse_cost(last), last["started_at"]
+    if "ended_at" in last:
+        return cost, max(started_at, float(last["ended_at"]))
     until = last_seen_at if last_seen_at is not None and began < started_at else began
     meter = CostMeter(
         cost,

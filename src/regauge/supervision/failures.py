@@ -146,7 +146,9 @@ class Failure:
         """Return whether both are the same failure at the same step."""
         if (self.kind, self.step) != (other.kind, other.step):
             return False
-        return self.kind != "user" or self.evidence.get("place") == other.evidence.get("place")
+        return self.kind != "user" or self.evidence.get("location_hash") == other.evidence.get(
+            "location_hash"
+        )
 
     def document(self) -> dict[str, Any]:
         """Return the failure as a JSON document."""
@@ -187,13 +189,15 @@ def collect_evidence(error: BaseException) -> dict[str, Any]:
     frames = [
         f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
     ]
-    location = hashlib.sha256("\n".join([type(error).__name__, *frames]).encode()).hexdigest()[:12]
+    location_hash = hashlib.sha256("\n".join([type(error).__name__, *frames]).encode()).hexdigest()[
+        :12
+    ]
     evidence: dict[str, Any] = {
         "traceback": "".join(lines).splitlines()[-MAX_TRACE_LINES:],
-        "place": location,
+        "location_hash": location_hash,
     }
     if classify_error(error) == "memory":
-        evidence["largest"] = find_largest_tensors()
+        evidence["largest_tensors"] = find_largest_tensors()
     return evidence
 
 

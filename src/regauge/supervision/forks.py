@@ -126,8 +126,8 @@ class ForkServer:
                 return None
             if not message:
                 self.close()
-            if "ended" in message:
-                self.exit_codes[message["ended"]] = message["code"]
+            if "exited_pid" in message:
+                self.exit_codes[message["exited_pid"]] = message["exit_code"]
             if "pid" in message:
                 return int(message["pid"])
             seconds = 0

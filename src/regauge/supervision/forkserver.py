@@ -8,7 +8,7 @@ message, in the processes that need the module.
 
     request  {"command": ["-m", module, argument...], "variables": {...}} and two files for output
     answer   {"pid": n}
-    later    {"ended": n, "code": exit code, or minus the number of a signal}
+    later    {"exited_pid": n, "exit_code": exit code, or minus the number of a signal}
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _report_exits(channel: socket.socket) -> None:
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
-            channel.send(json.dumps({"ended": pid, "code": code}).encode())
+            channel.send(json.dumps({"exited_pid": pid, "exit_code": code}).encode())
 
 
 def _reset_process(parent: int, files: list[int]) -> None:

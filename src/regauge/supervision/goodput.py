@@ -27,7 +27,7 @@ class Goodput:
 
     seconds: Mapping[str, float]
     """Seconds by account of the ledger; `idle` is the time that no process booked."""
-    ends: Mapping[int, str]
+    outcomes: Mapping[int, str]
     """How each attempt ended, by its number: `finished`, or a kind of failure."""
 
     @property
@@ -36,7 +36,7 @@ class Goodput:
         return sum(self.seconds.values())
 
     @property
-    def share(self) -> float:
+    def fraction(self) -> float:
         """Productive seconds over all seconds."""
         productive = sum(self.seconds.get(name, 0.0) for name in PRODUCTIVE)
         return productive / self.total_seconds if self.total_seconds else 0.0
@@ -46,11 +46,11 @@ def read_goodput(folder: Path) -> Goodput | None:
     """Return the goodput of the run in an output folder; None if no supervisor wrote it."""
     lines = jsonl.read_lines(folder / ATTEMPTS)
     ledger = jsonl.read_last_line(folder / "ledger.jsonl")
-    end_times = [line["ended"] for line in lines if "ended" in line]
+    end_times = [line["ended_at"] for line in lines if "ended_at" in line]
     if not end_times or ledger is None:
         return None
-    began = min(line["began"] for line in lines if "began" in line)
+    began = min(line["started_at"] for line in lines if "started_at" in line)
     booked: dict[str, Any] = ledger["seconds"]
     idle = max(0.0, max(end_times) - began - sum(booked.values()))
-    ends = {line["attempt"]: str(line["end"]) for line in lines if "end" in line}
-    return Goodput({**booked, IDLE: idle}, ends)
+    outcomes = {line["attempt"]: str(line["outcome"]) for line in lines if "outcome" in line}
+    return Goodput({**booked, IDLE: idle}, outcomes)

@@ -204,7 +204,7 @@ class Supervisor:
         try:
             raise_if_bad(bad)
         except PreflightError as error:
-            evidence = {**failure.evidence, "found": [finding.to_row() for finding in bad]}
+            evidence = {**failure.evidence, "findings": [finding.to_row() for finding in bad]}
             return replace(failure, problem=str(error), evidence=evidence)
         return failure
 
@@ -273,7 +273,7 @@ def _summarize_failures(failures: list[Failure], settings: TrainSettings) -> tup
         largest = "".join(
             f", largest tensors {entry['count']} x {entry['tensors']}: "
             f"{entry['bytes'] / 1e6:,.0f} MB"
-            for entry in last.evidence.get("largest", [])[:1]
+            for entry in last.evidence.get("largest_tensors", [])[:1]
         )
         remedy = _suggest_microbatch(settings, folder)
         remedy = f"{remedy}, or set execution.activation_checkpointing"

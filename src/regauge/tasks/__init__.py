@@ -71,11 +71,11 @@ class Task(Choice):
 
     def bucket_lengths(self, manifest: DatasetManifest) -> tuple[int, ...]:
         """Return the lengths in tokens that batches are padded to, in rising order."""
-        return (manifest.fields["tokens"].limit,)
+        return (manifest.columns["tokens"].max_length,)
 
-    def real_token_share(self, manifest: DatasetManifest) -> float:
+    def real_token_fraction(self, manifest: DatasetManifest) -> float:
         """Return the expected share of tokens that are not padding, over all batches."""
-        return manifest.real_token_share
+        return manifest.real_token_fraction
 
     def slots_per_row(self) -> int:
         """Return the number of texts of a row that are placed in microbatches independently."""
@@ -138,7 +138,7 @@ class Task(Choice):
         """Return the record fields that the trained model reads."""
         from regauge.models.io_spec import InputSpec
 
-        return InputSpec(limits=(manifest.fields["tokens"].limit,))
+        return InputSpec(max_lengths=(manifest.columns["tokens"].max_length,))
 
     def prompt_and_reference(
         self, row: dict[str, np.ndarray], prompt_tokens: int

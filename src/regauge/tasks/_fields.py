@@ -12,7 +12,7 @@ from regauge.data.batches import MicrobatchPlan, build_dropout_keys, pad_sequenc
 from regauge.data.buckets import (
     choose_bucket_lengths,
     find_bucket_length,
-    real_token_share,
+    real_token_fraction,
     sum_histograms,
 )
 from regauge.data.columns import value_ranges
@@ -60,9 +60,9 @@ class FieldsTask(Task):
         """Return the lengths that cause the least padding over all texts."""
         return choose_bucket_lengths(self.length_histogram(manifest), self.max_buckets)
 
-    def real_token_share(self, manifest: DatasetManifest) -> float:
+    def real_token_fraction(self, manifest: DatasetManifest) -> float:
         """Return the share of real tokens if every text is padded to its own bucket length."""
-        return real_token_share(self.length_histogram(manifest), self.bucket_lengths(manifest))
+        return real_token_fraction(self.length_histogram(manifest), self.bucket_lengths(manifest))
 
     def split_batch(
         self,
@@ -121,14 +121,18 @@ def build_text_arrays(
 
 def check_field(manifest: DatasetManifest, name: str, kinds: tuple[str, ...] = ("tokens",)) -> None:
     """Raise SettingsError if a dataset has no field of this name with one of these kinds."""
-    if name not in manifest.fields:
-        remedy = did_you_mean(name, tuple(manifest.fields))
+    if name not in manifest.columns:
+        remedy = did_you_mean(name, tuple(manifest.columns))
         raise SettingsError(f"the dataset has no field '{name}'", remedy)
-    if manifest.fields[name].kind not in kinds:
-        fitting = [other for other, field in manifest.fields.items() if field.kind in kinds]
+    if manifest.columns[name].kind not in kinds:
+        fitting = [other for other, field in manifest.columns.items() if field.kind in kinds]
         expected = " or ".join("text" if kind == "tokens" else kind for kind in kinds)
-        remedy = f"choose from: {', '.join(fitting)}" if fitting else "prepare the data with one"
-        raise SettingsError(f"field '{name}' is not a {expected} field", remedy)
+        remedy = (
+            f"choose from: {', '.join(fitting)}"
+            if fitting
+            else "prepare the data with such a field"
+        )
+        raise SettingsError(f"field '{name}' is not of type {expected}", remedy)
 
 
 def label_range(manifest: DatasetManifest, name: str) -> tuple[float, float]:
@@ -136,8 +140,8 @@ def label_range(manifest: DatasetManifest, name: str) -> tuple[float, float]:
 
     Raises DataError if a record has no label.
     """
-    field = manifest.fields[name]
-    if missing := sum(field.missing.values()):
+    field = manifest.columns[name]
+    if missing := sum(field.num_missing.values()):
         raise DataError(f"label '{name}' is missing in {missing} records", "remove these records")
     ranges = list(value_ranges(field).values()) or [(0.0, 0.0)]
     return min(lowest for lowest, _ in ranges), max(highest for _, highest in ranges)
@@ -155,7 +159,7 @@ def field_histogram(manifest: DatasetManifest, name: str) -> np.ndarray:
     Raises SettingsError if the dataset has no such text field.
     """
     check_field(manifest, name)
-    return sum_histograms(list(manifest.fields[name].lengths.values()))
+    return sum_histograms(list(manifest.columns[name].lengths.values()))
 
 
 def _count_tokens(texts: Texts) -> np.ndarray:

@@ -62,10 +62,10 @@ def choose_partners(
 
 def max_row_tokens(manifest: DatasetManifest) -> int:
     """Return the maximum length of a row in tokens."""
-    return sum(manifest.fields[name].limit for name in HALVES)
+    return sum(manifest.columns[name].max_length for name in HALVES)
 
 
-def real_token_share(manifest: DatasetManifest) -> float:
+def real_token_fraction(manifest: DatasetManifest) -> float:
     """Return the share of real tokens if every row is padded to the maximum length."""
     histograms = [field_histogram(manifest, name) for name in HALVES]
     tokens = sum(int((np.arange(len(counts)) * counts).sum()) for counts in histograms)

@@ -34,7 +34,7 @@ def build_candidate_mask(rows: OptionalRows, max_candidates: int, name: str) -> 
 
 def feature_scale(field: ColumnInfo) -> tuple[float, float]:
     """Return the mean and the standard deviation that a feature is normalized by."""
-    return field.mean or 0.0, field.deviation or 1.0
+    return field.mean or 0.0, field.std or 1.0
 
 
 def longest_text_histogram(histograms: list[np.ndarray]) -> tuple[int, ...]:

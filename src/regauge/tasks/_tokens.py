@@ -81,7 +81,7 @@ class NextTokenTask(TokenTask):
         from regauge.models.modules import CausalLanguageModel
 
         tokenizer = manifest.tokenizer
-        vocab_size, pad_id = tokenizer.vocabulary, tokenizer.pad
+        vocab_size, pad_id = tokenizer.vocab_size, tokenizer.pad_token_id
         return CausalLanguageModel(*build_model(model, "causal", vocab_size, seed, pad_id))
 
     def prompt_and_reference(

@@ -50,7 +50,7 @@ class Classify(FieldsTask):
         super().check_dataset(manifest)
         for name in self.text_fields:
             check_field(manifest, name)
-        kinds = ("number", "real") if self._is_regression else ("number",)
+        kinds = ("integer", "float") if self._is_regression else ("integer",)
         check_field(manifest, self.label, kinds)
         self._check_labels(manifest)
 
@@ -92,15 +92,17 @@ class Classify(FieldsTask):
 
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
         """Return the text fields; two are joined to a pair."""
-        limits = tuple(manifest.fields[name].limit for name in self.text_fields)
-        return InputSpec(texts=self.text_fields, limits=limits, joined=len(self.text_fields) > 1)
+        limits = tuple(manifest.columns[name].max_length for name in self.text_fields)
+        return InputSpec(
+            text_fields=self.text_fields, max_lengths=limits, is_pair=len(self.text_fields) > 1
+        )
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         from regauge.models.architectures import build_model
         from regauge.models.modules import Classifier
 
         tokenizer = manifest.tokenizer
-        vocab_size, pad_id = tokenizer.vocabulary, tokenizer.pad
+        vocab_size, pad_id = tokenizer.vocab_size, tokenizer.pad_token_id
         outputs = 1 if self._is_regression else self.classes
         return Classifier(*build_model(model, "classes", vocab_size, seed, pad_id, outputs=outputs))
 
@@ -127,7 +129,7 @@ class Classify(FieldsTask):
             **sums,
             "accuracy": counts.accuracy(),
             "f1": counts.f1(),
-            "matthews": counts.matthews(),
+            "matthews_correlation": counts.matthews(),
         }
 
     @property

@@ -93,8 +93,8 @@ class Contrastive(FieldsTask):
 
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
         """Return that a record is one text, either a query or a document."""
-        limits = (manifest.fields[name].limit for name in (self.query, self.document))
-        return InputSpec(limits=(max(limits),))
+        limits = (manifest.columns[name].max_length for name in (self.query, self.document))
+        return InputSpec(max_lengths=(max(limits),))
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         from regauge.models.architectures import build_model
@@ -105,7 +105,7 @@ class Contrastive(FieldsTask):
         saved = sentence_transformers.read_if_present(folder) if folder else None
         default = saved.pooling if saved else sentence_transformers.Pooling()
         pooling = sentence_transformers.Pooling(modes=self.pooling or default.modes)
-        vocab_size, pad_id = manifest.tokenizer.vocabulary, manifest.tokenizer.pad
+        vocab_size, pad_id = manifest.tokenizer.vocab_size, manifest.tokenizer.pad_token_id
         return Encoder(*build_model(model, "none", vocab_size, seed, pad_id), pooling)
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -143,7 +143,7 @@ class Contrastive(FieldsTask):
             fusion_ranks.append(_retrieval.document_ranks(fused, part.start, real))
         return {
             "BM25": _retrieval.retrieval_metrics(bm25_ranks, real),
-            "fusion of both": _retrieval.retrieval_metrics(fusion_ranks, real),
+            "reciprocal rank fusion": _retrieval.retrieval_metrics(fusion_ranks, real),
         }
 
     def _split_into_groups(self, vectors: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -38,14 +38,14 @@ class Mlm(TokenTask):
             return (_pairs.max_row_tokens(manifest),)
         return super().bucket_lengths(manifest)
 
-    def real_token_share(self, manifest: DatasetManifest) -> float:
+    def real_token_fraction(self, manifest: DatasetManifest) -> float:
         if self.next_sentence:
-            return _pairs.real_token_share(manifest)
-        return super().real_token_share(manifest)
+            return _pairs.real_token_fraction(manifest)
+        return super().real_token_fraction(manifest)
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)
-        if manifest.tokenizer.mask is None:
+        if manifest.tokenizer.mask_token_id is None:
             raise SettingsError(
                 "the tokenizer has no mask token", "prepare the data with one that has a mask token"
             )
@@ -54,7 +54,7 @@ class Mlm(TokenTask):
         from regauge.models.architectures import build_model
         from regauge.models.modules import MaskedLanguageModel, NextSentenceModel
 
-        vocab_size, pad_id = manifest.tokenizer.vocabulary, manifest.tokenizer.pad
+        vocab_size, pad_id = manifest.tokenizer.vocab_size, manifest.tokenizer.pad_token_id
         if self.next_sentence:
             return NextSentenceModel(*build_model(model, "pairs", vocab_size, seed, pad_id))
         return MaskedLanguageModel(*build_model(model, "masked", vocab_size, seed, pad_id))

@@ -86,15 +86,15 @@ class Rank(FieldsTask):
         for name in (*self.query, *self.document):
             check_field(manifest, name)
         for name in self.query:
-            if manifest.fields[name].members > 1:
+            if manifest.columns[name].max_group_size > 1:
                 problem = f"'{name}' is a text of each candidate, not of the query"
                 raise DataError(problem, "add it to rows.shared, or move it to task.document")
         for name in self.document:
-            if manifest.fields[name].members == 1:
+            if manifest.columns[name].max_group_size == 1:
                 problem = f"'{name}' is shared by the candidates of a query"
                 raise DataError(problem, "move it to task.query")
         for name in (*self.numeric_features, self.label):
-            check_field(manifest, name, ("number", "real"))
+            check_field(manifest, name, ("integer", "float"))
         for name in self.categorical_features:
             check_field(manifest, name, ("category",))
         self._check_features_vary(manifest)
@@ -109,7 +109,7 @@ class Rank(FieldsTask):
         return _ranking.longest_text_histogram([field_histogram(manifest, name) for name in names])
 
     def sequences_per_row(self, manifest: DatasetManifest) -> int:
-        return max(1, self._count_texts(manifest.fields[self.label].members))
+        return max(1, self._count_texts(manifest.columns[self.label].max_group_size))
 
     def split_batch(
         self,
@@ -156,13 +156,13 @@ class Rank(FieldsTask):
         """Return that a record is a query with one candidate."""
         texts = (*self.query, *self.document)
         return InputSpec(
-            texts=texts,
-            limits=tuple(manifest.fields[name].limit for name in texts),
-            numbers=self.numeric_features,
-            categories=self.categorical_features,
+            text_fields=texts,
+            max_lengths=tuple(manifest.columns[name].max_length for name in texts),
+            numeric_features=self.numeric_features,
+            categorical_features=self.categorical_features,
             ranking=RankingSpec(
-                queries=len(self.query),
-                calibrated=self.objective == "pointwise",
+                num_query_texts=len(self.query),
+                is_calibrated=self.objective == "pointwise",
                 encoders=self.encoders,
                 interactions=self.interactions,
             ),
@@ -175,20 +175,22 @@ class Rank(FieldsTask):
         from regauge.models.ranker import Ranker, RankerShape
 
         for name in (*self.numeric_features, self.label):
-            check_field(manifest, name, ("number", "real"))
+            check_field(manifest, name, ("integer", "float"))
         tokenizer = manifest.tokenizer
-        build = partial(build_model, model, "none", tokenizer.vocabulary, seed, tokenizer.pad)
+        build = partial(
+            build_model, model, "none", tokenizer.vocab_size, seed, tokenizer.pad_token_id
+        )
         encoder, keys = build()
         document_encoder = build(keys=keys)[0] if self.encoders == "separate" else None
         shape = RankerShape(
             len(self.query),
             len(self.document),
-            manifest.fields[self.label].members,
+            manifest.columns[self.label].max_group_size,
             len(self.numeric_features),
             len(self.categorical_features),
             calibrated=self.objective == "pointwise",
         )
-        scale = [_ranking.feature_scale(manifest.fields[name]) for name in self.numeric_features]
+        scale = [_ranking.feature_scale(manifest.columns[name]) for name in self.numeric_features]
         module = Ranker(encoder, keys, shape, self.interactions, scale, documents=document_encoder)
         if self.trainable_layers != "all" or not self.query:
             trained = 0 if isinstance(self.trainable_layers, str) else self.trainable_layers
@@ -299,14 +301,16 @@ class Rank(FieldsTask):
     def _check_features_vary(self, manifest: DatasetManifest) -> None:
         """Raise DataError for a constant feature; warn of held-out values that are new."""
         for name in (*self.numeric_features, *self.categorical_features):
-            field = manifest.fields[name]
-            absent = field.missing.get("train", 0) and field.mean is None and not field.distinct
-            if absent or field.deviation == 0 or field.distinct == 1:
+            field = manifest.columns[name]
+            absent = (
+                field.num_missing.get("train", 0) and field.mean is None and not field.num_distinct
+            )
+            if absent or field.std == 0 or field.num_distinct == 1:
                 reason = "is missing in every record" if absent else "is constant"
                 raise DataError(f"feature '{name}' {reason}", "remove it from the task")
-            if field.unseen:
+            if field.num_unseen:
                 logger.warning(
-                    "%d held-out values of '%s' do not occur in training", field.unseen, name
+                    "%d held-out values of '%s' do not occur in training", field.num_unseen, name
                 )
 
     def _check_labels(self, manifest: DatasetManifest) -> None:
@@ -314,7 +318,7 @@ class Rank(FieldsTask):
         if lowest < 0:
             problem = f"labels in '{self.label}' include {lowest:g}"
             raise DataError(problem, "use relevance values from 0 upward")
-        if not manifest.fields[self.label].most:
+        if not manifest.columns[self.label].max:
             raise DataError(
                 f"no candidate is relevant: every '{self.label}' is 0",
                 "label relevant candidates above 0",

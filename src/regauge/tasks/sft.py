@@ -23,14 +23,14 @@ class Sft(NextTokenTask):
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
         """Label each token with the next one; only labels in an answer have a weight."""
-        packed = self.build_packed_batch(rows, plan, key, config, "answers")
+        packed = self.build_packed_batch(rows, plan, key, config, "loss_mask")
         arrays = self.label_next_tokens(packed)
-        arrays["weights"][:, :-1] *= arrays.pop("answers")[:, 1:]
+        arrays["weights"][:, :-1] *= arrays.pop("loss_mask")[:, 1:]
         return arrays
 
     def answer_span(self, segment: dict[str, np.ndarray], prompt_tokens: int) -> tuple[int, int]:
         """Return the start and stop index of the first answer in a conversation."""
         del prompt_tokens
-        is_answer = np.append(segment["answers"], 0)
+        is_answer = np.append(segment["loss_mask"], 0)
         start = int(is_answer.argmax())
         return start, start + int(is_answer[start:].argmin())

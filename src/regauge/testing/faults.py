@@ -162,7 +162,7 @@ class FaultInjector(Hook):
         for fault in due:
             document = {**fault.model_dump(), "attempt": self._attempt, "pid": os.getpid()}
             jsonl.append_line(
-                self._record, {**document, "triggered_at_step": step, "time": time.time()}
+                self._record, {**document, "triggered_at_step": step, "triggered_at": time.time()}
             )
             effect = self._effects.get(fault.kind)
             if effect is None:

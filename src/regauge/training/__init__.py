@@ -3,7 +3,7 @@
 Entry point: `run.attempt`, which starts or resumes a run on this process. In the order of a run:
 
 - `settings`, `dry_run`, `resolve` (`defaults`, `warm_start`, `run_record`): what is computed.
-- `run_setup` builds a `RunContext` (`context`) and a `TrainState` (`state`); `objectives` builds
+- `run_setup` builds a `RunContext` (`context`) and a `TrainState` (`state`); `task_runtime` builds
   the parts of each task.
 - `trainer` is the loop: `optimizer_step`, `gradients`, `optimizer`, `guards`, `metrics`, `ledger`,
   `heldout`, `generation`, `checkpointing`.

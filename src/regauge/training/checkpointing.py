@@ -12,7 +12,7 @@ from regauge.training import optimizer as optimizers
 from regauge.training.guards import check_replicas
 from regauge.training.ledger import LEDGER
 from regauge.training.state import MOMENT_PREFIX
-from regauge.training.task_schedule import data_identity
+from regauge.training.task_schedule import data_fingerprint
 from regauge.training.warm_start import count_earlier_steps, find_checkpoint
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def save_checkpoint(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
-    """Save the state once all replicas agree; the files are written beside the next steps.
+    """Save the state once all replicas agree; the files are written during the next steps.
 
     `metrics` is the evaluation of this step, or empty.
     """
@@ -39,18 +39,18 @@ def save_checkpoint(context: RunContext, state: TrainState, metrics: dict[str, f
 
 
 def build_document(context: RunContext, state: TrainState) -> dict[str, Any]:
-    """Return what a checkpoint holds beside tensors: JSON-ready, and equal for equal runs."""
+    """Return the JSON state of a checkpoint; it is equal for equal runs."""
     return {
         "step": state.step,
         "seed": context.settings.seed,
-        "data_identity": data_identity([task.manifest for task in context.tasks]),
+        "data_fingerprint": data_fingerprint([task.manifest for task in context.tasks]),
         "attempt": state.attempt,
-        "frozen": state.frozen_checksum,
-        "optimizer_step": state.optimizer_steps,
+        "frozen_checksum": state.frozen_checksum,
+        "optimizer_steps": state.optimizer_steps,
         "loss_scale": state.loss_scale.state(),
         "guard": state.guard.state(),
-        "before": state.initial_metrics,
-        "steps_before": state.lr_schedule.offset,
+        "initial_metrics": state.initial_metrics,
+        "schedule_offset": state.lr_schedule.offset,
         "ledger": context.ledger.state(),
     }
 
@@ -69,33 +69,33 @@ def resume_latest(context: RunContext, state: TrainState) -> bool:
 def restore(context: RunContext, state: TrainState, path: Path) -> dict[str, Any]:
     """Load a whole checkpoint into the state, and return its document.
 
-    Frozen weights are in no checkpoint: they are those of step 0. Raises DataError if they have
-    changed since.
+    Checkpoints contain no frozen weights. Raises DataError if the frozen weights have changed since
+    the checkpoint was saved.
     """
     context.saver.wait_for_copies()
     if not state.optimizer.state:
         optimizers.prime_state(state.optimizer)
     document = load_checkpoint(path, state.tensors())
-    if document.get("frozen", state.frozen_checksum) != state.frozen_checksum:
+    if document.get("frozen_checksum", state.frozen_checksum) != state.frozen_checksum:
         raise DataError(
             f"the frozen weights have changed since {path} was saved",
             "restore the weights of model.path, or start a new run in another output.folder",
         )
-    state.set_optimizer_steps(document["optimizer_step"])
+    state.set_optimizer_steps(document["optimizer_steps"])
     state.model.sync_weights()
     state.model.clear_gradients()
     state.step = state.resumed_step = document["step"]
-    state.initial_metrics = document["before"]
-    state.lr_schedule.offset = document.get("steps_before", 0)
+    state.initial_metrics = document["initial_metrics"]
+    state.lr_schedule.offset = document.get("schedule_offset", 0)
     state.loss_scale.restore(document["loss_scale"])
     state.guard.restore(document["guard"])
     return document
 
 
 def take_over(state: TrainState, origin: InitFrom) -> None:
-    """Load what the settings take from an earlier run beside its weights.
+    """Load the state of an earlier run that a warm start takes in addition to the weights.
 
-    These are the position in the learning rate schedule and the optimizer moments.
+    It is the position in the learning rate schedule and, unless reset, the optimizer moments.
     """
     state.lr_schedule.offset = count_earlier_steps(origin)
     if origin.optimizer == "reset":
@@ -105,4 +105,4 @@ def take_over(state: TrainState, origin: InitFrom) -> None:
         name: moment for name, moment in state.tensors().items() if name.startswith(MOMENT_PREFIX)
     }
     document = load_checkpoint(find_checkpoint(origin), moments)
-    state.set_optimizer_steps(document["optimizer_step"])
+    state.set_optimizer_steps(document["optimizer_steps"])

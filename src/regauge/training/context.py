@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from regauge.training.heldout import HeldoutSet
     from regauge.training.ledger import Ledger
     from regauge.training.metrics import MetricsWindow, MfuMeter
-    from regauge.training.objectives import TaskRuntime
     from regauge.training.settings import TrainSettings
+    from regauge.training.task_runtime import TaskRuntime
     from regauge.training.task_schedule import TaskSchedule
 
 

@@ -49,7 +49,7 @@ def plan_run(settings: TrainSettings) -> dict[str, Any]:
     is_open = any(config.batch.microbatch_rows == "auto" for config in configs)
     is_lazy = settings.accelerator is not None and settings.accelerator.is_lazy
     if is_lazy and not is_open and len(configs) == 1:
-        plan["graphs"] = count_graphs(settings, manifests[0])
+        plan["num_graphs"] = count_graphs(settings, manifests[0])
     elif settings.execution.compile == "blocks":
         pairs = zip(configs, manifests, strict=True)
         lengths = sum(len(config.task.bucket_lengths(manifest)) for config, manifest in pairs)
@@ -78,13 +78,13 @@ def _count_steps_per_epoch(settings: TrainSettings, manifest: DatasetManifest) -
 def check_run_offline(settings: TrainSettings) -> tuple[list[DatasetManifest], dict[str, str]]:
     """Check a run without network access; return the manifests of its datasets.
 
-    Also returns `would_refuse` with the reason if the output folder belongs to another run. Raises
+    Also returns `error` with the reason if the output folder belongs to another run. Raises
     the errors of `check_run` for all other problems. Weights that are not on this machine are not
     checked.
     """
     settings, manifests = _check_data(settings)
     output = Path(settings.output.folder)
-    identity = task_schedule.data_identity(manifests)
+    identity = task_schedule.data_fingerprint(manifests)
     refusal = find_refusal(lambda: run_record.check_same_run(output, settings, identity))
     if not refusal and find_count_obstacle(settings) is None:
         _check_weights(settings)
@@ -109,7 +109,7 @@ def _describe_config(config: TaskConfig) -> dict[str, Any]:
     is_open = config.batch.microbatch_rows == "auto"
     return {
         "task": config.task.kind,
-        **({"turns": config.weight} if config.name else {}),
+        **({"weight": config.weight} if config.name else {}),
         "global_batch_rows": config.batch.rows,
         "microbatches": "auto (batch size finder)" if is_open else config.batch.microbatches,
     }
@@ -122,10 +122,12 @@ def _describe_rows(config: TaskConfig, manifest: DatasetManifest) -> dict[str, A
     else:
         sequences = str(config.batch.microbatch * per_row)
     return {
-        "rows": manifest.splits["train"].rows,
+        "train_rows": manifest.splits["train"].rows,
         "heldout_rows": manifest.splits["heldout"].rows,
-        "shapes": [f"{sequences} x {length}" for length in config.task.bucket_lengths(manifest)],
-        "real_token_share": round(config.task.real_token_share(manifest), 4),
+        "batch_shapes": [
+            f"{sequences} x {length}" for length in config.task.bucket_lengths(manifest)
+        ],
+        "real_token_fraction": round(config.task.real_token_fraction(manifest), 4),
     }
 
 
@@ -188,7 +190,7 @@ def check_run(settings: TrainSettings) -> list[DatasetManifest]:
     folder or the number of processes.
     """
     settings, manifests = _check_data(settings)
-    identity = task_schedule.data_identity(manifests)
+    identity = task_schedule.data_fingerprint(manifests)
     run_record.check_same_run(Path(settings.output.folder), settings, identity)
     _check_weights(settings)
     _check_size(settings)

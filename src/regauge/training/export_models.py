@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from regauge.models.modules import TextModule
     from regauge.training.context import RunContext
-    from regauge.training.objectives import TaskRuntime
     from regauge.training.state import TrainState
+    from regauge.training.task_runtime import TaskRuntime
 
 INNER_PREFIX = "model."
 """Prefix of the names of the transformers model in the module of a task."""
@@ -71,7 +71,8 @@ def write_model(context: RunContext, state: TrainState, task: TaskRuntime, folde
         fields = task.task.input_spec(task.manifest)
         tokens = fields.max_row_tokens(module.max_tokens) or task.bucket_lengths[-1]
         description = sentence_transformers.SentenceEncoder(
-            tokenization=sentence_transformers.Tokenization(tokens=tokens), pooling=module.pooling
+            tokenization=sentence_transformers.Tokenization(max_length=tokens),
+            pooling=module.pooling,
         )
         inner: Any = module.model
         sentence_transformers.write_description(folder, description, inner.config.hidden_size)

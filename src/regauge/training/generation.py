@@ -1,8 +1,8 @@
 """Greedy generation from held-out prompts.
 
-The module that trains computes the answers, in batches of the shape of an evaluation. So nothing
-new is compiled, and weights stay sharded. Every token needs a forward pass over whole rows, without
-a cache: one microbatch per token.
+The module that trains computes the completions, in batches of the shape of an evaluation. So
+nothing new is compiled, and weights stay sharded. Every token needs a forward pass over whole
+rows, without a cache: one microbatch per token.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from regauge.training.settings import Samples
 
 SAMPLES = "samples.jsonl"
-"""The file of the output folder with the answers."""
+"""The file of the output folder with the completions."""
 
 
 @dataclass
 class GeneratedSample:
-    """A prompt of a held-out row, the reference and the answer of the model, as token ids."""
+    """A prompt of a held-out row, the reference and the completion by the model, as token ids."""
 
     prompt: np.ndarray
     reference: np.ndarray
     """The tokens that follow the prompt in its row."""
-    answer: list[int] = field(default_factory=list)
+    completion: list[int] = field(default_factory=list)
     is_complete: bool = False
-    """Whether the model ended the answer with a special token."""
+    """Whether the model ended the completion with a special token."""
 
 
 def generate_samples(
     heldout: HeldoutSet, module: nn.Module, options: Samples, dataset: Path
 ) -> list[dict[str, Any]]:
-    """Return prompts, answers and references as texts.
+    """Return prompts, completions and references as texts.
 
     Every process calls this and gets the same values. `dataset` is the folder with the tokenizer.
     """
@@ -61,12 +61,12 @@ def generate_samples(
     with torch.no_grad():
         for start in range(0, len(samples), size):
             batch = samples[start : start + size]
-            _generate_batch(heldout, module, batch, options, tokenizer.info.special)
+            _generate_batch(heldout, module, batch, options, tokenizer.info.special_token_ids)
     return [
         {
             "prompt": tokenizer.decode(sample.prompt.tolist()),
-            "answer": tokenizer.decode(sample.answer),
-            "ended": sample.is_complete,
+            "completion": tokenizer.decode(sample.completion),
+            "is_complete": sample.is_complete,
             "reference": tokenizer.decode(sample.reference[: options.max_new_tokens].tolist()),
         }
         for sample in samples
@@ -74,7 +74,7 @@ def generate_samples(
 
 
 def _read_prompts(heldout: HeldoutSet, options: Samples) -> Iterator[GeneratedSample]:
-    """Yield the first held-out rows that have a prompt, as samples without an answer."""
+    """Yield the first held-out rows that have a prompt, as samples without a completion."""
     count = 0
     for row_number in heldout.row_numbers.tolist():
         if count == options.prompts:
@@ -93,7 +93,7 @@ def _generate_batch(
     options: Samples,
     special_ids: tuple[int, ...],
 ) -> None:
-    """Generate the answers of at most one microbatch of samples, in place."""
+    """Generate the completions of at most one microbatch of samples, in place."""
     size, length = heldout.loader.largest_shape
     arrays = heldout.loader.build_empty_batch(size, length)
     for row, sample in enumerate(samples):
@@ -101,16 +101,16 @@ def _generate_batch(
     active = dict(enumerate(samples))
     while active:
         for row, sample in active.items():
-            arrays["segments"][row, : len(sample.prompt) + len(sample.answer)] = 1
+            arrays["segments"][row, : len(sample.prompt) + len(sample.completion)] = 1
         arrays["positions"][:] = build_position_ids(arrays["segments"])
         next_tokens = _predict_next_tokens(heldout, module, arrays)
         for row, sample in list(active.items()):
-            position = len(sample.prompt) + len(sample.answer)
+            position = len(sample.prompt) + len(sample.completion)
             token = int(next_tokens[row, position - 1])
             sample.is_complete = token in special_ids
             if not sample.is_complete:
-                sample.answer.append(token)
-            is_full = len(sample.answer) == options.max_new_tokens or position + 1 >= length
+                sample.completion.append(token)
+            is_full = len(sample.completion) == options.max_new_tokens or position + 1 >= length
             if sample.is_complete or is_full:
                 del active[row]
             else:

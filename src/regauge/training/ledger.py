@@ -1,4 +1,4 @@
-"""The ledger: where the time and the money of a run went, over all of its attempts."""
+"""The ledger: the time and the cost of a run by account, over all of its attempts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ACCOUNTS = ("init", "compile", "data_wait", "step", "evaluate", "checkpoint", "l
 
 
 class Ledger(Hook):
-    """Seconds by account, real tokens and slots; a resumed run continues all of them.
+    """Seconds by account, real and computed tokens; a resumed run continues all of them.
 
-    As a hook it books the time of every phase to the account of that name, and what the device
-    compiles within a phase to `compile`. `meter` counts what is paid. `on_phase` is called with the
-    name of each phase that begins. `compile_seconds` returns the device's compile time so far.
+    As a hook it books the time of every phase to the account of that name. The compile time of the
+    device within a phase is booked to `compile`. `meter` counts the cost. `on_phase` is called with
+    the name of each phase that begins. `compile_seconds` returns the device's compile time so far.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Ledger(Hook):
     ) -> None:
         self._booked = dict.fromkeys(ACCOUNTS, 0.0)
         self.tokens = 0
-        self.slots = 0
+        self.computed_tokens = 0
         self._meter = meter
         self._on_phase = on_phase
         self._compile_seconds = compile_seconds
@@ -57,7 +57,7 @@ class Ledger(Hook):
 
     @contextmanager
     def compilation(self) -> Iterator[None]:
-        """Book what the device compiles within the block to `compile`."""
+        """Book the compile time of the device within the block to `compile`."""
         before = self._compile_seconds()
         yield
         spent = self._compile_seconds() - before
@@ -86,28 +86,28 @@ class Ledger(Hook):
 
     @property
     def cost(self) -> Cost:
-        """What was paid so far; dollars are None if no price is known."""
+        """The cost so far; dollars are None if no price is known."""
         return self._meter.read()
 
     @property
-    def padding_share(self) -> float:
-        """The share of the computed slots that held no real token."""
-        return 1 - self.tokens / self.slots if self.slots else 0.0
+    def padding_fraction(self) -> float:
+        """The fraction of the computed tokens that are padding."""
+        return 1 - self.tokens / self.computed_tokens if self.computed_tokens else 0.0
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the ledger."""
+        """Return the state that a checkpoint holds."""
         return {
             "seconds": self.seconds,
             "tokens": self.tokens,
-            "slots": self.slots,
+            "computed_tokens": self.computed_tokens,
             **self.cost.document,
         }
 
     def restore(self, state: dict[str, Any], last_line: dict[str, Any] | None) -> None:
-        """Continue from a checkpoint; the time between it and the last line written was lost."""
+        """Continue from a checkpoint; the time after it, up to the last ledger line, is lost."""
         for name, seconds in state["seconds"].items():
             self._booked[name] += seconds
-        self.tokens, self.slots = state["tokens"], state["slots"]
+        self.tokens, self.computed_tokens = state["tokens"], state["computed_tokens"]
         self._meter = self._meter.resume_from(parse_cost(state))
         if last_line is not None:
             after = sum(last_line["seconds"].values()) - sum(state["seconds"].values())

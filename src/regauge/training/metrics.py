@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from regauge.training.state import TrainState
 
 IMPLAUSIBLE_MFU = 0.75
-"""No run gets so near to a measured peak: the peak was measured too low, and is measured again."""
+"""MFU above which a measured peak is too low; it is then measured again."""
 RUN_MFU_FORMULA = "real tokens/s x (6 N + 12 L h S) / (peak FLOP/s x processes)"
 
 
@@ -57,27 +57,27 @@ class MetricsWindow:
         self._norm = norm
 
     def count(self, batches: list[dict[str, Any]]) -> None:
-        """Count the tokens and slots of a step's arrays."""
+        """Count the real and the computed tokens of a step's arrays."""
         for batch in batches:
-            self._local_counts += tokens_and_slots(batch)
+            self._local_counts += count_tokens(batch)
 
     def flush(self, context: RunContext, state: TrainState) -> dict[str, float]:
         """Return the metrics of the window, and begin the next one.
 
-        Tokens per second are those of training: evaluations and saves in between do not count.
+        Throughput is measured over training time, without evaluations and saves.
         Raises NoProgressError if the loss is not finite.
         """
         seconds = self._ledger.training_seconds - self._began
         self.all_reduce_counts()
-        tokens, slots = self._counts.tolist()
+        tokens, computed_tokens = self._counts.tolist()
         losses = self._mean_losses()
         metrics = {
             "train/loss": sum(losses.values()) / len(losses) if losses else None,
             **{f"train.{name}/loss": loss for name, loss in losses.items() if name},
             "train/learning_rate": state.lr_schedule.rate_at(state.step - 1),
-            "train/gradient_norm": float(self._norm),
+            "train/grad_norm": float(self._norm),
             "train/tokens_per_second": tokens / seconds,
-            "train/padding_share": 1 - tokens / max(slots, 1),
+            "train/padding_fraction": 1 - tokens / max(computed_tokens, 1),
             "train/epoch": state.step / context.steps_per_epoch,
             "train/mfu": context.mfu.measure(tokens / seconds),
             "train/usd": self._ledger.cost.usd,
@@ -91,15 +91,15 @@ class MetricsWindow:
         return {name: value for name, value in metrics.items() if value is not None}
 
     def all_reduce_counts(self) -> None:
-        """Add the tokens and slots of all processes since the last call to the ledger."""
-        tokens, slots = self._local_counts.tolist()
+        """Add the token counts of all processes since the last call to the ledger."""
+        tokens, computed_tokens = self._local_counts.tolist()
         if self._world.size > 1:
-            counts = torch.tensor([tokens, slots], device=self._device)
-            tokens, slots = all_reduce_sum(counts).tolist()
+            counts = torch.tensor([tokens, computed_tokens], device=self._device)
+            tokens, computed_tokens = all_reduce_sum(counts).tolist()
         self._local_counts[:] = 0
-        self._counts += (tokens, slots)
+        self._counts += (tokens, computed_tokens)
         self._ledger.tokens += tokens
-        self._ledger.slots += slots
+        self._ledger.computed_tokens += computed_tokens
 
     def _mean_losses(self) -> dict[str, float]:
         """Return the mean loss of each task that had a step, by its name."""
@@ -108,10 +108,10 @@ class MetricsWindow:
 
 
 class MfuMeter:
-    """Model FLOPs utilisation (`RUN_MFU_FORMULA`) against the peak of the chip.
+    """Model FLOPs utilization (`RUN_MFU_FORMULA`) against the peak of the chip.
 
-    The peak of an unknown chip is measured when the run begins, perhaps beside a compiler or
-    another run. If the utilisation is implausible, the peak is measured again.
+    The peak of an unknown chip is measured when the run begins, perhaps while other programs use
+    the chip. If the utilization is implausible, the peak is measured again.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class MfuMeter:
         return self.chip.flops_per_second.get(self._precision)
 
     def measure(self, tokens_per_second: float) -> float | None:
-        """Return the utilisation at a rate of real tokens; None if the peak is unknown."""
+        """Return the MFU at a throughput of real tokens; None if the peak is unknown."""
         peak = self.peak
         if peak is None:
             return None
@@ -144,28 +144,28 @@ class MfuMeter:
         return achieved / self.chip.flops_per_second[self._precision]
 
 
-def tokens_and_slots(batch: dict[str, Any]) -> tuple[int, int]:
-    """Return the number of real tokens and of all slots in a batch of arrays."""
+def count_tokens(batch: dict[str, Any]) -> tuple[int, int]:
+    """Return the numbers of real tokens and of computed tokens, padding included, in a batch."""
     segments = batch["segments"]
     return int(np.count_nonzero(segments)), int(segments.size)
 
 
-def memory_by_part(context: RunContext, state: TrainState) -> dict[str, int]:
-    """Return the bytes of this process by part, and the peak if the device counts it.
+def memory_by_content(context: RunContext, state: TrainState) -> dict[str, int]:
+    """Return the memory of this process by content in bytes, and the peak if it is known.
 
-    What is in `peak` and in no other part is activations, buffers and the libraries.
+    The rest of `peak` is activations, buffers and libraries.
     """
     moments = optimizers.state_tensors(state.optimizer, state.model.masters()).values()
     peak = context.accelerator.peak_memory_bytes()
     return {
         **state.model.memory(),
-        "moments": sum(local_shard(moment).nbytes for moment in moments),
+        "optimizer_state": sum(local_shard(moment).nbytes for moment in moments),
         **({"peak": peak} if peak is not None else {}),
     }
 
 
 def write_ledger(context: RunContext, state: TrainState) -> None:
-    """Append where time and money went so far to the ledger; every process calls this."""
+    """Append a line to the ledger; every process calls this."""
     fields = context.hooks.ledger_fields()
     if not context.world.is_main_process:
         return
@@ -183,10 +183,10 @@ def write_ledger(context: RunContext, state: TrainState) -> None:
         "chip": mfu.chip.name,
         "peak_flops_per_second": mfu.peak,
         "peak_source": mfu.chip.source,
-        "padding_share": ledger.padding_share,
-        "slowest": None,
+        "padding_fraction": ledger.padding_fraction,
+        "straggler": None,
         **fields,
-        "memory": memory_by_part(context, state),
-        "device": context.accelerator.counters(),
+        "memory_bytes": memory_by_content(context, state),
+        "device_counters": context.accelerator.counters(),
     }
     jsonl.append_line(context.folder / LEDGER, document)

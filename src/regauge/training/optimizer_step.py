@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from regauge.accelerators import Batch
     from regauge.training.context import RunContext
-    from regauge.training.objectives import TaskRuntime
     from regauge.training.state import TrainState
+    from regauge.training.task_runtime import TaskRuntime
 
 
 def optimizer_step(

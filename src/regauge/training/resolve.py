@@ -26,7 +26,7 @@ class ResolvedRun:
     """The settings of a run with every choice resolved, and which run it is."""
 
     settings: TrainSettings
-    data_identity: str
+    data_fingerprint: str
     """Hash of all rows and their order."""
     run_id: str
 
@@ -39,7 +39,7 @@ def resolve_run(settings: TrainSettings, world: World, reporter: WorkerReporter)
     """
     folder = Path(settings.output.folder)
     settings = resolve_warm_start(settings, world, reporter)
-    identity = task_schedule.data_identity(task_schedule.read_manifests(settings))
+    identity = task_schedule.data_fingerprint(task_schedule.read_manifests(settings))
     run_id = run_record.check_same_run(folder, settings, identity)
     settings = run_record.inherit_decisions(settings, folder)
     settings = resolve_defaults(settings, world, reporter)

@@ -86,7 +86,7 @@ def _record(resolved: ResolvedRun, context: RunContext, state: TrainState) -> No
     run_record.write_records(
         context.folder,
         context.settings,
-        resolved.data_identity,
+        resolved.data_fingerprint,
         resolved.run_id,
         state.weights_checksum,
     )
@@ -142,7 +142,7 @@ def _train(run: Run, run_id: str) -> Outcome:
         if not is_resumed and state.initial_metrics:
             tracker.log(0, state.initial_metrics)
         outcome = train(context, state, tracker)
-        tracker.finish({"steps": state.step, "reason": outcome.reason, **outcome.metrics})
+        tracker.finish({"steps": state.step, "stop_reason": outcome.stop_reason, **outcome.metrics})
     return outcome
 
 
@@ -180,8 +180,8 @@ def _finish(context: RunContext, state: TrainState, outcome: Outcome) -> dict[st
         "format": FORMAT,
         "output": str(context.folder),
         "steps": state.step,
-        "reason": outcome.reason,
-        "before": state.initial_metrics,
+        "stop_reason": outcome.stop_reason,
+        "initial_metrics": state.initial_metrics,
         "metrics": outcome.metrics,
         "seconds": round(context.ledger.total_seconds, 3),
         "tokens": context.ledger.tokens,

@@ -44,7 +44,7 @@ IDENTITY_KEYS = (
     "optimizer",
     "batch.rows",
     "data.mix",
-    "data.identity",
+    "data.fingerprint",
 )
 """Settings that identify a run; all others may change between attempts."""
 VARIABLE_PREFIXES = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "KMP_", "GOMP_", "MKL_")
@@ -53,15 +53,18 @@ PACKAGES = ("regauge", "torch", "transformers", "tokenizers", "safetensors", "py
 
 
 def build_document(
-    settings: TrainSettings, identity: str, run_id: str, weights: str = ""
+    settings: TrainSettings, fingerprint: str, run_id: str, weights_checksum: str = ""
 ) -> Tables:
-    """Return the content of run.json: settings, identity, and the checksum of the weights."""
+    """Return the content of run.json: settings, and what identifies the run.
+
+    `fingerprint` is the hash of the data, `weights_checksum` that of the initial weights.
+    """
     facts = {
         "format": FORMAT,
         "verb": "train",
-        "id": run_id,
-        "data_identity": identity,
-        "weights": weights,
+        "run_id": run_id,
+        "data_fingerprint": fingerprint,
+        "weights_checksum": weights_checksum,
     }
     return {**dump(settings), RUN_IDENTITY: facts}
 
@@ -79,7 +82,7 @@ def read_run(folder: Path) -> Tables | None:
     return document
 
 
-def check_same_run(folder: Path, settings: TrainSettings, identity: str) -> str:
+def check_same_run(folder: Path, settings: TrainSettings, fingerprint: str) -> str:
     """Return the id of the run that owns a folder; a new id for a new folder.
 
     Raises SettingsError with the first difference if the folder belongs to another run.
@@ -89,8 +92,9 @@ def check_same_run(folder: Path, settings: TrainSettings, identity: str) -> str:
         _check_empty(folder)
         return uuid.uuid4().hex[:12]
     facts = saved.get(RUN_IDENTITY, {})
-    current = build_document(settings, identity, "")
-    current["data"]["identity"], saved["data"]["identity"] = identity, facts.get("data_identity")
+    current = build_document(settings, fingerprint, "")
+    current["data"]["fingerprint"] = fingerprint
+    saved["data"]["fingerprint"] = facts.get("data_fingerprint")
     for document in (current, saved):
         document["task"] = _index_tasks(document["task"])
         document["model"].pop("attention", None)  # a setting of the execution
@@ -102,7 +106,7 @@ def check_same_run(folder: Path, settings: TrainSettings, identity: str) -> str:
                 f"{folder} belongs to another run: {difference}",
                 "name another output.folder, or restore that setting to resume the run",
             )
-    return str(facts["id"])
+    return str(facts["run_id"])
 
 
 def inherit_decisions(settings: TrainSettings, folder: Path) -> TrainSettings:
@@ -120,11 +124,12 @@ def inherit_decisions(settings: TrainSettings, folder: Path) -> TrainSettings:
 
 
 def write_records(
-    folder: Path, settings: TrainSettings, identity: str, run_id: str, weights: str
+    folder: Path, settings: TrainSettings, fingerprint: str, run_id: str, weights_checksum: str
 ) -> None:
     """Write run.json and environment.json, before the first step."""
     folder.mkdir(parents=True, exist_ok=True)
-    document, previous = build_document(settings, identity, run_id, weights), read_run(folder)
+    document = build_document(settings, fingerprint, run_id, weights_checksum)
+    previous = read_run(folder)
     if previous is not None:
         _warn_changed_length(document, previous)
     write_json(folder / RUN, document)
@@ -191,8 +196,8 @@ def _warn_changed_length(current: Tables, previous: Tables) -> None:
     for key in ("stop.steps", "stop.epochs"):
         ours, theirs = _get_value(current, key), _get_value(previous, key)
         if ours != theirs and schedule != "constant":
-            difference = describe_first_difference(key, ours, theirs)
-            logger.warning("%s: this changes the %s schedule", difference, schedule)
+            message = "%s was %s and is now %s: this changes the %s schedule"
+            logger.warning(message, key, theirs, ours, schedule)
 
 
 def _index_tasks(tasks: Any) -> Any:

@@ -35,14 +35,14 @@ from regauge.training.gradients import LossScale
 from regauge.training.guards import Guard
 from regauge.training.ledger import LEDGER, Ledger
 from regauge.training.metrics import MetricsWindow, MfuMeter
-from regauge.training.objectives import (
+from regauge.training.profile.straggler import StragglerDetector
+from regauge.training.state import TrainState
+from regauge.training.task_runtime import (
     DeviceContext,
     TaskRuntime,
     build_module,
     build_task_runtime,
 )
-from regauge.training.profile.straggler import StragglerDetector
-from regauge.training.state import TrainState
 from regauge.training.task_schedule import TaskSchedule
 
 if TYPE_CHECKING:

@@ -158,7 +158,7 @@ class Evaluation(Settings):
     """The evaluation on held-out rows, during training and after it."""
 
     every_steps: int = Field(default=0, ge=0)
-    """Steps between two evaluations; 0 evaluates only at the end."""
+    """Steps between two evaluations; 0 evaluates only before the first and after the last step."""
     rows: int | None = Field(default=None, ge=1)
     """Held-out rows to evaluate, a fixed random sample of the split; all by default."""
     microbatch_rows: int | None = Field(default=None, ge=1)

@@ -85,9 +85,9 @@ def read_manifests(settings: TrainSettings) -> list[DatasetManifest]:
     return manifests
 
 
-def data_identity(manifests: Sequence[DatasetManifest]) -> str:
+def data_fingerprint(manifests: Sequence[DatasetManifest]) -> str:
     """Return the hash of all rows that a run trains on, and of their order."""
     if len(manifests) == 1:
-        return manifests[0].identity
-    identities = " ".join(manifest.identity for manifest in manifests)
+        return manifests[0].fingerprint
+    identities = " ".join(manifest.fingerprint for manifest in manifests)
     return hashlib.sha256(identities.encode()).hexdigest()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from regauge.training.state import TrainState
 
 LOGGED_CHARACTERS = 60
-"""Characters of a prompt and of its answer in a log line."""
+"""Characters of a prompt and of its completion in a log line."""
 NO_STOP, SECONDS, USD, TOKENS, SIGNAL = range(5)
 """Reasons to stop; if processes have several, the largest number counts."""
 RESUME_HINT = "run the same command to resume"
@@ -46,7 +46,7 @@ class Outcome:
 
     metrics: dict[str, float] = field(default_factory=dict)
     """The last evaluation; empty if no rows are held out."""
-    reason: str = "finished"
+    stop_reason: str = "finished"
 
 
 def train(context: RunContext, state: TrainState, trackers: TrackerGroup) -> Outcome:
@@ -78,8 +78,8 @@ def train(context: RunContext, state: TrainState, trackers: TrackerGroup) -> Out
                 if metrics:
                     trackers.log(state.step, metrics)
                 if settings.stop.target and settings.stop.target.is_reached(metrics):
-                    outcome.reason = f"reached {settings.stop.target.metric}"
-            is_over = is_last or stop != NO_STOP or outcome.reason != "finished"
+                    outcome.stop_reason = f"reached {settings.stop.target.metric}"
+            is_over = is_last or stop != NO_STOP or outcome.stop_reason != "finished"
             is_save_due = _is_due(state.step, settings.output.checkpoint.every_steps)
             if is_over or (is_save_due and state.guard.raise_if_needed(state.step)):
                 context.metrics.all_reduce_counts()
@@ -166,7 +166,7 @@ def evaluate(context: RunContext, state: TrainState) -> dict[str, float]:
 
 
 def _write_samples(context: RunContext, state: TrainState, heldout: HeldoutSet) -> None:
-    """Append the answers to held-out prompts to samples.jsonl, and log the first one."""
+    """Append the completions of held-out prompts to samples.jsonl, and log the first one."""
     options = context.settings.evaluation.samples
     dataset = Path(context.settings.task_configs[0].data.path)
     samples = generate_samples(heldout, state.model.module, options, dataset)
@@ -178,9 +178,9 @@ def _write_samples(context: RunContext, state: TrainState, heldout: HeldoutSet) 
         jsonl.append_line(context.folder / SAMPLES, document)
     if samples:
         prompt = samples[0]["prompt"][-LOGGED_CHARACTERS:]
-        answer = samples[0]["answer"][:LOGGED_CHARACTERS]
+        completion = samples[0]["completion"][:LOGGED_CHARACTERS]
         count = len(samples)
-        logger.info("step %d: %d prompts answered; %r -> %r", state.step, count, prompt, answer)
+        logger.info("step %d: %d completions; %r -> %r", state.step, count, prompt, completion)
     else:
         logger.warning("no held-out row has a prompt: see evaluation.samples")
 

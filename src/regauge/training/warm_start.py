@@ -41,7 +41,7 @@ def find_checkpoint(origin: InitFrom) -> Path:
     steps = layout.list_steps(root)
     if origin.step == "best":
         best = layout.read_best(root)
-        step = layout.parse_step(best["name"]) if best else None
+        step = layout.parse_step(best["checkpoint"]) if best else None
     else:
         step = origin.step if isinstance(origin.step, int) else max(steps, default=None)
     if step is None or step not in steps:
@@ -58,7 +58,7 @@ def count_earlier_steps(origin: InitFrom | None) -> int:
     if origin is None or origin.schedule == "restart":
         return 0
     state = layout.read_state(find_checkpoint(origin))
-    return int(state["step"]) + int(state.get("steps_before", 0))
+    return int(state["step"]) + int(state.get("schedule_offset", 0))
 
 
 def use_copied_weights(settings: TrainSettings) -> TrainSettings:

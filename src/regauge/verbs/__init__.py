@@ -150,6 +150,8 @@ def _build_column(name: str, rows: Sequence[Mapping[str, Any]]) -> _Column:
 def _format_value(value: Any) -> str:
     if value is None:
         return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

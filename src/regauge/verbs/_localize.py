@@ -1,8 +1,8 @@
 """Finds the first module whose values differ between two runs, by computing steps again.
 
-<folder>/ours, theirs          the steps up to the divergence, from a checkpoint of the first run
-<folder>/step-<n>/…            one step, module by module: of both runs (ours, theirs), on a CPU in
-                               fp32 or fp64 (reference), and the reference with rounding (rounded)
+<folder>/{baseline,candidate}  the steps up to the divergence, from a checkpoint of the baseline
+<folder>/step-<n>/…            one step, module by module: of both runs (baseline, candidate), on
+                               a CPU in fp32 or fp64 (reference), and with rounding (rounded)
 
 A computation that is finished is not repeated. So each half can be computed on another machine.
 """
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from regauge.training.divergence.localize import Divergence, StepVariants
 
 DONE = "done.json"
+SIDES = ("baseline", "candidate")
+"""The compared runs, which are also the names of their folders."""
 REFERENCE_TABLES: config.Tables = {
     "accelerator": {"kind": accelerators.REFERENCE_KIND},
     "strategy": {"kind": "single"},
@@ -93,16 +95,16 @@ def _compute_step(
     """Compute one step in all four variants, from the same state."""
     from regauge.training.divergence import localize
 
-    ours, theirs = sides["ours"], sides["theirs"]
+    baseline, candidate = sides["baseline"], sides["candidate"]
     options: dict[str, Any] = {"until": step + 1, "capture_steps": [step]}
     start = {"checkpoint": checkpoint, "save_at_step": step} if step else {}
-    _replay(ours, folder / "ours", {**options, **start})
+    _replay(baseline, folder / "baseline", {**options, **start})
     if step:
-        options["checkpoint"] = str(folder / "ours" / "checkpoints" / checkpoint_name(step))
-    _replay(theirs, folder / "theirs", options)
-    reference_side = Side(config.merge(ours.tables, REFERENCE_TABLES), None)
+        options["checkpoint"] = str(folder / "baseline" / "checkpoints" / checkpoint_name(step))
+    _replay(candidate, folder / "candidate", options)
+    reference_side = Side(config.merge(baseline.tables, REFERENCE_TABLES), None)
     _replay(reference_side, folder / "reference", {**options, "float64": float64})
-    first, second = (localize.read_capture(folder / name, step) for name in ("ours", "theirs"))
+    first, second = (localize.read_capture(folder / name, step) for name in SIDES)
     precisions = [capture.execution["precision"] for capture in (first, second)]
     noise = max(localize.UNIT_ROUNDOFF[precision] for precision in precisions)
     _replay(reference_side, folder / "rounded", {**options, "float64": float64, "noise": noise})
@@ -115,10 +117,10 @@ def _read_sides(runs: tuple[Path, Path], folder: Path) -> dict[str, Side]:
     """Read both runs; the second gets the microbatch size of the first, and so the same rows."""
     folder.mkdir(parents=True, exist_ok=True)
     sides: dict[str, Side] = {}
-    for name, run in zip(("ours", "theirs"), runs, strict=True):
+    for name, run in zip(SIDES, runs, strict=True):
         tables = config.read(run / "run.json")
-        if name == "theirs":
-            microbatch_rows = sides["ours"].tables["batch"]["microbatch_rows"]
+        if name == "candidate":
+            microbatch_rows = sides["baseline"].tables["batch"]["microbatch_rows"]
             tables = config.merge(tables, {"batch": {"microbatch_rows": microbatch_rows}})
         sides[name] = Side(tables, _write_fault_plan(run, folder / f"faults-{name}.json"))
     return sides
@@ -156,11 +158,12 @@ def _replay(side: Side, folder: Path, options: dict[str, Any]) -> None:
 
 def _find_divergent_step(folder: Path, tolerance: float) -> int | None:
     """Return the number of equal steps before the first step that differs; None without one."""
-    ours, theirs = (jsonl.read_lines(folder / name / "replay.jsonl") for name in ("ours", "theirs"))
-    for our_line, their_line in zip(ours, theirs, strict=False):
+    baseline, candidate = (jsonl.read_lines(folder / name / "replay.jsonl") for name in SIDES)
+    for baseline_line, candidate_line in zip(baseline, candidate, strict=False):
         differences = (
-            relative_difference(our_line[name], their_line[name]) for name in ("loss", "norm")
+            relative_difference(baseline_line[name], candidate_line[name])
+            for name in ("loss", "grad_norm")
         )
         if any(difference > tolerance for difference in differences):
-            return int(our_line["step"]) - 1
+            return int(baseline_line["step"]) - 1
     return None

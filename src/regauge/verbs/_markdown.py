@@ -75,13 +75,15 @@ def _format_choices() -> Iterator[str]:
 def _format_exit_codes() -> Iterator[str]:
     yield "\n## Exit codes\n"
     codes = _reference.list_exit_codes().items()
-    yield from _format_rows(("code", "meaning"), ((str(code), text) for code, text in codes))
+    yield from _format_rows(("code", "description"), ((str(code), text) for code, text in codes))
 
 
 def _format_keys(keys: Iterable[_reference.Key]) -> Iterator[str]:
     rows = [key.format_row() for key in keys]
-    cells = ((f"`{row['key']}`", row["type"], f"`{row['default']}`", row["help"]) for row in rows)
-    yield from _format_rows(("key", "type", "default", "help"), cells)
+    cells = (
+        (f"`{row['key']}`", row["type"], f"`{row['default']}`", row["description"]) for row in rows
+    )
+    yield from _format_rows(("key", "type", "default", "description"), cells)
 
 
 def _format_rows(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

@@ -41,12 +41,12 @@ class Key:
         return next(_find_folders(self.field.annotation, self.field.metadata), None)
 
     def format_row(self) -> dict[str, str]:
-        """Return the name, type, default and help text of the key."""
+        """Return the name, type, default and description of the key."""
         return {
             "key": self.path,
             "type": self.format_type(),
             "default": format_default(self.field),
-            "help": " ".join((self.field.description or "").split()),
+            "description": " ".join((self.field.description or "").split()),
         }
 
     def format_type(self) -> str:

@@ -38,20 +38,20 @@ def make_plan(
 ) -> dict[str, Any]:
     """Return the dry run of a stage's verb.
 
-    If it depends on inputs that are stale or unfinished, the plan only names them.
+    If it depends on inputs that are stale or unfinished, the plan only has their names.
     """
     plan = getattr(verbs.import_verb(stage.verb), "plan", None)
     if plan is None:
         return {}
     states = {name: statuses[name].state for name in stage.inputs}
     if stale := [name for name, state in states.items() if state == "stale"]:
-        return {"known_after": ", ".join(stale)}
+        return {"depends_on": ", ".join(stale)}
     needs_rows = "dataset_rows" in inspect.signature(plan).parameters
     try:
         return dict(plan(stage.settings, **({"dataset_rows": dataset_rows} if needs_rows else {})))
     except RegaugeError as error:
-        unfinished = [name for name, state in states.items() if state != "done"]
+        unfinished = [name for name, state in states.items() if state != "finished"]
         if not unfinished:
             error.add_location(f"stage '{stage.name}'")
             raise
-        return {"known_after": ", ".join(unfinished)}
+        return {"depends_on": ", ".join(unfinished)}

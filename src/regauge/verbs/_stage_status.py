@@ -1,4 +1,4 @@
-"""Finds which stages of a pipeline are done, stale or to do, and why. It writes nothing."""
+"""Finds which stages of a pipeline are finished, stale or pending, and why. It writes nothing."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ DONE = "done.json"
 class StageStatus:
     """The state of a stage."""
 
-    state: Literal["done", "stale", "to do"]
+    state: Literal["finished", "stale", "pending"]
     """A stale stage was finished with other settings or inputs; a run refuses to start."""
     reason: str = ""
-    """The reason why the stage is not done."""
-    outcome: dict[str, Any] = field(default_factory=dict)
-    """Content of `done.json` if the stage is done."""
+    """The reason why the stage is not finished."""
+    record: dict[str, Any] = field(default_factory=dict)
+    """Content of `done.json` if the stage is finished."""
     refusal: SettingsError | None = None
     """The error that a run raises for a stale stage."""
 
     @property
     def summary(self) -> str:
         """The state as text, with the seconds of a finished stage or the reason."""
-        detail = f", {self.outcome['seconds']:.1f} s" if self.outcome else f": {self.reason}"
+        detail = f", {self.record['seconds']:.1f} s" if self.record else f": {self.reason}"
         return self.state + detail
 
 
@@ -58,7 +58,7 @@ def _inspect_stage(
         is_started = stage.folder.is_dir() and any(stage.folder.iterdir())
         reason = "started, but not finished" if is_started else "not run yet"
         return StageStatus(
-            "to do", f"its input '{stale_input}' is stale" if stale_input else reason
+            "pending", f"its input '{stale_input}' is stale" if stale_input else reason
         )
     before = _read_done(path)
     if before is None:
@@ -69,13 +69,13 @@ def _inspect_stage(
         problem = f"stage '{stage.name}' is finished, but {reason}"
         refusal = SettingsError(problem, f"set another output.folder, or {remedy}")
         return StageStatus("stale", reason, refusal=refusal)
-    missing = next((name for name in stage.inputs if earlier[name].state != "done"), None)
+    missing = next((name for name in stage.inputs if earlier[name].state != "finished"), None)
     if missing:
         problem = f"stage '{stage.name}' is finished, but its input '{missing}' is not"
         state = "stale" if missing == stale_input else "not finished"
         reason = f"its input '{missing}' is {state}"
         return StageStatus("stale", reason, refusal=SettingsError(problem, remedy))
-    return StageStatus("done", outcome=before)
+    return StageStatus("finished", record=before)
 
 
 def _read_done(path: Path) -> dict[str, Any] | None:

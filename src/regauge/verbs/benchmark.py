@@ -109,7 +109,7 @@ def _plan_training(settings: TrainingBenchmarkSettings) -> Answer:
         rows.append(
             {
                 "processes": num_processes * num_nodes,
-                "global_batch": short_run.batch.rows,
+                "global_batch_size": short_run.batch.rows,
                 "steps": short_run.stop.steps,
                 "learning_rate": short_run.optimizer.learning_rate,
             }
@@ -117,7 +117,7 @@ def _plan_training(settings: TrainingBenchmarkSettings) -> Answer:
     return {
         "output": settings.output.folder,
         "scaling": settings.benchmark.scaling,
-        "turns": settings.benchmark.repeats,
+        "repeats": settings.benchmark.repeats,
         "runs": rows,
         **refusal,
     }

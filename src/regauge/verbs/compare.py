@@ -61,7 +61,8 @@ def main(
     """Compare candidate runs with a baseline; run files are trained first."""
     settings, files = load((str(run_file), *overrides))
     if dry_run:
-        return verbs.show({**plan(settings), "run_before": list(files)}, as_json=json)
+        to_train = [str(file) for file in files]
+        return verbs.show({**plan(settings), "run_files_to_train": to_train}, as_json=json)
     for file in files:
         _train(verbs.load_settings(TrainSettings, file, ()))
     if noise_floor:
@@ -100,8 +101,12 @@ def plan(settings: CompareSettings) -> dict[str, Any]:
     """Return the runs that would be compared, and which of them do not exist yet."""
     runs = settings.comparison.runs
     missing = [folder for folder in runs if not Path(folder).is_dir()]
-    answer = {"first": runs[0], "compared": list(runs[1:]), "band": settings.comparison.tolerance}
-    return answer | ({"not_there_yet": missing} if missing else {})
+    answer = {
+        "baseline": runs[0],
+        "candidates": list(runs[1:]),
+        "tolerance": settings.comparison.tolerance,
+    }
+    return answer | ({"missing_runs": missing} if missing else {})
 
 
 def run(settings: CompareSettings) -> dict[str, Any]:
@@ -168,15 +173,15 @@ def _build_answer(result: ComparisonResult, settings: CompareSettings) -> dict[s
     from regauge.comparison.sentences import build_cost_table, describe_costs, describe_parity
 
     answer: dict[str, Any] = {
-        parity.candidate: {"verdict": parity.verdict, "told": describe_parity(parity)}
+        parity.candidate: {"verdict": parity.verdict, "summary": describe_parity(parity)}
         for parity in result.parities
     }
     for divergence in result.divergences:
-        answer[f"{divergence.run} parts"] = divergence.sentence
-        answer[f"{divergence.run} around it"] = divergence.rows
+        answer[divergence.run]["first_divergence"] = divergence.sentence
+        answer[divergence.run]["divergence_rows"] = divergence.rows
     if result.target is not None:
-        answer["cost"] = describe_costs(result)
-        answer["to_target"] = build_cost_table(result)
+        answer["cost_summary"] = describe_costs(result)
+        answer["cost_to_target"] = build_cost_table(result)
     if settings.output is not None:
         from regauge.reporting.page import build_report
         from regauge.reporting.render import report_path, write_report
@@ -204,7 +209,7 @@ def _localize_divergences(
         divergence = localize_divergence(
             (baseline.folder, candidate.folder),
             parity,
-            folder / f"beside-{candidate.folder.name}",
+            folder / f"localize-{candidate.folder.name}",
             float64=float64,
         )
         sentence = first_divergence.describe_divergence(divergence)

@@ -68,19 +68,19 @@ def _survey() -> dict[str, Any]:
     rows = [
         {
             "name": kind,
-            "usable": "yes" if availability.fitness else "no",
-            "why": availability.reason,
+            "available": "yes" if availability.fitness else "no",
+            "reason": availability.reason,
             "precisions": _format_precisions(kind) if availability.fitness else "",
         }
         for kind, availability in availabilities.items()
     ]
-    chosen = max(availabilities, key=lambda kind: availabilities[kind].fitness)
+    selected = max(availabilities, key=lambda kind: availabilities[kind].fitness)
     return {
         "python": platform.python_version(),
         "torch": version("torch"),
         "accelerators": rows,
-        "chosen": chosen,
-        "compiling": choices.load("accelerators", chosen)().compile_obstacle() or "possible",
+        "selected": selected,
+        "torch_compile": choices.load("accelerators", selected)().compile_obstacle() or "available",
     }
 
 

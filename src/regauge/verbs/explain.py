@@ -38,11 +38,11 @@ def main(
         return {"markdown": text}
     documents = _list_everything() if word is None else _look_up(word)
     if json:
-        log.print_json({"found": documents})
+        log.print_json({"matches": documents})
     else:
         for document in documents:
             verbs.show(document, as_json=False)
-    return {"found": documents}
+    return {"matches": documents}
 
 
 def _list_everything() -> list[Document]:
@@ -52,10 +52,12 @@ def _list_everything() -> list[Document]:
         for name, field in root.model_fields.items():
             readers.setdefault((name, _summarize_field(name, field)), []).append(verb)
     rows = [
-        {"table": name, "summary": summary, "read by": ", ".join(table_readers)}
+        {"table": name, "description": summary, "read_by": ", ".join(table_readers)}
         for (name, summary), table_readers in sorted(readers.items())
     ]
-    codes = [{"code": code, "meaning": text} for code, text in _reference.list_exit_codes().items()]
+    codes = [
+        {"code": code, "description": text} for code, text in _reference.list_exit_codes().items()
+    ]
     return [{"tables": rows, "exit_codes": codes}]
 
 
@@ -87,7 +89,7 @@ def _explain_exit_code(code: int) -> Document:
     if code not in codes:
         known = ", ".join(map(str, codes))
         raise SettingsError(f"no exit code {code}", f"known: {known}")
-    return {"exit_code": code, "meaning": codes[code]}
+    return {"exit_code": code, "description": codes[code]}
 
 
 def _explain_choice(word: str) -> Document:
@@ -99,21 +101,21 @@ def _explain_choice(word: str) -> Document:
     if folder not in folders:
         raise SettingsError(f"no folder '{folder}'", choices.did_you_mean(folder, folders))
     summary = choices.summary(folder, name)
-    return {"choice": word, "summary": summary} | _format_keys(choices.load(folder, name))
+    return {"choice": word, "description": summary} | _format_keys(choices.load(folder, name))
 
 
 def _list_choices(folder: str) -> list[Document]:
     names = choices.names(folder)
-    return [{"choice": name, "summary": choices.summary(folder, name)} for name in names]
+    return [{"choice": name, "description": choices.summary(folder, name)} for name in names]
 
 
 def _explain_verb(name: str) -> Document:
-    document: Document = {"verb": name, "summary": choices.summary("verbs", name)}
+    document: Document = {"verb": name, "description": choices.summary("verbs", name)}
     root = _reference.settings_roots().get(name)
     if root is None:
         return document
     rows = [
-        {"table": key, "summary": _summarize_field(key, field)}
+        {"table": key, "description": _summarize_field(key, field)}
         for key, field in root.model_fields.items()
     ]
     return document | {"tables": rows}
@@ -124,7 +126,7 @@ def _summarize_field(name: str, field: FieldInfo) -> str:
     key = _reference.Key(name, field)
     if key.table:
         return _reference.first_docstring_line(key.table)
-    return key.format_row()["help"] or key.format_type()
+    return key.format_row()["description"] or key.format_type()
 
 
 def _find_keys(roots: dict[str, type[config.Settings]], path: str) -> list[Document]:
@@ -157,12 +159,16 @@ def _walk_path(model: type[config.Settings], names: list[str], prefix: str) -> I
 
 
 def _explain_key(key: _reference.Key) -> Document:
-    """Document a key; the help text of a table is the summary of its class."""
+    """Document a key; the description of a table is the summary of its class."""
     document: Document = dict(key.format_row())
     if key.folder:
         return document | {"choices": _list_choices(key.folder)}
     if key.table:
-        return document | {"help": _summarize_field(key.path, key.field)} | _format_keys(key.table)
+        return (
+            document
+            | {"description": _summarize_field(key.path, key.field)}
+            | _format_keys(key.table)
+        )
     return document
 
 

@@ -121,7 +121,7 @@ def _export_run(settings: ExportSettings, folder: Path) -> dict[str, Any]:
         if target.format == "artifact":
             return _export_artifact(settings, model, tables)
         written = export_weights.export_model(model, Path(target.to), target.format)
-    return {"written": str(written), "format": target.format}
+    return {"path": str(written), "format": target.format}
 
 
 def _export_artifact(

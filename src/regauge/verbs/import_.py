@@ -71,7 +71,7 @@ def plan(settings: ImportSettings) -> dict[str, Any]:
     path = Path(settings.weights.path)
     refusal = find_refusal(lambda: check_free(Path(settings.weights.to)))
     import_weights.find_weights(path, settings.model)
-    return {"path": str(path), "to": settings.weights.to, **refusal}
+    return {"source": str(path), "path": settings.weights.to, **refusal}
 
 
 def run(settings: ImportSettings) -> dict[str, Any]:

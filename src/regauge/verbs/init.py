@@ -24,7 +24,10 @@ def main(
     """Write the example run file of this name; never overwrites a file."""
     examples = {path.stem: path for path in sorted(find_folder().glob("*.toml"))}
     if name is None:
-        rows = [{"name": stem, "summary": _read_summary(path)} for stem, path in examples.items()]
+        rows = [
+            {"name": stem, "description": _read_description(path)}
+            for stem, path in examples.items()
+        ]
         return verbs.show({"run_files": rows}, as_json=json)
     if name not in examples:
         remedy = choices.did_you_mean(name, [*examples])
@@ -40,7 +43,9 @@ def main(
         raise SettingsError(
             f"no folder {target.parent}", "create it, or name another file"
         ) from None
-    return verbs.show({"written": str(target), "summary": _read_summary(example)}, as_json=json)
+    return verbs.show(
+        {"path": str(target), "description": _read_description(example)}, as_json=json
+    )
 
 
 def find_folder() -> Path:
@@ -49,7 +54,7 @@ def find_folder() -> Path:
     return installed if installed.is_dir() else choices.PACKAGE.parent.parent / "runs"
 
 
-def _read_summary(path: Path) -> str:
+def _read_description(path: Path) -> str:
     """Return the comment in the first line of a run file."""
     first_line = path.read_text(encoding="utf-8").partition("\n")[0]
     return first_line.removeprefix("#").strip() if first_line.startswith("#") else ""

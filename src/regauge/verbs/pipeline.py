@@ -109,11 +109,11 @@ def resolve(run_file: Path, overrides: tuple[str, ...]) -> PipelineJob:
 
 def run(job: PipelineJob) -> dict[str, Any]:
     """Run the unfinished stages; return the answers of all stages."""
-    records = [_build_record(stage, "waiting") for stage in job.stages]
+    records = [_build_record(stage, "pending") for stage in job.stages]
     hashes: dict[str, str] = {}
     for index, stage in enumerate(job.stages):
         _save_records(job, records)
-        outcome = job.statuses[stage.name].outcome
+        outcome = job.statuses[stage.name].record
         header = f"[{stage.number}/{len(job.stages)}] {stage.name}: {stage.verb}"
         if outcome:
             log.logger.info("%s was finished earlier (%.1f s)", header, outcome["seconds"])
@@ -123,10 +123,10 @@ def run(job: PipelineJob) -> dict[str, Any]:
             outcome = _run_stage(stage)
             hashes[stage.name] = _stages.save_outcome(stage, hashes, outcome)
             log.logger.info("%s took %.1f s", header, outcome["seconds"])
-        outcome = {key: outcome[key] for key in ("seconds", "answer")}
+        outcome = {key: outcome[key] for key in ("seconds", "result")}
         records[index] = _build_record(stage, "finished") | outcome
     _save_records(job, records)
-    reports = [record["answer"].get("report") for record in records]
+    reports = [record["result"].get("report") for record in records]
     report = next((path for path in reversed(reports) if path), None)
     answer = {"folder": str(job.folder), "stages": records}
     return answer | ({"report": report} if report else {})
@@ -163,7 +163,7 @@ def _run_stage(stage: _stages.ResolvedStage) -> dict[str, Any]:
     except RegaugeError as error:
         error.add_location(f"stage '{stage.name}'")
         raise
-    return {"seconds": round(time.monotonic() - start, 3), "answer": answer or {}}
+    return {"seconds": round(time.monotonic() - start, 3), "result": answer or {}}
 
 
 def _build_record(stage: _stages.ResolvedStage, state: str) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _save_records(job: PipelineJob, records: list[dict[str, Any]]) -> None:
 
 def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
     """Print the state and the plan of every stage; return them."""
-    refusal = {"would_refuse": str(job.refusal)} if job.refusal else {}
+    refusal = {"error": str(job.refusal)} if job.refusal else {}
     dataset_rows = _stage_plan.describe_datasets(job.stages, job.shared)
     plans = [_describe_stage(stage, job, dataset_rows) for stage in job.stages]
     answer = {"folder": str(job.folder), "stages": plans, **refusal}
@@ -201,13 +201,13 @@ def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
 def _describe_stage(
     stage: _stages.ResolvedStage, job: PipelineJob, dataset_rows: _stage_plan.DatasetRows
 ) -> dict[str, Any]:
-    """Return the state of a stage, with its answer if it is done, or its plan."""
+    """Return the state of a stage, with its result if it is finished, or its plan."""
     status = job.statuses[stage.name]
     record = _build_record(stage, status.state)
-    if status.state == "done":
-        return record | {key: status.outcome[key] for key in ("seconds", "answer")}
+    if status.state == "finished":
+        return record | {key: status.record[key] for key in ("seconds", "result")}
     record["reason"] = status.reason
-    if status.state == "to do":
+    if status.state == "pending":
         record["plan"] = _stage_plan.make_plan(stage, job.statuses, dataset_rows)
     return record
 
@@ -216,11 +216,11 @@ def _show_answer(answer: dict[str, Any]) -> None:
     """Print the tables of all stages, the answer of the last stage, and the path of the report."""
     *earlier_stages, last_stage = answer["stages"]
     for stage in earlier_stages:
-        tables = {key: rows for key, rows in stage["answer"].items() if verbs.is_table(rows)}
+        tables = {key: rows for key, rows in stage["result"].items() if verbs.is_table(rows)}
         for key, rows in tables.items():
             title = stage["name"] if len(tables) == 1 else f"{stage['name']}: {key}"
             verbs.show({title: rows}, as_json=False)
-    last_answer = {key: value for key, value in last_stage["answer"].items() if key != "report"}
+    last_answer = {key: value for key, value in last_stage["result"].items() if key != "report"}
     verbs.show(last_answer, as_json=False)
     log.stdout.print(f"folder: {answer['folder']}", markup=False)
     if "report" in answer:

@@ -105,7 +105,7 @@ def plan(settings: PredictSettings) -> dict[str, Any]:
         "output": settings.output.folder,
         "artifact": settings.artifact,
         "backend": f"{manifest.compiled.backend.kind} {manifest.compiled.precision}",
-        "answers": manifest.program.answers,
+        "output_kind": manifest.program.output_kind,
     }
     if work is None:
         return {**answer, "source": f"{address} (not read in a dry run)"}
@@ -113,12 +113,12 @@ def plan(settings: PredictSettings) -> dict[str, Any]:
     refusal = find_refusal(lambda: check_output_folder(work))
     return {
         **answer,
-        "texts": list(work.worker_spec.text_fields),
-        "kept": list(work.worker_spec.kept_fields),
+        "text_fields": list(work.worker_spec.text_fields),
+        "keep_fields": list(work.worker_spec.kept_fields),
         "pieces": len(job.piece_numbers),
         "bytes": sum(job.pieces[number].bytes for number in job.piece_numbers),
         "job": f"{job.slot.index} of {job.slot.count}",
-        "shards_done": 0 if refusal else len(job.read_finished_shards()),
+        "finished_shards": 0 if refusal else len(job.read_finished_shards()),
         **refusal,
     }
 

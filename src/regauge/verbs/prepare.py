@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from regauge.preparation.prepare import PrepareJob
 
 OUTPUT = "data.path"
-SHOWN_KINDS = ("tokens", "number")
-"""The kinds of columns whose limits a dry run shows."""
+SHOWN_KINDS = ("tokens", "integer")
+"""The kinds of columns whose maximum length a dry run shows."""
 
 
 class PrepareOptions(Settings):
@@ -86,7 +86,7 @@ def main(
 
 
 def run(settings: PrepareSettings) -> dict[str, Any]:
-    """Prepare the dataset; return its sizes and its identity."""
+    """Prepare the dataset; return its sizes and its fingerprint."""
     from regauge.preparation import prepare
 
     job = _build_job(settings)
@@ -130,15 +130,15 @@ def _describe_work(job: PrepareJob) -> dict[str, Any]:
     from regauge.preparation import prepare, workdir
 
     if address := job.source.remote_location():
-        return {"would_do": f"read {address} and prepare the dataset"}
+        return {"action": f"read {address} and prepare the dataset"}
     inputs = job.collect_inputs()
     sizes = {"pieces": len(inputs.pieces), "bytes": sum(piece.bytes for piece in inputs.pieces)}
     if refusal := find_refusal(lambda: workdir.find_finished(job.folder, inputs)):
-        return {"would_do": "nothing", **sizes, **refusal}
+        return {"action": "nothing", **sizes, **refusal}
     if workdir.find_finished(job.folder, inputs):
-        return {"would_do": "nothing; the dataset is finished", **sizes}
+        return {"action": "nothing; the dataset is finished", **sizes}
     prepare.check_disk(job, inputs.pieces)
-    return {"would_do": "prepare the dataset", **sizes}
+    return {"action": "prepare the dataset", **sizes}
 
 
 def _build_job(settings: PrepareSettings) -> PrepareJob:
@@ -158,8 +158,8 @@ def _build_job(settings: PrepareSettings) -> PrepareJob:
 
 def _describe_layout(layout: Layout) -> dict[str, Any]:
     columns = layout.describe_columns({}).items()
-    limits = {name: field.limit for name, field in columns if field.kind in SHOWN_KINDS}
-    return {"layout": layout.kind, "limits": limits}
+    max_lengths = {name: field.max_length for name, field in columns if field.kind in SHOWN_KINDS}
+    return {"layout": layout.kind, "max_lengths": max_lengths}
 
 
 def _build_answer(folder: Path, manifest: DatasetManifest) -> dict[str, Any]:
@@ -172,9 +172,9 @@ def _build_answer(folder: Path, manifest: DatasetManifest) -> dict[str, Any]:
         "dataset": str(folder),
         "layout": manifest.layout,
         **counts,
-        "real_token_share": round(manifest.real_token_share, 4),
-        "vocabulary": manifest.tokenizer.vocabulary,
+        "real_token_fraction": round(manifest.real_token_fraction, 4),
+        "vocab_size": manifest.tokenizer.vocab_size,
         "skipped": manifest.skipped,
         "truncated": manifest.truncated,
-        "identity": manifest.identity,
+        "fingerprint": manifest.fingerprint,
     }

@@ -31,9 +31,9 @@ def plan(settings: ReplaySettings) -> dict[str, Any]:
     options = settings.replay
     return {
         "output": settings.output.folder,
-        "from": options.checkpoint or "initial weights",
-        "until_step": options.until,
-        "watched": list(options.capture_steps),
+        "initial_state": options.checkpoint or "initial weights",
+        "last_step": options.until,
+        "capture_steps": list(options.capture_steps),
         "processes": settings.execution.processes,
     }
 

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from regauge import config, verbs
 from regauge.comparison.settings import Comparison
+from regauge.errors import SettingsError
 from regauge.reporting.settings import ReportOptions
 from regauge.training.settings import Output
 
@@ -58,13 +59,13 @@ def load(run_file: Path, overrides: tuple[str, ...]) -> ReportSettings:
 
 def plan(settings: ReportSettings) -> dict[str, Any]:
     """Return the paths that would be read and written, and which runs do not exist yet."""
-    runs = settings.report.runs or (settings.output.folder,)
+    runs = settings.report.runs or _plan_default_runs(settings)
     missing = [folder for folder in runs if not Path(folder).is_dir()]
     from regauge.reporting.render import report_path
 
     path = report_path(settings.output.folder, settings.report)
     answer = {"report": str(path), "runs": list(runs)}
-    return answer | ({"not_there_yet": missing} if missing else {})
+    return answer | ({"missing_runs": missing} if missing else {})
 
 
 def run(settings: ReportSettings) -> dict[str, Any]:
@@ -87,7 +88,15 @@ def run(settings: ReportSettings) -> dict[str, Any]:
     )
     path = report_path(settings.output.folder, settings.report)
     write_report(path, report)
-    return {"report": str(path), "verdict": " ".join(report.verdict)}
+    return {"report": str(path), "summary": " ".join(report.summary)}
+
+
+def _plan_default_runs(settings: ReportSettings) -> tuple[str, ...]:
+    """Return the runs that exist now, or the output folder if it is not written yet."""
+    try:
+        return tuple(map(str, _find_default_runs(settings)))
+    except SettingsError:
+        return (settings.output.folder,)
 
 
 def _find_default_runs(settings: ReportSettings) -> tuple[Path, ...]:

@@ -78,4 +78,4 @@ def run(settings: TrainSettings, chaos: Path | None = None) -> dict[str, Any]:
     folder = Path(settings.output.folder)
     goodput = read_goodput(folder)
     result = config.read(folder / RESULT)
-    return {**result, "goodput": round(goodput.share, 4)} if goodput else result
+    return {**result, "goodput": round(goodput.fraction, 4)} if goodput else result

@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
     Lengths = dict[str, np.ndarray]
 
-WORDS: dict[ValueKind, str] = {"number": "integer", "real": "real", "category": "category"}
-"""The kinds of values in messages."""
-
 
 class UnusableRecord(Exception):  # noqa: N818 (no failure: the record is counted and skipped)
     """A record that becomes no row. It is counted; a rejected one is also written to a file."""
@@ -169,7 +166,7 @@ class Layout(ABC):
             try:
                 cells.append(encode_value(record.get(name), kind))
             except TypeError as error:
-                raise UnusableRecord(f"no {WORDS[kind]} field '{name}'", str(error)) from None
+                raise UnusableRecord(f"no {kind} field '{name}'", str(error)) from None
         return cells
 
     def encode_texts(self, texts: list[str], tokenizer: LoadedTokenizer) -> list[np.ndarray]:
@@ -210,7 +207,7 @@ class Layout(ABC):
         """Return the manifest entries of the columns of a row, from their statistics by split."""
         texts = {
             name: dataset.ColumnInfo(
-                limit=limit,
+                max_length=limit,
                 lengths={
                     split: tuple(stats.lengths[name].tolist())
                     for split, stats in stats_by_split.items()

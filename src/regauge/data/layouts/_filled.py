@@ -53,7 +53,7 @@ class FilledLayout(Layout, ABC):
     def describe_columns(
         self, stats_by_split: dict[str, ColumnStats]
     ) -> dict[str, dataset.ColumnInfo]:
-        segments = dataset.ColumnInfo(limit=self.settings.length, kind="segments")
+        segments = dataset.ColumnInfo(max_length=self.settings.length, kind="segments")
         return {**super().describe_columns(stats_by_split), SEGMENTS: segments}
 
 

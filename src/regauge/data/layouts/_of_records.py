@@ -40,8 +40,8 @@ class RecordLayout(Layout, ABC):
     def value_kinds(self) -> dict[str, ValueKind]:
         settings = self.settings
         kinds: dict[ValueKind, tuple[str, ...]] = {
-            "number": settings.integers,
-            "real": settings.floats,
+            "integer": settings.integers,
+            "float": settings.floats,
             "category": settings.categories,
         }
         return {name: kind for kind, names in kinds.items() for name in names}

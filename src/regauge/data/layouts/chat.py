@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from regauge.data.settings import RowLayout, TokenizerSettings
     from regauge.data.sources import Value
 
-ANSWERS = "answers"
+LOSS_MASK = "loss_mask"
 """The column that marks the tokens of answers."""
 REMEDY_VALUES = '"alpaca", "chatml" or a Jinja file'
 """Values of `rows.chat_template` in remedies."""
@@ -76,7 +76,7 @@ class ChatLayout(FilledLayout):
             problem = f"the chat template {name} cannot be used: {error}"
             raise SettingsError(problem, f"set rows.chat_template to {REMEDY_VALUES}") from None
         ids = self.encode_texts(_list_prefixes(rendered), tokenizer)
-        if not np.isin(ids[0][_mark_answers(ids) > 0], tokenizer.info.special).any():
+        if not np.isin(ids[0][_mark_answers(ids) > 0], tokenizer.info.special_token_ids).any():
             raise SettingsError(
                 f"the chat template {name} ends no answer with a special token of the tokenizer;"
                 " a model would not learn to stop",
@@ -96,13 +96,13 @@ class ChatLayout(FilledLayout):
             chat_templates.install_template(folder, template)
 
     def encoded_columns(self) -> list[pa.Field]:
-        return [*super().encoded_columns(), pa.field(ANSWERS, MARKS_TYPE)]
+        return [*super().encoded_columns(), pa.field(LOSS_MASK, MARKS_TYPE)]
 
     def describe_columns(
         self, stats_by_split: dict[str, ColumnStats]
     ) -> dict[str, dataset.ColumnInfo]:
-        answers = dataset.ColumnInfo(limit=self.settings.length, kind="answers")
-        return {**super().describe_columns(stats_by_split), ANSWERS: answers}
+        loss_mask = dataset.ColumnInfo(max_length=self.settings.length, kind="loss_mask")
+        return {**super().describe_columns(stats_by_split), LOSS_MASK: loss_mask}
 
     def select_texts(self, record: dict[str, Value], tokenizer: LoadedTokenizer) -> list[str]:
         """Return a conversation, and its prefixes up to the start and the end of each answer."""

@@ -109,7 +109,7 @@ class GroupsLayout(RecordLayout):
     def describe_columns(
         self, stats_by_split: dict[str, ColumnStats]
     ) -> dict[str, dataset.ColumnInfo]:
-        update = {"members": self.settings.max_group_size}
+        update = {"max_group_size": self.settings.max_group_size}
         return {
             name: column if name in self.settings.shared else column.model_copy(update=update)
             for name, column in super().describe_columns(stats_by_split).items()

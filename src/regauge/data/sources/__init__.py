@@ -61,7 +61,7 @@ class Rejected(NamedTuple):
         """Return the form that is stored in files, JSON-ready."""
         return {
             "file": self.file,
-            "place": self.location,
+            "location": self.location,
             "reason": self.reason,
             "detail": self.detail,
         }
@@ -117,6 +117,6 @@ class Source(Choice):
         return ()
 
     def field_kinds(self, piece: Piece) -> dict[str, str]:
-        """Return the kind of each field of a piece ("text", "integer" or "real"), if known."""
+        """Return the kind of each field of a piece ("text", "integer" or "float"), if known."""
         del piece
         return {}

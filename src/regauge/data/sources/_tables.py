@@ -131,7 +131,7 @@ def _field_kind(arrow_type: Any) -> str | None:
         return "text"
     if types.is_integer(arrow_type) or types.is_boolean(arrow_type):
         return "integer"
-    return "real" if types.is_floating(arrow_type) else None
+    return "float" if types.is_floating(arrow_type) else None
 
 
 def _read_documents(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:

@@ -27,4 +27,4 @@ class Inline(Executor):
                 shard_queue.mark_past_end(shard)
             else:
                 yield {**line, "event": "shard"}
-                shard_queue.finish(shard, is_last=line["last"])
+                shard_queue.finish(shard, is_last=line["is_last"])

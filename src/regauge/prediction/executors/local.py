@@ -131,7 +131,7 @@ class _WorkerPool:
             worker.shards.remove(shard)
             worker.max_shards = SHARDS_IN_FLIGHT
             yield {**line, "event": kind}
-            self._shard_queue.finish(shard, is_last=line["last"])
+            self._shard_queue.finish(shard, is_last=line["is_last"])
         elif kind == "past_end":
             worker.shards.remove(event["shard"])
             self._shard_queue.mark_past_end(event["shard"])
@@ -175,7 +175,7 @@ class _WorkerPool:
         replacement = self._start_worker(worker.device)
         replacement.max_shards = 1  # so that the next loss has one shard to blame
         self._workers[self._workers.index(worker)] = replacement
-        return {"event": "lost", "worker": worker.device, "how": reason, "code": code}
+        return {"event": "lost", "worker": worker.device, "reason": reason, "exit_code": code}
 
     def _start_worker(self, device: int) -> _WorkerProcess:
         from regauge.prediction.executors._process import run_worker_process

@@ -57,7 +57,7 @@ class Ray(Executor):
         for row in rows.iter_rows():
             line: dict[str, Any] = json.loads(row["line"])
             yield {**line, "event": "shard"}
-            shard_queue.finish(ShardId(line["piece"], line["part"]), is_last=line["last"])
+            shard_queue.finish(ShardId(line["piece"], line["part"]), is_last=line["is_last"])
 
 
 class PieceWorker:
@@ -78,7 +78,7 @@ class PieceWorker:
                 if line is None and part not in finished:
                     break
                 if line is not None:
-                    is_last = bool(line["last"])
+                    is_last = bool(line["is_last"])
                     yield {"line": [json.dumps(line)]}
                 part += 1
 

@@ -2,7 +2,7 @@
 
 attempt    number of the newest attempt
 beat       changes every second while a node waits for that attempt or works in it
-over       how the run ended: exit code and message
+outcome    how the run ended: exit code and message
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AttemptRegistry:
         """
         while True:
             document, token = self._read()
-            newest, end = int(document.get("attempt", 0)), document.get("over")
+            newest, end = int(document.get("attempt", 0)), document.get("outcome")
             if end is not None and previous is not None:
                 raise RunEndedError(*end)
             is_new = end is None and newest > (previous or 0)
@@ -65,7 +65,7 @@ class AttemptRegistry:
     def beat(self, attempt: int, last: dict[str, Any]) -> dict[str, Any]:
         """Change the record if no other node has changed it since `last`; return the record."""
         document, token = self._read()
-        is_current = document.get("attempt") == attempt and "over" not in document
+        is_current = document.get("attempt") == attempt and "outcome" not in document
         if is_current and document == last:
             document = {**document, "beat": document["beat"] + 1}
             self._write(document, token)
@@ -74,7 +74,7 @@ class AttemptRegistry:
     def record_end(self, code: int, message: str) -> None:
         """Write how the run ended."""
         document, token = self._read()
-        self._write({**document, "over": [code, message]}, token)
+        self._write({**document, "outcome": [code, message]}, token)
 
     def _is_alive(self, document: dict[str, Any]) -> bool:
         """Return whether a node keeps the record fresh without beginning another attempt."""

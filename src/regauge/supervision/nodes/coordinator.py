@@ -110,7 +110,7 @@ class Coordinator(NodeGroup):
         finally:
             self._heartbeats.stop()
         if verdict is not None and verdict.kind == "preempted" and not is_stop_requested:
-            nodes = verdict.evidence.get("told", [])
+            nodes = verdict.evidence.get("stopped_nodes", [])
             names = ", ".join(_format_node(node, self._members) for node in nodes)
             problem = f"{names or 'a process'} was stopped by a signal"
             return replace(verdict, kind="node", problem=problem)
@@ -127,7 +127,7 @@ class Coordinator(NodeGroup):
         }
         self._store.set(f"report/{self._node}", json.dumps(report))
         if failure is not None and not failure.ends_all_ranks:
-            self._raise_alarm("hang" if "standing" in failure.evidence else "failed")
+            self._raise_alarm("hang" if "progress_key" in failure.evidence else "failed")
         if self.is_leader:
             verdict = self._decide()
             self._store.set("verdict", json.dumps(verdict.document() if verdict else None))
@@ -190,9 +190,9 @@ class Coordinator(NodeGroup):
         """
         failures = [report.failure for report in reports if report.failure]
         separate = [failure for failure in failures if not failure.ends_all_ranks]
-        hangs = [failure for failure in separate if "standing" in failure.evidence]
+        hangs = [failure for failure in separate if "progress_key" in failure.evidence]
         if hangs:
-            return min(hangs, key=lambda failure: failure.evidence["standing"])
+            return min(hangs, key=lambda failure: failure.evidence["progress_key"])
         if lost:
             return self._describe_lost_node(min(lost))
         causes = [failure for failure in separate if failure.kind != "network"]
@@ -202,7 +202,7 @@ class Coordinator(NodeGroup):
         stopped = [report.node for report in reports if report.is_stop_requested]
         if self._heartbeats.is_resizing and not stopped:
             return replace(first, kind="resized", problem="another node waits to join")
-        return replace(first, evidence={**first.evidence, "told": stopped})
+        return replace(first, evidence={**first.evidence, "stopped_nodes": stopped})
 
     def _find_lost_nodes(self) -> set[int]:
         return self._heartbeats.find_lost_nodes(self._node_timeout_seconds)
@@ -263,15 +263,15 @@ def publish_plan(
 
 def publish_refusal(store: Store, problem: str) -> None:
     """Write why the leader cannot begin the attempt."""
-    store.set("plan", json.dumps({"refused": problem}))
+    store.set("plan", json.dumps({"error": problem}))
 
 
 def read_plan(store: Store, node: int, members: list[Node]) -> AttemptPlan:
     """Return the leader's plan for a node; raises SettingsError if the leader refused to begin."""
     plan = json.loads(store.get("plan"))
-    if "refused" in plan:
+    if "error" in plan:
         raise SettingsError(
-            f"{_format_node(0, members)}: {plan['refused']}", "see the log of that node"
+            f"{_format_node(0, members)}: {plan['error']}", "see the log of that node"
         )
     layout = RankLayout(
         first_rank=_count_processes(members[:node]),

@@ -2,7 +2,7 @@
 
     <output>/probe/request.json    the settings of the trial
     <output>/probe/lines.jsonl     each size when it starts, and its measurement
-    <output>/probe/decided.json    the decision, for every process of the run
+    <output>/probe/microbatch.json the decision, for every process of the run
 
 Process 0 decides before the run allocates a device. The trial runs in separate processes on the
 same devices, so that out-of-memory errors and kills end only the trial. The global batch, the row
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from regauge.supervision.channel import WorkerReporter
     from regauge.training.settings import TrainSettings
 
-DECISION_FILE = "decided.json"
+DECISION_FILE = "microbatch.json"
 MAX_MEMORY_SHARE = 0.8
 """Fraction of the device memory that may be used, predicted or measured."""
 NEAR_BEST = 0.95
@@ -98,7 +98,7 @@ def resolve_microbatch(
         seconds = 2 * settings.execution.timeout_seconds
         rows = decision.broadcast(
             lambda: _find_size(settings, world, folder, reporter), world, reporter, seconds
-        )["rows"]
+        )["microbatch_rows"]
     batch = settings.batch.model_copy(update={"microbatch_rows": rows})
     settings = settings.model_copy(update={"batch": batch})
     check_world_size(settings, world)
@@ -130,7 +130,7 @@ def choose_size(measurements: list[SizeMeasurement], device_bytes: int) -> SizeM
 
     A size fits if its measured memory is at most 80 % of the device memory.
     """
-    fitting = [size for size in measurements if size.bytes <= MAX_MEMORY_SHARE * device_bytes]
+    fitting = [size for size in measurements if size.peak_bytes <= MAX_MEMORY_SHARE * device_bytes]
     best = max((size.rows_per_second for size in fitting), default=0.0)
     return next((size for size in fitting if size.rows_per_second >= NEAR_BEST * best), None)
 
@@ -202,7 +202,10 @@ def _find_size(
                 trial.problem,
                 candidates[-1],
             )
-            return {"rows": candidates[-1], "reason": f"predicted, not measured: {trial.problem}"}
+            return {
+                "microbatch_rows": candidates[-1],
+                "reason": f"predicted, not measured: {trial.problem}",
+            }
         smallest = select_sizes(candidates)[0]
         reason = trial.problem or "less than 20 % of the memory is left"
         logger.info("a microbatch of %d rows does not fit: %s", smallest, reason)
@@ -228,11 +231,11 @@ def _format_decision(
     else:
         throughput += f", close to {fastest.rows_per_second:.3g} rows/s with {fastest.rows} rows"
     limit = f"; more did not fit ({problem})" if problem else ""
-    predicted, measured = forecast.format_required(best.rows), f"{best.bytes / GIGA:.2f}"
+    predicted, measured = forecast.format_required(best.rows), f"{best.peak_bytes / GIGA:.2f}"
     memory = f"{predicted} GB predicted, {measured} GB measured"
     reason = f"{throughput}{limit}; {memory} of {forecast.device_gigabytes} GB per process"
     logger.info("batch.microbatch_rows = %d: %s", best.rows, reason)
-    return {"rows": best.rows, "reason": reason}
+    return {"microbatch_rows": best.rows, "reason": reason}
 
 
 def _read_previous_size(settings: TrainSettings, world: World) -> int | None:

@@ -28,8 +28,8 @@ from regauge.strategies import ParamSpec
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.training import activation_checkpointing
 from regauge.training.defaults import count_local_processes, default_strategy
-from regauge.training.objectives import build_loader, build_module
 from regauge.training.optimizer import build_optimizer, prime_state, state_tensors
+from regauge.training.task_runtime import build_loader, build_module
 from regauge.units import GIGA
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _find_row_length(
 ) -> tuple[int | None, str]:
     """Return the length of the longest row in tokens, and the source of this length."""
     dataset = config.data.path
-    if not manifest.fields:
+    if not manifest.columns:
         return max_tokens, f"assumed: the maximum of the model, no [rows] table is for {dataset}"
     source = "the prepared data" if is_prepared(Path(dataset)) else "[rows] of the run file"
     return config.task.bucket_lengths(manifest)[-1], source
@@ -91,23 +91,31 @@ def _find_manifest(config: TaskConfig, described: RowsByFolder) -> DatasetManife
     if is_prepared(Path(config.data.path)):
         return read_manifest(Path(config.data.path))
     empty = hashlib.sha256(b"").hexdigest()
-    facts = TokenizerInfo(sha256=empty, vocabulary=1, pad=0, mask=0, separator=0, special=())
+    facts = TokenizerInfo(
+        sha256=empty,
+        vocab_size=1,
+        pad_token_id=0,
+        mask_token_id=0,
+        sep_token_id=0,
+        special_token_ids=(),
+    )
     layout, rows = config.task.row_layout(), find_rows(described, config.data.path)
     fields = expected_fields(rows) if rows and rows.layout == layout else {}
-    return DatasetManifest(layout=layout, fields=fields, splits={}, tokenizer=facts, settings={})
+    return DatasetManifest(layout=layout, columns=fields, splits={}, tokenizer=facts, settings={})
 
 
 def _describe_memory(settings: TrainSettings, module: nn.Module) -> dict[str, Any]:
     """Return the memory of the process that holds most, in gigabytes, and the strategy."""
     size, precision = count_processes(settings), _find_precision(settings)
     if precision is None:
-        return {"gigabytes_per_process": "unknown: execution.precision depends on the device"}
+        return {"memory_gb_per_process": "unknown: execution.precision depends on the device"}
     strategy = settings.strategy or default_strategy(size)
     parts = estimate_bytes(settings.optimizer, module, strategy, size, precision_dtype(precision))
-    parts["all"] = sum(parts.values())
+    parts["total"] = sum(parts.values())
     gigabytes = {name: round(count / GIGA, 6) for name, count in parts.items()}
-    summary = f"{strategy.kind} over {size} processes, in {precision}"
-    return {"strategy": summary, "gigabytes_per_process": gigabytes}
+    noun = "process" if size == 1 else "processes"
+    summary = f"{strategy.kind} on {size} {noun}, in {precision}"
+    return {"strategy": summary, "memory_gb_per_process": gigabytes}
 
 
 def estimate_bytes(
@@ -121,9 +129,9 @@ def estimate_bytes(
     estimate = strategy.estimate_memory(weights, size, dtype.itemsize)
     return {
         "weights": estimate.weights,
-        "masters": estimate.masters,
+        "master_weights": estimate.master_weights,
         "gradients": estimate.gradients,
-        "moments": BYTES_PER_MOMENT * count_moments(settings, estimate.updated_shapes),
+        "optimizer_state": BYTES_PER_MOMENT * count_moments(settings, estimate.updated_shapes),
     }
 
 

@@ -29,7 +29,7 @@ class SizeMeasurement:
     """The memory and the throughput of one microbatch size."""
 
     rows: int
-    bytes: int
+    peak_bytes: int
     """Peak memory of a process so far, the largest of all processes."""
     rows_per_second: float
     """Throughput of the forward and backward pass of a microbatch, over all processes."""
@@ -66,7 +66,9 @@ def run_trial(
         on_line=lines.append,
         on_poll=reporter.heartbeat.beat,
     )
-    measurements = [SizeMeasurement(**line["tried"]) for line in lines if "tried" in line]
+    measurements = [
+        SizeMeasurement(**line["measurement"]) for line in lines if "measurement" in line
+    ]
     if worker_exit.code == 0:
         return TrialResult(measurements)
     return TrialResult(measurements, *_find_problem(worker_exit, lines))
@@ -74,11 +76,11 @@ def run_trial(
 
 def _find_problem(worker_exit: WorkerExit, lines: list[Line]) -> tuple[str, bool]:
     """Return why a trial ended early, and whether it ran out of memory or was killed."""
-    sizes = [line["begins"] for line in lines if "begins" in line]
+    sizes = [line["started_rows"] for line in lines if "started_rows" in line]
     at = f"at {sizes[-1]} rows" if sizes else "before its first step"
     failure = next((line for line in lines if "error" in line), None)
     if failure is not None:
-        return f"{at}: {failure['error']}", failure["memory"]
+        return f"{at}: {failure['error']}", failure["is_out_of_memory"]
     return f"{at}: {worker_exit.problem}", worker_exit.code == -signal.SIGKILL
 
 

@@ -51,7 +51,10 @@ def main() -> None:
         measure_sizes(context, state, sizes, job)
     except Exception as error:
         job.write_line(
-            {"error": describe_error(error)[0], "memory": classify_error(error) == "memory"}
+            {
+                "error": describe_error(error)[0],
+                "is_out_of_memory": classify_error(error) == "memory",
+            }
         )
         raise
     if dist.is_initialized():
@@ -68,16 +71,16 @@ def measure_sizes(
     best, began = 0.0, time.monotonic()
     for rows in sizes:
         if context.world.is_main_process:
-            job.write_line({"begins": rows})
+            job.write_line({"started_rows": rows})
         seconds, peak_bytes, elapsed = _measure_worst(context, state, rows, began)
         rows_per_second = context.world.size * rows / seconds
         if context.world.is_main_process:
             measurement = {
                 "rows": rows,
-                "bytes": int(peak_bytes),
+                "peak_bytes": int(peak_bytes),
                 "rows_per_second": rows_per_second,
             }
-            job.write_line({"tried": measurement})
+            job.write_line({"measurement": measurement})
         if rows_per_second < MIN_SPEEDUP * best or elapsed > MAX_SECONDS:
             return
         best = max(best, rows_per_second)

@@ -62,10 +62,10 @@ def compile_ahead(
     hits, misses = accelerator.graph_cache_counts()
     return {
         "cache": str(context.cache.folder) if context.cache else None,
-        "graphs": accelerator.num_compiled_graphs(),
-        "found": hits,
-        "made": misses,
-        "seconds": round(compile_seconds, 3),
-        "seconds_saved": round(max(0.0, first_seconds - compile_seconds), 3),
-        "seconds_to_open": round(set_up_end - began, 3),
+        "num_graphs": accelerator.num_compiled_graphs(),
+        "cache_hits": hits,
+        "cache_misses": misses,
+        "compile_seconds": round(compile_seconds, 3),
+        "saved_seconds": round(max(0.0, first_seconds - compile_seconds), 3),
+        "setup_seconds": round(set_up_end - began, 3),
     }

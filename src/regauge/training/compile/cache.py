@@ -55,7 +55,9 @@ class CacheEntry:
         """
         if not self.is_writer:
             return 0.0
-        max_seconds: float = max(seconds, (read_entry(self.folder) or {}).get("seconds", 0.0))
+        max_seconds: float = max(
+            seconds, (read_entry(self.folder) or {}).get("compile_seconds", 0.0)
+        )
         files = {
             name: describe_file(self.folder / GRAPHS / name) for name in _list_files(self.folder)
         }
@@ -64,7 +66,7 @@ class CacheEntry:
             {
                 "format": FORMAT,
                 "facts": self.facts,
-                "seconds": round(max_seconds, 3),
+                "compile_seconds": round(max_seconds, 3),
                 "files": files,
             },
         )
@@ -91,7 +93,7 @@ def describe_graphs(
     execution = settings.execution
     return {
         "versions": {name: version(name) for name in ("regauge", "torch", "transformers")},
-        "code": _hash_sources(inner),
+        "source_hash": _hash_sources(inner),
         "model": {**inner.config.to_dict(), "dropout": settings.model.dropout},
         "lora": dump(settings.model.lora) if settings.model.lora else None,
         "tasks": [
@@ -99,19 +101,19 @@ def describe_graphs(
                 "task": dump(config.task),
                 "microbatch_rows": config.batch.microbatch_rows,
                 "microbatches": -(-config.batch.microbatches // world.size),
-                "lengths": list(lengths),
+                "bucket_lengths": list(lengths),
             }
             for config, lengths in zip(settings.task_configs, bucket_lengths, strict=True)
         ],
         "accelerator": dump(accelerator) if accelerator else None,
-        "target": sorted(accelerator.features()) if accelerator else [],
+        "device_features": sorted(accelerator.features()) if accelerator else [],
         "strategy": dump(settings.strategy) if settings.strategy else None,
         "precision": execution.precision,
         "compile": execution.compile,
-        "recomputed": execution.activation_checkpointing,
+        "activation_checkpointing": execution.activation_checkpointing,
         "optimizer": settings.optimizer.kind,
-        "clip": settings.optimizer.max_grad_norm,
-        "evaluation_rows": settings.evaluation.microbatch_rows,
+        "max_grad_norm": settings.optimizer.max_grad_norm,
+        "evaluation_microbatch_rows": settings.evaluation.microbatch_rows,
         "processes": world.size,
     }
 
@@ -155,11 +157,13 @@ def list_entries(root: Path) -> list[dict[str, Any]]:
         rows.append(
             {
                 "key": folder.name,
-                "what": " ".join(str(word) for word in description),
-                "lengths": ", ".join(str(length) for task in tasks for length in task["lengths"]),
-                "files": len(files),
-                "mb": round(sum(file["bytes"] for file in files.values()) / 1e6, 1),
-                "seconds": document.get("seconds"),
+                "description": " ".join(str(word) for word in description),
+                "bucket_lengths": ", ".join(
+                    str(length) for task in tasks for length in task["bucket_lengths"]
+                ),
+                "num_files": len(files),
+                "size_mb": round(sum(file["bytes"] for file in files.values()) / 1e6, 1),
+                "compile_seconds": document.get("compile_seconds"),
             }
         )
     return rows
@@ -214,7 +218,9 @@ def copy_entries(source: str, target: str) -> int:
         if target_store.exists(entry_path):
             existing = _parse_entry(target_store.cat_file(entry_path), entry_path)
             document["files"] = {**existing["files"], **document["files"]}
-            document["seconds"] = max(existing["seconds"], document["seconds"])
+            document["compile_seconds"] = max(
+                existing["compile_seconds"], document["compile_seconds"]
+            )
         target_store.pipe_file(entry_path, json.dumps(document, indent=2).encode())
     return len(paths)
 
@@ -222,7 +228,7 @@ def copy_entries(source: str, target: str) -> int:
 def _parse_entry(text: bytes, path: str) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(text)
-        document["files"], document["seconds"]
+        document["files"], document["compile_seconds"]
     except (ValueError, TypeError, KeyError):
         raise DataError(f"{path} is not a valid cache entry", "remove its folder") from None
     return document

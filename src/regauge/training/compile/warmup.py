@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from regauge.accelerators import Accelerator, Batch
     from regauge.data.loader import BatchLoader
     from regauge.training.context import BatchShape, RunContext
-    from regauge.training.objectives import TaskRuntime
     from regauge.training.state import TrainState
+    from regauge.training.task_runtime import TaskRuntime
 
 GRAPHS_PER_SHAPE = 3
 """A shape is computed in training, in training without gradients, and in evaluation."""

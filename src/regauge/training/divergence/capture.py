@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from regauge.training.state import TrainState
 
 MAX_SAMPLES = 1 << 16
-Stage = Literal["rows", "forward", "backward", "gradient", "update"]
+Stage = Literal["input", "forward", "backward", "gradient", "update"]
 """Inputs, outputs of modules, gradients of these outputs, gradients and updates of weights."""
 
 
@@ -44,7 +44,7 @@ class CapturedValue:
     stage: Stage
     name: str
     """Name of the module, the weight, or the array of the batch."""
-    kind: str
+    module_class: str
     """Class of the module; empty for other values."""
     dtype: str
     shape: tuple[int, ...]
@@ -75,7 +75,7 @@ class StepCapture:
         with ExitStack() as stack:
             if context.world.is_main_process:
                 for name, value in batches[0].items():
-                    self._add("rows", name, "", value)
+                    self._add("input", name, "", value)
                 for name, module in _select_modules(context, state):
                     hook = module.register_forward_hook(self._build_forward_hook(name))
                     stack.callback(hook.remove)
@@ -90,7 +90,7 @@ class StepCapture:
         safetensors_io.write_tensors(folder / f"{name}.safetensors", self._samples)
         document = {
             "step": step,
-            "chosen": self._describe_execution(),
+            "execution": self._describe_execution(),
             "values": [asdict(value) for value in self._values],
         }
         (folder / f"{name}.json").write_text(json.dumps(document))

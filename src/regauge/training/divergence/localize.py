@@ -34,7 +34,7 @@ MIN_NORM = 1e-12
 """Smallest norm by which differences are divided."""
 SHIFTS = range(-2, 3)
 """Shifts of the row order that are recognized."""
-STAGES: tuple[Stage, ...] = ("rows", "forward", "backward", "gradient", "update")
+STAGES: tuple[Stage, ...] = ("input", "forward", "backward", "gradient", "update")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ValueDifference:
     """Number of steps before this one."""
     stage: Stage
     name: str
-    kind: str
+    module_class: str
     """Class of the module."""
     dtypes: tuple[str, str]
     difference: float
@@ -116,7 +116,7 @@ def read_capture(folder: Path, step: int) -> CapturedStep:
     for path in sorted(folder.glob(f"capture-{step:08d}.*.json")):
         document = json.loads(path.read_text())
         tensors = load_file(path.with_suffix(".safetensors"))
-        execution = execution or document["chosen"]
+        execution = execution or document["execution"]
         for fields in document["values"]:
             value = CapturedValue(**{**fields, "shape": tuple(fields["shape"])})
             if values.setdefault((value.stage, value.name), value) is value:
@@ -176,7 +176,7 @@ def _compare_value(step: int, key: tuple[Stage, str], variants: StepVariants) ->
     difference, bound, distances = math.inf, 0.0, (0.0, 0.0)
     remark = f"{value.shape} and {other.shape}"
     has_same_shape = value.shape == other.shape
-    if has_same_shape and value.stage == "rows":
+    if has_same_shape and value.stage == "input":
         difference = float((baseline != candidate).double().mean())
         remark = ""
         if difference and baseline.numel() == math.prod(value.shape):
@@ -194,7 +194,7 @@ def _compare_value(step: int, key: tuple[Stage, str], variants: StepVariants) ->
         step=step,
         stage=value.stage,
         name=value.name,
-        kind=value.kind,
+        module_class=value.module_class,
         dtypes=(value.dtype, other.dtype),
         difference=difference,
         bound=bound,

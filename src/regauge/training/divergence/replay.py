@@ -91,5 +91,5 @@ def _run_steps(context: RunContext, state: TrainState, options: ReplaySteps, fol
         loss, weight = totals.tolist()
         state.step += 1
         if context.world.is_main_process:
-            line = {"step": state.step, "loss": loss / max(weight, 1e-9), "norm": float(norm)}
+            line = {"step": state.step, "loss": loss / max(weight, 1e-9), "grad_norm": float(norm)}
             jsonl.append_line(folder / RECORD, line)

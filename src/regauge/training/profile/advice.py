@@ -28,7 +28,7 @@ GOOD_PEAK_SHARE = 0.6
 class Advice(NamedTuple):
     """A change that may shorten steps."""
 
-    seconds: float
+    max_saved_seconds: float
     """Largest saving per step."""
     change: str
     """The imperative with the settings to change."""
@@ -50,8 +50,8 @@ class ProfileReport:
     """Measured bandwidth of the device memory."""
     model_flops: float
     """FLOPs for the real tokens of all profiled steps, by the FLOP formula."""
-    padding_share: float
-    """Fraction of the slots without a real token."""
+    padding_fraction: float
+    """Fraction of the computed tokens that are padding."""
     num_weights: int
     """Weights that this process updates."""
     num_processes: int
@@ -68,7 +68,7 @@ class ProfileReport:
     @cached_property
     def matmuls(self) -> tuple[float, float]:
         """Seconds and FLOPs of all matrix products."""
-        parts = self.breakdown.parts.values()
+        parts = self.breakdown.by_module.values()
         return sum(part.matmul_seconds for part in parts), sum(part.flops for part in parts)
 
     @cached_property
@@ -80,49 +80,53 @@ class ProfileReport:
         min_seconds = MIN_STEP_SHARE * self.per_step(self.breakdown.wall)
         by_change: dict[str, Advice] = {}
         for advice in self._find_advice():
-            if advice.seconds < min_seconds:
+            if advice.max_saved_seconds < min_seconds:
                 continue
-            seconds, reason = advice.seconds, advice.reason
+            seconds, reason = advice.max_saved_seconds, advice.reason
             if earlier := by_change.get(advice.change):
-                seconds, reason = earlier.seconds + seconds, f"{earlier.reason}; {reason}"
+                seconds, reason = earlier.max_saved_seconds + seconds, f"{earlier.reason}; {reason}"
             by_change[advice.change] = Advice(seconds, advice.change, reason)
-        return sorted(by_change.values(), key=lambda advice: -advice.seconds)[:MAX_ADVICE]
+        return sorted(by_change.values(), key=lambda advice: -advice.max_saved_seconds)[:MAX_ADVICE]
 
     @property
     def lines(self) -> Iterator[str]:
         """The summary for the log."""
         wall = self.breakdown.wall
-        kinds = sorted(self.breakdown.kinds.items(), key=lambda item: -item[1])
+        kinds = sorted(self.breakdown.by_kind.items(), key=lambda item: -item[1])
         shares = ", ".join(f"{name} {seconds / wall:.0%}" for name, seconds in kinds if seconds)
         mfu = "" if self.mfu is None else f"; MFU {self.mfu:.0%}"
         yield f"profile: {self.per_step(wall):.3g} s per step: {shares}{mfu}"
         for advice in self.advice:
-            saving = f"saves up to {advice.seconds:.2g} s per step"
+            saving = f"saves up to {advice.max_saved_seconds:.2g} s per step"
             yield f"{saving}: {advice.change} ({advice.reason})"
 
     @property
     def document(self) -> dict[str, Any]:
         """The content of profile.json; all seconds are per step."""
         seconds, flops = self.matmuls
-        num_bytes = sum(part.bytes for part in self.breakdown.parts.values())
+        num_bytes = sum(part.bytes for part in self.breakdown.by_module.values())
         return {
             "seconds_per_step": self.per_step(self.breakdown.wall),
-            "kinds": {name: self.per_step(value) for name, value in self.breakdown.kinds.items()},
-            "hidden_communication": self.per_step(self.breakdown.hidden_communication),
-            "parts": [self._part_row(name, part) for name, part in self.breakdown.parts.items()],
+            "by_kind": {
+                name: self.per_step(value) for name, value in self.breakdown.by_kind.items()
+            },
+            "overlapped_communication": self.per_step(self.breakdown.overlapped_communication),
+            "by_module": [
+                self._part_row(name, part) for name, part in self.breakdown.by_module.items()
+            ],
             "chip": {
                 "name": self.chip.name,
-                "flops_per_second": self.peak,
-                "source": self.chip.source,
-                "bytes_per_second": self.bytes_per_second,
-                "bytes_source": "measured by reading and writing device memory",
+                "peak_flops_per_second": self.peak,
+                "peak_source": self.chip.source,
+                "memory_bytes_per_second": self.bytes_per_second,
+                "memory_bandwidth_source": "measured by reading and writing device memory",
             },
             "mfu": self.mfu,
             "mfu_formula": PROFILE_MFU_FORMULA,
-            "padding_share": self.padding_share,
-            "products": {
+            "padding_fraction": self.padding_fraction,
+            "matmul": {
                 "flops_per_second": flops / seconds if seconds else None,
-                "share_of_peak": flops / seconds / self.peak if seconds and self.peak else None,
+                "peak_fraction": flops / seconds / self.peak if seconds and self.peak else None,
                 "bytes_per_second": num_bytes / seconds if seconds else None,
             },
             "advice": [advice._asdict() for advice in self.advice],
@@ -136,8 +140,8 @@ class ProfileReport:
         return {
             "name": name,
             "seconds": self.per_step(part.seconds),
-            "forward": self.per_step(part.forward),
-            "backward": self.per_step(part.backward),
+            "forward_seconds": self.per_step(part.forward),
+            "backward_seconds": self.per_step(part.backward),
             "flops": self.per_step(part.flops),
             "flops_per_second": part.flops / part.matmul_seconds if part.flops else None,
             "bytes_per_second": num_bytes / seconds if num_bytes and seconds else None,
@@ -145,7 +149,7 @@ class ProfileReport:
 
     def _find_advice(self) -> Iterator[Advice]:
         """Yield every change that may shorten steps, with its largest saving."""
-        kinds = {name: self.per_step(value) for name, value in self.breakdown.kinds.items()}
+        kinds = {name: self.per_step(value) for name, value in self.breakdown.by_kind.items()}
         yield from self._find_waiting_advice(kinds)
         yield from self._find_compute_advice(kinds)
 
@@ -167,21 +171,28 @@ class ProfileReport:
 
     def _find_compute_advice(self, kinds: dict[Any, float]) -> Iterator[Advice]:
         execution, batch = self.settings.execution, self.settings.batch
-        compute_seconds = sum(kinds.get(name, 0.0) for name in ("products", "other"))
+        compute_seconds = sum(kinds.get(name, 0.0) for name in ("matmul", "other"))
         if execution.compile != "blocks":
             reason = "each eager operation reads and writes all of its values"
             yield Advice(kinds.get("other", 0.0), 'set execution.compile = "blocks"', reason)
-        if self.padding_share > 0:
-            reason = f"{self.padding_share:.0%} of the slots are padding"
+        if self.padding_fraction > 0:
+            reason = f"{self.padding_fraction:.0%} of the tokens are padding"
+            max_buckets = [
+                config.task.max_buckets
+                for config in self.settings.task_configs
+                if hasattr(config.task, "max_buckets")
+            ]
             change = 'prepare the rows with rows.layout = "packed"'
-            yield Advice(self.padding_share * compute_seconds, change, reason)
+            if max_buckets:
+                change = f"raise task.max_buckets ({max(max_buckets)})"
+            yield Advice(self.padding_fraction * compute_seconds, change, reason)
         if self.faster_precision and self.faster_precision[1] > 1:
             name, speedup = self.faster_precision
-            saving = kinds.get("products", 0.0) * (1 - 1 / speedup)
+            saving = kinds.get("matmul", 0.0) * (1 - 1 / speedup)
             reason = f"its matrix products are {speedup:.1f} times as fast"
             yield Advice(saving, f'set execution.precision = "{name}"', reason)
         if execution.activation_checkpointing != "none":
-            forward = self.per_step(sum(part.forward for part in self.breakdown.parts.values()))
+            forward = self.per_step(sum(part.forward for part in self.breakdown.by_module.values()))
             change = 'set execution.activation_checkpointing = "none"'
             yield Advice(forward, change, "activations are computed twice")
         seconds, flops = self.matmuls

@@ -45,11 +45,11 @@ class Breakdown:
     steps: int
     wall: float
     """Elapsed seconds, including waiting for data."""
-    kinds: dict[Kind | Literal["data"], float]
+    by_kind: dict[Kind | Literal["data"], float]
     """Seconds by kind of work, which add up to `wall`. Hidden communication is not included."""
-    hidden_communication: float
+    overlapped_communication: float
     """Seconds of communication that overlap with computation."""
-    parts: dict[str, PartTime]
+    by_module: dict[str, PartTime]
     """Time by part, longest first; the numbers of repeated layers are replaced by `*`."""
 
 
@@ -71,9 +71,9 @@ def build_breakdown(trace: Trace, data_seconds: float) -> Breakdown:
     return Breakdown(
         steps=len(steps),
         wall=step_seconds + data_seconds,
-        kinds=kinds,
-        hidden_communication=_total_seconds(_merge_intervals(communication)) - exposed,
-        parts=dict(sorted(parts.items(), key=lambda item: -item[1].seconds)),
+        by_kind=kinds,
+        overlapped_communication=_total_seconds(_merge_intervals(communication)) - exposed,
+        by_module=dict(sorted(parts.items(), key=lambda item: -item[1].seconds)),
     )
 
 
@@ -92,7 +92,7 @@ def _sum_work(
             part.backward += seconds
         else:
             part.forward += seconds
-        if item.kind == "products":
+        if item.kind == "matmul":
             part.matmul_seconds += seconds
         if span not in counted:
             counted.add(span)

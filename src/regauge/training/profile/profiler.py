@@ -27,7 +27,7 @@ from regauge.hooks import Hook
 from regauge.log import logger
 from regauge.processes import restore_environment
 from regauge.training.compile.decision import compiled_parts
-from regauge.training.metrics import tokens_and_slots
+from regauge.training.metrics import count_tokens
 from regauge.training.profile.advice import ProfileReport
 from regauge.training.profile.breakdown import build_breakdown
 from regauge.training.profile.trace import MODULE, PART, STEP, read_trace
@@ -71,7 +71,7 @@ class StepProfiler(Hook):
         """Seconds of waiting for data before the first profiled step."""
         self._previous_step_seconds = 0.0
         self._counts = [0, 0]
-        """Real tokens and slots of the profiled steps."""
+        """Real and computed tokens of the profiled steps."""
 
     @contextmanager
     def around_step(self, step: int, batches: list[Batch]) -> Iterator[None]:
@@ -88,7 +88,7 @@ class StepProfiler(Hook):
             self._context.accelerator.synchronize()
         for batch in batches:
             arrays = {"segments": batch["segments"].cpu().numpy()}
-            counts = zip(self._counts, tokens_and_slots(arrays), strict=True)
+            counts = zip(self._counts, count_tokens(arrays), strict=True)
             self._counts = [total + count for total, count in counts]
         if self._state.step == self._last:
             with self._context.hooks.phase("evaluate"):
@@ -126,8 +126,8 @@ class StepProfiler(Hook):
         document = {
             "format": FORMAT,
             "steps": [self._first + 1, self._last],
-            "seconds_of_the_step_before": self._previous_step_seconds,
-            "trace": TRACE,
+            "unprofiled_step_seconds": self._previous_step_seconds,
+            "trace_file": TRACE,
             **report.document,
         }
         write_json(context.folder / REPORT, document)
@@ -193,11 +193,11 @@ def _annotate_module(module: nn.Module, label: str, stack: ExitStack) -> None:
 
 
 def build_report(
-    context: RunContext, state: TrainState, breakdown: Breakdown, tokens: int, slots: int
+    context: RunContext, state: TrainState, breakdown: Breakdown, tokens: int, computed_tokens: int
 ) -> ProfileReport:
     """Return the report on the profiled steps of this process.
 
-    `tokens` and `slots` are the real tokens and all slots of these steps.
+    `tokens` are the real tokens of these steps, `computed_tokens` include the padding.
     """
     execution = context.settings.execution
     peak = context.mfu.chip.flops_per_second.get(execution.precision)
@@ -212,7 +212,7 @@ def build_report(
         faster_precision=(preferred, speedup) if speedup is not None else None,
         bytes_per_second=measure_memory_bandwidth(context.accelerator, context.device),
         model_flops=tokens * context.mfu.flops_per_token,
-        padding_share=1 - tokens / max(slots, 1),
+        padding_fraction=1 - tokens / max(computed_tokens, 1),
         num_weights=sum(value.numel() for value in state.model.masters().values()),
         num_processes=context.world.size,
     )

@@ -49,10 +49,10 @@ class StragglerDetector(Hook):
     def ledger_fields(self) -> dict[str, Any]:
         """Return the straggler since the last call; every process calls this.
 
-        `{"slowest": {"rank": 1, "seconds": 0.5}}`: the rank, and by how much it is later in each
-        step. `{"slowest": None}` if no rank is.
+        `{"straggler": {"rank": 1, "delay_seconds": 0.5}}`: the rank, and its delay in each step.
+        `{"straggler": None}` if no rank is late.
         """
-        return {"slowest": self._find_straggler()}
+        return {"straggler": self._find_straggler()}
 
     def _find_straggler(self) -> dict[str, float] | None:
         now, steps = time.perf_counter(), max(self._steps, 1)
@@ -79,4 +79,4 @@ class StragglerDetector(Hook):
                 seconds[slowest],
                 others,
             )
-        return {"rank": slowest, "seconds": round(delay, 6)}
+        return {"rank": slowest, "delay_seconds": round(delay, 6)}

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-Kind = Literal["products", "other", "optimizer", "communication", "host"]
-"""Kind of work; "products" are matrix products, "host" is Python and dispatch overhead."""
+Kind = Literal["matmul", "other", "optimizer", "communication", "host"]
+"""Kind of work; "matmul" is matrix products, "host" is Python and dispatch overhead."""
 Document = dict[str, Any]
 
 STEP, MODULE, PART = "regauge::step", "regauge::module ", "regauge::part "
@@ -219,10 +219,10 @@ def _find_kind(span: Span, collectives: tuple[str, ...]) -> Kind:
         return "communication"
     if span.name.startswith("Optimizer."):
         return "optimizer"
-    if outer and outer.kind in ("optimizer", "communication", "products"):
+    if outer and outer.kind in ("optimizer", "communication", "matmul"):
         return outer.kind
     if span.matmul.flops:
-        return "products"
+        return "matmul"
     return "host" if span.is_annotation or span.name.startswith(WRAPPERS) else "other"
 
 

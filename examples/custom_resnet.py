@@ -1,6 +1,6 @@
 """A custom module to compile: ResNet-50 of transformers, here with random weights.
 
-regauge export --module examples.own_resnet:resnet50 --to resnet50 buckets.max_batch_size=16
+regauge export --module examples.custom_resnet:resnet50 --to resnet50 buckets.max_batch_size=16
 regauge benchmark resnet50
 """
 

@@ -45,7 +45,7 @@ class Alternating(nn.Module):
 
 
 @pytest.mark.parametrize("width", [FEATURES_PER_GROUP, 2 * FEATURES_PER_GROUP + 5])
-def test_the_copies_minimize_the_largest_part(width: int) -> None:
+def test_the_copies_minimize_the_largest_divided_peak(width: int) -> None:
     peaks = torch.rand(width, generator=torch.Generator().manual_seed(1)) ** 8 + 1e-3
     counts = count_copies(peaks)
     assert int(counts.sum()) == width + width // FEATURES_PER_GROUP * COPIES_PER_GROUP
@@ -64,7 +64,7 @@ def test_a_narrow_layer_has_no_copies() -> None:
 
 
 @pytest.mark.parametrize("between", [nn.GELU(), nn.ReLU(), nn.Tanh(), nn.Identity()])
-def test_the_producer_is_found_behind_elementwise_functions(between: nn.Module) -> None:
+def test_the_producer_before_elementwise_functions_is_detected(between: nn.Module) -> None:
     program = mlp(between)
     modules = dict(program.named_modules())
     assert find_producers(program, layers(program), [(random_inputs(0),)]) == {"2": "0"}
@@ -80,7 +80,7 @@ def test_the_producer_is_found_behind_elementwise_functions(between: nn.Module) 
         Alternating(),
     ],
 )
-def test_there_is_no_producer_behind_functions_of_several_features(between: nn.Module) -> None:
+def test_a_layer_after_a_function_of_several_features_has_no_producer(between: nn.Module) -> None:
     program = mlp(between)
     assert find_producers(program, layers(program), [(random_inputs(0),)]) == {}
 
@@ -97,7 +97,7 @@ class TwoReaders(nn.Module):
         return hidden.mean(1, keepdim=True) + self.second(hidden.relu())
 
 
-def test_there_is_no_producer_if_its_output_has_another_reader() -> None:
+def test_a_layer_with_a_second_reader_is_no_producer() -> None:
     torch.manual_seed(0)
     program = TwoReaders().eval()
     with torch.no_grad():

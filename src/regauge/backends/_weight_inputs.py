@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from regauge.backends import CompileJob
 
 
-class LiftedGraph(NamedTuple):
+class GraphWithWeightInputs(NamedTuple):
     """A graph whose first inputs are the weights of its program."""
 
     graph: ExportedProgram
@@ -27,7 +27,7 @@ class LiftedGraph(NamedTuple):
     """Names of the weights and buffers, in the order of the graph's first inputs."""
 
 
-def export_lifted_graph(program: nn.Module, job: CompileJob) -> LiftedGraph:
+def export_graph(program: nn.Module, job: CompileJob) -> GraphWithWeightInputs:
     """Return the graph of a program for every shape up to the largest one of a job.
 
     The program is the job's program or derived from it. Tensors that the job's program has under
@@ -58,7 +58,7 @@ def export_lifted_graph(program: nn.Module, job: CompileJob) -> LiftedGraph:
             dynamic_shapes=((None,) * len(names), build_dynamic_shapes(job)),
             strict=False,
         )
-    return LiftedGraph(graph, names)
+    return GraphWithWeightInputs(graph, names)
 
 
 def build_dynamic_shapes(job: CompileJob) -> tuple[dict[int, Any], ...]:

@@ -135,7 +135,7 @@ def _build_heldout_sets(
         )
         if not len(loader):
             continue
-        identity = heldout_dataset.manifest.identity
+        identity = heldout_dataset.manifest.fingerprint
         prefix = ".".join(word for word in ("heldout", config.name, name) if word)
         heldout_sets[prefix] = HeldoutSet(
             task=config.task,
@@ -162,11 +162,17 @@ def build_loader(
 ) -> BatchLoader:
     """Return the loader of a split for this process; `rows` is the rows of a microbatch."""
     facts = dataset.manifest.tokenizer
-    members = max(field.members for field in dataset.manifest.fields.values())
+    members = max(field.max_group_size for field in dataset.manifest.columns.values())
     return BatchLoader(
         task,
         dataset.rows(split),
-        config=CollatorConfig(facts.vocabulary, facts.pad, facts.mask, facts.special, members),
+        config=CollatorConfig(
+            facts.vocab_size,
+            facts.pad_token_id,
+            facts.mask_token_id,
+            facts.special_token_ids,
+            members,
+        ),
         microbatch_rows=rows,
         bucket_lengths=bucket_lengths,
         share=RankShare(world.rank, world.size),

@@ -35,7 +35,7 @@ class Gaps(Mlm):
     """Exponent of the uncertainty, 1 - p; 0 is cross-entropy. Held-out losses are cross-entropy."""
 
     def build_module(self, model, manifest, seed):
-        return CustomModule(Neighbours(manifest.tokenizer.vocabulary, self.width, self.reach))
+        return CustomModule(Neighbours(manifest.tokenizer.vocab_size, self.width, self.reach))
 
     def loss(self, output, batch):
         uncertainty = 1 - output["nll"].neg().exp()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regauge.artifacts.buckets import BucketBatch
-from regauge.artifacts.rows import TensorRecords, TextRecords, TokenizedTexts
+from regauge.artifacts.records import TensorRecords, TextRecords, TokenizedTexts
 
 Ids = list[int]
 IDS = st.lists(st.integers(1, 2**31 - 1), max_size=7)
@@ -89,10 +89,10 @@ def test_selected_records_equal_records_built_alone(
 
 @given(records=RECORDS)
 def test_tokens_and_lengths_are_counted(records: list[list[Ids]]) -> None:
-    built = build_records(records, count_texts(records))
-    assert len(built) == len(records)
-    assert built.lengths.tolist() == longest(records)
-    assert built.num_tokens == sum(len(ids) for record in records for ids in record)
+    text_records = build_records(records, count_texts(records))
+    assert len(text_records) == len(records)
+    assert text_records.lengths.tolist() == longest(records)
+    assert text_records.num_tokens == sum(len(ids) for record in records for ids in record)
 
 
 def test_features_follow_the_texts_in_the_order_of_the_batch() -> None:
@@ -115,9 +115,9 @@ def test_a_batch_is_a_copy_of_its_records() -> None:
     tokens, lengths = records.build_inputs(BucketBatch(2, 2, np.array([0, 1])))
     tokens.zero_()
     lengths.zero_()
-    again = records.build_inputs(BucketBatch(2, 2, np.array([0, 1])))
-    assert again[0].tolist() == [[1, 2], [3, 0]]
-    assert again[1].tolist() == [2, 1]
+    second_inputs = records.build_inputs(BucketBatch(2, 2, np.array([0, 1])))
+    assert second_inputs[0].tolist() == [[1, 2], [3, 0]]
+    assert second_inputs[1].tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])

@@ -11,7 +11,7 @@ import sys
 PROGRAM = """
 import torch
 from torch.nn.functional import scaled_dot_product_attention as attention
-from regauge.accelerators import _widened
+from regauge.accelerators import _bf16_emulation
 
 def draw(*shape, dtype=torch.bfloat16):
     return torch.randn(*shape, generator=generator).to(dtype)
@@ -25,7 +25,7 @@ a, b, c = draw(33, 65), draw(65, 17), draw(17)
 batched = draw(3, 33, 65), draw(3, 65, 17), draw(3, 33, 17)
 wide = [value.float() for value in batched]
 before = torch.mm(a.float(), b.float())
-assert _widened.install() is _widened.install()
+assert _bf16_emulation.install() is _bf16_emulation.install()
 
 assert torch.equal(torch.mm(a.float(), b.float()), before), "fp32 is unchanged"
 check_equal(a @ b, before)

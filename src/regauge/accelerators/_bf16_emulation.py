@@ -32,12 +32,12 @@ def install() -> Library:
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         for name in OPERATIONS:
             kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
-            widened = _widen_kernel(kernel.call_boxed, num_wide_outputs=int(name == ATTENTION))
-            library.impl(name, widened, "CPU", with_keyset=True, allow_override=True)
+            emulated = _emulate_bf16(kernel.call_boxed, num_wide_outputs=int(name == ATTENTION))
+            library.impl(name, emulated, "CPU", with_keyset=True, allow_override=True)
     return library
 
 
-def _widen_kernel(kernel: Callable[..., Any], *, num_wide_outputs: int) -> Callable[..., Any]:
+def _emulate_bf16(kernel: Callable[..., Any], *, num_wide_outputs: int) -> Callable[..., Any]:
     """Return a kernel that converts bf16 inputs to fp32, and its outputs back to bf16.
 
     The last `num_wide_outputs` outputs stay fp32: the second output of attention is the logarithm

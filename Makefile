@@ -1,31 +1,33 @@
-# demo: prepare, train, evaluate and report on real text · test: the tests
-# test-xla: the contracts and unit tests with torch 2.9 and torch_xla, in an environment of its own
-# test-faults: the whole fault matrix, of which `test` does a part
-# test-rest: the other cases that `test` leaves out: more strategies, sizes, processes, graphs
-# check: style and types · bench, bench-quick: speed beside others, saves, starts, scaling, and what the loop costs
-# Each target first creates .venv, once, and again when what it installs has changed.
+# demo: prepare, train, evaluate, export, benchmark and compare on real text
+# test: the tests · test-rest: more strategies, sizes, processes and graphs · test-faults: the whole fault matrix
+# test-xla: contracts and unit tests with torch 2.9 and torch_xla, in a separate environment
+# test-docs: the code blocks of README and docs · test-all: every test
+# docs: the documentation site, with its links checked · check: style and types
+# bench, bench-quick: speed compared with peers, checkpoints, startup, scaling and overhead
+# Each target first creates .venv, and again if its packages have changed.
 
 PYTHON ?= python3
 BIN := .venv/bin
 FAULTS ?= full or not full
 INSTALLED := .venv/.installed
 COMPARED := .venv/.compared
+DOCUMENTED := .venv/.documented
 
-# Tests start hundreds of processes, and each would compile the sources again.
+# Tests start hundreds of processes; without bytecode files each would compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
 
-.PHONY: demo test test-xla environment-xla test-faults test-rest check bench bench-quick
+.PHONY: demo test test-all test-xla environment-xla test-faults test-rest test-docs docs check bench bench-quick
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
 	$(BIN)/regauge pipeline runs/quickstart.toml
 
-# Three files at a time, and by itself what watches the clock. Threads that wait leave the processor to the others.
+# Three files at a time; the fault tests run alone, because they depend on time. Waiting threads do not spin.
 test test-rest test-faults: export OMP_WAIT_POLICY := PASSIVE
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/faults
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/faults --ignore tests/documentation
 	$(BIN)/python -m pytest tests/faults
 
 environment-xla: $(XLA)/.installed
@@ -40,31 +42,45 @@ test-faults: $(INSTALLED)
 test-rest: $(INSTALLED)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/contracts tests/unit tests/end_to_end tests/distributed -m full
 
+docs: $(DOCUMENTED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site: out/site/index.html"
+
+test-docs: $(INSTALLED)
+	$(BIN)/python -m pytest tests/documentation
+
+test-all:
+	$(MAKE) test test-rest test-faults test-docs docs test-xla check FAULTS="full or not full"
+
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# `bench-quick` has fewer turns; both rewrite benchmarks/results.
+# `bench-quick` has fewer repeats; both rewrite benchmarks/results.
 bench bench-quick: $(COMPARED)
 bench:
 	$(BIN)/python benchmarks/overhead.py
-	for each in train_mlm train_large train_clm train_contrastive train_rank prepare_peers checkpoint startup scaling predict chart; do \
-		$(BIN)/python benchmarks/$$each.py || exit; done
+	for name in train_mlm train_large train_clm train_contrastive train_rank prepare_peers checkpoint startup scaling predict chart; do \
+		$(BIN)/python benchmarks/$$name.py || exit; done
 bench-quick:
 	$(BIN)/python benchmarks/overhead.py --alternations 10 --steps 5
-	$(BIN)/python benchmarks/train_mlm.py --turns 4 --steps 3 --lengths 128 --dropouts 0.1
-	for each in train_clm train_rank; do \
-		$(BIN)/python benchmarks/$$each.py --turns 4 --steps 3 --peers best || exit; done
-	$(BIN)/python benchmarks/train_contrastive.py --turns 4 --steps 1 --peers best
-	$(BIN)/python benchmarks/prepare_peers.py --megabytes 60 --turns 3
-	for each in checkpoint startup; do $(BIN)/python benchmarks/$$each.py --turns 3 || exit; done
-	$(BIN)/python benchmarks/scaling.py --turns 1 --hosts 2 --cases ddp fsdp hsdp
-	$(BIN)/python benchmarks/predict.py --turns 3 --count 1000 --styles default
+	$(BIN)/python benchmarks/train_mlm.py --repeats 4 --steps 3 --lengths 128 --dropouts 0.1
+	for name in train_clm train_rank; do \
+		$(BIN)/python benchmarks/$$name.py --repeats 4 --steps 3 --peers best || exit; done
+	$(BIN)/python benchmarks/train_contrastive.py --repeats 4 --steps 1 --peers best
+	$(BIN)/python benchmarks/prepare_peers.py --megabytes 60 --repeats 3
+	for name in checkpoint startup; do $(BIN)/python benchmarks/$$name.py --repeats 3 || exit; done
+	$(BIN)/python benchmarks/scaling.py --repeats 1 --hosts 2 --cases ddp fsdp hsdp
+	$(BIN)/python benchmarks/predict.py --repeats 3 --count 1000 --styles default
 	$(BIN)/python benchmarks/chart.py
 
 $(COMPARED): $(INSTALLED)
 	$(BIN)/python -m pip install -c constraints.txt -e ".[bench]"
+	touch $@
+
+$(DOCUMENTED): $(INSTALLED)
+	$(BIN)/python -m pip install -c constraints.txt -e ".[docs]"
 	touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -74,7 +90,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e ".[dev,tensorboard,mlflow]"
 	touch $@
 
-# About 7 GB, the CUDA libraries of that torch included; every clone shares it.
+# About 7 GB with the CUDA libraries of that torch; all clones share it.
 $(XLA)/.installed: pyproject.toml constraints-xla.txt
 	$(PYTHON) -m venv $(XLA)
 	$(XLA)/bin/python -m pip install -c constraints-xla.txt -e ".[dev,tensorboard,xla]"

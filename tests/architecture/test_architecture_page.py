@@ -1,0 +1,47 @@
+"""ARCHITECTURE.md lists every module, and short ways through the code whose files exist."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from architecture import packages
+from architecture.tree import ROOT
+
+FLOWS = {
+    "One training step": 20,
+    "One shard of batch inference": 16,
+    "One export": 18,
+    "One restart": 12,
+}
+"""Headings of the flows, and the maximum number of files to open."""
+PATH = re.compile(r"`([\w/]+\.py)`")
+
+
+def read_flow(page: str, heading: str) -> list[str]:
+    """Return the files in the table of a flow."""
+    section = page.partition(f"### {heading}\n")[2]
+    rows = re.split(r"\n#+ ", section, maxsplit=1)[0].splitlines()
+    cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    return [path for cell in cells for path in PATH.findall(cell)]
+
+
+def test_the_package_tables_are_up_to_date() -> None:
+    page = packages.PAGE.read_text(encoding="utf-8")
+    remedy = "run: PYTHONPATH=tests python -m architecture.packages"
+    assert packages.read_tables(page) == packages.build_tables().strip(), remedy
+
+
+@pytest.mark.parametrize("heading", FLOWS)
+def test_a_flow_opens_few_files(heading: str) -> None:
+    paths = read_flow(packages.PAGE.read_text(encoding="utf-8"), heading)
+    missing = [path for path in paths if not (ROOT / "src" / "regauge" / path).is_file()]
+    assert not missing
+    assert 5 < len(paths) <= FLOWS[heading]
+    assert len(set(paths)) == len(paths)
+
+
+def test_a_flow_is_read_from_its_table() -> None:
+    page = "### A\n\n| File | Role |\n| --- | --- |\n| `a/b.py`, `c.py` | x `d.py` |\n\n### B\n"
+    assert read_flow(page, "A") == ["a/b.py", "c.py"]

@@ -123,7 +123,7 @@ def test_a_second_command_only_recomputes_a_missing_file(artifact: Path, tmp_pat
     [
         (["output.dtype=float32"], "output.dtype is 'float16', not 'float32'"),
         (["predict.shard_records=7"], "shard_records is"),
-        (["predict.batch_invariant=false"], "batch_invariant is True there"),
+        (["predict.batch_invariant=false"], "batch_invariant is True, not False"),
         (["output.keep_fields=[]"], "keep_fields"),
     ],
 )

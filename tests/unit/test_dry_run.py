@@ -250,7 +250,7 @@ def test_a_dry_run_shows_that_the_folder_of_another_run_would_be_refused(
     other = done.model_copy(update={"seed": 8})
     answer = dry_run.plan_run(other)
     assert answer["steps"] == 12
-    assert answer["error"].startswith(f"{folder} belongs to another run: seed is 7 there")
+    assert answer["error"].startswith(f"{folder} belongs to another run: seed is 7, not 8")
     with pytest.raises(SettingsError, match="belongs to another run"):
         dry_run.check_run(other)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before

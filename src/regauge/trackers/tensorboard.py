@@ -75,7 +75,10 @@ class TensorBoard(Tracker):
 
 
 def _find_purge_step(run: RunInfo) -> int | None:
-    """Return the step from which earlier events are purged; 0 if no checkpoint was saved."""
+    """Return the step from which earlier events are purged; None in the first attempt.
+
+    All events are purged, from step 0, if the earlier attempt saved no checkpoint.
+    """
     if run.attempt == 1:
         return None
     return run.resumed_step + 1 if run.resumed_step else 0

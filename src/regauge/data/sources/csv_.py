@@ -42,7 +42,7 @@ class Csv(_files.FileSource):
     """Size of a piece in MiB."""
 
     @model_validator(mode="after")
-    def _check_columns(self) -> Csv:
+    def _check_delimiter_and_columns(self) -> Csv:
         if self.delimiter in {self.quote, "\n", "\r"}:
             raise ValueError(f"invalid delimiter {self.delimiter!r}; choose another character")
         for name in (*self.integers, *self.floats):

@@ -126,7 +126,7 @@ def test_a_failed_save_is_logged_and_a_failed_last_save_raises(
     saver = build_saver(tmp_path)
     with monkeypatch.context() as broken:
         broken.setattr(layout, "commit", raise_no_space)
-        saver.save(2, build_tensors(2), {}, {})
+        saver.save(2, build_tensors(2), {})
         with pytest.raises(OSError, match="No space left"):
             saver.wait()
     assert "the checkpoint of step 2 was not saved; training continues" in caplog.text
@@ -142,9 +142,9 @@ def test_the_third_consecutive_failed_save_raises(
     saver = build_saver(tmp_path, async_save=False)
     monkeypatch.setattr(layout, "commit", raise_no_space)
     for step in (2, 4):
-        saver.save(step, build_tensors(step), {}, {})
+        saver.save(step, build_tensors(step), {})
     with pytest.raises(OSError, match="No space left"):
-        saver.save(6, build_tensors(6), {}, {})
+        saver.save(6, build_tensors(6), {})
 
 
 def raise_no_space(*_: object) -> Path:
@@ -154,7 +154,7 @@ def raise_no_space(*_: object) -> Path:
 def test_a_failed_write_names_the_folder_and_a_remedy(tmp_path: Path) -> None:
     saver = build_saver(tmp_path / "root", async_save=False)
     (tmp_path / "root").write_text("a file")
-    saver.save(2, build_tensors(2), {}, {})
+    saver.save(2, build_tensors(2), {})
     with pytest.raises(OSError, match="root"):
         saver.wait()
     with pytest.raises(TransientError, match=r"could not be written to .*free space on that disk"):
@@ -170,15 +170,17 @@ def test_scalars_and_pickles_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_the_checkpoint_with_the_best_metric_is_kept(tmp_path: Path) -> None:
-    saver = build_saver(tmp_path, keep_last=1, best_metric="heldout/loss", best_mode="min")
-    for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5), (4, 2.0)):
-        saver.save(step, build_tensors(step), {}, {"heldout/loss": loss})
-    saver.save(5, build_tensors(5), {}, {})
+def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
+    saver = build_saver(tmp_path, keep_last=1)
+    for step, loss in ((1, 3.0), (2, 2.0), (3, None), (4, None)):
+        best = {"metric": "heldout/loss", "value": loss} if loss else None
+        saver.save(step, build_tensors(step), {}, best)
     saver.wait()
-    assert layout.list_steps(tmp_path) == [5, 2]
-    best = json.loads((tmp_path / layout.BEST).read_text())
-    assert (best["checkpoint"], best["value"]) == (layout.checkpoint_name(2), 2.0)
+    assert layout.list_steps(tmp_path) == [4, 2]
+    document = json.loads((tmp_path / layout.BEST).read_text())
+    assert document["checkpoint"] == layout.checkpoint_name(2)
+    assert (document["metric"], document["value"]) == ("heldout/loss", 2.0)
     assert (
-        load_file(next((tmp_path / best["checkpoint"]).glob("*.safetensors")))["model.a"][0, 0] == 2
+        load_file(next((tmp_path / document["checkpoint"]).glob("*.safetensors")))["model.a"][0, 0]
+        == 2
     )

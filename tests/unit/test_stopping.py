@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -12,8 +13,12 @@ from unittest.mock import patch
 import pytest
 
 from distributed import datasets, jobs
+from regauge.checkpoint.layout import list_steps
 from regauge.errors import NoProgressError, SettingsError
+from regauge.training import trainer
+from regauge.training.context import RunContext
 from regauge.training.gradients import GradientComputer
+from regauge.training.state import TrainState
 
 WHOLE: dict[str, Any] = {"stop": {"steps": 12}, "output": {"checkpoint": {"every_steps": 100}}}
 
@@ -111,6 +116,12 @@ def test_an_unknown_metric_is_refused(changes: dict[str, Any], data: str, tmp_pa
         jobs.train(str(tmp_path), data, "mlm", {**WHOLE, **changes})
 
 
+def test_a_metric_without_a_best_value_is_refused(data: str, tmp_path: Path) -> None:
+    changes = {**WHOLE, "output": {"checkpoint": {"best_metric": "heldout/items"}}}
+    with pytest.raises(SettingsError, match="'heldout/items' has no best value; name another"):
+        jobs.train(str(tmp_path), data, "mlm", changes)
+
+
 def test_a_signal_saves_and_the_same_command_resumes(
     uninterrupted_run: jobs.Lines, data: str, tmp_path: Path
 ) -> None:
@@ -165,18 +176,59 @@ def test_a_line_counts_the_tokens_of_its_interval_also_across_a_save(
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 3
 
 
-def test_the_best_checkpoint_has_an_evaluation(data: str, tmp_path: Path) -> None:
-    """A save between two evaluations has no metric, and does not take an older one."""
-    checkpoint = {
-        "every_steps": 2,
-        "keep_last": 1,
-        "best_metric": "heldout/loss",
-        "best_mode": "min",
+BEST_RUNS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "every evaluation": {"every_steps": 500},
+    "the worst loss": {"best_mode": "max"},
+    "accuracy": {"best_metric": "heldout/accuracy"},
+}
+"""Checkpoint settings, by a name."""
+
+
+@pytest.mark.parametrize("name", BEST_RUNS)
+def test_every_evaluation_can_become_the_best_checkpoint(
+    name: str, data: str, tmp_path: Path
+) -> None:
+    checkpoint = {"every_steps": 4, "keep_last": 1, **BEST_RUNS[name]}
+    changes = {
+        "output": {"checkpoint": checkpoint},
+        "evaluation": {"every_steps": 3},
+        "optimizer": {"learning_rate": 0.3},
     }
-    changes = {"output": {"checkpoint": checkpoint}, "evaluation": {"every_steps": 3}}
-    lines = jobs.train(str(tmp_path), data, "mlm", {**changes, "stop": {"steps": 8}})
+    lines = jobs.train(str(tmp_path), data, "mlm", {**changes, "stop": {"steps": 16}})
     best = json.loads((tmp_path / "checkpoints" / "BEST").read_text())
-    values = {line["step"]: line["heldout/loss"] for line in lines if "heldout/loss" in line}
-    step = int(best["checkpoint"].removeprefix("step-"))
-    assert step in (6, 8)
-    assert best["value"] == min(values[6], values[8]) == values[step]
+    metric = BEST_RUNS[name].get("best_metric", "heldout/loss")
+    values = {line["step"]: line[metric] for line in lines if line["step"] and metric in line}
+    is_minimum = metric == "heldout/loss" and name != "the worst loss"
+    expected = (min if is_minimum else max)(values, key=values.__getitem__)
+    assert (best["metric"], best["value"]) == (metric, values[expected])
+    assert best["checkpoint"] == f"step-{expected:08d}"
+    assert set(list_steps(tmp_path / "checkpoints")) == {16, expected}
+
+
+def test_a_value_that_is_not_finite_is_never_the_best(
+    monkeypatch: pytest.MonkeyPatch, data: str, tmp_path: Path
+) -> None:
+    original = trainer.evaluate
+
+    def evaluate(context: RunContext, state: TrainState) -> dict[str, float]:
+        values = {3: math.nan, 6: -math.inf}
+        metrics = original(context, state)
+        return metrics | {"heldout/loss": values.get(state.step, metrics["heldout/loss"])}
+
+    monkeypatch.setattr(trainer, "evaluate", evaluate)
+    changes = {"evaluation": {"every_steps": 3}, "stop": {"steps": 9}}
+    jobs.train(str(tmp_path), data, "mlm", changes)
+    best = json.loads((tmp_path / "checkpoints" / "BEST").read_text())
+    assert best["checkpoint"] == "step-00000009"
+    assert math.isfinite(best["value"])
+
+
+def test_no_best_checkpoint_is_kept_if_it_is_off(data: str, tmp_path: Path) -> None:
+    changes = {
+        "output": {"checkpoint": {"best_metric": "off", "keep_last": 1}},
+        "evaluation": {"every_steps": 3},
+    }
+    jobs.train(str(tmp_path), data, "mlm", {**changes, "stop": {"steps": 8}})
+    assert not (tmp_path / "checkpoints" / "BEST").exists()
+    assert list_steps(tmp_path / "checkpoints") == [8]

@@ -63,7 +63,7 @@ def export_model(model: Path, target: Path, weight_format: WeightFormat) -> Path
 
 def read_checkpoint_weights(run: Path, step: Literal["latest", "best"] | int) -> dict[str, Tensor]:
     """Return the weights of a run's checkpoint, whole and in fp32, by the names of the model."""
-    root = run / "checkpoints"
+    root = run / layout.CHECKPOINTS
     if step == "latest":
         path = find_newest(root, World())
     elif step == "best":

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+CHECKPOINTS = "checkpoints"
+"""Subfolder of the checkpoints in the output folder of a run."""
 MANIFEST = "manifest.json"
 STATE = "state.json"
 MAX_DOCUMENT_BYTES = 1 << 26

@@ -71,18 +71,19 @@ class Saver:
         step: int,
         values: dict[str, Tensor],
         state: dict[str, Any],
-        metrics: dict[str, float],
+        best: dict[str, Any] | None = None,
     ) -> None:
         """Save tensors and a JSON state as a step's checkpoint.
 
-        Call `wait_for_copies` before the tensors change. First waits for the save in progress, and
+        `best` is the metric and the value of this step if it is the best step so far. Call
+        `wait_for_copies` before the tensors change. First waits for the save in progress, and
         handles its failure as `check_save` does.
         """
         self.check_save(wait=True)
         self._step = step
         local_values = {name: _clone_shard(value) for name, value in values.items()}
         self._has_copied.clear()
-        self._save_in_progress = _start_thread(self._write, step, local_values, state, metrics)
+        self._save_in_progress = _start_thread(self._write, step, local_values, state, best)
         if not self._settings.async_save:
             self.check_save(wait=True)
 
@@ -134,7 +135,7 @@ class Saver:
         step: int,
         values: dict[str, Tensor],
         state: dict[str, Any],
-        metrics: dict[str, float],
+        best: dict[str, Any] | None,
     ) -> None:
         staging = layout.staging_folder(self._root, step)
         on_point = partial(self._on_point, step=step)
@@ -162,7 +163,9 @@ class Saver:
                 final = layout.commit(self._root, step, all_files, on_point)
                 if self._remote:
                     self._remote.commit(final / layout.MANIFEST, step)
-                self._keep_best(step, metrics)
+                if best is not None:
+                    document = {"checkpoint": layout.checkpoint_name(step), **best}
+                    write_json(self._root / layout.BEST, document)
                 on_point("retention")
                 layout.retain(self._root, self._settings.keep_last, step)
                 if self._remote:
@@ -227,21 +230,6 @@ class Saver:
                 raise TransientError(f"another process could not save: {message}", "see its log")
         if problem is not None:
             raise problem
-
-    def _keep_best(self, step: int, metrics: dict[str, float]) -> None:
-        """Write BEST if the metric of this step is the best one so far."""
-        metric = self._settings.best_metric
-        if metric is None or metric not in metrics:
-            return
-        value, best = metrics[metric], layout.read_best(self._root)
-        sign = 1 if self._settings.best_mode == "max" else -1
-        if best is None or sign * value > sign * best["value"]:
-            document = {
-                "checkpoint": layout.checkpoint_name(step),
-                "metric": metric,
-                "value": value,
-            }
-            write_json(self._root / layout.BEST, document)
 
 
 def _start_thread(work: Callable[..., T], *arguments: Any) -> Future[T]:

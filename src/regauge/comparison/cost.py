@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from regauge.planning.catalog import find_chip, find_price
 from regauge.planning.settings import Price
-from regauge.results.evaluation_table import lower_is_better
 from regauge.results.run_folder import COST_KEYS
+from regauge.tasks import lower_is_better
 from regauge.training.settings import Target
 from regauge.units import SECONDS_PER_HOUR
 

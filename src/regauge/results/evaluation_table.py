@@ -8,9 +8,7 @@ from math import isfinite
 from typing import Any
 
 from regauge.results import formatting
-
-LOWER_IS_BETTER = ("loss", "perplexity", "error", "seconds", "latency", "usd", "bytes")
-"""A metric is better when smaller if its name contains one of these words."""
+from regauge.tasks import lower_is_better
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,6 @@ class EvaluationTable:
         pairs = zip(self.names, (row[column] for row in self.values), strict=True)
         finite = [(name, value) for name, value in pairs if value is not None and isfinite(value)]
         return sorted(finite, key=lambda pair: pair[1], reverse=not lower_is_better(metric))
-
-
-def lower_is_better(metric: str) -> bool:
-    """Return whether a smaller value of this metric is better."""
-    return any(word in metric.lower() for word in LOWER_IS_BETTER)
 
 
 def build_table(document: dict[str, Any]) -> EvaluationTable:

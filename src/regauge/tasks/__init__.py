@@ -35,6 +35,17 @@ MetricSums = dict[str, tuple[Any, Any]]
 ITEMS = "items"
 """Metric name of the number of items (rows, tokens or queries) that the means are taken over."""
 
+LOWER_IS_BETTER = ("loss", "perplexity", "error", "seconds", "latency", "usd", "bytes")
+"""A metric is better when lower if its name contains one of these words."""
+
+UNORDERED = ("calibration", "items")
+"""Metrics without a best value: one is best at 1, the other is a count."""
+
+
+def lower_is_better(metric: str) -> bool:
+    """Return whether a lower value of a metric is better, by its name."""
+    return any(word in metric.lower() for word in LOWER_IS_BETTER)
+
 
 class Task(Choice):
     """A training objective with its batches, model head and metrics."""

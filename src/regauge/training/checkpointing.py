@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from regauge import jsonl
 from regauge.checkpoint.loading import load_checkpoint
-from regauge.errors import DataError
+from regauge.errors import DataError, SettingsError
 from regauge.supervision.cost_meter import write_last_seen
+from regauge.tasks import UNORDERED, lower_is_better
 from regauge.training import optimizer as optimizers
 from regauge.training.guards import check_replicas
 from regauge.training.ledger import LEDGER
@@ -28,14 +30,49 @@ def save_checkpoint(context: RunContext, state: TrainState, metrics: dict[str, f
 
     `metrics` is the evaluation of this step, or empty.
     """
+    best = None
+    if is_best(context, state, metrics):
+        metric = best_metric(context)
+        state.best_value = metrics[metric]
+        best = {"metric": metric, "value": state.best_value}
     with context.hooks.phase("checkpoint"):
         check_replicas(state.model.replicated_tensors(), context.world, state.step)
         document = build_document(context, state)
         if context.world.is_main_process:
             write_last_seen(context.folder)
-        context.saver.save(state.step, state.tensors(), document, metrics)
+        context.saver.save(state.step, state.tensors(), document, best)
         if context.accelerator.is_lazy:  # operations of two threads would be one graph
             context.saver.wait_for_copies()
+
+
+def best_metric(context: RunContext) -> str:
+    """Return the metric that selects the best checkpoint; empty if no checkpoint is the best.
+
+    Raises SettingsError for a metric that has no best value.
+    """
+    metric = context.settings.output.checkpoint.best_metric
+    if metric.rpartition("/")[2] in UNORDERED:
+        problem = f"output.checkpoint.best_metric = '{metric}' has no best value"
+        raise SettingsError(problem, "name another metric, such as heldout/loss")
+    if metric == "off" or not context.heldout:
+        return ""
+    return f"{next(iter(context.heldout))}/loss" if metric == "auto" else metric
+
+
+def is_best(context: RunContext, state: TrainState, metrics: dict[str, float]) -> bool:
+    """Return whether this evaluation is the best one so far.
+
+    Equal on all processes, because the best value is part of the state. A value that is not finite
+    is never the best.
+    """
+    metric = best_metric(context)
+    value = metrics.get(metric, math.nan)
+    if not math.isfinite(value):
+        return False
+    mode = context.settings.output.checkpoint.best_mode
+    is_minimum = lower_is_better(metric) if mode == "auto" else mode == "min"
+    sign = -1 if is_minimum else 1
+    return state.best_value is None or sign * value > sign * state.best_value
 
 
 def build_document(context: RunContext, state: TrainState) -> dict[str, Any]:
@@ -50,6 +87,7 @@ def build_document(context: RunContext, state: TrainState) -> dict[str, Any]:
         "loss_scale": state.loss_scale.state(),
         "guard": state.guard.state(),
         "initial_metrics": state.initial_metrics,
+        "best_value": state.best_value,
         "schedule_offset": state.lr_schedule.offset,
         "ledger": context.ledger.state(),
     }
@@ -86,6 +124,7 @@ def restore(context: RunContext, state: TrainState, path: Path) -> dict[str, Any
     state.model.clear_gradients()
     state.step = state.resumed_step = document["step"]
     state.initial_metrics = document["initial_metrics"]
+    state.best_value = document["best_value"]
     state.lr_schedule.offset = document.get("schedule_offset", 0)
     state.loss_scale.restore(document["loss_scale"])
     state.guard.restore(document["guard"])

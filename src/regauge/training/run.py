@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from regauge.checkpoint.layout import list_steps
+from regauge.checkpoint.layout import list_steps, parse_step, read_best
 from regauge.choices import did_you_mean
 from regauge.config import FORMAT, dump
 from regauge.errors import PreflightError, SettingsError
@@ -21,7 +21,7 @@ from regauge.supervision import channel
 from regauge.supervision.channel import WorkerReporter
 from regauge.trackers import RunInfo, start_trackers
 from regauge.training import run_record
-from regauge.training.checkpointing import resume_latest, take_over
+from regauge.training.checkpointing import best_metric, resume_latest, take_over
 from regauge.training.compile.decision import resolve_compile
 from regauge.training.compile.warmup import finalize_state, warm_up
 from regauge.training.export_models import write_models
@@ -103,8 +103,8 @@ def _check_disk(context: RunContext, state: TrainState) -> None:
     count = sum(weight.numel() for weight in weights if weight.requires_grad)
     needed = count * VALUES_PER_WEIGHT * torch.float32.itemsize
     free = free_bytes(context.folder)
-    copies = options.keep_last + 1 + (options.best_metric is not None)
-    existing = len(list_steps(context.folder / "checkpoints"))
+    copies = options.keep_last + 1 + bool(best_metric(context))
+    existing = len(list_steps(context.settings.output.checkpoint_folder))
     problem = f"a checkpoint needs about {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
     if free < needed:
         remedy = "free some space, or set another output.folder"
@@ -162,9 +162,10 @@ def _check_metrics(context: RunContext, state: TrainState) -> None:
     """Raise SettingsError for a metric that the run needs and no evaluation measures."""
     settings, known = context.settings, tuple(state.initial_metrics)
     target, best = settings.stop.target, settings.output.checkpoint.best_metric
+    is_named = best not in {"auto", "off"}
     needed = {
         "stop.target.metric": target.metric if target else None,
-        "output.checkpoint.best_metric": best,
+        "output.checkpoint.best_metric": best if is_named else None,
     }
     for key, name in needed.items():
         if name is not None and name not in known:
@@ -176,6 +177,14 @@ def _finish(context: RunContext, state: TrainState, outcome: Outcome) -> dict[st
     """Write the final models and the result; return the result."""
     context.seal_cache()
     write_models(context, state)
+    best = read_best(context.settings.output.checkpoint_folder)
+    best_step = parse_step(best["checkpoint"]) if best else None
+    if best and best_step != state.step and context.world.is_main_process:
+        message = (
+            "the final model is of step %d; the best %s, %.4g, is of step %d: export it with %s"
+        )
+        command = f"'regauge export {context.folder} export.step=best'"
+        logger.info(message, state.step, best["metric"], best["value"], best_step, command)
     result = {
         "format": FORMAT,
         "output": str(context.folder),
@@ -183,6 +192,7 @@ def _finish(context: RunContext, state: TrainState, outcome: Outcome) -> dict[st
         "stop_reason": outcome.stop_reason,
         "initial_metrics": state.initial_metrics,
         "metrics": outcome.metrics,
+        "best_step": best_step,
         "seconds": round(context.ledger.total_seconds, 3),
         "tokens": context.ledger.tokens,
         **context.ledger.cost.document,

@@ -229,7 +229,7 @@ def _saver(settings: TrainSettings, world: World, hooks: Hooks, reporter: Worker
         if point == "rename":
             reporter.check_owner()
 
-    root = Path(settings.output.folder) / "checkpoints"
+    root = settings.output.checkpoint_folder
     return Saver(root, settings.output.checkpoint, world, at_point, reporter.heartbeat.beat)
 
 

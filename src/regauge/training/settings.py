@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
 )
 
 from regauge.accelerators import Accelerator
+from regauge.checkpoint.layout import CHECKPOINTS
 from regauge.checkpoint.settings import Checkpoint
 from regauge.config import Settings, build, choice_of, dump, parse_choice
 from regauge.data.settings import DataSettings, MixEntry
@@ -188,6 +190,11 @@ class Output(Settings):
     """Steps between two lines of training metrics."""
     checkpoint: Checkpoint = Checkpoint()
     """When checkpoints are saved, and how many are kept."""
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """The folder of the run's checkpoints."""
+        return Path(self.folder) / CHECKPOINTS
 
 
 class Batch(Settings):

@@ -41,6 +41,8 @@ class TrainState:
     """The step of the checkpoint that this attempt started from; 0 for none."""
     initial_metrics: dict[str, float] = field(default_factory=dict)
     """The held-out metrics before the first step."""
+    best_value: float | None = None
+    """The best value of the metric that selects the best checkpoint; None before the first."""
 
     @property
     def weights_checksum(self) -> str:

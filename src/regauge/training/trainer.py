@@ -16,7 +16,7 @@ from regauge.data.loader import prefetch_batches
 from regauge.errors import LimitReachedError, PreemptedError, RegaugeError
 from regauge.log import logger
 from regauge.supervision.signals import SignalHandler
-from regauge.training.checkpointing import save_checkpoint
+from regauge.training.checkpointing import is_best, save_checkpoint
 from regauge.training.compile.warmup import RecompileMonitor
 from regauge.training.generation import SAMPLES, generate_samples
 from regauge.training.guards import check_replicas
@@ -80,7 +80,9 @@ def train(context: RunContext, state: TrainState, trackers: TrackerGroup) -> Out
                 if settings.stop.target and settings.stop.target.is_reached(metrics):
                     outcome.stop_reason = f"reached {settings.stop.target.metric}"
             is_over = is_last or stop != NO_STOP or outcome.stop_reason != "finished"
-            is_save_due = _is_due(state.step, settings.output.checkpoint.every_steps)
+            is_save_due = is_best(context, state, metrics) or _is_due(
+                state.step, settings.output.checkpoint.every_steps
+            )
             if is_over or (is_save_due and state.guard.raise_if_needed(state.step)):
                 context.metrics.all_reduce_counts()
                 save_checkpoint(context, state, metrics)

@@ -37,7 +37,7 @@ def check_source(origin: InitFrom) -> None:
 
 def find_checkpoint(origin: InitFrom) -> Path:
     """Return the checkpoint to start from; for a final model the latest one."""
-    root = Path(origin.path) / "checkpoints"
+    root = Path(origin.path) / layout.CHECKPOINTS
     steps = layout.list_steps(root)
     if origin.step == "best":
         best = layout.read_best(root)

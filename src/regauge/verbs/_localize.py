@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import accelerators, config, files, jsonl, verbs
-from regauge.checkpoint.layout import checkpoint_name, list_steps
+from regauge.checkpoint.layout import CHECKPOINTS, checkpoint_name, list_steps
 from regauge.comparison.gaps import relative_difference
 from regauge.comparison.verdict import ROUNDING_TOLERANCE
 from regauge.errors import InconclusiveError
@@ -66,9 +66,9 @@ def localize_divergence(
         raise InconclusiveError(problem, "compare runs that differ")
     last_step = parity.first_divergence.gap.step
     equal_step = max((gap.step for gap in parity.loss_gaps if gap.step < last_step), default=0)
-    saved_steps = (step for step in list_steps(runs[0] / "checkpoints") if step <= equal_step)
+    saved_steps = (step for step in list_steps(runs[0] / CHECKPOINTS) if step <= equal_step)
     first_step = max(saved_steps, default=0)
-    checkpoint = str(runs[0] / "checkpoints" / checkpoint_name(first_step)) if first_step else None
+    checkpoint = str(runs[0] / CHECKPOINTS / checkpoint_name(first_step)) if first_step else None
     sides = _read_sides(runs, folder)
     for name, side in sides.items():
         _replay(side, folder / name, {"until": last_step, "checkpoint": checkpoint})
@@ -100,7 +100,7 @@ def _compute_step(
     start = {"checkpoint": checkpoint, "save_at_step": step} if step else {}
     _replay(baseline, folder / "baseline", {**options, **start})
     if step:
-        options["checkpoint"] = str(folder / "baseline" / "checkpoints" / checkpoint_name(step))
+        options["checkpoint"] = str(folder / "baseline" / CHECKPOINTS / checkpoint_name(step))
     _replay(candidate, folder / "candidate", options)
     reference_side = Side(config.merge(baseline.tables, REFERENCE_TABLES), None)
     _replay(reference_side, folder / "reference", {**options, "float64": float64})

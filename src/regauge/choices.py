@@ -93,7 +93,7 @@ def summary(folder: str, name: str) -> str:
     path = PACKAGE.parent / (module_name(folder, name).replace(".", "/") + ".py")
     if not path.exists():
         return "Defined in another package."
-    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
 def allow_imports(value: Any, folder: Path | None = None) -> None:

@@ -78,7 +78,9 @@ class WorkerJob:
 def receive_job() -> WorkerJob:
     """Return the job for which `run_worker` started this process."""
     path = Path(sys.argv[1])
-    return WorkerJob(json.loads(path.read_text()), int(os.environ["RANK"]), path.with_name(LINES))
+    return WorkerJob(
+        json.loads(path.read_text(encoding="utf-8")), int(os.environ["RANK"]), path.with_name(LINES)
+    )
 
 
 def run_worker(
@@ -187,7 +189,7 @@ def _write_request(folder: Path, request: Mapping[str, Any], size: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in (LINES, *(f"{rank}.log" for rank in range(size))):
         (folder / name).unlink(missing_ok=True)
-    (folder / REQUEST).write_text(json.dumps(request))
+    (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
 
 
 def _spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) -> Child:
@@ -201,5 +203,5 @@ def _kill_group(child: Child) -> None:
 
 
 def _last_lines(log: Path) -> tuple[str, ...]:
-    text = log.read_text(errors="replace") if log.exists() else ""
+    text = log.read_text(errors="replace", encoding="utf-8") if log.exists() else ""
     return tuple(text.strip().splitlines()[-LAST_LINES:])

@@ -57,7 +57,7 @@ def min_plausible_rate(
 
 def read_clock_hz(cpuinfo: Path) -> float:
     """Return the base clock in the processor's name, else the current clock, else 1 GHz."""
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     for pattern, unit in ((_NOMINAL, 1e9), (_CURRENT, 1e6)):
         if (match := pattern.search(text)) and (clock := float(match[1]) * unit) > 0:
             return clock

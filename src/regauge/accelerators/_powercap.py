@@ -27,7 +27,7 @@ class EnergyCounter:
 
     def read(self) -> int:
         """Return the microjoules since an unspecified moment."""
-        return int(self.file.read_text())
+        return int(self.file.read_text(encoding="utf-8"))
 
 
 def find_counters(root: Path = ROOT) -> tuple[EnergyCounter, ...]:
@@ -35,9 +35,9 @@ def find_counters(root: Path = ROOT) -> tuple[EnergyCounter, ...]:
     counters = []
     for zone in sorted(root.glob("*")):
         try:
-            if not (zone / "name").read_text().startswith("package"):
+            if not (zone / "name").read_text(encoding="utf-8").startswith("package"):
                 continue
-            max_microjoules = int((zone / "max_energy_range_uj").read_text())
+            max_microjoules = int((zone / "max_energy_range_uj").read_text(encoding="utf-8"))
             counter = EnergyCounter(zone / "energy_uj", max_microjoules)
             counter.read()
         except (OSError, ValueError):

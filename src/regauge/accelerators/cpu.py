@@ -190,14 +190,14 @@ class Cpu(Accelerator):
 @cache
 def instructions() -> frozenset[str]:
     """Return the instruction sets that the kernel reports."""
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
 
 
 def _read_kibibytes(path: Path, name: str) -> int | None:
     """Return the value of a line in a file of the kernel, which is in KiB."""
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
 
 
@@ -205,8 +205,13 @@ def _free_cgroup_bytes() -> int | None:
     """Return the free memory of this control group, or None if it has no limit."""
     for root, limit, used, cached in CGROUPS:
         try:
-            free = int((root / limit).read_text()) - int((root / used).read_text())
-            counts = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+            free = int((root / limit).read_text(encoding="utf-8")) - int(
+                (root / used).read_text(encoding="utf-8")
+            )
+            counts = dict(
+                line.split()
+                for line in (root / "memory.stat").read_text(encoding="utf-8").splitlines()
+            )
         except (OSError, ValueError):  # no such group, or its limit is the word "max"
             continue
         return max(0, free + int(counts.get(cached, 0)))
@@ -214,7 +219,7 @@ def _free_cgroup_bytes() -> int | None:
 
 
 def _model_name() -> str:
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "CPU")
 

@@ -127,5 +127,7 @@ class Neuron(XlaDevice):
     def _target(self) -> str | None:
         if self.target != "auto":
             return self.target
-        family = PRODUCT.read_text().split(".")[0].strip() if PRODUCT.exists() else ""
+        family = (
+            PRODUCT.read_text(encoding="utf-8").split(".")[0].strip() if PRODUCT.exists() else ""
+        )
         return family if family in ("trn1", "trn2", "inf2") else None

@@ -66,7 +66,9 @@ def _count_tpu_chips() -> int:
     num_chips = 0
     for device in Path("/sys/bus/pci/devices").glob("*"):
         try:
-            vendor, product = ((device / name).read_text().strip() for name in ("vendor", "device"))
+            vendor, product = (
+                (device / name).read_text(encoding="utf-8").strip() for name in ("vendor", "device")
+            )
         except OSError:
             continue
         num_chips += vendor == GOOGLE_PCI_VENDOR and product in TPU_PCI_DEVICES

@@ -105,7 +105,7 @@ class OnnxBackend(Backend):
             )
         model: Any = exported.model  # type: ignore[union-attr]  # None only if torch writes a file
         used = _externalize_weights(model, names)
-        (folder / WEIGHT_NAMES_FILE).write_text(json.dumps(used))
+        (folder / WEIGHT_NAMES_FILE).write_text(json.dumps(used), encoding="utf-8")
         onnx_ir.save(model, folder / GRAPH_FILE)
 
     def load(self, payload: Payload, context: ExecutionContext) -> Runner:
@@ -114,7 +114,9 @@ class OnnxBackend(Backend):
         accelerator = context.accelerator
         accelerator.set_precision(payload.precision)
         options = accelerator.onnx_options(context.device.index or 0, payload.precision)
-        names: list[str] = json.loads((payload.folder / WEIGHT_NAMES_FILE).read_text())
+        names: list[str] = json.loads(
+            (payload.folder / WEIGHT_NAMES_FILE).read_text(encoding="utf-8")
+        )
         tensors = payload.read_weights()
         weights = {name: tensors[name].detach().contiguous().numpy() for name in names}
         session = onnxruntime.InferenceSession(

@@ -252,7 +252,9 @@ def _fill_tokens(tensor: Tensor, batch: BucketBatch, vocabulary_size: int, seed:
 def _find_vocabulary_size(artifact: Artifact) -> int:
     """Return the size of the model's vocabulary; 2 if its configuration has none."""
     path = artifact.folder / MODEL / "config.json"
-    size = json.loads(path.read_text()).get("vocab_size") if path.is_file() else None
+    size = (
+        json.loads(path.read_text(encoding="utf-8")).get("vocab_size") if path.is_file() else None
+    )
     return size if isinstance(size, int) else 2
 
 

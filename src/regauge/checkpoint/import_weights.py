@@ -103,7 +103,7 @@ def _find_weights_in_folder(origin: Path) -> Path:
     if origin.is_file() or (origin / METADATA_FILE).is_file() or has_safetensors:
         return origin
     tag = origin / "latest"
-    folder = origin / tag.read_text().strip() if tag.is_file() else origin
+    folder = origin / tag.read_text(encoding="utf-8").strip() if tag.is_file() else origin
     zero_shards = list(folder.glob(f"zero_pp_rank_*_{SHARD}"))
     shards = sorted(folder.glob(SHARD))
     if zero_shards:

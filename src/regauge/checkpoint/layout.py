@@ -149,7 +149,7 @@ def _read_file_list(path: Path) -> dict[str, Any] | str:
         for document in (MANIFEST, STATE):
             if (path / document).stat().st_size > MAX_DOCUMENT_BYTES:
                 return f"{path / document} is larger than {MAX_DOCUMENT_BYTES:,} bytes"
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         files: dict[str, Any] = dict(manifest["files"])
         check_format(manifest, path / MANIFEST, "save it again")
     except FileNotFoundError as error:
@@ -164,14 +164,14 @@ def _read_file_list(path: Path) -> dict[str, Any] | str:
 
 def read_state(path: Path) -> dict[str, Any]:
     """Return a checkpoint's state document."""
-    document: dict[str, Any] = json.loads((path / STATE).read_text())
+    document: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
     return document
 
 
 def read_best(root: Path) -> dict[str, Any] | None:
     """Return the folder name, metric and value of the best checkpoint; None if none is kept."""
     try:
-        document: dict[str, Any] = json.loads((root / BEST).read_text())
+        document: dict[str, Any] = json.loads((root / BEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return document if (root / document["checkpoint"]).is_dir() else None

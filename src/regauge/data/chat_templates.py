@@ -89,7 +89,9 @@ class ChatTemplate:
 @cache
 def load_template(tokenizer: Path, name: str | None) -> ChatTemplate:
     """Return the template with this name or path, or the tokenizer's template; cached."""
-    return ChatTemplate(tokenizer, None if name is None else find_template_file(name).read_text())
+    return ChatTemplate(
+        tokenizer, None if name is None else find_template_file(name).read_text(encoding="utf-8")
+    )
 
 
 def find_template_file(name: str) -> Path:
@@ -107,16 +109,18 @@ def has_template(tokenizer: Path) -> bool:
     if (tokenizer / TEMPLATE_FILE).is_file():
         return True
     path = tokenizer / CONFIG
-    return path.is_file() and bool(json.loads(path.read_text()).get("chat_template"))
+    return path.is_file() and bool(
+        json.loads(path.read_text(encoding="utf-8")).get("chat_template")
+    )
 
 
 def install_template(tokenizer: Path, template: Path) -> None:
     """Write a template to a tokenizer's folder; the tokenizer then parses special tokens."""
     (tokenizer / TEMPLATE_FILE).write_bytes(template.read_bytes())
     path = tokenizer / CONFIG
-    config = json.loads(path.read_text()) if path.is_file() else {}
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if config.pop("split_special_tokens", False):
-        path.write_text(json.dumps(config, indent=2) + "\n")
+        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def parse_conversation(record: Mapping[str, Value]) -> Messages | None:

@@ -213,7 +213,7 @@ def train_tokenizer(texts: Iterator[list[str]], settings: TokenizerSettings, fol
         "split_special_tokens": True,
         **{f"{role}_token": token for role, token in ROLES.items()},
     }
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
@@ -286,7 +286,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in ("special_tokens_map.json", CONFIG):
         if (folder / name).exists():
-            merged |= json.loads((folder / name).read_text())
+            merged |= json.loads((folder / name).read_text(encoding="utf-8"))
     return merged or {f"{role}_token": token for role, token in ROLES.items()}
 
 

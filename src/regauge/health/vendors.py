@@ -52,7 +52,12 @@ def _run(command: tuple[str, ...]) -> tuple[int, list[str]]:
     """Return the exit code of a command and its output lines that are not empty."""
     try:
         process = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return 124, [f"no answer in {TIMEOUT_SECONDS} s"]

@@ -54,7 +54,7 @@ def find_weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS_FILE).is_file():
         return [folder / WEIGHTS_FILE]
     if (folder / INDEX_FILE).is_file():
-        table = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
+        table = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"]
         files = [folder / name for name in sorted(set(table.values()))]
         for file in files:
             if not file.is_file():
@@ -247,7 +247,7 @@ class WeightFileWriter:
             table |= dict.fromkeys(names, file)
         document = {"metadata": {"total_size": self._total_bytes}, "weight_map": table}
         (self._folder / INDEX_FILE).write_text(
-            json.dumps(document, indent=2, sort_keys=True) + "\n"
+            json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8"
         )
 
     def _temporary_path(self, number: int) -> Path:

@@ -131,7 +131,7 @@ def read_batches(folder: Path, number: int) -> Iterator[pa.RecordBatch]:
 def read_counts(folder: Path, number: int) -> Counts | None:
     """Return the counts of a piece, or None if it is not done."""
     path = folder / f"{number:06d}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def commit_counts(folder: Path, number: int, counts: Counts) -> Counts:

@@ -88,7 +88,7 @@ class Attempt:
         All nodes of a run return the failure that they agree on.
         """
         self._spec.write()
-        (self._scratch / "run.json").write_text(json.dumps(dump(self._settings)))
+        (self._scratch / "run.json").write_text(json.dumps(dump(self._settings)), encoding="utf-8")
         with closing(HeartbeatTable(self._scratch / HEARTBEATS, self._size)) as heartbeats:
             self._group.publish_beats(heartbeats.total_beats)
             local_failure = self._run_processes(heartbeats)

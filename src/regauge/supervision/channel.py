@@ -76,7 +76,7 @@ class AttemptSpec:
         """Write the specification to the scratch folder."""
         document = asdict(self)
         del document["scratch"]
-        (self.scratch / SPEC).write_text(json.dumps(document))
+        (self.scratch / SPEC).write_text(json.dumps(document), encoding="utf-8")
 
 
 def read_spec() -> AttemptSpec | None:
@@ -84,7 +84,7 @@ def read_spec() -> AttemptSpec | None:
     scratch = os.environ.get(processes.SUPERVISED_VARIABLE)
     if scratch is None:
         return None
-    document = json.loads((Path(scratch) / SPEC).read_text())
+    document = json.loads((Path(scratch) / SPEC).read_text(encoding="utf-8"))
     return AttemptSpec(Path(scratch), **{**document, "meter": parse_meter(document["meter"])})
 
 
@@ -138,7 +138,7 @@ class WorkerReporter:
             yield
             return
         scratch = self.spec.scratch
-        stack = (scratch / f"stack-{self._number}.txt").open("w")
+        stack = (scratch / f"stack-{self._number}.txt").open("w", encoding="utf-8")
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         faulthandler.enable(file=stack, all_threads=True)
         signal.signal(signal.SIGTERM, _raise_preempted)
@@ -235,7 +235,7 @@ class WorkerReports:
 def read_text(path: Path) -> str:
     """Return the text of a file; empty if it cannot be read."""
     try:
-        return path.read_text(errors="replace")
+        return path.read_text(errors="replace", encoding="utf-8")
     except OSError:
         return ""
 

@@ -106,7 +106,7 @@ def parse_meter(document: dict[str, Any]) -> CostMeter:
 def read_last_seen(folder: Path) -> float | None:
     """Return the time at which a run was last alive, in seconds since the epoch, or None."""
     try:
-        return float((folder / LAST_SEEN).read_text())
+        return float((folder / LAST_SEEN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 

@@ -42,12 +42,12 @@ class FolderLock:
         try:
             self._lock.enter_context(hold_lock(file, self._wait_seconds))
         except BlockingIOError:
-            owner = file.read_text().strip() or "another process"
+            owner = file.read_text(encoding="utf-8").strip() or "another process"
             raise SettingsError(
                 f"{self._folder} is being written by {owner}",
                 "wait until it ends, stop it, or set another output.folder",
             ) from None
-        file.write_text(f"process {os.getpid()} of {socket.gethostname()}\n")
+        file.write_text(f"process {os.getpid()} of {socket.gethostname()}\n", encoding="utf-8")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,7 +67,7 @@ class FolderLock:
 def is_current(folder: Path, token: str) -> bool:
     """Return whether a token still gives the right to publish."""
     try:
-        return (folder / ATTEMPT_TOKEN).read_text().strip() == token
+        return (folder / ATTEMPT_TOKEN).read_text(encoding="utf-8").strip() == token
     except OSError:
         return False
 

@@ -109,7 +109,7 @@ def _run_module(request: dict[str, Any]) -> None:
     """Run a module as `python -m` does."""
     os.environ.update(request["variables"])
     with suppress(OSError):
-        Path("/proc/self/comm").write_text(f"rank {os.environ['RANK']}")
+        Path("/proc/self/comm").write_text(f"rank {os.environ['RANK']}", encoding="utf-8")
     _, module, *arguments = request["command"]
     sys.argv = ["", *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

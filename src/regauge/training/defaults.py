@@ -273,7 +273,7 @@ class Rank0Decision:
     def read(self) -> dict[str, Any] | None:
         """Return the decision of exactly these inputs; None if there is none."""
         try:
-            document: dict[str, Any] = json.loads(self.file.read_text())
+            document: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         return document if document["key"] == self.key else None

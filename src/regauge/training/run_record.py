@@ -75,7 +75,7 @@ def read_run(folder: Path) -> Tables | None:
     if not path.exists():
         return None
     try:
-        document: Tables = json.loads(path.read_text())
+        document: Tables = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         raise SettingsError(f"{path} is damaged", "name another output.folder") from None
     check_format(document.get(RUN_IDENTITY), path, "name another output.folder")
@@ -185,7 +185,7 @@ def _check_empty(folder: Path) -> None:
 def _read_previous_variables(folder: Path) -> Any:
     """Return the environment variables that the previous attempt recorded; None if unknown."""
     try:
-        return json.loads((folder / ENVIRONMENT).read_text())["variables"]
+        return json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["variables"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

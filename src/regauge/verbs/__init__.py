@@ -169,7 +169,7 @@ def run_in_processes(
     """
     folder.mkdir(parents=True, exist_ok=True)
     request = folder / ".request.json"
-    request.write_text(json.dumps(config.dump(settings)))
+    request.write_text(json.dumps(config.dump(settings)), encoding="utf-8")
     command = [sys.executable, "-m", "regauge", verb, str(request), *arguments]
     code = processes.run_processes(command, size, folder / "ranks")
     if code:

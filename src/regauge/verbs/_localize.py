@@ -138,7 +138,7 @@ def _write_fault_plan(run: Path, plan: Path) -> str | None:
     ]
     # Every rank records a fault of all ranks; the plan must contain it once.
     unique = {json.dumps(fault): fault for fault in faults}
-    plan.write_text(json.dumps({"fault": list(unique.values())}))
+    plan.write_text(json.dumps({"fault": list(unique.values())}), encoding="utf-8")
     return str(plan)
 
 
@@ -147,7 +147,7 @@ def _replay(side: Side, folder: Path, options: dict[str, Any]) -> None:
     replay = {name: value for name, value in options.items() if value is not None}
     replay |= {"fault_plan": side.fault_plan} if side.fault_plan else {}
     done = folder / DONE
-    if done.exists() and json.loads(done.read_text()) == replay:
+    if done.exists() and json.loads(done.read_text(encoding="utf-8")) == replay:
         return
     (folder / "replay.jsonl").unlink(missing_ok=True)
     tables = {**side.tables, "output": {"folder": str(folder)}, "replay": replay}

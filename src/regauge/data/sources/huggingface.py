@@ -165,7 +165,7 @@ class HuggingFace(Source):
 def _read_value(path: Path, key: str) -> Any:
     """Return a value of a file that `save_to_disk` wrote."""
     try:
-        return json.loads(path.read_text())[key]
+        return json.loads(path.read_text(encoding="utf-8"))[key]
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{path} has no '{key}'", "save the dataset again") from None
 

@@ -138,7 +138,7 @@ def _build_largest_batches(
 def _prefer_oom_kill() -> None:
     """Make the kernel's out-of-memory killer prefer this process."""
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def list_entries(root: Path) -> list[dict[str, Any]]:
 def read_entry(folder: Path) -> dict[str, Any] | None:
     """Return the content of `entry.json`; None if it is missing or unreadable."""
     try:
-        document: dict[str, Any] = json.loads((folder / ENTRY).read_text())
+        document: dict[str, Any] = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return document

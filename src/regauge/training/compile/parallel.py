@@ -87,13 +87,17 @@ def _build_command(settings: TrainSettings, root: Path, part: str) -> list[str]:
     root.mkdir()
     run_file = root / "run.json"
     changes = {"execution": {"compile_cache": str(root)}, "output": {"folder": str(root / "run")}}
-    run_file.write_text(json.dumps(merge(dump(settings), changes)))
+    run_file.write_text(json.dumps(merge(dump(settings), changes)), encoding="utf-8")
     return [sys.executable, "-m", "regauge", "compile", str(run_file), "--part", part]
 
 
 def _run_commands(commands: list[list[str]], logs: Path, variables: Mapping[str, str]) -> None:
     code = processes.run_commands(commands, logs, variables)
     if code:
-        texts = [text for log in sorted(logs.glob("*.log")) if (text := log.read_text().strip())]
+        texts = [
+            text
+            for log in sorted(logs.glob("*.log"))
+            if (text := log.read_text(encoding="utf-8", errors="replace").strip())
+        ]
         message = texts[0].splitlines()[-1] if texts else f"a process exited with code {code}"
         raise ChildError(code, message.removeprefix("regauge: "))

@@ -93,7 +93,7 @@ class StepCapture:
             "execution": self._describe_execution(),
             "values": [asdict(value) for value in self._values],
         }
-        (folder / f"{name}.json").write_text(json.dumps(document))
+        (folder / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
 
     def _build_forward_hook(self, name: str) -> Any:
         def hook(module: nn.Module, _inputs: Any, output: Any) -> Any:

@@ -114,7 +114,7 @@ def read_capture(folder: Path, step: int) -> CapturedStep:
     values: dict[tuple[Stage, str], CapturedValue] = {}
     samples: dict[tuple[Stage, str], Tensor] = {}
     for path in sorted(folder.glob(f"capture-{step:08d}.*.json")):
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"))
         tensors = load_file(path.with_suffix(".safetensors"))
         execution = execution or document["execution"]
         for fields in document["values"]:

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 TEMPLATE = """\
-{% for message in messages %}<｜{{ message.role }}｜>{{ message.content }}\
+{% for message in messages %}<«{{ message.role }}»>{{ message.content }}\
 {% if message.role == "assistant" %}[SEP]{% endif %}{% endfor %}\
-{% if add_generation_prompt %}<｜assistant｜>{% endif %}"""
+{% if add_generation_prompt %}<«assistant»>{% endif %}"""
 RUN_FILE = """\
 source = { kind = "jsonl", files = ["chat.jsonl"], columns = ["messages"] }
 tokenizer.vocab_size = 400

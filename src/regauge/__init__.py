@@ -45,7 +45,7 @@ def _accept_strings(main: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*arguments, **keywords)
         for name, value in bound.arguments.items():
             if name in paths and isinstance(value, str):
-                bound.arguments[name] = Path(value)
+                bound.arguments[name] = Path(value).expanduser()
         return main(*bound.args, **bound.kwargs)
 
     return call

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import re
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -37,6 +39,8 @@ RUN_IDENTITY = "run"
 """The table of a saved `run.json` that identifies the run; it is not a setting."""
 
 Tables = dict[str, Any]
+_HOME = re.compile(r"~[\w.-]*/")
+"""The home folder of this user or of another one, at the start of a path."""
 
 
 class Settings(BaseModel):
@@ -95,7 +99,7 @@ S = TypeVar("S", bound=Settings)
 
 def read(path: Path | str) -> Tables:
     """Read a run file (TOML), or the `run.json` of an earlier run, as nested tables."""
-    path = Path(path)
+    path = Path(path).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
         tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -111,7 +115,7 @@ def read(path: Path | str) -> Tables:
         raise SettingsError(f"{path} has no tables", "name a run file (.toml or run.json)")
     if RUN_IDENTITY in tables:
         check_format(tables[RUN_IDENTITY], path, "repeat the run from its run file")
-    return {name: _convert_lists(table) for name, table in tables.items() if name != RUN_IDENTITY}
+    return {name: _convert_value(table) for name, table in tables.items() if name != RUN_IDENTITY}
 
 
 def apply_overrides(tables: Tables, assignments: tuple[str, ...]) -> Tables:
@@ -138,7 +142,7 @@ def apply_overrides(tables: Tables, assignments: tuple[str, ...]) -> Tables:
             remedy = f"name one of them: {', '.join(names)}" if names else "write the whole list"
             raise SettingsError(f"'{parents[-1]}' in '{key}' is a list", remedy)
         table[last_key] = _parse_value(text.strip())
-    return {name: _convert_lists(table) for name, table in result.items()}
+    return {name: _convert_value(table) for name, table in result.items()}
 
 
 def _get_table(parent: Any, name: str) -> Any:
@@ -178,7 +182,7 @@ def build(root: type[S], tables: Tables, other_tables: tuple[str, ...] = (), sou
             raise SettingsError(f"{_format_location(source)}unknown key '{name}'", remedy)
     root_tables = {name: value for name, value in tables.items() if name in fields}
     try:
-        return root.model_validate(_convert_lists(root_tables))
+        return root.model_validate(_convert_value(root_tables))
     except SettingsError as error:
         raise (error.add_location(source) if source else error) from None
     except ValidationError as error:
@@ -231,12 +235,14 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def _convert_lists(value: Any) -> Any:
-    """Return the value with tuples in place of its lists, as frozen settings need them."""
+def _convert_value(value: Any) -> Any:
+    """Return a value with tuples for its lists, and with the home folder for a leading `~/`."""
     if isinstance(value, dict):
-        return {key: _convert_lists(item) for key, item in value.items()}
+        return {key: _convert_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(_convert_lists(item) for item in value)
+        return tuple(_convert_value(item) for item in value)
+    if isinstance(value, str) and _HOME.match(value):
+        return os.path.expanduser(value)  # noqa: PTH111 (the text may be a pattern)
     return value
 
 

@@ -328,6 +328,16 @@ def test_another_format_is_refused_with_the_remedy(document: Any, message: str) 
     assert message in str(caught.value)
 
 
+def test_a_leading_tilde_is_the_home_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run.toml").write_text("a = '~/x'\nb = ['~/*.txt', '~', 'a~/b']", encoding="utf-8")
+    tables = config.read("~/run.toml")
+    assert tables == {"a": f"{tmp_path}/x", "b": (f"{tmp_path}/*.txt", "~", "a~/b")}
+    assert config.apply_overrides({}, ("a.b=~/y",)) == {"a": {"b": f"{tmp_path}/y"}}
+
+
 def test_a_choice_has_the_name_of_its_file() -> None:
     class Other(Choice):
         """A choice that is defined here."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from regauge import config
 from regauge.data.sources import Record, Rejected, _files
 from regauge.data.sources._docstrings import split_docstring
+from regauge.data.sources._files import find_files
 from regauge.data.sources.jsonl import JsonLines
 from regauge.data.sources.parquet import Parquet
 from regauge.data.sources.python_docs import PythonDocs
@@ -177,6 +181,24 @@ def test_a_pattern_without_files_is_refused(tmp_path: Path) -> None:
         Text(files=(f"{tmp_path}/*.txt",)).list_pieces()
     with pytest.raises(DataError, match="is a folder"):
         Text(files=(str(tmp_path),)).list_pieces()
+
+
+NAMES = st.from_regex(r"[ab1\[\]*?!~ {}-]{0,6}[ab1\]]", fullmatch=True)
+"""Names with the special characters of patterns; none is `**`, which matches every folder."""
+
+
+@given(names=st.sets(NAMES, min_size=1, max_size=4), data=st.data())
+def test_a_path_that_exists_as_written_is_that_file(names: set[str], data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        for name in names:
+            (Path(root) / name).mkdir()
+            (Path(root) / name / f"{name}.txt").write_text("a", encoding="utf-8")
+        name = data.draw(st.sampled_from(sorted(names)))
+        expected = [f"{root}/{name}/{name}.txt"]
+        for pattern in (f"{root}/{name}/{name}.txt", f"{root}/{name}/*.txt", f"{root}/{name}/**"):
+            assert [file.name for file in find_files((pattern,))] == expected
+        all_files = sorted(f"{root}/{name}/{name}.txt" for name in names)
+        assert [file.name for file in find_files((f"{root}/**/*.txt",))] == all_files
 
 
 def test_a_changed_file_has_another_stamp(tmp_path: Path) -> None:

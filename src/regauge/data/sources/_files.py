@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import io
+import re
 from abc import abstractmethod
 from contextlib import contextmanager
 from itertools import pairwise
@@ -36,7 +37,8 @@ class FileSource(Source):
     """A source that reads files."""
 
     files: tuple[str, ...] = Field(min_length=1)
-    """Globs of paths, or of URLs such as s3://bucket/*.txt; `**` matches any number of folders."""
+    """Paths, globs of paths, or globs of URLs such as s3://bucket/*.txt. `**` matches any number of
+    folders. A path that exists as written is no glob."""
 
     def remote_location(self) -> str:
         """Return the first URL, if any."""
@@ -85,10 +87,23 @@ def _match(pattern: str) -> Iterator[InputFile]:
     if _remote.is_url(pattern):
         yield from (InputFile(*match) for match in _remote.list_matches(pattern))
         return
-    names = glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob refuses /absolute/*)
     if Path(pattern).is_dir():
         raise DataError(f"{pattern} is a folder", f"set source.files to {pattern}/**/*")
+    names = glob.glob(_escape_existing(pattern), recursive=True)  # noqa: PTH207 (Path.glob refuses /absolute/*)
     yield from (stat_file(path) for path in map(Path, names) if path.is_file())
+
+
+def _escape_existing(pattern: str) -> str:
+    """Return a pattern whose leading components match only themselves if they exist as written.
+
+    A folder `run[1]` is thus not a pattern for `run1`.
+    """
+    existing, escaped = "", ""
+    for component in re.split(r"(/+)", pattern):
+        is_literal = component.startswith("/") or Path(existing + component).exists()
+        escaped += glob.escape(component) if is_literal else component
+        existing += component
+    return escaped
 
 
 def stat_file(path: Path) -> InputFile:

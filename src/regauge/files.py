@@ -13,10 +13,12 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from regauge import timing
+from regauge.errors import SettingsError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,6 +29,10 @@ TEMPORARY = ".tmp"
 LOCK = ".lock"
 """Lock file of a folder in which only one process at a time may write."""
 LOCK_POLL_SECONDS = 0.1
+STAGING = ".part"
+"""Suffix of a folder that is being filled; its name begins with a dot."""
+MIN_FREE_BYTES = 2**20
+"""A disk with less free space is full."""
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
@@ -84,6 +90,74 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_free(target: Path) -> None:
+    """Raise SettingsError if an output path is taken: it exists and is not an empty folder."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise SettingsError(f"{target} exists", "choose another target with --to")
+    if target.is_mount():
+        raise SettingsError(f"{target} is a mount point", "choose a folder inside of it with --to")
+
+
+@contextmanager
+def stage_output(target: Path) -> Iterator[Path]:
+    """Yield a path to write, a file or a folder; it is renamed to `target` if the block succeeds.
+
+    One process at a time may write a target. A killed process leaves its staging folder behind,
+    which the next one uses. A link is followed. Raises SettingsError if the target exists and is
+    not an empty folder, or if another process writes it, and TransientError if the disk is full.
+    """
+    target = target.resolve()
+    check_free(target)
+    staging = target.with_name(f".{target.name}{STAGING}")
+    staging.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        staging.mkdir()
+    with _own_folder(staging, target):
+        output = staging / target.name
+        try:
+            check_free(target)  # another process may have finished since
+            _empty_folder(staging)
+            yield output
+            if target.is_dir():
+                target.rmdir()
+            output.rename(target)
+        except Exception as error:
+            if shutil.disk_usage(staging).free < MIN_FREE_BYTES:
+                remedy = "free some space, or choose another target with --to"
+                raise TransientError(f"the disk of {target} is full", remedy) from error
+            raise
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextmanager
+def _own_folder(staging: Path, target: Path) -> Iterator[None]:
+    """Hold the lock of a staging folder; raises SettingsError if another process holds it."""
+    handle = None
+    try:
+        handle = os.open(staging, os.O_RDONLY)
+        is_owner = _try_lock(handle) and os.path.samestat(os.fstat(handle), staging.stat())
+    except FileNotFoundError:  # the other process has just finished
+        is_owner = False
+    try:
+        if not is_owner:
+            remedy = "wait until it ends, or choose another target with --to"
+            raise SettingsError(f"another process writes {target}", remedy)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _empty_folder(folder: Path) -> None:
+    """Remove everything in a folder."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from regauge.artifacts.artifact import (
     hash_files,
     is_artifact,
     open_artifact,
-    stage_folder,
 )
 from regauge.backends import ExecutionContext, Payload, Runner
 from regauge.backends.eager import EagerBackend
@@ -388,47 +387,6 @@ def test_predict_exits_with_the_error_line_and_its_code(
     assert len(error) == 1
     assert message in error[0]
     assert not list((tmp_path / "out").glob("shards/*"))
-
-
-def test_a_folder_is_written_only_if_the_block_succeeds(tmp_path: Path) -> None:
-    target = tmp_path / "artifact"
-
-    def fail() -> None:
-        with stage_folder(target) as temporary:
-            (temporary / "half").touch()
-            assert not target.exists()
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert not list(tmp_path.iterdir())
-    target.mkdir()
-    with stage_folder(target) as temporary:
-        (temporary / "whole").touch()
-        assert not list(target.iterdir())
-    assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
-    assert [path.name for path in target.iterdir()] == ["whole"]
-
-
-@pytest.mark.parametrize("name", ["there", "file"])
-def test_an_existing_folder_or_file_is_left_unchanged(tmp_path: Path, name: str) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "thesis.txt").touch()
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(SettingsError, match="exists; choose another target with --to"),
-        stage_folder(tmp_path / name),
-    ):
-        pytest.fail("a folder was created")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "there", "thesis.txt"]
-
-
-def test_a_leftover_temporary_folder_is_removed(tmp_path: Path) -> None:
-    (tmp_path / ".artifact.aside" / "payload").mkdir(parents=True)
-    with stage_folder(tmp_path / "artifact") as temporary:
-        assert not list(temporary.iterdir())
-        (temporary / "whole").touch()
-    assert [path.name for path in tmp_path.rglob("*")] == ["artifact", "whole"]
 
 
 def test_the_copy_of_an_artifact_gives_the_same_vectors(original: Path, artifact: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from regauge import files
+from regauge.errors import SettingsError, TransientError
 
 OLD, NEW = "old" * 100_000, "new" * 200_000
 DIES_BEFORE_THE_RENAME = """
@@ -154,3 +156,137 @@ def test_a_lock_ends_with_its_block(tmp_path: Path) -> None:
         raise ValueError("within")
     with files.hold_lock(path):
         pass
+
+
+WRITES_A_FOLDER = """
+import pathlib, sys, time
+from regauge.files import stage_output
+with stage_output(pathlib.Path(sys.argv[1])) as output:
+    output.mkdir()
+    (output / "half").touch()
+    print("writing", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def start_writer(target: Path, seconds: float) -> subprocess.Popen[str]:
+    """Start a process that writes a target for some seconds; return when it has begun."""
+    command = [sys.executable, "-c", WRITES_A_FOLDER, str(target), str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8")
+    assert process.stdout
+    assert process.stdout.readline() == "writing\n"
+    return process
+
+
+def test_an_output_is_written_only_if_the_block_succeeds(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "artifact"
+
+    def fail() -> None:
+        with files.stage_output(target) as output:
+            output.mkdir()
+            assert not target.exists()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not list(target.parent.iterdir())
+    target.mkdir()
+    with files.stage_output(target) as output:
+        output.mkdir()
+        (output / "whole").touch()
+        assert not list(target.iterdir())
+    assert [path.name for path in target.parent.rglob("*")] == ["artifact", "whole"]
+
+
+def test_an_output_may_be_a_file_or_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "weights.pt")
+    with files.stage_output(tmp_path / "link") as output:
+        output.write_text("weights", encoding="utf-8")
+    assert (tmp_path / "disk" / "weights.pt").read_text(encoding="utf-8") == "weights"
+    assert (tmp_path / "link").is_symlink()
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["weights.pt"]
+
+
+@pytest.mark.parametrize("name", ["folder", "file"])
+def test_an_existing_output_is_left_unchanged(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.txt").touch()
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(SettingsError, match="exists; choose another target with --to"),
+        files.stage_output(tmp_path / name),
+    ):
+        pytest.fail("the block ran")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder", "thesis.txt"]
+
+
+def test_a_mount_point_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "disk")
+    with (
+        pytest.raises(SettingsError, match="is a mount point; choose a folder inside of it"),
+        files.stage_output(tmp_path / "disk"),
+    ):
+        pytest.fail("the block ran")
+
+
+def test_a_second_writer_of_an_output_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "artifact"
+    with start_writer(target, 600) as first:
+        with (
+            pytest.raises(SettingsError, match=r"another process writes .*artifact; wait until"),
+            files.stage_output(target),
+        ):
+            pytest.fail("the block ran")
+        first.kill()
+    assert list((tmp_path / ".artifact.part").rglob("half"))
+    with files.stage_output(target) as output:
+        output.mkdir()
+        (output / "whole").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["artifact", "whole"]
+
+
+def test_of_many_writers_that_start_at_once_one_succeeds(tmp_path: Path) -> None:
+    """The others are refused, or the target exists; the target is never mixed."""
+    for attempt in range(20):
+        target, results = tmp_path / f"artifact-{attempt}", []
+        barrier = threading.Barrier(8)
+
+        def write(number: int, target: Path = target, results: list[str] = results) -> None:
+            barrier.wait()  # noqa: B023
+            try:
+                with files.stage_output(target) as output:
+                    output.mkdir()
+                    for name in range(3):
+                        (output / f"{name}-{number}").touch()
+                results.append("written")
+            except SettingsError as error:
+                results.append(error.problem)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results.count("written") == 1
+        assert len(results) == len(threads)
+        writers = {path.name.partition("-")[2] for path in target.iterdir()}
+        assert len(writers) == 1
+        assert len(list(target.iterdir())) == 3
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Libraries raise exceptions of their own kinds if a disk is full."""
+    full = shutil.disk_usage(tmp_path)._replace(free=4096)
+    monkeypatch.setattr("regauge.files.shutil.disk_usage", lambda _: full)
+
+    def fail() -> None:
+        with files.stage_output(tmp_path / "weights.pt") as output:
+            output.write_bytes(b"half")
+            raise RuntimeError("PytorchStreamWriter failed writing file")
+
+    with pytest.raises(TransientError, match=r"the disk of .*weights.pt is full; free some"):
+        fail()
+    assert not list(tmp_path.iterdir())

@@ -8,8 +8,6 @@ not prove who exported it.
 from __future__ import annotations
 
 import json
-import shutil
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,12 +23,11 @@ from regauge.artifacts.manifest import (
     ArtifactManifest,
     FileDigest,
 )
-from regauge.checkpoint.layout import check_free
 from regauge.errors import DataError, PreflightError, SettingsError
 from regauge.files import sha256
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
 
@@ -136,25 +133,6 @@ def read_manifest(folder: Path) -> ArtifactManifest:
         return config.build(ArtifactManifest, document, (), str(path))
     except SettingsError as error:
         raise DataError(error.problem, "copy the artifact again, or export it") from None
-
-
-@contextmanager
-def stage_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder to fill; it is renamed to `folder` if the block ends well.
-
-    Raises SettingsError if `folder` exists and is not empty.
-    """
-    check_free(folder)
-    temporary = folder.with_name(f".{folder.name}.aside")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        if folder.is_dir():
-            folder.rmdir()
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def hash_files(folder: Path) -> dict[str, FileDigest]:

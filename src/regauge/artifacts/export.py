@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import accelerators, safetensors_io
-from regauge.artifacts.artifact import hash_files, stage_folder
+from regauge.artifacts.artifact import hash_files
 from regauge.artifacts.batch_invariance import check_batch_invariance
 from regauge.artifacts.candidates import (
     Candidate,
@@ -36,7 +36,7 @@ from regauge.artifacts.manifest import (
 )
 from regauge.config import FORMAT, dump
 from regauge.errors import DataError, RegaugeError
-from regauge.files import write_json
+from regauge.files import stage_output, write_json
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -67,9 +67,10 @@ def export_artifact(
     accelerators.check_available(accelerator)
     candidates = list_candidates(settings.candidates, accelerator, source.spec)
     with (
-        stage_folder(Path(settings.export.to)) as folder,
+        stage_output(Path(settings.export.to)) as folder,
         tempfile.TemporaryDirectory() as scratch,
     ):
+        folder.mkdir()
         source.copy_files(folder)
         records, origin = source.build_parity_records(settings)
         engine = build_reference_engine(source.spec, settings)

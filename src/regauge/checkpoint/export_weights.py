@@ -14,6 +14,7 @@ from regauge.checkpoint import layout
 from regauge.checkpoint.loading import find_newest, verify_checkpoint
 from regauge.checkpoint.tensors import load_tensors
 from regauge.errors import DataError, SettingsError
+from regauge.files import stage_output
 from regauge.models import dual_encoder, heads, lora, sentence_transformers
 from regauge.models.architectures import build_template, find_blocks
 from regauge.models.hub import resolve_model
@@ -52,12 +53,11 @@ def export_model(model: Path, target: Path, weight_format: WeightFormat) -> Path
             "this run did not train a text encoder",
             "export a run of task 'contrastive', or choose format hf or torch",
         )
-    remove_empty_folder(target)
-    if weight_format == "torch":
-        target.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(read_weights(model), target)
-        return target
-    shutil.copytree(adapter if weight_format == "peft" else model, target)
+    with stage_output(target) as output:
+        if weight_format == "torch":
+            torch.save(read_weights(model), output)
+        else:
+            shutil.copytree(adapter if weight_format == "peft" else model, output)
     return target
 
 
@@ -171,10 +171,3 @@ def _build_adapted_model(final: Path, settings: Model) -> PreTrainedModel | None
 
 def _list_adapter_weights(model: PreTrainedModel) -> list[str]:
     return [name for name, _ in model.named_parameters() if is_adapter_weight(name)]
-
-
-def remove_empty_folder(target: Path) -> None:
-    """Remove an empty folder; raises SettingsError if the target exists and is not empty."""
-    layout.check_free(target)
-    if target.is_dir():
-        target.rmdir()

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from regauge.checkpoint.export_weights import remove_empty_folder
 from regauge.checkpoint.unpickle import METADATA_FILE
 from regauge.errors import DataError, SettingsError
+from regauge.files import check_free, stage_output
 from regauge.log import logger
 from regauge.models import architectures, sentence_transformers
 from regauge.models.hub import CONFIG
@@ -57,7 +57,7 @@ def import_weights(
     `settings` give the dimensions if the origin does not, and `prefix` the prefix of the weights'
     names if it cannot be found. Raises SettingsError or DataError for weights that do not fit.
     """
-    remove_empty_folder(target)
+    check_free(target)
     weights_file = find_weights(origin, settings)
     if weights_file is None or settings is None:
         model = _load_model(origin)
@@ -70,10 +70,11 @@ def import_weights(
     config = model.config
     config.architectures = [architectures.class_name(model)]
     weights = ((name, value.detach()) for name, value in model.named_parameters())
-    save_model_folder(target, config, weights, tokenizer or target)
     is_encoder = sentence_transformers.is_sentence_transformer(origin)
-    if is_encoder and not architectures.is_classifier(model):
-        sentence_transformers.copy_description(origin, target)
+    with stage_output(target) as output:
+        save_model_folder(output, config, weights, tokenizer or output)
+        if is_encoder and not architectures.is_classifier(model):
+            sentence_transformers.copy_description(origin, output)
     count = sum(value.numel() for value in model.parameters())
     class_name = architectures.class_name(model)
     return {"path": str(target), "model_class": class_name, "parameters": count}

@@ -16,7 +16,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from regauge.config import FORMAT, check_format
-from regauge.errors import DataError, SettingsError
+from regauge.errors import DataError
 from regauge.files import fsync_paths, is_temporary, sha256, write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -52,12 +52,6 @@ def staging_folder(root: Path, step: int) -> Path:
 def describe_file(path: Path) -> dict[str, Any]:
     """Return the hash and the size of a file, as the manifest lists them."""
     return {"sha256": sha256(path), "bytes": path.stat().st_size}
-
-
-def check_free(target: Path) -> None:
-    """Raise SettingsError if a target exists, unless it is an empty folder."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise SettingsError(f"{target} exists", "choose another target with --to")
 
 
 def ignore_point(_point: str, *, step: int = 0) -> None:

@@ -11,8 +11,8 @@ from regauge import choices, config, verbs
 from regauge.artifacts.export_settings import ExportSettings, Format
 from regauge.artifacts.manifest import ARTIFACT
 from regauge.backends import IsaLevel
-from regauge.checkpoint.layout import check_free
 from regauge.errors import SettingsError, find_refusal
+from regauge.files import check_free
 from regauge.log import logger
 
 OUTPUT = "export.to"
@@ -88,10 +88,8 @@ def plan(settings: ExportSettings) -> dict[str, Any]:
 
 def run(settings: ExportSettings) -> dict[str, Any]:
     """Write the model; return its path and, for an artifact, the measurements."""
-    from regauge.checkpoint import export_weights
-
     target = settings.export
-    export_weights.remove_empty_folder(Path(target.to))
+    check_free(Path(target.to))
     if target.run is not None:
         return _export_run(settings, Path(target.run))
     from regauge.artifacts import sources

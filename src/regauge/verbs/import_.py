@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from regauge import config, verbs
-from regauge.checkpoint.layout import check_free
 from regauge.config import Settings
 from regauge.errors import find_refusal
+from regauge.files import check_free
 from regauge.models.settings import Model
 
 OUTPUT = "weights.to"

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from regauge import choices, timing
+from regauge.cgroups import read_cpu_quota
 from regauge.errors import SettingsError
 from regauge.slurm import build_torchrun_variables
 
@@ -134,10 +135,14 @@ def detect_world() -> World:
 
 
 def available_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the number of CPU cores that this process may use, at least 1.
+
+    The limits are the affinity of the process and the CPU quota of its control group.
+    """
+    has_affinity = hasattr(os, "sched_getaffinity")
+    count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    quota = read_cpu_quota()
+    return count if quota is None else max(1, min(count, int(quota)))
 
 
 def cores_per_process(world: World) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from architecture.tree import CHOICES
 
 FOUNDATION = (
+    "cgroups",
     "config",
     "choices",
     "log",

@@ -28,6 +28,7 @@ from regauge.errors import SettingsError, first_line
 from regauge.models.inference_modules import cast_program, named_tensors
 from regauge.models.tensors import precision_dtype
 from regauge.processes import available_cores
+from regauge.supervision.signals import StopRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,8 @@ MIN_LATENCY_RUNS = 5
 """How often a single text is timed, at least."""
 FINAL_ROUNDS = 3
 """Rounds in which the finalists are timed again, alternating."""
+RETRY_REMEDY = "run the command again"
+"""Remedy after a stop signal."""
 MAX_CALIBRATION_TEXTS = 256
 """Texts for the calibration of int8 scales; parity is measured on at least as many others."""
 
@@ -88,6 +91,8 @@ class ExportContext:
     """Outputs of the fp32 reference for these records, [records, width]."""
     compute_metrics: ComputeMetrics | None = None
     """Computes the metrics of a module on the held-out rows of the run."""
+    stop: StopRequest = field(default_factory=StopRequest)
+    """Stops the export between two candidates."""
     reference_metrics: dict[str, float] = field(default_factory=dict)
     """Held-out metrics of the fp32 reference."""
 
@@ -255,10 +260,10 @@ def retime_finalists(
     """
     engines = [loaded.build_engine(context) for loaded in finalists]
     seconds = context.settings.candidates.timing_seconds / FINAL_ROUNDS
-    rounds = [
-        [_time_engine(engine, context.records, seconds) for engine in engines]
-        for _ in range(FINAL_ROUNDS)
-    ]
+    rounds = []
+    for _ in range(FINAL_ROUNDS):
+        context.stop.raise_if_requested(RETRY_REMEDY)
+        rounds.append([_time_engine(engine, context.records, seconds) for engine in engines])
     return [
         {name: statistics.median(timing[name] for timing in timings) for name in timings[0]}
         for timings in zip(*rounds, strict=True)

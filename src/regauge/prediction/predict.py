@@ -40,7 +40,7 @@ from regauge.supervision.cost_meter import (
     write_last_seen,
 )
 from regauge.supervision.folder_lock import FolderLock
-from regauge.supervision.signals import SignalHandler
+from regauge.supervision.signals import StopRequest
 
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
@@ -112,7 +112,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         )
         meter = _start_meter(job, started_at)
         progress = ProgressBar(job, finished, meter)
-        stop = stack.enter_context(_StopRequest())
+        stop = stack.enter_context(StopRequest())
         _log_slot(job)
         if shard_queue.num_unfinished:
             _compute_shards(plan, shard_queue, progress, stop)
@@ -141,7 +141,7 @@ def _log_slot(job: PredictJob) -> None:
 
 
 def _compute_shards(
-    plan: PredictPlan, shard_queue: ShardQueue, progress: ProgressBar, stop: _StopRequest
+    plan: PredictPlan, shard_queue: ShardQueue, progress: ProgressBar, stop: StopRequest
 ) -> None:
     """Run the executor and commit its shards, until none is left, a signal or the limit."""
     job, spec = plan.job, plan.worker_spec
@@ -162,19 +162,6 @@ def _compute_shards(
             if limit is not None and (progress.usd or 0) >= limit:
                 problem = f"{progress.usd:.4f} USD are spent, predict.max_usd is {limit:g}"
                 raise LimitReachedError(problem, "raise predict.max_usd to resume")
-
-
-class _StopRequest(SignalHandler):
-    """Records that SIGTERM or SIGINT asked this process to stop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_requested = False
-
-    def handle(self, number: int) -> None:
-        """Record a signal."""
-        del number
-        self.is_requested = True
 
 
 def _start_meter(job: PredictJob, started_at: float) -> CostMeter:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Self
 
 from regauge import timing
+from regauge.errors import PreemptedError
 
 POLL_SECONDS = 0.02
 
@@ -39,6 +40,39 @@ class SignalHandler(ABC):
 
     def _on_signal(self, number: int, _frame: object) -> None:
         self.handle(number)
+
+
+class StopRequest(SignalHandler):
+    """Records a stop signal, so that the work ends at a point of its choice.
+
+    A handler that raises could run inside of a destructor, where exceptions are lost. A second
+    signal has its usual effect: the process ends at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._number: int | None = None
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether a signal has arrived."""
+        return self._number is not None
+
+    def handle(self, number: int) -> None:
+        """Record a signal."""
+        self._number = number
+        for other in self._previous:
+            self.restore(other)
+
+    def raise_if_requested(self, remedy: str) -> None:
+        """Raise KeyboardInterrupt after SIGINT, and PreemptedError after SIGTERM.
+
+        For work that saves nothing before it ends; its exit codes are those of a shell.
+        """
+        if self._number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.is_requested:
+            raise PreemptedError("stopped by a signal", remedy)
 
 
 class SupervisorSignals(SignalHandler):

@@ -448,6 +448,28 @@ def test_a_run_without_a_final_model_is_not_exported(
     assert "has no final model; let the run finish first" in capsys.readouterr().err
 
 
+def test_the_encoder_of_a_masked_language_model_is_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An artifact returns vectors, from which no token metric can be computed."""
+    run = train_model(tmp_path, "mlm", datasets.write_packed)
+    artifact = export_run(run, tmp_path / "artifact", *FP32)
+    some = random_texts(5)
+    vectors = regauge.load(artifact, threads=1).encode(some)
+    np.testing.assert_allclose(vectors, reference_vectors(run / "model", some), atol=2e-6)
+    assert "heldout" not in (artifact / "parity.json").read_text(encoding="utf-8")
+    run_file = {
+        "output": {"folder": str(tmp_path / "out")},
+        "data": {"path": str(tmp_path / "data")},
+        "task": {"kind": "mlm"},
+        "models": {"artifact": str(artifact)},
+    }
+    (tmp_path / "run.json").write_text(json.dumps(run_file), encoding="utf-8")
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "run.json")]) == 2
+    assert "is an artifact without the token outputs of task 'mlm'" in capsys.readouterr().err
+
+
 def test_a_model_folder_is_loaded_without_an_export(encoder: Path) -> None:
     some = [*random_texts(12), "", " ".join(["w9"] * 50)]
     loaded = regauge.load(encoder / "model", threads=1)

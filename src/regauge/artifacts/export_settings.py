@@ -107,7 +107,7 @@ class ParitySettings(Settings):
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")] | None = None
     """Source of these texts; by default the held-out rows of the run's dataset."""
     metrics: bool = True
-    """Whether held-out metrics of the run are compared, too; never for generative models."""
+    """Whether held-out metrics of the run are compared, too; never for language models."""
     batch_invariance: bool = True
     """Whether batch invariance is checked: bitwise equal outputs in every batch."""
 

@@ -60,7 +60,7 @@ def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
     init_process_group(accelerator, world, execution.timeout_seconds)
     build_heldout = partial(_build_heldout_set, settings, dataset, world, (accelerator, device))
     models = {
-        name: (_open_model(folders[name], accelerator.attention), build_heldout(task))
+        name: (_open_model(folders[name], task, accelerator.attention), build_heldout(task))
         for name, task in tasks.items()
     }
     dtype = precision_dtype(execution.precision)
@@ -74,9 +74,15 @@ def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
     return _write_table(resolved, rows, world, num_rows, dataset.manifest.fingerprint)
 
 
-def _open_model(folder: Path, attention: Literal["sdpa", "chunked"]) -> EvaluatedModel:
-    """Return the artifact of a folder, or the settings of the model in it."""
+def _open_model(folder: Path, task: Task, attention: Literal["sdpa", "chunked"]) -> EvaluatedModel:
+    """Return the artifact of a folder, or the settings of the model in it.
+
+    Raises SettingsError for an artifact whose outputs the task cannot evaluate.
+    """
     if is_artifact(folder):
+        if not task.artifacts_have_metrics:
+            problem = f"{folder} is an artifact without the token outputs of task '{task.kind}'"
+            raise SettingsError(problem, "evaluate the run or the model folder instead")
         return open_artifact(folder)
     return Model(path=str(folder), attention=attention)
 

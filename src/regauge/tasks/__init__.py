@@ -58,6 +58,8 @@ class Task(Choice):
     """Default row layout of the task: a name of `data/layouts`."""
     module_needs_fields: ClassVar[bool] = False
     """Whether the module depends on the fields of the dataset."""
+    artifacts_have_metrics: ClassVar[bool] = True
+    """Whether the outputs of an artifact are enough to compute the held-out metrics."""
     generative: ClassVar[bool] = False
     """Whether the model predicts next tokens, so that it can generate text."""
 

@@ -27,6 +27,8 @@ class TokenTask(Task):
     weighted sum, instead.
     """
 
+    artifacts_have_metrics: ClassVar[bool] = False
+
     def build_packed_batch(
         self,
         rows: DatasetRows,

@@ -140,7 +140,7 @@ def _export_artifact(
         logger.warning(warning, dataset)
         return export_artifact(settings, sources.ModelFolder(model, settings, None), None)
     source = sources.ModelFolder(model, settings, sources.TrainedTask(task, dataset))
-    if not settings.parity.metrics or task.generative:
+    if not settings.parity.metrics or not task.artifacts_have_metrics:
         return export_artifact(settings, source, None)
     num_rows = settings.parity.num_texts
     compute_metrics = partial(compute_heldout_metrics, task=task, dataset=dataset, rows=num_rows)

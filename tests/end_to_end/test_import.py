@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from regauge.cli import main
 from regauge.errors import SettingsError
 from regauge.models import architectures
 from regauge.models.settings import Model
+from regauge.models.weights import list_weights, match_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,6 +105,43 @@ def test_a_state_dict_is_imported_with_any_prefix(
     nested = {"_orig_mod": {f"module.{name}": value for name, value in weights.items()}}
     torch.save({"model": nested, "epoch": 3, "cls.bias": torch.zeros(96)}, tmp_path / "w.pt")
     assert_same(import_weights(tmp_path / "w.pt"), weights)
+
+
+WRAPPED = {
+    "torch.compile": ("", "_orig_mod."),
+    "DDP": ("", "module."),
+    "compiled layers": (r"layer\.\d+\.", "_orig_mod."),
+    "recomputed layers": (r"layer\.\d+\.", "_checkpoint_wrapped_module."),
+    "sharded attention": (r"attention\.", "_fsdp_wrapped_module."),
+}
+"""The part of a name behind which a wrapper adds its own part."""
+
+
+def wrap(weights: dict[str, Tensor], parent: str, wrapper: str) -> dict[str, Tensor]:
+    """Return weights by the names that they have in a wrapped model."""
+    pattern = f"({parent})" if parent else "^()"
+    return {
+        re.sub(pattern, rf"\1{wrapper}", name, count=1): value for name, value in weights.items()
+    }
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_wrappers_are_left_out_of_names(
+    name: str, tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
+    wrapped = wrap(weights, *WRAPPED[name])
+    assert wrapped.keys() != weights.keys()
+    torch.save({"model": wrapped}, tmp_path / "w.pt")
+    assert_same(import_weights(tmp_path / "w.pt"), weights)
+    folder, target = tmp_path / "hf", tmp_path / "from-folder"
+    BertConfig(**SIZES, architectures=["BertModel"]).save_pretrained(folder)
+    save_file(wrapped, folder / "model.safetensors")
+    assert main(["import", str(folder), "--to", str(target)]) == 0
+    imported = load_file(target / "model.safetensors")
+    assert all(torch.equal(imported[key], weights[key]) for key in weights)
+    match = match_weights(architectures.load_model(target), list_weights(folder), str(folder))
+    assert not match.missing
+    assert not match.unexpected
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.full)])

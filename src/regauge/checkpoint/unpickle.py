@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from regauge import safetensors_io
-from regauge.models.weights import find_weight_files
+from regauge.models.weights import find_weight_files, unwrap_name
 from regauge.worker import receive_job
 
 if TYPE_CHECKING:
@@ -93,13 +93,20 @@ def main(origin: Path, target: Path, names: list[str] | None, prefix: str | None
         stored, read = _open_files(origin)
     if not stored:
         raise ValueError("it holds no tensors")
+    stored_names = {unwrap_name(name): name for name in stored}
+    if len(stored_names) < len(stored):  # a model is stored with and without a wrapper
+        stored_names = {name: name for name in stored}
     model_prefix = ""
     if names is not None:
-        model_prefix = find_prefix(stored, names) if prefix is None else prefix
-        stored = [name for name in stored if name.startswith(model_prefix)]
+        model_prefix = find_prefix(stored_names, names) if prefix is None else unwrap_name(prefix)
+    selected = {
+        stored_name: name.removeprefix(model_prefix)
+        for name, stored_name in stored_names.items()
+        if name.startswith(model_prefix)
+    }
     tensors = {
-        name.removeprefix(model_prefix): value.clone(memory_format=torch.contiguous_format)
-        for name, value in read(stored).items()
+        selected[name]: value.clone(memory_format=torch.contiguous_format)
+        for name, value in read(list(selected)).items()
     }
     safetensors_io.write_tensors(target, tensors)
 

@@ -23,7 +23,7 @@ from regauge.models.init_weights import (
     materialize,
     materialize_buffers,
 )
-from regauge.models.weights import WEIGHTS_FILE, refuse_pickles
+from regauge.models.weights import WEIGHTS_FILE, WRAPPERS, list_weights, unwrap_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,13 +127,18 @@ def load_model(folder: Path) -> PreTrainedModel:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    refuse_pickles(folder)
+    is_wrapped = any(unwrap_name(name) != name for name in list_weights(folder))
+    options = {"key_mapping": {WRAPPERS.pattern: ""}} if is_wrapped else {}
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         name = (config.architectures or ["AutoModel"])[0]
         model_class = getattr(transformers, name, transformers.AutoModel)
         load = partial(
-            model_class.from_pretrained, folder, **LOAD_OPTIONS, output_loading_info=True
+            model_class.from_pretrained,
+            folder,
+            **LOAD_OPTIONS,
+            **options,
+            output_loading_info=True,
         )
         model, info = load()
         if any(key.startswith(POOLER_PREFIX) for key in info["missing_keys"]):

@@ -6,6 +6,7 @@ Only safetensors files are read. A process that keeps part of a weight reads onl
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 MAX_FILE_BYTES = 5_000_000_000
 """Maximum size of a weight file; larger models get several files and an index."""
+WRAPPERS = re.compile(r"^module\.|_orig_mod\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\.")
+"""Parts of a weight's name that DDP, torch.compile, activation checkpointing and FSDP add."""
 _LEGACY_SUFFIXES = ((".gamma", ".weight"), (".beta", ".bias"))
 """Suffixes of layer norm weights in the first BERT checkpoints, and their present names."""
 
@@ -121,9 +124,9 @@ def match_weights(
 ) -> WeightMatch:
     """Match the stored weights of a folder to the weights of a model.
 
-    Stored names may lack the prefix of the base model, or use the layer norm names of the first
-    BERT checkpoints. Raises SettingsError if a weight of the base model is missing or has another
-    shape; `path` is the folder's name in messages.
+    Stored names may contain wrappers, lack the prefix of the base model, or use the layer norm
+    names of the first BERT checkpoints. Raises SettingsError if a weight of the base model is
+    missing or has another shape; `path` is the folder's name in messages.
     """
     names_by_id: dict[int, str] = {}  # a tied weight has the first of its names
     names: dict[str, str] = {}
@@ -154,6 +157,11 @@ def match_weights(
     return WeightMatch(sources, missing, unexpected)
 
 
+def unwrap_name(name: str) -> str:
+    """Return the name that a weight has in the model without wrappers."""
+    return WRAPPERS.sub("", name)
+
+
 def base_weight_name(name: str) -> str:
     """Return the name that a weight has in the model without LoRA adapters."""
     return name.replace(".base_layer.", ".")
@@ -166,6 +174,7 @@ def is_adapter_weight(name: str) -> bool:
 
 def _candidate_names(name: str, prefix: str) -> Iterator[str]:
     """Yield the names that a stored weight may have in a model with a base model prefix."""
+    name = unwrap_name(name)
     for old, new in (("", ""), *_LEGACY_SUFFIXES):
         if name.endswith(old):
             candidate = name.removesuffix(old) + new

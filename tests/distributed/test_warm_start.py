@@ -11,7 +11,7 @@ import torch
 
 from distributed.jobs import lines, losses, weights
 from distributed.runs import Runs, settings
-from regauge.checkpoint.layout import checkpoint_name
+from regauge.checkpoint.layout import BEST, checkpoint_name
 from regauge.errors import SettingsError
 from regauge.models.settings import InitFrom
 from regauge.training import dry_run, warm_start
@@ -139,9 +139,13 @@ def test_the_machine_that_copies_last_uses_the_existing_copy(first: Path, tmp_pa
         ({"step": "best"}, "has no checkpoint 'best'; set model.init_from.step to one of: 4, 8"),
     ],
 )
-def test_a_missing_checkpoint_is_refused(first: Path, start: dict[str, Any], message: str) -> None:
+def test_a_missing_checkpoint_is_refused(
+    first: Path, start: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    run = shutil.copytree(first, tmp_path / "run")
+    (run / "checkpoints" / BEST).unlink()
     with pytest.raises(SettingsError, match=message):
-        warm_start.check_source(InitFrom(path=str(first), **start))
+        warm_start.check_source(InitFrom(path=str(run), **start))
 
 
 def test_an_unfinished_run_cannot_be_a_start(tmp_path: Path) -> None:

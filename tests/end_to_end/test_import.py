@@ -334,3 +334,22 @@ def test_metadata_of_the_installed_torch_is_read(
     metadata = unpickle.read_metadata((tmp_path / "a" / unpickle.METADATA_FILE).read_bytes())
     assert isinstance(metadata, Metadata)
     assert set(metadata.state_dict_metadata) == {f"model.{name}" for name in weights} | {"step"}
+
+
+MEMBER_BY_GETATTR = b"cbuiltins\ngetattr\n(c{module}\n{name}\nV{attribute}\ntR."
+"""A pickle of `getattr(module.name, "attribute")`."""
+
+
+def pickle_attribute(name: str, attribute: str) -> bytes:
+    """Return the pickle of an attribute of a class in torch's metadata module."""
+    text = MEMBER_BY_GETATTR.decode()
+    return text.format(module=Metadata.__module__, name=name, attribute=attribute).encode()
+
+
+def test_a_member_of_an_enumeration_may_be_an_attribute() -> None:
+    """Python 3.11.0 to 3.11.3 pickle members in this way."""
+    data = pickle_attribute("_MEM_FORMAT_ENCODING", "TORCH_CONTIGUOUS_FORMAT")
+    with pytest.raises(TypeError, match="holds a _MEM_FORMAT_ENCODING"):
+        unpickle.read_metadata(data)
+    with pytest.raises(pickle.UnpicklingError, match="it would read the attribute '__init__'"):
+        unpickle.read_metadata(pickle_attribute("Metadata", "__init__"))

@@ -85,7 +85,7 @@ def source(name: str) -> Source:
     kind = kinds.get(name.rpartition(".")[2], "arrow")
     more = {"integers": ["label"]} if kind == "csv" else {}
     remote_source: Source = config.parse_choice(
-        "data/sources", config._convert_lists({"kind": kind, "files": [name], **more})
+        "data/sources", config._convert_value({"kind": kind, "files": [name], **more})
     )
     return remote_source
 

@@ -20,7 +20,7 @@ from unit.reads import read_fields, read_items
 
 def several(*members: dict[str, Any] | str, **more: Any) -> SeveralSources:
     table = {"kind": "several", "sources": list(members), **more}
-    combined: SeveralSources = config.parse_choice("data/sources", config._convert_lists(table))
+    combined: SeveralSources = config.parse_choice("data/sources", config._convert_value(table))
     return combined
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import pickle
 import zipfile
 from collections import Counter
+from enum import Enum, EnumMeta
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from regauge import safetensors_io
-from regauge.models.weights import find_weight_files, unwrap_name
+from regauge.models.weights import WRAPPERS, find_weight_files
 from regauge.worker import receive_job
 
 if TYPE_CHECKING:
@@ -66,7 +67,16 @@ class _MetadataUnpickler(pickle.Unpickler):
             return PurePosixPath
         if name in ALLOWED_NAMES.get(module, ()):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _get_member
         raise pickle.UnpicklingError(f"it would call {module}.{name}")
+
+
+def _get_member(enumeration: object, name: str) -> Enum:
+    """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as a `getattr`."""
+    if not isinstance(enumeration, EnumMeta):
+        raise pickle.UnpicklingError(f"it would read the attribute '{name}'")
+    return enumeration[name]
 
 
 class _SafeReader(dcp.FileSystemReader):
@@ -93,26 +103,21 @@ def main(origin: Path, target: Path, names: list[str] | None, prefix: str | None
         stored, read = _open_files(origin)
     if not stored:
         raise ValueError("it holds no tensors")
-    stored_names = {unwrap_name(name): name for name in stored}
-    if len(stored_names) < len(stored):  # a model is stored with and without a wrapper
-        stored_names = {name: name for name in stored}
     model_prefix = ""
     if names is not None:
-        model_prefix = find_prefix(stored_names, names) if prefix is None else unwrap_name(prefix)
-    selected = {
-        stored_name: name.removeprefix(model_prefix)
-        for name, stored_name in stored_names.items()
-        if name.startswith(model_prefix)
-    }
+        model_prefix = find_prefix(stored, names) if prefix is None else prefix
+        stored = [name for name in stored if name.startswith(model_prefix)]
     tensors = {
-        selected[name]: value.clone(memory_format=torch.contiguous_format)
-        for name, value in read(list(selected)).items()
+        WRAPPERS.sub("", name.removeprefix(model_prefix)): value.clone(
+            memory_format=torch.contiguous_format
+        )
+        for name, value in read(stored).items()
     }
     safetensors_io.write_tensors(target, tensors)
 
 
 def find_prefix(stored: Iterable[str], names: Iterable[str]) -> str:
-    """Return the prefix behind which most names of a model are stored.
+    """Return the prefix behind which most names of a model are stored, wrappers left out.
 
     Raises ValueError if no name is stored, or if two prefixes have equally many.
     """
@@ -120,8 +125,9 @@ def find_prefix(stored: Iterable[str], names: Iterable[str]) -> str:
     counts: Counter[str] = Counter()
     for name in stored:
         parts = name.split(".")
-        for index in range(len(parts)):
-            if ".".join(parts[index:]) in model_names:
+        for index, part in enumerate(parts):
+            suffix = ".".join(parts[index:])
+            if not WRAPPERS.fullmatch(f"{part}.") and WRAPPERS.sub("", suffix) in model_names:
                 counts["".join(f"{part}." for part in parts[:index])] += 1
     if not counts:
         raise ValueError(

@@ -23,7 +23,13 @@ from regauge.models.init_weights import (
     materialize,
     materialize_buffers,
 )
-from regauge.models.weights import WEIGHTS_FILE, WRAPPERS, list_weights, unwrap_name
+from regauge.models.weights import (
+    DDP_PREFIX,
+    WEIGHTS_FILE,
+    WRAPPERS,
+    list_weights,
+    unwrap_name,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,7 +134,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     is_wrapped = any(unwrap_name(name) != name for name in list_weights(folder))
-    options = {"key_mapping": {WRAPPERS.pattern: ""}} if is_wrapped else {}
+    options = {"key_mapping": {f"^{DDP_PREFIX}|{WRAPPERS.pattern}": ""}} if is_wrapped else {}
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         name = (config.architectures or ["AutoModel"])[0]

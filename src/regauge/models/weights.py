@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 MAX_FILE_BYTES = 5_000_000_000
 """Maximum size of a weight file; larger models get several files and an index."""
-WRAPPERS = re.compile(r"^module\.|_orig_mod\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\.")
-"""Parts of a weight's name that DDP, torch.compile, activation checkpointing and FSDP add."""
+WRAPPERS = re.compile(r"(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
+"""Parts of a weight's name that torch.compile, activation checkpointing and FSDP add anywhere."""
+DDP_PREFIX = "module."
+"""Prefix that DDP adds to all names."""
 _LEGACY_SUFFIXES = ((".gamma", ".weight"), (".beta", ".bias"))
 """Suffixes of layer norm weights in the first BERT checkpoints, and their present names."""
 
@@ -159,7 +161,7 @@ def match_weights(
 
 def unwrap_name(name: str) -> str:
     """Return the name that a weight has in the model without wrappers."""
-    return WRAPPERS.sub("", name)
+    return WRAPPERS.sub("", name).removeprefix(DDP_PREFIX)
 
 
 def base_weight_name(name: str) -> str:

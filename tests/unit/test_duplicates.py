@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from regauge.data import duplicates
+from regauge.data.lexical import split_words
 
 WORDS = [f"word{number}" for number in range(5000)]
 
@@ -47,13 +48,44 @@ def test_the_estimate_of_the_similarity_is_accurate() -> None:
     assert 0.5 < true < 0.7
 
 
+SCRIPTS = {
+    "Chinese": (0x4E00, 0x9FA5),
+    "Japanese": (0x3041, 0x3096),
+    "Thai": (0x0E01, 0x0E3A),
+    "Lao": (0x0E94, 0x0EA3),
+    "Khmer": (0x1780, 0x17B3),
+    "Myanmar": (0x1000, 0x102A),
+    "Tibetan": (0x0F40, 0x0F47),
+    "emoji": (0x1F600, 0x1F64F),
+    "punctuation": (0x21, 0x2F),
+}
+"""First and last character of scripts without spaces between words."""
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_copies_in_scripts_without_spaces_are_one_cluster(script: str) -> None:
+    """In each text, a comma ends a clause of ten characters."""
+    random = np.random.default_rng(1)
+    first, last = SCRIPTS[script]
+    texts, owners = [], []
+    for number in range(40):
+        characters = [chr(code) for code in random.integers(first, last + 1, 120)]
+        for copy in range(3):
+            changed = list(characters)
+            changed[40 * copy] = chr(int(random.integers(first, last + 1)))
+            clauses = ["".join(changed[start : start + 10]) for start in range(0, 120, 10)]
+            texts.append(("," if script == "punctuation" else "、").join(clauses))
+            owners.append(3 * number)
+    assert find_labels(texts) == owners
+
+
 def test_case_and_spacing_are_ignored() -> None:
     labels = find_labels(["One  two three, four.", "one two THREE four", "five six seven eight"])
     assert labels == [0, 0, 2]
 
 
 def test_very_short_texts_are_distinguished() -> None:
-    assert find_labels(["", "a", "a b", "b", "!", "a"]) == [0, 1, 2, 3, 0, 1]
+    assert find_labels(["", "a", "a b", "b", "!", "a", " "]) == [0, 1, 2, 3, 4, 1, 0]
 
 
 def test_links_merge_whole_chains() -> None:
@@ -83,9 +115,7 @@ def test_equal_records_get_the_number_of_the_first() -> None:
 def test_ascii_and_unicode_texts_are_split_alike() -> None:
     text = "".join(map(chr, range(128))) + " Don't  SHOUT_at 3.14\x1cme\x0b\x85"
     apart = text.replace("\x85", "")
-    assert duplicates._split_words(apart) == [
-        word.encode() for word in duplicates._WORD.findall(apart.lower())
-    ]
+    assert duplicates._split_words(apart) == [word.encode() for word in split_words(apart)]
     assert duplicates._split_words(text) == duplicates._split_words(apart)
     assert duplicates._split_words("Ærø ÉTÉ") == ["ærø".encode(), "été".encode()]
 

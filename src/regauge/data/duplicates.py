@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import zlib
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from regauge.data.lexical import WORD, split_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +28,12 @@ HASHES = 128
 BANDS = 32
 """Bands of 4 values; two records of similarity 0.7 agree in one with probability 0.9998."""
 SHINGLE = 3
-"""Words of a shingle."""
+"""Words of a shingle; in scripts without spaces, characters."""
 HASH_BYTES = 16
 SIGNATURE_BYTES = HASHES * 4
 _JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
-_WORD = re.compile(r"\w+")
 _LOWERCASE_TABLE = "".join(
-    char.lower() if _WORD.match(char) else " " for char in map(chr, range(256))
+    char.lower() if WORD.match(char) else " " for char in map(chr, range(256))
 ).encode("latin-1")
 """Translation of ASCII bytes to lower case, with a space for other characters than letters, digits
 and `_`."""
@@ -185,10 +185,15 @@ def _hash_shingles(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _split_words(text: str) -> list[bytes]:
-    """Return the words of a text in lower case; a table is three times as fast as a pattern."""
+    """Return the words of a text in lower case, or its characters if it has no word.
+
+    For ASCII, a table is three times as fast as a pattern.
+    """
     if text.isascii():
-        return text.encode().translate(_LOWERCASE_TABLE).split()
-    return [word.encode() for word in _WORD.findall(text.lower())]
+        words = text.encode().translate(_LOWERCASE_TABLE).split()
+    else:
+        words = [word.encode() for word in split_words(text)]
+    return words or [character.encode() for character in text if not character.isspace()]
 
 
 def _propose_pairs(signatures: SignatureTable) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -221,7 +221,9 @@ def test_truncated_weights_are_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     (folder / "model.safetensors").write_bytes(data[:5000])
     options = ["--model", str(folder), "--to", str(tmp_path / "artifact"), *EAGER]
     assert main(["export", *options]) == 2
-    assert f"no model at '{folder}': " in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert f"{folder / 'model.safetensors'} cannot be read: " in message
+    assert "copy it again" in message
 
 
 def test_only_the_folder_of_a_classifier_reads_pairs(

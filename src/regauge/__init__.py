@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,9 @@ def __getattr__(name: str) -> Any:
 
 def _accept_strings(main: Callable[..., Any]) -> Callable[..., Any]:
     """Return a verb as a Python function, whose path parameters also accept strings."""
+    import inspect
+    from typing import get_args, get_type_hints
+
     signature, hints = inspect.signature(main), get_type_hints(main)
     paths = {name for name, hint in hints.items() if Path in (hint, *get_args(hint))}
 

@@ -31,6 +31,10 @@ def test_help_imports_nothing_large() -> None:
     assert list_imported(HELP, (*LARGE, "pydantic")) == []
 
 
+def test_the_package_imports_no_verb_and_no_introspection() -> None:
+    assert list_imported("import regauge", (*LARGE, "inspect", "regauge.verbs")) == []
+
+
 def test_the_files_of_all_verbs_import_nothing_large() -> None:
     assert list_imported(ALL_VERBS, LARGE) == []
 

@@ -233,7 +233,7 @@ def test_a_mount_point_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_a_second_writer_of_an_output_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "artifact"
-    with start_writer(target, 600) as first:
+    with start_writer(target, 20) as first:
         with (
             pytest.raises(SettingsError, match=r"another process writes .*artifact; wait until"),
             files.stage_output(target),

@@ -65,6 +65,8 @@ def is_best(context: RunContext, state: TrainState, metrics: dict[str, float]) -
     Equal on all processes, because the best value is part of the state. A value that is not finite
     is never the best.
     """
+    if not metrics:  # most steps have no evaluation
+        return False
     metric = best_metric(context)
     value = metrics.get(metric, math.nan)
     if not math.isfinite(value):

@@ -164,23 +164,55 @@ def test_invalid_records_are_quarantined_with_their_reasons(
         {"id": "one", "text": "w7", "price": 2},
         {"id": 2, "price": 3.5},
         {"id": 3, "text": "", "price": None},
+        {"id": 4, "text": "w8"},
+        {"id": 5, "text": "w9"},
     ]
     source.write_text("\n".join([*map(json.dumps, records), "{broken", json.dumps({"text": 7})]))
     assert predict(artifact, source, tmp_path / "out") == 0
     table = read_table(tmp_path / "out")
-    assert table["id"].to_pylist() == [0, 3]
-    assert table["price"].to_pylist() == [1.5, None]
+    assert table["id"].to_pylist() == [0, 3, 4, 5]
+    assert table["price"].to_pylist() == [1.5, None, None, None]
     bad = jsonl.read_lines(tmp_path / "out" / "quarantine" / "000000-00000.jsonl")
     assert [(line["location"], line["reason"]) for line in bad] == [
         ("line 2", "'id' is not of type integer"),
         ("line 3", "no text in 'text'"),
-        ("line 5", "malformed JSON"),
-        ("line 6", "no text in 'text'"),
+        ("line 7", "malformed JSON"),
+        ("line 8", "no text in 'text'"),
     ]
     result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert (result["rows"], result["quarantined"]) == (2, 4)
+    assert (result["rows"], result["quarantined"]) == (4, 4)
     error = " ".join(capsys.readouterr().err.split())
-    assert "4 records were rejected; reasons: " in error
+    assert "4 of 8 records are rejected; see " in error
+    (tmp_path / "texts.jsonl").write_text("\n".join([json.dumps(records[0]), *["{broken"] * 2]))
+    assert predict(artifact, source, tmp_path / "most") == 64
+    error = " ".join(capsys.readouterr().err.split())
+    assert "most records are rejected: 2 of 3; correct them" in error
+
+
+def test_values_are_written_exactly_or_reported(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "texts.jsonl"
+    ids = [2**64 - 1 - number for number in range(1200)]
+    records: list[Any] = [{"id": ids[0], "text": "w5", "meta": {"a": [1]}, "flag": True}]
+    records += [{"id": number, "text": "w6"} for number in ids[1:]]
+    records[1100]["url"] = "late"
+    source.write_text("\n".join(map(json.dumps, records)))
+    assert predict(artifact, source, tmp_path / "all") == 0
+    table = read_table(tmp_path / "all")
+    assert table["id"].to_pylist() == ids
+    assert (table["meta"][0].as_py(), table["flag"][0].as_py()) == ('{"a": [1]}', True)
+    assert "url" not in table.column_names
+    error = " ".join(capsys.readouterr().err.split())
+    assert "left out: url (1 records); keep them with: output.keep_fields" in error
+    named = ['output.keep_fields=["id", "url"]']
+    assert predict(artifact, source, tmp_path / "named", *named) == 0
+    table = read_table(tmp_path / "named")
+    assert [value for value in table["url"].to_pylist() if value] == ["late"]
+    assert "1199 records have no 'url'" in " ".join(capsys.readouterr().err.split())
+    typed = ['output.keep_fields={ id = "decimal" }']
+    assert predict(artifact, source, tmp_path / "typed", *typed) == 0
+    assert read_table(tmp_path / "typed")["id"].to_pylist() == list(map(str, ids))
 
 
 def test_jobs_without_pieces_are_reported(
@@ -190,7 +222,7 @@ def test_jobs_without_pieces_are_reported(
     assert predict(artifact, source, tmp_path / "out", "--index", "1", "--count", "2") == 0
     error = " ".join(capsys.readouterr().err.split())
     assert "2 jobs share 1 pieces, so some jobs have none; lower source.chunk_mib" in error
-    assert "records were rejected" not in error
+    assert "are rejected" not in error
 
 
 def test_a_lone_surrogate_rejects_only_its_record(
@@ -274,7 +306,7 @@ def test_a_job_stops_at_its_cost_limit_and_resumes_with_a_higher_one(
         (["--max-usd", "1"], "predict.max_usd needs the price of this machine, which is unknown"),
         (['predict.text_fields=["titel"]'], "have no text 'titel'; did you mean 'title'"),
         (["predict.prompt_name=query"], "no prompt is called 'query'; the artifact has none"),
-        (['output.keep_fields=["idd"]'], "have no text or number 'idd'; did you mean 'id'"),
+        (['output.keep_fields=["idd"]'], "have no field 'idd'; did you mean 'id'"),
         (
             ["--index", "3", "--count", "2"],
             "predict.job_index = 3 is not below the number of jobs, 2",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from regauge.data.sources import Record, Rejected, Source, Value
+from regauge.data.sources import Record, Rejected, Source
+from regauge.data.values import Value
 
 
 def read_items(source: Source) -> list[Record | Rejected]:

@@ -241,11 +241,12 @@ def test_unusable_conversations_are_counted_and_rejected(tmp_path: Path) -> None
 
 
 def test_conversations_whose_earlier_turns_are_rewritten_are_rejected(tmp_path: Path) -> None:
-    write_records(tmp_path / "a.jsonl", build_conversations(30))
+    single_turn = [talk for talk in build_conversations(90, seed=1) if len(talk["messages"]) == 3]
+    write_records(tmp_path / "a.jsonl", [*build_conversations(30), *single_turn])
     save_tokenizer(tmp_path / "tokenizer", FORGETFUL)
     data = prepare_dataset(tmp_path)
     assert data.manifest.skipped == {"the chat template cannot render it": 20}
-    assert len(read_conversations(data)) == 10
+    assert len(read_conversations(data)) == 10 + len(single_turn)
 
 
 @pytest.mark.full
@@ -277,7 +278,6 @@ ENDLESS += "{{ 'assistant: ' if add_generation_prompt }}"
         ({"rows": {"text": "body"}}, "layout 'chat' does not use 'text'; remove it"),
         ({"rows": {"chat_template": "endless.jinja"}}, "no special token of the tokenizer"),
         ({"rows": {"chat_template": "broken.jinja"}}, "cannot be used: Expected an expression"),
-        ({"source": {"columns": []}}, 'messages are lists, set source.columns = ["messages"]'),
     ],
 )
 def test_invalid_settings_are_one_line_with_a_remedy(

@@ -37,13 +37,13 @@ def test_numbers_are_declared(tmp_path: Path) -> None:
     assert read_fields(read) == [
         {"id": 7, "score": 1000.0, "text": "9"},
         {},
+        {"id": 2**63, "score": 1.0, "text": "a"},
         {"id": 2, "text": "b"},
     ]
     assert list_rejected(read) == [
         ("line 4", "no number in 'id'"),
         ("line 5", "no number in 'score'"),
         ("line 6", "no number in 'id'"),
-        ("line 7", "no number in 'id'"),
     ]
 
 

@@ -11,12 +11,13 @@ import pytest
 from regauge.data.settings import TextLimits
 from regauge.data.sources import Record, Rejected, Skipped
 from regauge.errors import DataError, SettingsError
-from regauge.preparation.filters import apply_limits
+from regauge.preparation.filters import RecordFilter
 from unit.preparing import FIELDS, build_settings, prepare_dataset, read_contents, write_corpus
 
 
 def find_reason(text: str, **limits: int) -> str:
-    (item,) = apply_limits([Record("a", "line 1", {"text": text})], {"text": TextLimits(**limits)})
+    record_filter = RecordFilter({"text": TextLimits(**limits)})
+    (item,) = record_filter.apply([Record("a", "line 1", {"text": text})])
     return item.reason if isinstance(item, Skipped) else ""
 
 
@@ -41,7 +42,7 @@ def test_texts_have_length_limits(text: str, limits: dict[str, int], reason: str
 def test_values_and_missing_fields_have_no_length() -> None:
     items = [Record("a", "1", {"label": 3}), Record("a", "2", {}), Rejected("a", "3", "bad")]
     limits = {"text": TextLimits(min_words=1), "label": TextLimits(min_characters=9)}
-    assert list(apply_limits(items, limits)) == items
+    assert list(RecordFilter(limits).apply(items)) == items
 
 
 def test_skipped_records_are_counted_by_reason(tmp_path: Path) -> None:

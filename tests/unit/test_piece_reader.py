@@ -355,7 +355,8 @@ def test_a_shard_is_written_and_its_ledger_line_is_returned(
         ("id", 2**63 - 1, 2**63 - 1),
         ("id", 2**63, None),
         ("id", 2.5, None),
-        ("price", 2**53 + 1, 2.0**53),
+        ("price", 2**53 + 1, None),
+        ("price", 2**53 + 2, 2.0**53 + 2),
         ("price", 10**400, None),
     ],
 )

@@ -84,9 +84,11 @@ def test_the_schema_of_a_table_has_the_kinds_of_empty_columns(tmp_path: Path, ki
         "said",
         "price",
         "new",
+        "tags",
         "word",
     ]
-    expected = {"text": "text", "note": "text", "price": "float", "new": "integer", "word": "text"}
+    expected = {"text": "text", "note": "text", "price": "float", "new": "boolean"}
+    expected |= {"tags": "json", "word": "text"}
     assert kinds == expected
     assert select_kept_fields(build_settings(), ("text",), kinds) == {
         name: kind_of_field for name, kind_of_field in expected.items() if name != "text"
@@ -172,7 +174,9 @@ def test_all_other_fields_or_the_named_ones_are_kept() -> None:
     named = build_settings(output={"folder": "o", "keep_fields": ("text", "id")})
     assert select_kept_fields(named, ("text",), kinds) == {"text": "text", "id": "integer"}
     strange = build_settings(output={"folder": "o", "keep_fields": ("tags",)})
-    with pytest.raises(SettingsError, match="have no text or number 'tags'"):
+    with pytest.raises(
+        SettingsError, match="have no field 'tags'; known: id, price, text, or set its kind"
+    ):
         select_kept_fields(strange, ("text",), kinds)
 
 

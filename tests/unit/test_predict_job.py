@@ -278,6 +278,8 @@ def test_the_totals_are_written_after_the_last_shard_of_all_jobs(tmp_path: Path)
         "quarantined": 4,
         "skipped": 8,
         "truncated": 12,
+        "dropped_fields": {},
+        "missing_fields": {},
         "tokens": 240,
         "computed_tokens": 320,
         "shards": 4,

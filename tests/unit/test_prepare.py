@@ -21,6 +21,7 @@ from regauge.data import dataset, tokenizer
 from regauge.data.sources import Piece
 from regauge.errors import DataError, PreflightError, SettingsError
 from regauge.preparation import process_pool, read_records, workdir
+from regauge.preparation.filters import RecordFilter
 from regauge.preparation.prepare import PrepareJob
 from regauge.verbs import prepare as verb
 from unit.preparing import (
@@ -374,7 +375,7 @@ def test_an_unreadable_source_is_reported(folder: Path) -> None:
     (folder / "a.jsonl").mkdir()
     with pytest.raises(DataError, match=r"a.jsonl cannot be read.*run again"):
         read_records.read_piece(
-            job.source, {}, folder, read_records.NumberedPiece(0, inputs.pieces[0])
+            job.source, RecordFilter({}), folder, read_records.NumberedPiece(0, inputs.pieces[0])
         )
 
 
@@ -384,7 +385,7 @@ def test_errors_of_worker_processes_are_raised(folder: Path) -> None:
     items = [
         read_records.NumberedPiece(number, piece) for number, piece in enumerate(missing_pieces)
     ]
-    read = partial(read_records.read_piece, job.source, {}, folder)
+    read = partial(read_records.read_piece, job.source, RecordFilter({}), folder)
     with (
         pytest.raises(DataError, match=r"(one|two) cannot be read.*No such file"),
         process_pool.ProcessPool(2) as pool,

@@ -107,7 +107,7 @@ def test_invalid_lines_are_rejected_with_their_location(tmp_path: Path) -> None:
     )
     path.write_bytes(b"\n".join([good, bad, b"[1]", b'{"text": "\xff"}', b"", good]))
     source = JsonLines(files=(str(path),))
-    assert read_fields(source) == [{"text": "fine", "label": 3, "score": 0.5}] * 2
+    assert read_fields(source) == [{"text": "fine", "label": 3, "score": 0.5, "big": 2**63}] * 2
     assert list_rejected(source) == [
         ("line 2", "malformed JSON"),
         ("line 3", "not a JSON object"),

@@ -54,7 +54,13 @@ def test_every_format_has_the_same_rows(tmp_path: Path, name: str) -> None:
     write(tmp_path / name)
     read = read_fields(source(tmp_path / name))
     assert [row["label"] for row in read] == list(range(ROWS))
-    assert read[0] == {"text": "row 0 " + "x" * 1000, "kind": "a", "label": 0, "score": 0.5}
+    assert read[0] == {
+        "text": "row 0 " + "x" * 1000,
+        "kind": "a",
+        "label": 0,
+        "score": 0.5,
+        "day": "1970-01-01",
+    }
     assert "score" not in read[1]
     assert read_fields(source(tmp_path / name, columns=("label",)))[7] == {"label": 7}
 

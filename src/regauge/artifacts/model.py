@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from regauge.accelerators import Accelerator
     from regauge.artifacts.manifest import Dtype
     from regauge.backends import Backend
-    from regauge.data.sources import Value
+    from regauge.data.values import Value
     from regauge.models.io_spec import TensorSpec
 
 

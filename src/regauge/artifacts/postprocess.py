@@ -8,18 +8,24 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from regauge.data.values import FieldKind, to_cell
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from regauge.artifacts.manifest import Dtype, ProgramEntry
+    from regauge.data.values import Value
 
     Decode = Callable[[np.ndarray], list[str]]
 
 
-COLUMN_TYPES = {"text": pa.string(), "integer": pa.int64(), "float": pa.float64()}
-"""Types of the columns of kept fields, by the kind of field."""
-MAX_INTEGERS = {"integer": 2**63, "float": 2**1023}
-"""Exclusive limits of the magnitude of an integer in a column, by the kind of field."""
+COLUMN_TYPES: dict[FieldKind, pa.DataType] = {
+    "integer": pa.int64(),
+    "uint64": pa.uint64(),
+    "float": pa.float64(),
+    "boolean": pa.bool_(),
+}
+"""Types of the columns of kept fields by their kind; other kinds are texts."""
 INT8_MAX = 127
 Columns = dict[str, np.ndarray | pa.Array]
 
@@ -72,7 +78,7 @@ def convert_vectors(vectors: np.ndarray, dtype: Dtype) -> Columns:
 
 
 def build_table(
-    columns: Columns, kept: Mapping[str, Sequence[Any]], kinds: dict[str, str]
+    columns: Columns, kept: Mapping[str, Sequence[Any]], kinds: dict[str, FieldKind]
 ) -> pa.Table:
     """Return a table of the kept fields of records, followed by their output columns.
 
@@ -98,10 +104,8 @@ def write_parquet(table: pa.Table, file: IO[bytes]) -> None:
     )
 
 
-def _build_kept_column(values: Sequence[Any], kind: str) -> pa.Array:
-    if kind == "float":  # pyarrow rejects integers that a float would round
-        values = [None if value is None else float(value) for value in values]
-    return pa.array(values, COLUMN_TYPES[kind])
+def _build_kept_column(values: Sequence[Value | None], kind: FieldKind) -> pa.Array:
+    return pa.array([to_cell(value, kind) for value in values], COLUMN_TYPES.get(kind, pa.string()))
 
 
 def _to_arrow(values: np.ndarray | pa.Array) -> pa.Array:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from regauge.data.sources import Value
+    from regauge.data.values import Value
     from regauge.models.io_spec import InputSpec
     from regauge.models.sentence_transformers import Tokenization
 

@@ -18,7 +18,7 @@ from regauge.errors import SettingsError, first_line
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regauge.data.sources import Value
+    from regauge.data.values import Value
 
 TEMPLATE_FILE = "chat_template.jinja"
 """The template file in a tokenizer's folder; the template may also be part of its configuration."""
@@ -126,10 +126,11 @@ def install_template(tokenizer: Path, template: Path) -> None:
 def parse_conversation(record: Mapping[str, Value]) -> Messages | None:
     """Return the messages of a record; None if it has none, or if they are malformed.
 
-    A record has `messages` as JSON, or an `instruction` with its `output` and perhaps an `input`.
+    A record has `messages` as a list or as JSON text, or an `instruction` with its `output` and
+    perhaps an `input`.
     """
     if "messages" in record:
-        return _parse_messages(str(record["messages"]))
+        return _parse_messages(record["messages"])
     instruction, output = record.get("instruction"), record.get("output")
     if not (isinstance(instruction, str) and isinstance(output, str)):
         return None
@@ -141,9 +142,9 @@ def parse_conversation(record: Mapping[str, Value]) -> Messages | None:
     return [request, {"role": ASSISTANT, "content": output}]
 
 
-def _parse_messages(text: str) -> Messages | None:
+def _parse_messages(value: Value) -> Messages | None:
     try:
-        messages = json.loads(text)
+        messages = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return None
     if not isinstance(messages, list) or not messages:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from regauge.data.dataset import ColumnInfo
 from regauge.data.randomness import mix_bits
+from regauge.data.values import INT64, Value, format_key, read_integer
 
 TOKENS_TYPE = pa.list_(pa.int32())
 MARKS_TYPE = pa.list_(pa.uint8())
@@ -29,6 +31,8 @@ VALUE_TYPES: dict[ValueKind, pa.DataType] = {
     "category": pa.int64(),
 }
 """The Arrow type of each kind of value."""
+VALUE_RANGES = {"integer": "an integer of 64 bits", "float": "a finite number"}
+"""The values of a kind, for messages."""
 MISSING = -1
 """The cell of a category that a record does not have."""
 MAX_CATEGORIES = 2**20
@@ -61,24 +65,27 @@ def build_column(cells: list[Any], arrow_type: pa.DataType) -> pa.Array:
     )
 
 
-def encode_value(value: object, kind: ValueKind) -> int | float:
+def encode_value(value: Value | None, kind: ValueKind) -> int | float:
     """Return a value of a record as a cell of its column; None is a missing value.
 
-    Raises TypeError if the value is not of the kind of the column.
+    A whole float is an integer. Raises TypeError if the value is not of the kind of the column.
     """
     if kind == "category":
         return MISSING if value is None else hash_category(value)
     if kind == "float":
-        if isinstance(value, int | float | None):
-            return math.nan if value is None else float(value)
-    elif isinstance(value, int):
-        return value
-    raise TypeError(f"{type(value).__name__} is not a {kind}")
+        if value is None:
+            return math.nan
+        with suppress(OverflowError):
+            if isinstance(value, int | float) and math.isfinite(value):
+                return float(value)
+    elif (number := read_integer(value)) is not None and number in INT64:
+        return number
+    raise TypeError(f"{type(value).__name__} {str(value)[:80]} is not {VALUE_RANGES[kind]}")
 
 
-def hash_category(value: object) -> int:
-    """Return the hash of a text or number, in 0 … 2^63 - 1; it is the same for `7` and "7"."""
-    digest = hashlib.blake2b(str(value).encode(), digest_size=8).digest()
+def hash_category(value: Value) -> int:
+    """Return the hash of a value, in 0 … 2^63 - 1; equal numbers and their texts have one hash."""
+    digest = hashlib.blake2b(format_key(value).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

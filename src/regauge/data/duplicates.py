@@ -23,6 +23,8 @@ from regauge.data.lexical import WORD, split_words
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from regauge.data.values import Value
+
 HASHES = 128
 """Values of a signature; the standard error of a similarity is at most 0.044."""
 BANDS = 32
@@ -44,9 +46,12 @@ _RANDOM = np.frombuffer(hashlib.shake_128(b"regauge minhash").digest(HASHES * 16
 _FACTORS, _OFFSETS = _RANDOM[:HASHES] | np.uint64(1), _RANDOM[HASHES:]
 
 
-def join_texts(fields: Mapping[str, str | int | float]) -> str:
-    """Return all texts of a record as one; a text that is part of a longer one is left out."""
-    texts = sorted((value for value in fields.values() if isinstance(value, str)), key=len)
+def join_texts(fields: Mapping[str, Value]) -> str:
+    """Return all texts of a record as one, with those of nested values.
+
+    A text that is part of a longer one is left out.
+    """
+    texts = sorted(_list_texts(list(fields.values())), key=len)
     joined = ""
     for text in reversed(texts):
         if text not in joined:
@@ -54,7 +59,16 @@ def join_texts(fields: Mapping[str, str | int | float]) -> str:
     return joined
 
 
-def encode_fields(fields: Mapping[str, str | int | float]) -> str:
+def _list_texts(value: Value) -> Iterator[str]:
+    """Yield the texts of a value and of the values in it."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _list_texts(item)
+
+
+def encode_fields(fields: Mapping[str, Value]) -> str:
     """Return fields as JSON with sorted keys, so that equal fields give equal strings."""
     return _JSON.encode(fields)
 

@@ -11,45 +11,45 @@ import pyarrow as pa
 from regauge.artifacts.postprocess import build_columns
 from regauge.choices import did_you_mean
 from regauge.data.sources import Record, Rejected
+from regauge.data.values import FieldKind, infer_kind, merge_kinds
 from regauge.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from regauge.artifacts.manifest import ProgramEntry
-    from regauge.data.sources import Piece, Source, Value
+    from regauge.data.sources import Piece, Source
     from regauge.prediction.settings import PredictOutput, PredictSettings
 
 MAX_INSPECTED_RECORDS = 1000
+"""Records that decide the fields of a source."""
+MAX_SEARCHED_RECORDS = 100_000
+"""Records that are searched for a named field which the first ones do not have."""
 DEFAULT_TEXT_FIELD = "text"
 """The text field if several fields hold texts and the settings name none."""
-FieldKinds = dict[str, str]
-"""The kind of each field: "text", "integer" or "float"."""
+FieldKinds = dict[str, FieldKind]
+"""The kind of each field."""
 
 
-def infer_fields(source: Source, pieces: tuple[Piece, ...]) -> FieldKinds:
+def infer_fields(
+    source: Source, pieces: tuple[Piece, ...], named: Collection[str] = ()
+) -> FieldKinds:
     """Return the fields of the first records, in the order of their first appearance.
 
-    Fields in the schema of the first piece come first. A field with integers and floats is "float";
-    a field with texts and numbers has the kind of its first value. Raises DataError if there is no
-    record.
+    Fields in the schema of the first piece come first. More records are read until each of the
+    `named` fields has occurred. Raises DataError if there is no record.
     """
-    kinds: FieldKinds = source.field_kinds(pieces[0]) if pieces else {}
+    sample = _FieldSample(source.field_kinds(pieces[0]) if pieces else {})
     first_rejected: Rejected | None = None
-    num_records = 0
     for item in chain.from_iterable(map(source.read, pieces)):
         if isinstance(item, Rejected):
             first_rejected = first_rejected or item
         elif isinstance(item, Record):
-            num_records += 1
-            for name, value in item.fields.items():
-                both = {kinds.setdefault(name, infer_kind(value)), infer_kind(value)}
-                if both == {"integer", "float"}:
-                    kinds[name] = "float"
-            if num_records == MAX_INSPECTED_RECORDS:
+            sample.add(item)
+            if sample.is_complete(named):
                 break
-    if num_records:
-        return kinds
+    if sample.num_records:
+        return sample.kinds
     if first_rejected is not None:
         detail = f" ({first_rejected.detail})" if first_rejected.detail else ""
         location = f"{first_rejected.file}, {first_rejected.location}"
@@ -58,11 +58,35 @@ def infer_fields(source: Source, pieces: tuple[Piece, ...]) -> FieldKinds:
     raise DataError("the source has no record", "name files with records in source.files")
 
 
-def infer_kind(value: Value) -> str:
-    """Return the kind of a value: "text", "integer" or "float"."""
-    if isinstance(value, str):
-        return "text"
-    return "integer" if isinstance(value, int) else "float"
+class _FieldSample:
+    """The kinds of the fields of the records so far."""
+
+    def __init__(self, kinds: FieldKinds) -> None:
+        self.kinds = dict(kinds)
+        self.num_records = 0
+        self._negative: set[str] = set()
+        """Names of the fields with a number below zero."""
+
+    def add(self, record: Record) -> None:
+        """Add the fields of a record; after the first records, only new fields."""
+        is_first = self.num_records < MAX_INSPECTED_RECORDS
+        self.num_records += 1
+        for name, value in record.fields.items():
+            if name not in self.kinds:
+                self.kinds[name] = infer_kind(value)
+            elif not is_first:
+                continue
+            if isinstance(value, int | float) and value < 0:
+                self._negative.add(name)
+            kind, has_negative = infer_kind(value), name in self._negative
+            self.kinds[name] = merge_kinds(self.kinds[name], kind, has_negative=has_negative)
+
+    def is_complete(self, named: Collection[str]) -> bool:
+        """Return whether no more records have to be read."""
+        if self.num_records < MAX_INSPECTED_RECORDS:
+            return False
+        is_missing = any(name not in self.kinds for name in named)
+        return not is_missing or self.num_records >= MAX_SEARCHED_RECORDS
 
 
 def select_text_fields(
@@ -99,13 +123,23 @@ def select_kept_fields(
 ) -> FieldKinds:
     """Return the fields to copy into the output; raises SettingsError for an unknown field."""
     requested = settings.output.keep_fields
+    if isinstance(requested, dict):
+        return dict(requested)
     if requested == "all":
         return {name: kind for name, kind in kinds.items() if name not in text_fields}
     for name in requested:
         if name not in kinds:
-            problem = f"the first records have no text or number '{name}'"
-            raise SettingsError(problem, did_you_mean(name, tuple(kinds)))
+            problem = f"the first {MAX_SEARCHED_RECORDS:,} records have no field '{name}'"
+            remedy = f'{did_you_mean(name, tuple(kinds))}, or set its kind: {{ {name} = "text" }}'
+            raise SettingsError(problem, remedy)
     return {name: kinds[name] for name in requested}
+
+
+def list_named_fields(settings: PredictSettings) -> tuple[str, ...]:
+    """Return the fields whose kind must be inferred from the records."""
+    requested = settings.output.keep_fields
+    kept = requested if isinstance(requested, tuple) else ()
+    return (*settings.predict.text_fields, *kept)
 
 
 def check_columns(program: ProgramEntry, output: PredictOutput, kept: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from regauge.artifacts.artifact import Artifact
     from regauge.data.sources import Piece
+    from regauge.data.values import FieldKind
     from regauge.prediction.settings import PredictSettings
 
 JOB, LEDGER, RESULT = "job.json", "ledger.jsonl", "result.json"
@@ -145,7 +147,7 @@ def collect_facts(
     settings: PredictSettings,
     artifact: Artifact,
     pieces: tuple[Piece, ...],
-    kept_fields: dict[str, str],
+    kept_fields: dict[str, FieldKind],
 ) -> dict[str, Any]:
     """Return all facts that decide the bytes of the output.
 
@@ -165,7 +167,7 @@ def collect_portable_facts(
     settings: PredictSettings,
     artifact: Artifact,
     pieces: tuple[Piece, ...],
-    kept_fields: dict[str, str],
+    kept_fields: dict[str, FieldKind],
 ) -> dict[str, Any]:
     """Return the facts that decide the output on any machine; needs no accelerator."""
     predict, output = config.dump(settings.predict), config.dump(settings.output)
@@ -241,6 +243,10 @@ def sum_shards(lines: Mapping[ShardId, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the totals of shards: records, tokens, and rows per second of each phase."""
     counts = ("rows", "quarantined", "skipped", "truncated", "tokens", "computed_tokens")
     totals: dict[str, Any] = {name: sum(line[name] for line in lines.values()) for name in counts}
+    for name in ("dropped_fields", "missing_fields"):
+        totals[name] = dict(
+            sum((Counter(line.get(name, {})) for line in lines.values()), Counter())
+        )
     totals["shards"] = len(lines)
     num_computed = totals["computed_tokens"]
     totals["useful_token_fraction"] = totals["tokens"] / num_computed if num_computed else None

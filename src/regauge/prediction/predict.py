@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import config, jsonl
 from regauge.artifacts.artifact import open_artifact
-from regauge.errors import LimitReachedError, PreemptedError, SettingsError
+from regauge.errors import DataError, LimitReachedError, PreemptedError, SettingsError
 from regauge.log import logger
 from regauge.planning.catalog import find_price
 from regauge.prediction.fields import (
     check_columns,
     infer_fields,
+    list_named_fields,
     select_kept_fields,
     select_text_fields,
 )
@@ -75,7 +76,7 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
         raise SettingsError(problem, "call it in Python with regauge.load")
     program.tokenization.prompt_text(settings.predict.prompt_name)
     pieces = settings.source.list_pieces()
-    kinds = infer_fields(settings.source, pieces)
+    kinds = infer_fields(settings.source, pieces, list_named_fields(settings))
     text_fields = select_text_fields(settings, program.fields.text_fields, kinds)
     kept_fields = select_kept_fields(settings, text_fields, kinds)
     check_columns(program, settings.output, list(kept_fields))
@@ -125,10 +126,26 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
             **progress.cost_summary(),
         }
         write_result(job)
-    if summary["quarantined"]:
-        folder = job.folder / QUARANTINE
-        logger.warning("%d records were rejected; reasons: %s", summary["quarantined"], folder)
+    _report_losses(job, summary)
     return summary
+
+
+def _report_losses(job: PredictJob, summary: dict[str, Any]) -> None:
+    """Log what the output lacks; raises DataError if most records are rejected."""
+    dropped, missing = summary.pop("dropped_fields"), summary.pop("missing_fields")
+    if dropped:
+        counts = ", ".join(f"{name} ({count} records)" for name, count in dropped.items())
+        message = "Fields that the first records do not have are left out: %s; keep them with: %s"
+        logger.warning(message, counts, "output.keep_fields")
+    for name, count in missing.items():
+        logger.warning("%d records have no '%s', so its value in the output is null", count, name)
+    if not (num_rejected := summary["quarantined"]):
+        return
+    folder, num_records = job.folder / QUARANTINE, num_rejected + summary["rows"]
+    logger.warning("%d of %d records are rejected; see %s", num_rejected, num_records, folder)
+    if num_rejected > num_records / 2:
+        problem = f"most records are rejected: {num_rejected} of {num_records}"
+        raise DataError(problem, f"correct them, or the fields; see the reasons in {folder}")
 
 
 def _log_slot(job: PredictJob) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field, SerializeAsAny, field_validator
 from regauge.artifacts.manifest import Dtype
 from regauge.config import Settings, choice_of
 from regauge.data.sources import Source
+from regauge.data.values import FieldKind
 from regauge.planning.settings import Price
 from regauge.prediction.executors import Executor
 
@@ -22,8 +23,9 @@ class PredictOutput(Settings):
     """`parquet` writes tables; `npy` writes arrays of vectors, and tables of the other fields."""
     dtype: Dtype = "float16"
     """Type of a vector: `int8` adds a scale per vector; `binary` packs eight signs per byte."""
-    keep_fields: Literal["all"] | tuple[str, ...] = "all"
-    """Fields of a record to copy into the output; by default all but its texts."""
+    keep_fields: Literal["all"] | tuple[str, ...] | dict[str, FieldKind] = "all"
+    """Fields of a record to copy into the output; by default all of the first 1,000 records but the
+    texts that are read. A table also sets their kinds, such as `{ id = "uint64" }`."""
 
 
 class PredictOptions(Settings):

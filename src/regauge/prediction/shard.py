@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,12 +17,13 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from regauge.artifacts.postprocess import (
-    MAX_INTEGERS,
     build_columns,
     build_table,
     write_parquet,
 )
+from regauge.data.columns import encode_value
 from regauge.data.sources import Record, Rejected, Skipped, reject_undecodable
+from regauge.data.values import fits_kind
 from regauge.files import fsync_paths, replace_atomically, sha256
 from regauge.prediction.job import QUARANTINE, SHARDS
 
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
     from regauge.artifacts.postprocess import Decode
     from regauge.artifacts.preprocess import Preprocessor
     from regauge.artifacts.records import TextRecords
-    from regauge.data.sources import Piece, Source, SourceItem, Value
+    from regauge.data.sources import Piece, Source, SourceItem
+    from regauge.data.values import FieldKind, Value
     from regauge.prediction.settings import PredictOutput
     from regauge.prediction.shard_queue import ShardId
 
@@ -47,13 +50,33 @@ class RecordSpec:
     """Name of the prompt to prepend to each text; None for the artifact's default prompt."""
     shard_records: int
     """Most records of a shard."""
-    kept_fields: dict[str, str]
-    """Fields to copy into the output, with their kinds: "text", "integer" or "float"."""
+    kept_fields: dict[str, FieldKind]
+    """Fields to copy into the output, with their kinds."""
     output: PredictOutput
     numeric_fields: tuple[str, ...] = ()
     """Numeric features of ranking candidates."""
     categorical_fields: tuple[str, ...] = ()
     """Categorical features of ranking candidates."""
+
+    @property
+    def value_fields(self) -> tuple[str, ...]:
+        """The fields whose values are read."""
+        names = (*self.kept_fields, *self.numeric_fields, *self.categorical_fields)
+        return tuple(dict.fromkeys(names))
+
+    def list_dropped(self, record: Record) -> set[str]:
+        """Return the fields of a record that should be copied and are unknown."""
+        if self.output.keep_fields != "all":
+            return set()
+        return record.fields.keys() - {*self.text_fields, *self.value_fields}
+
+    def list_missing(self, record: Record) -> set[str]:
+        """Return the fields that the settings name and a record does not have."""
+        return (
+            set()
+            if self.output.keep_fields == "all"
+            else self.kept_fields.keys() - record.fields.keys()
+        )
 
 
 @dataclass
@@ -68,6 +91,10 @@ class EncodedShard:
     quarantined: list[Rejected]
     num_skipped: int
     num_truncated: int
+    dropped_fields: Counter[str]
+    """Number of records by field that is not copied, because the first records do not have it."""
+    missing_fields: Counter[str]
+    """Number of records without a value by field that the settings name."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Duration of each step."""
     computed_tokens: int = 0
@@ -124,14 +151,9 @@ def read_shard(
         return None
     items, is_last = part
     columns: list[list[str]] = [[] for _ in record_spec.text_fields]
-    names = dict.fromkeys(
-        (
-            *record_spec.kept_fields,
-            *record_spec.numeric_fields,
-            *record_spec.categorical_fields,
-        )
-    )
-    values: dict[str, list[Value | None]] = {name: [] for name in names}
+    values: dict[str, list[Value | None]] = {name: [] for name in record_spec.value_fields}
+    dropped_fields: Counter[str] = Counter()
+    missing_fields: Counter[str] = Counter()
     quarantined: list[Rejected] = []
     for item in items:
         if isinstance(item, Rejected):
@@ -144,11 +166,21 @@ def read_shard(
                 column.append(str(item.fields[name]))
             for name, column_values in values.items():
                 column_values.append(item.fields.get(name))
+            dropped_fields.update(record_spec.list_dropped(item))
+            missing_fields.update(record_spec.list_missing(item))
     encoded = preprocessor.encode_records(columns, record_spec.prompt_name, values)
     kept = {name: values[name] for name in record_spec.kept_fields}
     num_skipped = sum(isinstance(item, Skipped) for item in items)
     encoded_shard = EncodedShard(
-        shard, is_last, encoded.records, kept, quarantined, num_skipped, encoded.num_truncated
+        shard,
+        is_last,
+        encoded.records,
+        kept,
+        quarantined,
+        num_skipped,
+        encoded.num_truncated,
+        dropped_fields,
+        missing_fields,
     )
     encoded_shard.seconds["read"] = time.perf_counter() - start
     return encoded_shard
@@ -195,6 +227,8 @@ class ShardWriter:
             "quarantined": len(shard.quarantined),
             "skipped": shard.num_skipped,
             "truncated": shard.num_truncated,
+            "dropped_fields": dict(sorted(shard.dropped_fields.items())),
+            "missing_fields": dict(sorted(shard.missing_fields.items())),
             "tokens": shard.records.num_tokens,
             "computed_tokens": shard.computed_tokens,
             "bytes": {path.name: path.stat().st_size for path in paths},
@@ -243,19 +277,20 @@ def _check_record(record: Record, record_spec: RecordSpec) -> Rejected | None:
         if not isinstance(record.fields.get(name), str):
             return Rejected(record.file, record.location, f"no text in '{name}'")
     for name in record_spec.numeric_fields:
-        if not _fits_kind(record.fields.get(name, 0), "float"):
+        if (value := record.fields.get(name)) is not None and not _is_number(value):
             return Rejected(record.file, record.location, f"'{name}' is not a number")
     for name, kind in record_spec.kept_fields.items():
         value = record.fields.get(name)
-        if value is not None and not _fits_kind(value, kind):
+        if value is not None and not fits_kind(value, kind):
             detail = f"{type(value).__name__} {value!r}"[:80]
             return Rejected(record.file, record.location, f"'{name}' is not of type {kind}", detail)
     return None
 
 
-def _fits_kind(value: Value, kind: str) -> bool:
-    if kind == "text":
-        return isinstance(value, str)
-    if isinstance(value, float):
-        return kind == "float"
-    return isinstance(value, int) and abs(value) < MAX_INTEGERS[kind]
+def _is_number(value: Value) -> bool:
+    """Return whether a value can be a numeric feature."""
+    try:
+        encode_value(value, "float")
+    except TypeError:
+        return False
+    return True

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from regauge.artifacts.engine import Engine
     from regauge.artifacts.preprocess import Preprocessor
     from regauge.data.sources import Piece
+    from regauge.data.values import FieldKind
     from regauge.prediction.shard import EncodedShard, PieceReader, ShardWriter
     from regauge.prediction.shard_queue import ShardId
 
@@ -36,7 +37,7 @@ class WorkerSpec:
     """All tables of the run file."""
     pieces: tuple[Piece, ...]
     text_fields: tuple[str, ...]
-    kept_fields: dict[str, str]
+    kept_fields: dict[str, FieldKind]
     """Fields to copy into the output, with their kinds."""
     slot: JobSlot
 

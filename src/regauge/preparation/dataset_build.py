@@ -96,6 +96,7 @@ class DatasetBuild:
         )
         self.gather_rejected(len(shared.pieces))
         counts = PhaseCounts([*shared.read, *encoded])
+        self._check_rejected(shared, counts)
         self._log_counts(counts)
         shutil.copytree(shared.tokenizer, self.folder / "tokenizer", dirs_exist_ok=True)
         self.layout.write_tokenizer_files(self.folder / "tokenizer")
@@ -112,6 +113,21 @@ class DatasetBuild:
                     if piece_file.exists():
                         file.write(piece_file.read_bytes())
         return path
+
+    def _check_rejected(self, shared: SharedPhases, counts: PhaseCounts) -> None:
+        """Raise DataError if most records are rejected.
+
+        Of several layouts, each may use the records of another source: then only records count that
+        no layout can use.
+        """
+        at_read = sum(PhaseCounts(shared.read).sum_counts("rejected").values())
+        num_records = at_read + sum(piece_counts["records"] for piece_counts in shared.read)
+        num_rejected = at_read if self.name else sum(counts.sum_counts("rejected").values())
+        if num_rejected > num_records / 2:
+            reasons = counts.format_counts("rejected")
+            problem = f"most records are rejected: {num_rejected} of {num_records} ({reasons})"
+            path = self.folder / REJECTED
+            raise DataError(problem, f"correct rows or source; see the records in {path}")
 
     def _write_dataset(self, shared: SharedPhases, counts: PhaseCounts) -> dataset.DatasetManifest:
         splits: dict[str, dataset.SplitInfo] = {}

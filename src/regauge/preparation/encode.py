@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from regauge.data.columns import build_column
 from regauge.data.layouts import EncodedRecord, Layout, UnusableRecord
-from regauge.data.sources import Rejected, Value
+from regauge.data.sources import Rejected
 from regauge.data.tokenizer import LoadedTokenizer
+from regauge.data.values import Value
 from regauge.preparation import read_records
 
 if TYPE_CHECKING:

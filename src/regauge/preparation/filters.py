@@ -1,10 +1,10 @@
-"""Filters records by the length of their texts."""
+"""Filters records: by the length of their texts, and by a field that they must have."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from regauge.data.sources import Record, Skipped
+from regauge.data.sources import Record, Rejected, Skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -13,13 +13,25 @@ if TYPE_CHECKING:
     from regauge.data.sources import SourceItem
 
 
-def apply_limits(
-    items: Iterable[SourceItem], limits: Mapping[str, TextLimits]
-) -> Iterator[SourceItem]:
-    """Yield the items, with records skipped if a text is outside of its limits."""
-    for item in items:
-        reason = _find_reason(item, limits) if isinstance(item, Record) else ""
-        yield Skipped(reason, item.fields) if reason and isinstance(item, Record) else item
+class RecordFilter(NamedTuple):
+    """The conditions that a record must meet to be prepared."""
+
+    limits: Mapping[str, TextLimits]
+    """Length limits by text field; a record with a text outside of them is skipped."""
+    group_by: str | None = None
+    """Field that must have a value, because it decides the split; other records are rejected."""
+
+    def apply(self, items: Iterable[SourceItem]) -> Iterator[SourceItem]:
+        """Yield the items, with records skipped or rejected that do not meet the conditions."""
+        for item in items:
+            if not isinstance(item, Record):
+                yield item
+            elif reason := _find_reason(item, self.limits):
+                yield Skipped(reason, item.fields)
+            elif self.group_by is not None and self.group_by not in item.fields:
+                yield Rejected(item.file, item.location, f"no group in '{self.group_by}'")
+            else:
+                yield item
 
 
 def _find_reason(record: Record, limits: Mapping[str, TextLimits]) -> str:

@@ -24,6 +24,7 @@ from regauge.errors import DataError, PreflightError, SettingsError, TransientEr
 from regauge.log import logger
 from regauge.preparation import process_pool, read_records, split, workdir
 from regauge.preparation.dataset_build import DatasetBuild, PhaseCounts, SharedPhases
+from regauge.preparation.filters import RecordFilter
 from regauge.units import MEGA
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _run_phases(
     read_piece = partial(
         read_records.read_piece,
         job.source,
-        job.filter,
+        RecordFilter(job.filter, job.split.group_by),
         records_folder,
         with_signatures=needs_signatures,
     )
@@ -175,6 +176,8 @@ def _check_records(
     job: PrepareJob, counts: list[read_records.Counts], builds: list[DatasetBuild]
 ) -> None:
     """Raise an error if no row can be made: there are no records, or they lack fields."""
+    if names := {name for piece_counts in counts for name in piece_counts["field_names"]}:
+        check_fields(job, tuple(names))
     if not sum(piece_counts["records"] for piece_counts in counts):
         rejected = [build.gather_rejected(len(counts)) for build in builds]
         phase_counts = PhaseCounts(counts)
@@ -186,6 +189,3 @@ def _check_records(
                 f"all {count} records are rejected", f"see the reasons in {rejected[0]}"
             )
         raise DataError("the source has no records", "correct source in the run file")
-    check_fields(
-        job, tuple({name for piece_counts in counts for name in piece_counts["field_names"]})
-    )

@@ -20,16 +20,15 @@ from regauge.data import duplicates
 from regauge.data.sources import Record, Rejected, Skipped, reject_undecodable
 from regauge.errors import DataError
 from regauge.files import replace_atomically, write_atomic
-from regauge.preparation import filters
 from regauge.preparation.phase_progress import PhaseProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import TracebackType
 
-    from regauge.data.settings import TextLimits
     from regauge.data.sources import Piece, Source, SourceItem
+    from regauge.preparation.filters import RecordFilter
     from regauge.preparation.process_pool import ProcessPool
 
 SCHEMA = pa.schema(
@@ -61,7 +60,7 @@ class NumberedPiece(NamedTuple):
 
 def read_piece(
     source: Source,
-    limits: Mapping[str, TextLimits],
+    record_filter: RecordFilter,
     folder: Path,
     numbered_piece: NumberedPiece,
     *,
@@ -73,15 +72,15 @@ def read_piece(
     counts: Counts = {"records": 0, "text_bytes": 0}
     counts |= {kind: Counter() for kind in ("rejected", "skipped", "field_names")}
     num_characters = 0
+    items = _read_checked(source, numbered_piece.piece)
     with PieceWriter(folder, numbered_piece.piece_index, schema) as output:
-        for item in filters.apply_limits(_read_checked(source, numbered_piece.piece), limits):
+        for item in record_filter.apply(_count_fields(items, counts["field_names"])):
             if isinstance(item, Rejected):
                 output.write_rejected(item)
                 counts["rejected"][item.reason] += 1
                 continue
             if isinstance(item, Skipped):
                 counts["skipped"][item.reason] += 1
-                counts["field_names"].update(item.fields.keys())
                 continue
             batch.append(item)
             num_characters += sum(
@@ -184,13 +183,19 @@ def _read_checked(source: Source, piece: Piece) -> Iterator[SourceItem]:
         raise DataError(f"{piece.name} cannot be read: {error}", remedy) from None
 
 
+def _count_fields(items: Iterator[SourceItem], counts: Counter[str]) -> Iterator[SourceItem]:
+    """Yield the items, and count the records that have each field."""
+    for item in items:
+        if not isinstance(item, Rejected):
+            counts.update(item.fields.keys())
+        yield item
+
+
 def _build_batch(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.RecordBatch:
     """Return records as a batch, and update the counts."""
     texts = [duplicates.join_texts(record.fields) for record in batch]
     counts["records"] += len(batch)
     counts["text_bytes"] += sum(len(text.encode()) for text in texts)
-    for record in batch:
-        counts["field_names"].update(record.fields.keys())
     contents = [duplicates.encode_fields(record.fields) for record in batch]
     columns = [
         [record.file for record in batch],

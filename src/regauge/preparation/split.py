@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from regauge.data import duplicates, tokenizer
-from regauge.files import replace_atomically
+from regauge.data.values import format_key
+from regauge.files import replace_atomically, write_json
 from regauge.log import logger
 from regauge.preparation import read_records
 from regauge.preparation.encode import DECISIONS, DROPPED, DUPLICATE, HELDOUT, REPEAT, TRAIN
@@ -28,8 +31,20 @@ if TYPE_CHECKING:
 
     from regauge.data.settings import SplitSettings, TokenizerSettings
 
+SPLIT_UNITS = "split.json"
+MAX_DEVIATION = 0.25
+"""Relative deviation of the held-out share from the requested one without a warning."""
 TEXTS_PER_BATCH = 512
 NO_HASHES = np.zeros((0, duplicates.HASH_BYTES), dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class SplitUnits:
+    """The units that the split draws: clusters of near-duplicates, or groups."""
+
+    count: int
+    largest: int
+    """Number of records of the largest unit."""
 
 
 def decide_splits(
@@ -40,19 +55,23 @@ def decide_splits(
     A decision is TRAIN, HELDOUT, REPEAT (a near-duplicate), or DUPLICATE (with `drop_duplicates`:
     the record equals an earlier one).
     """
-    path = scratch / DECISIONS
-    if not path.exists():
+    path, units_path = scratch / DECISIONS, scratch / SPLIT_UNITS
+    if not (path.exists() and units_path.exists()):
         with (
             PhaseProgress("split", 0),
             replace_atomically(path, durable=False) as temporary,
             temporary.open("wb") as file,
         ):
             records = scratch / "read"
-            decided = _compute_decisions(
+            decided, units = _compute_decisions(
                 records, num_pieces, split, drop_duplicates=drop_duplicates
             )
+            write_json(units_path, asdict(units))
             np.save(file, decided)
     decisions: np.ndarray = np.load(path)
+    units = SplitUnits(**json.loads(units_path.read_text(encoding="utf-8")))
+    if warning := _check_fraction(decisions, units, split):
+        logger.warning(warning)
     parts = [f"{len(decisions)} records, {(decisions == HELDOUT).sum()} held out"]
     for decision, name in DROPPED.items():
         if num_dropped := int((decisions == decision).sum()):
@@ -101,7 +120,8 @@ def _view_column(batch: pa.RecordBatch, name: str, dtype: np.dtype) -> np.ndarra
 
 def _compute_decisions(
     folder: Path, num_pieces: int, split: SplitSettings, *, drop_duplicates: bool
-) -> np.ndarray:  # [records] uint8
+) -> tuple[np.ndarray, SplitUnits]:
+    """Return the decisions, [records] uint8, and the units that were drawn."""
     hashes = np.concatenate([NO_HASHES, *_read_column(folder, num_pieces, "hash", np.dtype("u1"))])
     if split.needs_signatures:
         signatures = duplicates.SignatureTable(
@@ -112,44 +132,76 @@ def _compute_decisions(
         labels = duplicates.find_equal_records(hashes)
     decisions = np.full(len(hashes), TRAIN, dtype=np.uint8)
     if split.group_by is None:
-        is_heldout = _hold_out_clusters(labels, hashes, split)
+        is_heldout, units = _hold_out_clusters(labels, hashes, split)
     else:
-        is_heldout = _hold_out_groups(folder, num_pieces, hashes, split)
+        is_heldout, units = _hold_out_groups(folder, num_pieces, split)
     decisions[is_heldout] = HELDOUT
     if split.near_duplicates == "drop":
         decisions[labels != np.arange(len(labels))] = REPEAT
     if drop_duplicates:
         decisions[duplicates.find_equal_records(hashes) != np.arange(len(hashes))] = DUPLICATE
-    return decisions
+    return decisions, units
 
 
-def _hold_out_clusters(labels: np.ndarray, hashes: np.ndarray, split: SplitSettings) -> np.ndarray:
-    """Return for every record whether its cluster is held out."""
+def _hold_out_clusters(
+    labels: np.ndarray, hashes: np.ndarray, split: SplitSettings
+) -> tuple[np.ndarray, SplitUnits]:
+    """Return for every record whether its cluster is held out, and the clusters' sizes."""
     representatives = duplicates.find_representatives(labels, hashes)
     is_heldout = np.zeros(len(hashes), dtype=bool)
-    for record in np.unique(representatives).tolist():
+    clusters, sizes = np.unique(representatives, return_counts=True)
+    for record in clusters.tolist():
         draw = duplicates.draw_uniform(hashes[record].tobytes(), split.seed, "heldout")
         is_heldout[record] = draw < split.heldout_fraction
     result: np.ndarray = is_heldout[representatives]
-    return result
+    return result, SplitUnits(len(clusters), int(sizes.max(initial=0)))
 
 
 def _hold_out_groups(
-    folder: Path, num_pieces: int, hashes: np.ndarray, split: SplitSettings
-) -> np.ndarray:
-    """Return for every record whether the value of its group field is held out.
-
-    A record without a value is decided by its hash.
-    """
+    folder: Path, num_pieces: int, split: SplitSettings
+) -> tuple[np.ndarray, SplitUnits]:
+    """Return for every record whether its group is held out, and the groups' sizes."""
+    sizes: Counter[str] = Counter()
     is_heldout: list[bool] = []
     for index in range(num_pieces):
         for batch in read_records.read_batches(folder, index):
             for text in batch.column("fields").to_pylist():
-                value = json.loads(text).get(split.group_by)
-                key = hashes[len(is_heldout)].tobytes() if value is None else str(value).encode()
-                draw = duplicates.draw_uniform(key, split.seed, "heldout")
+                key = format_key(json.loads(text)[split.group_by])
+                draw = duplicates.draw_uniform(key.encode(), split.seed, "heldout")
                 is_heldout.append(draw < split.heldout_fraction)
-    return np.array(is_heldout, dtype=bool)
+                sizes[key] += 1
+    units = SplitUnits(len(sizes), max(sizes.values(), default=0))
+    return np.array(is_heldout, dtype=bool), units
+
+
+def _check_fraction(decisions: np.ndarray, units: SplitUnits, split: SplitSettings) -> str:
+    """Return a warning if the share of held-out records is far from the requested one, else ""."""
+    num_records, num_heldout = len(decisions), int((decisions == HELDOUT).sum())
+    num_split = num_heldout + int((decisions == TRAIN).sum())
+    requested = split.heldout_fraction
+    if not num_split or abs(num_heldout / num_split - requested) <= MAX_DEVIATION * requested:
+        return ""
+    share = f"{num_heldout} of {num_records} records are held out, and split.heldout_fraction is"
+    unit = (
+        "cluster of near-duplicates" if split.group_by is None else f"group of '{split.group_by}'"
+    )
+    if num_records == 1:
+        cause = "the source has one record"
+    elif units.count == 1:
+        cause = f"all records are one {unit}"
+    elif units.largest > MAX_DEVIATION * requested * num_records > 1:
+        cause = f"the largest {unit} has {units.largest} records"
+    else:
+        cause = f"the split draws from only {units.count} units"
+    if num_records == 1:
+        remedy = "divide it into documents"
+    elif units.largest > 1 and split.needs_signatures:
+        remedy = "set split.similarity = 1 to separate near-duplicates"
+    elif units.count == 1:
+        remedy = "name another field in split.group_by"
+    else:
+        remedy = "set another split.seed, or add records"
+    return f"{share} {requested:g}: {cause}; {remedy}"
 
 
 def _count_text_bytes(scratch: Path, num_pieces: int) -> int:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from regauge.data.settings import TokenizerSettings
-    from regauge.data.sources import Value
     from regauge.data.tokenizer import LoadedTokenizer
+    from regauge.data.values import Value
 
     Lengths = dict[str, np.ndarray]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from regauge.data.layouts import EncodedRecord
     from regauge.data.settings import RowLayout, TokenizerSettings
-    from regauge.data.sources import Value
+    from regauge.data.values import Value
 
 LOSS_MASK = "loss_mask"
 """The column that marks the tokens of answers."""
@@ -52,7 +52,7 @@ class ChatLayout(FilledLayout):
         if "messages" not in field_names and not {"instruction", "output"} <= set(field_names):
             raise SettingsError(
                 "the source has neither 'messages' nor 'instruction' and 'output'",
-                'if messages are lists, set source.columns = ["messages"]',
+                "rename a field, or use another source",
             )
 
     def check_inputs(self, tokenizer: TokenizerSettings) -> None:

@@ -6,6 +6,7 @@ A source does not depend on rows, tokenizers or processes. Input that it cannot 
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -14,8 +15,7 @@ from regauge.config import Choice
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Value = str | int | float
-"""A text or a finite number."""
+    from regauge.data.values import FieldKind, Value
 
 
 class Piece(NamedTuple):
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One document: texts and numbers by field. Fields without a value are left out."""
+    """One document: values by field. Fields without a value are left out."""
 
     file: str
     location: str
@@ -86,9 +86,12 @@ def reject_undecodable(item: SourceItem) -> SourceItem:
 
 
 def is_unicode(value: Value) -> bool:
-    """Return whether a value can be encoded as UTF-8; numbers always can."""
+    """Return whether the texts of a value can be encoded as UTF-8."""
+    if isinstance(value, int | float):
+        return True
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     try:
-        str(value).encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True
@@ -116,7 +119,7 @@ class Source(Choice):
         """Return the names of the fields, or nothing if they are only known after reading."""
         return ()
 
-    def field_kinds(self, piece: Piece) -> dict[str, str]:
-        """Return the kind of each field of a piece ("text", "integer" or "float"), if known."""
+    def field_kinds(self, piece: Piece) -> dict[str, FieldKind]:
+        """Return the kind of each field of a piece, if it is known before reading."""
         del piece
         return {}

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regauge.choices import did_you_mean
-from regauge.data.sources import Piece, Record, Rejected, _files, _values
+from regauge.data.sources import Piece, Record, Rejected, _documents, _files
 from regauge.errors import DataError
+from regauge.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from regauge.data.values import FieldKind
 
 ROWS_PER_BATCH = 1024
 OPEN_THREADS = 8
 """Number of files whose metadata is read at the same time, because remote reads have latency."""
+INT64_DIGITS = 18
+"""Every integer with this many decimal digits fits into 64 bits."""
 
 
 class TableSource(_files.FileSource):
     """Files with named and typed columns."""
 
     columns: tuple[str, ...] = ()
-    """Columns to read; by default all text and number columns."""
+    """Columns to read; by default all but those of binary data."""
 
     format_name: ClassVar[str]
     """Name of the file format, for messages."""
@@ -48,7 +54,7 @@ class TableSource(_files.FileSource):
         try:
             for index, batch in self.read_batches(piece):
                 part, row = index, row if index == part else 0
-                for document in _read_documents(batch):
+                for document in _read_documents(_format_temporal(batch)):
                     yield self._build_record(name, f"{self.part_name} {part} row {row}", document)
                     row += 1
         except _list_damage_errors(pa) as error:
@@ -56,7 +62,7 @@ class TableSource(_files.FileSource):
             detail = str(error).partition("\n")[0]
             yield Rejected(name, location, f"damaged {self.format_name} file", detail)
 
-    def field_kinds(self, piece: Piece) -> dict[str, str]:
+    def field_kinds(self, piece: Piece) -> dict[str, FieldKind]:
         """Return the kinds of the columns from the schema of the first batch."""
         import pyarrow as pa
 
@@ -64,8 +70,9 @@ class TableSource(_files.FileSource):
             first = next((batch for _, batch in self.read_batches(piece)), None)
         except _list_damage_errors(pa):
             return {}
-        schema = () if first is None else first.schema
-        kinds = ((field.name, _field_kind(field.type)) for field in schema)
+        fields = () if first is None else first.schema
+        typed = (field for field in fields if not pa.types.is_null(field.type))
+        kinds = ((field.name, _field_kind(field.type)) for field in typed)
         return {name: kind for name, kind in kinds if kind is not None}
 
     @abstractmethod
@@ -76,27 +83,24 @@ class TableSource(_files.FileSource):
     def read_batches(self, piece: Piece) -> Iterator[tuple[int, Any]]:
         """Yield the batches of a piece, each with the index of its part."""
 
-    def select_columns(self, name: str, schema: Any) -> list[str]:
-        """Return the columns to read of a file; raises DataError if one does not exist."""
-        from pyarrow import types
-
+    def check_columns(self, name: str, schema: Any) -> None:
+        """Raise DataError if a column cannot be read; log the columns that are left out."""
+        kinds = {field.name: _field_kind(field.type) for field in schema}
         for column in self.columns:
-            if column not in schema.names:
+            if column not in kinds:
                 remedy = did_you_mean(column, schema.names)
                 raise DataError(f"{name} has no column '{column}'", remedy)
-        is_supported = (
-            types.is_string,
-            types.is_large_string,
-            types.is_string_view,
-            types.is_dictionary,
-            types.is_integer,
-            types.is_floating,
-            types.is_boolean,
-        )
-        supported = (
-            field.name for field in schema if any(check(field.type) for check in is_supported)
-        )
-        return list(self.columns or supported)
+            if kinds[column] is None:
+                problem = f"{name}: column '{column}' has type {schema.field(column).type}"
+                raise DataError(problem, "remove it from source.columns")
+        for column, kind in kinds.items():
+            if kind is None and not self.columns:
+                _log_left_out(column, str(schema.field(column).type))
+
+    def select_columns(self, schema: Any) -> list[str]:
+        """Return the columns to read."""
+        readable = (field.name for field in schema if _field_kind(field.type) is not None)
+        return list(self.columns or readable)
 
     def _divide_if_readable(self, file: _files.InputFile) -> list[Piece]:
         import pyarrow as pa
@@ -111,7 +115,13 @@ class TableSource(_files.FileSource):
     ) -> Record | Rejected:
         if isinstance(document, UnicodeDecodeError):
             return Rejected(name, location, "undecodable bytes", str(document))
-        return Record(name, location, _values.select_values(document, self.columns))
+        return _documents.build_record(name, location, document, self.columns)
+
+
+@cache
+def _log_left_out(column: str, arrow_type: str) -> None:
+    """Log once that a column is not read."""
+    logger.warning("Column '%s' of type %s is left out: it has no text form", column, arrow_type)
 
 
 def _list_damage_errors(arrow: Any) -> tuple[type[Exception], ...]:
@@ -119,19 +129,65 @@ def _list_damage_errors(arrow: Any) -> tuple[type[Exception], ...]:
     return arrow.ArrowInvalid, arrow.ArrowNotImplementedError, OSError
 
 
-def _field_kind(arrow_type: Any) -> str | None:
-    """Return the kind of the values of an Arrow type; None if only the values determine it."""
+def _field_kind(arrow_type: Any) -> FieldKind | None:
+    """Return the kind of the values of an Arrow type; None if it cannot be read."""
     from pyarrow import types
 
-    if (
-        types.is_string(arrow_type)
-        or types.is_large_string(arrow_type)
-        or types.is_string_view(arrow_type)
-    ):
-        return "text"
-    if types.is_integer(arrow_type) or types.is_boolean(arrow_type):
-        return "integer"
-    return "float" if types.is_floating(arrow_type) else None
+    if types.is_dictionary(arrow_type):
+        return _field_kind(arrow_type.value_type)
+    if types.is_decimal(arrow_type):
+        is_integer = arrow_type.scale == 0 and arrow_type.precision <= INT64_DIGITS
+        return "integer" if is_integer else "decimal"
+    if _is_nested(arrow_type):
+        is_json = all(
+            _field_kind(field.type) not in {None, "date", "decimal"}
+            for field in _list_fields(arrow_type)
+        )
+        return "json" if is_json else None
+    checks: dict[FieldKind, tuple[Callable[[Any], bool], ...]] = {
+        "text": (types.is_string, types.is_large_string, types.is_string_view),
+        "uint64": (types.is_uint64,),
+        "integer": (types.is_integer,),
+        "boolean": (types.is_boolean,),
+        "float": (types.is_floating,),
+        "date": (types.is_date, types.is_time, types.is_timestamp),
+        "json": (types.is_null,),
+    }
+    matches = (kind for kind, tests in checks.items() if any(test(arrow_type) for test in tests))
+    return next(matches, None)
+
+
+def _is_nested(arrow_type: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_nested(arrow_type) and not types.is_union(arrow_type))
+
+
+def _list_fields(arrow_type: Any) -> list[Any]:
+    """Return the fields of a list, a map or a structure."""
+    return [arrow_type.field(index) for index in range(arrow_type.num_fields)]
+
+
+def _format_temporal(batch: Any) -> Any:
+    """Return a batch with dates and times as ISO 8601 texts; times with a zone are in UTC."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    columns = []
+    for column in batch.columns:
+        if types.is_dictionary(column.type) and _field_kind(column.type) == "date":
+            column = column.dictionary_decode()  # noqa: PLW2901
+        if _field_kind(column.type) != "date":
+            columns.append(column)
+        elif types.is_timestamp(column.type):
+            utc = column.cast(pa.timestamp(column.type.unit)).cast(pa.string())
+            text = pc.replace_substring(utc, " ", "T")
+            zone = "Z" if column.type.tz else ""
+            columns.append(pc.binary_join_element_wise(text, zone, ""))
+        else:
+            columns.append(column.cast(pa.string()))
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
 
 
 def _read_documents(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:

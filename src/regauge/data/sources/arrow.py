@@ -30,7 +30,7 @@ class Arrow(_tables.TableSource):
     def divide_file(self, file: _files.InputFile) -> Iterator[Piece]:
         """Yield pieces with as many batches as fit into `chunk_mib`."""
         with _open(file.name) as reader:
-            self.select_columns(file.name, reader.schema)
+            self.check_columns(file.name, reader.schema)
             num_batches = _count_batches(reader, file.name)
         num_pieces = min(-(-file.bytes // (self.chunk_mib * MIB)), num_batches)
         if num_pieces <= 1:
@@ -46,7 +46,7 @@ class Arrow(_tables.TableSource):
     def read_batches(self, piece: Piece) -> Iterator[tuple[int, Any]]:
         """Yield the batches of a piece with their indices."""
         with _open(piece.files[0]) as reader:
-            columns = self.select_columns(piece.files[0], reader.schema)
+            columns = self.select_columns(reader.schema)
             for index, batch in _number_batches(reader, piece.start, piece.stop):
                 yield index, batch.select(columns)
 

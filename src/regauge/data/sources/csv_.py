@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import csv
+import math
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field, model_validator
 
 from regauge.choices import did_you_mean
-from regauge.data.sources import Piece, Record, Rejected, Value, _files, _values
+from regauge.data.sources import Piece, Record, Rejected, _files
 from regauge.errors import DataError
 from regauge.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from regauge.data.values import Value
+
 COMMA, TAB = ",", "\t"
 TAB_SUFFIX = ".tsv"
 """Suffix of files whose values are separated by tabs; a suffix of compression may follow."""
+MAX_DIGITS = 1000
+"""Maximum number of digits of an integer."""
 
 
 class Csv(_files.FileSource):
@@ -118,7 +124,7 @@ class Csv(_files.FileSource):
             if value not in self.na_values:
                 try:
                     fields[column.name] = column.parse(value) if column.parse else value
-                except ValueError:
+                except (ValueError, InvalidOperation):
                     return Rejected(name, row.location, f"no number in '{column.name}'", value[:80])
         return Record(name, row.location, fields)
 
@@ -201,14 +207,16 @@ def _parse_rows(
 
 
 def _parse_integer(value: str) -> int:
-    number = int(value)
-    if number not in _values.INTEGERS or "_" in value:
+    """Return an integer of any size; whole decimal numbers such as "7.0" are integers."""
+    number = Decimal(value)
+    is_number = "_" not in value and number.is_finite() and number.adjusted() < MAX_DIGITS
+    if not is_number or number != number.to_integral_value():
         raise ValueError
-    return number
+    return int(number)
 
 
 def _parse_real(value: str) -> float:
     number = float(value)
-    if number - number != 0 or "_" in value:  # infinite or NaN
+    if not math.isfinite(number) or "_" in value:
         raise ValueError
     return number

@@ -29,7 +29,7 @@ CONVERTED_REVISION = "refs/convert/parquet"
 
 
 class HuggingFace(Source):
-    """Rows of a split; its text and number columns are the fields."""
+    """Rows of a split; its columns are the fields."""
 
     name: str
     """Name on the hub, such as "org/name", or a folder."""
@@ -40,7 +40,7 @@ class HuggingFace(Source):
     revision: str | None = None
     """Branch, tag or commit on the hub; by default the newest commit."""
     columns: tuple[str, ...] = ()
-    """Columns to read; by default all text and number columns."""
+    """Columns to read; by default all but those of binary data."""
 
     def remote_location(self) -> str:
         """Return the dataset's name on the hub, unless it is a local folder."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from regauge.data.sources import Piece, Record, Rejected, _files, _values
+from regauge.data.sources import Piece, Record, Rejected, _documents, _files
 from regauge.errors import DataError
 from regauge.units import MIB
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class JsonLines(_files.FileSource):
-    """Files with one JSON object per line; its texts and numbers are the fields."""
+    """Files with one JSON object per line; its values are the fields."""
 
     columns: tuple[str, ...] = ()
-    """Keys to read; by default all texts and numbers."""
+    """Keys to read; by default all."""
     chunk_mib: int = Field(default=8, ge=1)
     """Size of a piece in MiB."""
 
@@ -42,7 +42,7 @@ class JsonLines(_files.FileSource):
                 problem = f"{file} is a JSON array, not one object per line"
                 raise DataError(problem, f"convert it with: jq -c '.[]' {file}")
             elif line.data.strip():
-                yield _values.parse_record(file, line.location, line.data, self.columns)
+                yield _documents.parse_record(file, line.location, line.data, self.columns)
 
 
 def _starts_array(line: bytes) -> bool:

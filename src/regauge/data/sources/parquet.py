@@ -22,7 +22,7 @@ class Parquet(_tables.TableSource):
 
         with _files.open_seekable(file.name) as location:
             metadata = pq.read_metadata(location)
-        self.select_columns(file.name, metadata.schema.to_arrow_schema())
+        self.check_columns(file.name, metadata.schema.to_arrow_schema())
         version = _files.hash_stats([file])
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
@@ -39,7 +39,7 @@ class Parquet(_tables.TableSource):
 
         name = piece.files[0]
         with _files.open_seekable(name) as location, pq.ParquetFile(location) as file:
-            columns = self.select_columns(name, file.schema_arrow)
+            columns = self.select_columns(file.schema_arrow)
             groups = [piece.start]
             for batch in file.iter_batches(_tables.ROWS_PER_BATCH, groups, columns=columns):
                 yield piece.start, batch

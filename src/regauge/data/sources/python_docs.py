@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from regauge.data.sources import Piece, Record, Rejected, Value, _files
+from regauge.data.sources import Piece, Record, Rejected, _files
 from regauge.data.sources._docstrings import TEXT_SHARE, DocumentationSource, read_documentation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from regauge.data.values import Value
 
 PIECE_BYTES = 4 * 2**20
 

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from regauge.data.lexical import split_words
-from regauge.data.sources import Piece, Record, Rejected, Value, _files
+from regauge.data.sources import Piece, Record, Rejected, _files
 from regauge.data.sources._docstrings import (
     TEXT_SHARE,
     DocumentationSource,
@@ -23,6 +23,8 @@ from regauge.data.sources._docstrings import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from regauge.data.values import Value
 
 
 class _Page(NamedTuple):

@@ -21,7 +21,8 @@ from regauge.errors import RegaugeError, SettingsError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.data.sources import SourceItem, Value
+    from regauge.data.sources import SourceItem
+    from regauge.data.values import FieldKind, Value
 
 FOLDER = "data/sources"
 ENTRY_KEYS = ("fraction", "rename")
@@ -99,7 +100,7 @@ class SeveralSources(Source):
         known = [entry.field_names() for entry in self.sources]
         return tuple(dict.fromkeys(sum(known, ()))) if all(known) else ()
 
-    def field_kinds(self, piece: Piece) -> dict[str, str]:
+    def field_kinds(self, piece: Piece) -> dict[str, FieldKind]:
         """Return the kinds of the fields of a piece's source, by their new names."""
         entry = self.sources[piece.source]
         kinds = entry.source.field_kinds(piece)

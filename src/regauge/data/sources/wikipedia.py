@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
-from regauge.data.sources import Piece, Record, Rejected, _files, _values
+from regauge.data.sources import Piece, Record, Rejected, _documents, _files
 from regauge.units import MIB
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _parse_objects(
         if isinstance(line, Rejected):
             yield line
         elif line.data.strip():
-            yield _values.parse_record(name, line.location, line.data, FIELDS)
+            yield _documents.parse_record(name, line.location, line.data, FIELDS)
 
 
 def _parse_blocks(

@@ -18,11 +18,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Literal, Protocol
 
 from regauge import choices, timing
 from regauge.cgroups import read_cpu_quota
 from regauge.errors import SettingsError
+from regauge.log import logger
 from regauge.slurm import build_torchrun_variables
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -111,9 +112,10 @@ def is_supervised() -> bool:
     return SUPERVISED_VARIABLE in os.environ
 
 
-def detect_world() -> World:
+def detect_world(requested: int | Literal["auto"] = "auto") -> World:
     """Return the rank of this process from its launcher's variables; rank 0 of 1 without them.
 
+    Logs a warning if `requested`, the number of processes per node, is not that of the launcher.
     Raises SettingsError if the launcher set only some of the variables.
     """
     if not is_launched():
@@ -126,12 +128,20 @@ def detect_world() -> World:
             f"the launcher set RANK but not {', '.join(missing)}", "start it with torchrun"
         )
     size = int(os.environ["WORLD_SIZE"])
-    return World(
+    world = World(
         rank=int(os.environ["RANK"]),
         size=size,
         local_rank=int(os.environ["LOCAL_RANK"]),
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
     )
+    if world.rank == 0 and not is_supervised() and requested not in {"auto", world.local_size}:
+        logger.warning(
+            "RANK and WORLD_SIZE are set: a node has %d processes, not execution.processes = %d;"
+            " unset these variables to start processes here",
+            world.local_size,
+            requested,
+        )
+    return world
 
 
 def available_cores() -> int:

@@ -344,6 +344,7 @@ SLURM = {
     "SLURM_ARRAY_TASK_COUNT": "4",
 }
 KUBERNETES = {"JOB_COMPLETION_INDEX": "2"}
+ARRAY = {"job_count": "auto"}
 
 
 @pytest.mark.parametrize(
@@ -351,13 +352,13 @@ KUBERNETES = {"JOB_COMPLETION_INDEX": "2"}
     [
         ({}, {}, JobSlot(0, 1)),
         ({"job_index": 1, "job_count": 3}, {}, JobSlot(1, 3)),
-        ({"job_count": 3}, {}, JobSlot(0, 3)),
-        ({"job_index": "auto", "job_count": "auto"}, {}, JobSlot(0, 1)),
-        ({}, SLURM, JobSlot(2, 4)),
-        ({}, {**SLURM, "SLURM_ARRAY_TASK_ID": "10"}, JobSlot(0, 4)),
-        ({}, {**SLURM, "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_ID": "3"}, JobSlot(3, 4)),
+        (ARRAY, SLURM, JobSlot(2, 4)),
+        (ARRAY, {**SLURM, "SLURM_ARRAY_TASK_ID": "10"}, JobSlot(0, 4)),
+        (ARRAY, {**SLURM, "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_ID": "3"}, JobSlot(3, 4)),
+        (ARRAY, {**SLURM, "SLURM_ARRAY_TASK_STEP": "2"}, JobSlot(1, 4)),
+        ({}, SLURM, JobSlot(0, 1)),
         ({"job_count": 8}, SLURM, JobSlot(2, 8)),
-        ({"job_index": 0}, SLURM, JobSlot(0, 4)),
+        ({**ARRAY, "job_index": 0}, SLURM, JobSlot(0, 4)),
         ({"job_index": 3, "job_count": 5}, SLURM, JobSlot(3, 5)),
         ({"job_count": 3}, KUBERNETES, JobSlot(2, 3)),
         ({"job_index": 0, "job_count": 3}, KUBERNETES, JobSlot(0, 3)),
@@ -389,6 +390,21 @@ def test_an_index_that_is_not_below_the_count_is_refused(
     with pytest.raises(SettingsError, match=message) as caught:
         resolve_slot(settings(tmp_path, predict=options), environment)
     assert "set predict.job_count to the number of jobs" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        (ARRAY, {}, 'job_count = "auto" needs the variables of a Slurm array'),
+        (ARRAY, KUBERNETES, 'job_count = "auto" needs the variables of a Slurm array'),
+        ({"job_count": 3}, {}, "no launcher sets the index of this job; set predict.job_index"),
+    ],
+)
+def test_an_unknown_index_or_count_is_refused(
+    tmp_path: Path, options: dict[str, Any], environment: Mapping[str, str], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        resolve_slot(settings(tmp_path, predict=options), environment)
 
 
 def artifact(folder: Path) -> Artifact:

@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -40,6 +41,20 @@ def test_torchrun_variables_define_the_world(monkeypatch: pytest.MonkeyPatch) ->
     for name, value in {**values, "MASTER_ADDR": "a", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     assert processes.detect_world() == processes.World(3, 4, 1, 2)
+
+
+@pytest.mark.parametrize(("requested", "is_reported"), [(2, True), (1, False), ("auto", False)])
+def test_a_launcher_with_another_number_of_processes_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    requested: int | Literal["auto"],
+    is_reported: bool,  # noqa: FBT001
+) -> None:
+    values = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "a", "MASTER_PORT": 1}
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))
+    assert processes.detect_world(requested) == processes.World(0, 1, 0, 1)
+    assert ("not execution.processes = 2" in caplog.text) == is_reported
 
 
 def test_incomplete_launcher_variables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

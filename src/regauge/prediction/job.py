@@ -185,25 +185,41 @@ def collect_portable_facts(
 
 
 def resolve_slot(settings: PredictSettings, environment: Mapping[str, str]) -> JobSlot:
-    """Return the slot of this job, from the settings or from the variables of a launcher.
+    """Return the slot of this job: the only one, unless the settings share the records.
 
-    The variables are documented in sbatch's manual ("JOB ARRAY SUPPORT") and for Kubernetes'
-    indexed Jobs. Raises SettingsError if the index is not below the count.
+    The index and the count may come from the variables of a launcher. They are documented in
+    sbatch's manual ("JOB ARRAY SUPPORT") and for Kubernetes' indexed Jobs. Raises SettingsError if
+    one of them is unknown, or the index is not below the count.
     """
     index, count = settings.predict.job_index, settings.predict.job_count
-    min_task = int(environment.get("SLURM_ARRAY_TASK_MIN", "0"))
-    task = environment.get("SLURM_ARRAY_TASK_ID")
-    if task is not None:
-        step = int(environment.get("SLURM_ARRAY_TASK_STEP", "1"))
-        index = (int(task) - min_task) // step if index == "auto" else index
-        count = int(environment.get("SLURM_ARRAY_TASK_COUNT", "1")) if count == "auto" else count
-    elif count != "auto" and index == "auto":
-        index = int(environment.get("JOB_COMPLETION_INDEX", "0"))
-    slot = JobSlot(0 if index == "auto" else index, 1 if count == "auto" else count)
+    if count == "auto":
+        count = _read_count(environment)
+    if index == "auto":
+        index = 0 if count == 1 else _read_index(environment)
+    slot = JobSlot(index, count)
     if slot.index >= slot.count:
         problem = f"predict.job_index = {slot.index} is not below the number of jobs, {slot.count}"
         raise SettingsError(problem, "set predict.job_count to the number of jobs")
     return slot
+
+
+def _read_count(environment: Mapping[str, str]) -> int:
+    """Return the number of tasks of the Slurm array; raises SettingsError outside of an array."""
+    if (count := environment.get("SLURM_ARRAY_TASK_COUNT")) is None:
+        problem = 'predict.job_count = "auto" needs the variables of a Slurm array'
+        raise SettingsError(problem, "set predict.job_count to the number of jobs")
+    return int(count)
+
+
+def _read_index(environment: Mapping[str, str]) -> int:
+    """Return the index of this task of an array or of an indexed Job; raises SettingsError."""
+    if (task := environment.get("SLURM_ARRAY_TASK_ID")) is not None:
+        min_task = int(environment.get("SLURM_ARRAY_TASK_MIN", "0"))
+        return (int(task) - min_task) // int(environment.get("SLURM_ARRAY_TASK_STEP", "1"))
+    if (task := environment.get("JOB_COMPLETION_INDEX")) is not None:
+        return int(task)
+    problem = "no launcher sets the index of this job"
+    raise SettingsError(problem, "set predict.job_index, from 0 to predict.job_count - 1")
 
 
 def write_result(job: PredictJob) -> dict[str, Any] | None:

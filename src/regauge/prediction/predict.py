@@ -150,6 +150,9 @@ def _report_losses(job: PredictJob, summary: dict[str, Any]) -> None:
 
 def _log_slot(job: PredictJob) -> None:
     slot, num_pieces = job.slot, len(job.pieces)
+    if slot.count == 1 and int(os.environ.get("SLURM_ARRAY_TASK_COUNT", "1")) > 1:
+        message = "This task of a Slurm array computes all records; to share them, set %s"
+        logger.info(message, 'predict.job_count = "auto"')
     if slot.count > 1:
         logger.info("Job %d of %d: %d pieces.", slot.index, slot.count, len(job.piece_numbers))
     if slot.count > num_pieces:

@@ -42,11 +42,12 @@ class PredictOptions(Settings):
     job_index: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto", union_mode="left_to_right"
     )
-    """Index of this job among equal jobs; `auto` reads it from Slurm arrays or Kubernetes Jobs."""
+    """Index of this job if several share the records; `auto` reads it from Slurm or Kubernetes."""
     job_count: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto", union_mode="left_to_right"
+        default=1, union_mode="left_to_right"
     )
-    """Number of jobs that share the output folder; `auto` reads it from Slurm, else it is 1."""
+    """Number of jobs that share the records and the output folder; `auto` is that of the Slurm
+    array."""
     max_usd: float | None = Field(default=None, gt=0)
     """Cost limit in dollars; the job stops there, and a command with a higher limit resumes it."""
 

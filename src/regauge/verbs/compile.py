@@ -69,7 +69,7 @@ def run(settings: TrainSettings, jobs: int = 1, part: str | None = None) -> dict
     if size == 1 or processes.is_launched():
         from regauge.training.compile.ahead import compile_ahead
 
-        return compile_ahead(settings, processes.detect_world(), subset)
+        return compile_ahead(settings, processes.detect_world(settings.execution.processes), subset)
     arguments = ("--part", part) if part else ()
     verbs.run_in_processes("compile", settings, size, Path(settings.output.folder), arguments)
     return _synchronize_cache(settings, None, None)

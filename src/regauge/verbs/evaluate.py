@@ -45,7 +45,7 @@ def run(settings: EvaluateSettings) -> dict[str, Any]:
     if size == 1 or processes.is_launched():
         from regauge.evaluation.offline import evaluate_models
 
-        return evaluate_models(settings, processes.detect_world())
+        return evaluate_models(settings, processes.detect_world(settings.execution.processes))
     folder = Path(settings.output.folder)
     verbs.run_in_processes("evaluate", settings, size, folder)
     return config.read(folder / EVALUATION)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -41,7 +41,10 @@ def main(
     index: Annotated[
         int | None, Parameter(help="Index of this job among several jobs with the same work.")
     ] = None,
-    count: Annotated[int | None, Parameter(help="Number of jobs that share the work.")] = None,
+    count: Annotated[
+        int | Literal["auto"] | None,
+        Parameter(help="Number of jobs that share the work; auto: of the Slurm array."),
+    ] = None,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def run(settings: ReplaySettings) -> dict[str, Any]:
     if size == 1 or processes.is_launched():
         from regauge.training.divergence.replay import replay
 
-        return replay(settings, processes.detect_world())
+        return replay(settings, processes.detect_world(settings.execution.processes))
     folder = Path(settings.output.folder)
     verbs.run_in_processes("replay", settings, size, folder)
     return {"output": str(folder), "steps": settings.replay.until}

@@ -65,7 +65,7 @@ def run(settings: TrainSettings, chaos: Path | None = None) -> dict[str, Any]:
     if processes.is_launched() and not is_whole_node(settings.execution.nodes):
         from regauge.training.run import attempt
 
-        return attempt(settings, processes.detect_world())
+        return attempt(settings, processes.detect_world(settings.execution.processes))
     from regauge.supervision import supervisor
     from regauge.supervision.goodput import read_goodput
     from regauge.testing.faults import read_plan

@@ -197,7 +197,8 @@ def test_the_loss_and_every_metric_are_sums_with_weights(case: Case) -> None:
         outputs, targets = output, batch
         if order is not None:
             outputs = {"vectors": case.task.eval_outputs(output, batch)[order]}
-            targets = {"real": batch["real"][order]}
+            names = [name for name in ("real", "text_hashes") if name in batch]
+            targets = {name: batch[name][order] for name in names}
         loss, weight = case.task.loss(
             *((outputs, targets) if case.task.needs_global_batch else (output, batch))
         )

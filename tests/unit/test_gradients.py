@@ -150,9 +150,12 @@ def test_a_contrastive_step_in_microbatches_equals_one_batch(tmp_path: Path) -> 
     outputs = [plain(batch)["vectors"] for batch in batches]
     slots = torch.cat([batch["slots"] for batch in batches])
     vectors = torch.cat(outputs)[slots.argsort()]
-    real = torch.cat([batch["real"] for batch in batches])[slots.argsort()]
+    targets = {
+        name: torch.cat([batch[name] for batch in batches])[slots.argsort()]
+        for name in ("real", "text_hashes")
+    }
     loss, weight = opened_run.context.task_at(opened_run.state.step).task.loss(
-        {"vectors": vectors}, {"real": real}
+        {"vectors": vectors}, targets
     )
     sgd = torch.optim.SGD(plain.parameters(), lr=RATE)
     (loss / weight).backward()

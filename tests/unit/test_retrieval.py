@@ -10,17 +10,23 @@ import torch
 from regauge.tasks import _retrieval
 
 
+def build_corpus(*real: float) -> _retrieval.PairedCorpus:
+    hashes = torch.arange(1.0, len(real) + 1)[:, None].repeat(1, 4)
+    return _retrieval.PairedCorpus(hashes, hashes, torch.tensor(real))
+
+
 def test_ranks_count_better_documents_and_share_ties() -> None:
     scores = torch.tensor([[3.0, 1.0, 2.0], [5.0, 4.0, 3.0], [1.0, 1.0, 1.0]])
-    every = torch.ones(3)
-    assert _retrieval.document_ranks(scores, 0, every).tolist() == [1.0, 2.0, 2.0]
-    assert _retrieval.document_ranks(scores[1:], 1, every).tolist() == [2.0, 2.0]
+    corpus = build_corpus(1.0, 1.0, 1.0)
+    assert corpus.rank(scores, slice(0, 3)).tolist() == [1.0, 2.0, 2.0]
+    assert corpus.rank(scores[1:], slice(1, 3)).tolist() == [2.0, 2.0]
 
 
 def test_padding_rows_have_no_weight() -> None:
     scores = torch.tensor([[3.0, 1.0], [5.0, 4.0]])
     real = torch.tensor([1.0, 0.0])
-    sums = _retrieval.retrieval_metrics([_retrieval.document_ranks(scores, 0, real)], real)
+    ranks = build_corpus(1.0, 0.0).rank(scores, slice(0, 2))
+    sums = _retrieval.retrieval_metrics([ranks], real)
     assert float(sums["recall@1"][0]) == 1.0
     assert float(sums["mrr"][0] / sums["mrr"][1]) == 1.0
 
@@ -53,6 +59,8 @@ def test_the_bm25_formula() -> None:
 def test_fusion_adds_reciprocal_ranks() -> None:
     first = torch.tensor([[0.9, 0.1, 0.5]])
     second = torch.tensor([[1.0, 3.0, 2.0]])
-    both = _retrieval.fuse_scores(first, second)
+    both = _retrieval.fuse_scores(first, second, torch.ones(3, dtype=torch.bool))
     expected = [1 / 61 + 1 / 63, 1 / 63 + 1 / 61, 1 / 62 + 1 / 62]
     assert both[0].tolist() == pytest.approx(expected)
+    without = _retrieval.fuse_scores(first, second, torch.tensor([True, False, True]))
+    assert without[0].tolist() == pytest.approx([1 / 61 + 1 / 62, 1 / 63 + 1 / 63, 1 / 62 + 1 / 61])

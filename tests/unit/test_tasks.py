@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from distributed import datasets
 from distributed.runs import BERT, GPT, LLAMA
-from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey, hash_texts
 from regauge.data.dataset import Dataset
 from regauge.data.loader import CollatorConfig
 from regauge.errors import SettingsError
@@ -242,6 +242,14 @@ def test_a_packed_conversation_has_the_same_loss_as_alone(
             assert error < 3e-6
 
 
+def build_targets(*real: float, queries: Sequence[int] = (), documents: Sequence[int] = ()) -> Any:
+    """Return the arrays of pairs; the numbers of queries and documents are their hashes."""
+    count = len(real)
+    numbers = torch.tensor([*(queries or range(1, count + 1)), *(documents or range(count, 0, -1))])
+    hashes = torch.stack([numbers, numbers * 7, numbers % 2, numbers % 3], 1).float()
+    return {"real": torch.tensor(real).repeat(2), "text_hashes": hashes}
+
+
 def unit_vectors(rows: int, seed: int) -> torch.Tensor:
     draw = torch.Generator().manual_seed(seed)
     return torch.nn.functional.normalize(torch.randn(rows, 8, generator=draw), dim=-1)
@@ -260,7 +268,7 @@ def test_the_contrastive_loss_is_the_cross_entropy_of_the_batch(
         back = torch.nn.functional.cross_entropy(scores.T, targets, reduction="sum")
         expected = (expected + back) / 2
     output = {"vectors": torch.cat([queries, documents])}
-    loss, weight = task.loss(output, {"real": torch.ones(10)})
+    loss, weight = task.loss(output, build_targets(*[1.0] * 5))
     torch.testing.assert_close(loss, expected)
     assert float(weight) == 5
 
@@ -271,15 +279,87 @@ def test_padding_rows_are_no_negatives(
 ) -> None:
     task = Contrastive.model_validate({"symmetric": symmetric})
     queries, documents = unit_vectors(5, 1), unit_vectors(5, 2)
-    full = task.loss({"vectors": torch.cat([queries, documents])}, {"real": torch.ones(10)})
+    full = task.loss({"vectors": torch.cat([queries, documents])}, build_targets(*[1.0] * 5))
     absent = torch.zeros(2, 8)
     vectors = torch.cat([queries, absent, documents, absent]).requires_grad_()
-    real = torch.tensor([1.0] * 5 + [0.0] * 2).repeat(2)
-    loss, weight = task.loss({"vectors": vectors}, {"real": real})
+    targets = build_targets(*[1.0] * 5, 0.0, 0.0)
+    real = targets["real"]
+    loss, weight = task.loss({"vectors": vectors}, targets)
     torch.testing.assert_close((loss.detach(), weight), full)
     (gradient,) = torch.autograd.grad(loss, vectors)
     assert not gradient[real == 0].any()
     assert gradient[real == 1].any(1).all()
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("group", [None, 4])
+def test_rows_with_an_equal_query_or_document_are_no_negatives(
+    symmetric: bool,  # noqa: FBT001 - a case
+    group: int | None,
+) -> None:
+    task = Contrastive(symmetric=symmetric, temperature=0.3, negatives_group_size=group)
+    queries, documents = [1, 2, 3, 1, 5, 6, 7, 8], [11, 12, 11, 14, 15, 16, 16, 18]
+    query_vectors, document_vectors = unit_vectors(8, 1), unit_vectors(8, 2)
+    scores = (query_vectors @ document_vectors.T / 0.3).double()
+
+    def sum_losses(scores: torch.Tensor) -> float:
+        total = 0.0
+        for row in range(8):
+            same_group = [other for other in range(8) if group is None or other // 4 == row // 4]
+            negatives = [
+                other
+                for other in same_group
+                if queries[other] != queries[row] and documents[other] != documents[row]
+            ]
+            total -= float(scores[row, [row, *negatives]].log_softmax(0)[0])
+        return total
+
+    expected = sum_losses(scores)
+    if symmetric:
+        expected = (expected + sum_losses(scores.T)) / 2
+    targets = build_targets(*[1.0] * 8, queries=queries, documents=documents)
+    output = {"vectors": torch.cat([query_vectors, document_vectors])}
+    loss, weight = task.loss(output, targets)
+    assert float(loss) == pytest.approx(expected, rel=1e-5)
+    assert float(weight) == 8
+
+
+def test_equal_documents_count_once_in_metrics_and_relevant_ones_not_at_all() -> None:
+    # Queries 1 to 4; query 1 has the documents 10 and 12, and 10 is the document of three rows.
+    queries, documents = [1, 2, 3, 1, 4], [10, 10, 10, 12, 14]
+    scores = {1: {10: 0.9, 12: 0.8, 14: 0.1}, 2: {10: 0.5, 12: 0.6, 14: 0.7}}
+    scores |= {3: {10: 1.0, 12: 0.0, 14: 0.0}, 4: {10: 0.9, 12: 0.2, 14: 0.3}}
+    table = torch.tensor([[scores[query][document] for document in documents] for query in queries])
+    targets = build_targets(*[1.0] * 5, queries=queries, documents=documents)
+    corpus = _retrieval.PairedCorpus(*targets["text_hashes"].chunk(2), torch.ones(5))
+    assert corpus.is_document.tolist() == [True, False, False, True, True]
+    assert corpus.rank(table, slice(0, 5)).tolist() == [1.0, 3.0, 1.0, 1.0, 2.0]
+    assert corpus.rank(table[3:], slice(3, 5)).tolist() == [1.0, 2.0]
+
+
+def test_a_model_that_finds_every_shared_document_has_recall_1() -> None:
+    task, texts = Contrastive(), [f"answer {number % 4}" for number in range(24)]
+    numbers = [number % 4 for number in range(24)]
+    vectors = torch.eye(4)[numbers]
+    targets = build_targets(*[1.0] * 24, documents=[100 + number for number in numbers])
+    output = {"vectors": torch.cat([vectors, vectors])}
+    records = [{"query": text, "document": text} for text in texts]
+    for sums in (
+        task.metric_sums(output, targets),
+        *task.baselines(output, targets, records).values(),
+    ):
+        for name in ("recall@1", "mrr"):
+            assert float(sums[name][0] / sums[name][1]) == 1.0
+
+
+def test_equal_texts_have_equal_hashes() -> None:
+    texts = [np.array([5, 6], np.int32), np.array([5, 6], np.int64), np.array([6, 5]), None]
+    hashes = hash_texts(texts)
+    assert hashes.shape == (4, 4)
+    assert (hashes[0] == hashes[1]).all()
+    assert (hashes[0] != hashes[2]).any()
+    assert not hashes[3].any()
+    assert (hashes == hashes.astype(np.uint16)).all()  # sums over processes are exact
 
 
 def test_negatives_groups_are_separate_batches() -> None:
@@ -288,9 +368,9 @@ def test_negatives_groups_are_separate_batches() -> None:
     losses = []
     for rows in (slice(0, 4), slice(4, 8), slice(8, 10)):
         part = {"vectors": torch.cat([queries[rows], documents[rows]])}
-        losses.append(whole.loss(part, {"real": torch.ones(2 * len(queries[rows]))})[0])
+        losses.append(whole.loss(part, build_targets(*[1.0] * len(queries[rows])))[0])
     loss, weight = grouped.loss(
-        {"vectors": torch.cat([queries, documents])}, {"real": torch.ones(20)}
+        {"vectors": torch.cat([queries, documents])}, build_targets(*[1.0] * 10)
     )
     torch.testing.assert_close(loss, torch.stack(losses).sum())
     assert float(weight) == 10
@@ -306,7 +386,7 @@ def test_the_group_size_must_divide_the_batch(rows: int, negatives: int, divisor
 def test_metrics_do_not_depend_on_query_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Contrastive()
     output = {"vectors": torch.cat([unit_vectors(10, 1), unit_vectors(10, 2)])}
-    batch = {"real": torch.ones(20)}
+    batch = build_targets(*[1.0] * 10)
     texts = [{"query": f"word {n % 7}", "document": f"text word {n}"} for n in range(10)]
     at_once = (task.metric_sums(output, batch), task.baselines(output, batch, texts))
     monkeypatch.setattr(_retrieval, "QUERIES_PER_SLICE", 3)
@@ -320,6 +400,6 @@ def test_recall_at_1() -> None:
     queries, documents = torch.eye(20), torch.eye(20)
     documents[15:] = queries[15:].roll(1, 0)
     output = {"vectors": torch.cat([queries, documents])}
-    sums = task.metric_sums(output, {"real": torch.ones(40)})
+    sums = task.metric_sums(output, build_targets(*[1.0] * 20))
     values = {name: float(top) / float(weight) for name, (top, weight) in sums.items()}
     assert values["recall@1"] == pytest.approx(0.75)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
     from regauge.data.dataset import DatasetRows
 
+TEXT_HASHES = "text_hashes"
+"""Name of the array that identifies texts: equal texts of a batch have equal hashes."""
+HASH_WORDS = 4
+"""Words of 16 bits of a hash; a float has exactly the value of a word."""
 Arrays = dict[str, np.ndarray]
 OptionalRows = list[dict[str, Any] | None]
 """Rows of a dataset; None for a row number that is PADDING."""
@@ -79,6 +84,17 @@ def pad_sequences(sequences: Sequence[np.ndarray | None], length: int, fill: int
         if sequence is not None:
             row[: len(sequence)] = sequence
     return padded
+
+
+def hash_texts(texts: Sequence[np.ndarray | None]) -> np.ndarray:
+    """Return a hash of the tokens of each text, [batch, HASH_WORDS] fp32; 0 for a missing text."""
+    hashes = np.zeros((len(texts), HASH_WORDS), np.float32)
+    for row, tokens in zip(hashes, texts, strict=True):
+        if tokens is not None:
+            content = tokens.astype("<i4").tobytes()
+            digest = hashlib.blake2b(content, digest_size=2 * HASH_WORDS).digest()
+            row[:] = np.frombuffer(digest, "<u2")
+    return hashes
 
 
 def build_position_ids(segments: np.ndarray) -> np.ndarray:

@@ -28,16 +28,60 @@ def query_slices(count: int) -> Iterator[slice]:
         yield slice(start, min(start + QUERIES_PER_SLICE, count))
 
 
-def document_ranks(scores: Tensor, offset: int, real: Tensor) -> Tensor:
-    """Return the rank of each query's document, [queries]; ties share their mean rank.
+def find_equal(hashes: Tensor, rows: slice) -> Tensor:
+    """Return which texts are equal to those of some rows, [..., rows, texts].
 
-    Scores are [queries, documents]; the document of query i is document `offset` + i. `real`,
-    [documents], is 0 for padding.
+    Hashes are [..., texts, words].
     """
-    target = scores.diagonal(offset)[:, None]
-    better = ((scores > target) * real).sum(1)
-    tied = ((scores == target) * real).sum(1) - 1
-    return 1 + better + tied / 2
+    selected = hashes[..., rows, :]
+    equal = selected[..., :, None, 0] == hashes[..., None, :, 0]
+    for word in range(1, hashes.shape[-1]):
+        equal &= selected[..., :, None, word] == hashes[..., None, :, word]
+    return equal
+
+
+class PairedCorpus:
+    """The documents of (query, document) pairs, of which equal ones count once.
+
+    A document is relevant to a query if it is the document of one of the pairs with this query.
+    """
+
+    def __init__(self, query_hashes: Tensor, document_hashes: Tensor, real: Tensor) -> None:
+        """Index pairs; hashes are [pairs, words], and `real`, [pairs], is 0 for padding."""
+        import torch
+
+        self._query_hashes = query_hashes
+        self._real = real > 0
+        self._first = _find_first(document_hashes).to(real.device)
+        indices = torch.arange(len(real), device=real.device)
+        self.is_document = self._real & (self._first == indices)
+        """Whether a pair is the first one with its document, [pairs]."""
+
+    def rank(self, scores: Tensor, queries: slice) -> Tensor:
+        """Return the rank of each query's document, [queries]; ties share their mean rank.
+
+        Scores are those of some queries for the documents of all pairs, [queries, pairs]. The other
+        relevant documents of a query do not count.
+        """
+        import torch
+
+        same_query = find_equal(self._query_hashes, queries) & self._real
+        relevant = torch.zeros_like(scores).index_add_(1, self._first, same_query.to(scores.dtype))
+        counted = self.is_document & (relevant == 0)
+        target = scores.gather(1, self._first[queries, None])
+        better = ((scores > target) & counted).sum(1)
+        tied = ((scores == target) & counted).sum(1)
+        return 1 + better + tied / 2
+
+
+def _find_first(hashes: Tensor) -> Tensor:
+    """Return the index of the first row with the same hash as each row, [rows], on the CPU."""
+    import numpy as np
+    import torch
+
+    words = hashes.cpu().numpy().astype(np.uint16)
+    _, first, inverse = np.unique(words, axis=0, return_index=True, return_inverse=True)
+    return torch.from_numpy(first[inverse.reshape(-1)])
 
 
 def retrieval_metrics(ranks: Sequence[Tensor], real: Tensor) -> MetricSums:
@@ -77,9 +121,16 @@ class Bm25Index:
         return self.score([query])[0, list(indices)]
 
 
-def fuse_scores(left: Tensor, right: Tensor) -> Tensor:
-    """Return the reciprocal rank fusion of two score matrices, [queries, documents]."""
-    return _reciprocal_ranks(left) + _reciprocal_ranks(right)
+def fuse_scores(left: Tensor, right: Tensor, is_document: Tensor) -> Tensor:
+    """Return the reciprocal rank fusion of two score matrices, [queries, documents].
+
+    `is_document`, [documents], is false for columns that are ranked last.
+    """
+    first, second = (
+        _reciprocal_ranks(scores.masked_fill(~is_document, float("-inf")))
+        for scores in (left, right)
+    )
+    return first + second
 
 
 def _reciprocal_ranks(scores: Tensor) -> Tensor:

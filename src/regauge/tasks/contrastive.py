@@ -6,14 +6,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from regauge.data.batches import take_rows
+from regauge.data.batches import TEXT_HASHES, hash_texts, take_rows
 from regauge.data.buckets import sum_histograms
 from regauge.errors import SettingsError
 from regauge.log import logger
 from regauge.models import sentence_transformers
 from regauge.models.io_spec import InputSpec
 from regauge.tasks import MetricSums, _retrieval
-from regauge.tasks._fields import FieldsTask, Texts, check_field, field_histogram
+from regauge.tasks._fields import (
+    FieldsTask,
+    Texts,
+    build_slot_arrays,
+    check_field,
+    field_histogram,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,13 +28,19 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
     from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.data.loader import CollatorConfig
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
 
 
 class Contrastive(FieldsTask):
-    """Train embeddings with in-batch negatives (InfoNCE, van den Oord et al., 2018)."""
+    """Train embeddings with in-batch negatives (InfoNCE, van den Oord et al., 2018).
+
+    The negatives of a query are the documents of other rows, except those with an equal query or an
+    equal document. The metrics rank each different document once.
+    """
 
     needs_global_batch: ClassVar[bool] = True
     metrics_need_all_rows: ClassVar[bool] = True
@@ -108,20 +120,32 @@ class Contrastive(FieldsTask):
         vocab_size, pad_id = manifest.tokenizer.vocab_size, manifest.tokenizer.pad_token_id
         return Encoder(*build_model(model, "none", vocab_size, seed, pad_id), pooling)
 
+    def build_batch(
+        self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+    ) -> Arrays:
+        """Build the token arrays of texts, with the hashes that identify equal texts."""
+        texts = self.read_texts(rows, plan.row_numbers, plan.text_numbers, config.special_ids)
+        return {**build_slot_arrays(texts, plan, key, config), TEXT_HASHES: hash_texts(texts)}
+
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the loss of the global batch; `vectors` are all queries, then all documents."""
-        queries, documents, real = self._split_into_groups(output["vectors"], batch["real"])
-        losses = self._losses(queries, documents, real)
+        queries, documents = self._split_into_groups(output["vectors"])
+        hashes = self._split_into_groups(batch[TEXT_HASHES])
+        real, _ = self._split_into_groups(batch["real"][:, None])
+        real = real[..., 0]
+        losses = self._losses(queries, documents, real, hashes)
         if self.symmetric:
-            losses = (losses + self._losses(documents, queries, real)) / 2
+            losses = (losses + self._losses(documents, queries, real, hashes)) / 2
         return (losses * real).sum(), real.sum()
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
         """Return loss, recall and mean reciprocal rank of each query among all documents."""
         queries, documents = output["vectors"].chunk(2)
         real = batch["real"].chunk(2)[0]
+        query_hashes, document_hashes = batch[TEXT_HASHES].chunk(2)
+        corpus = _retrieval.PairedCorpus(query_hashes, document_hashes, real)
         ranks = [
-            _retrieval.document_ranks(queries[part] @ documents.T, part.start, real)
+            corpus.rank(queries[part] @ documents.T, part)
             for part in _retrieval.query_slices(len(real))
         ]
         return {"loss": self.loss(output, batch), **_retrieval.retrieval_metrics(ranks, real)}
@@ -132,41 +156,47 @@ class Contrastive(FieldsTask):
         """Return the metrics of BM25, and of its reciprocal rank fusion with the embeddings."""
         count = len(records)
         queries, documents = (half[:count].cpu() for half in output["vectors"].chunk(2))
+        query_hashes, document_hashes = batch[TEXT_HASHES].chunk(2)
+        real = batch["real"][:count].cpu()
+        corpus = _retrieval.PairedCorpus(
+            query_hashes[:count].cpu(), document_hashes[:count].cpu(), real
+        )
         index = _retrieval.Bm25Index([record[self.document] for record in records])
         bm25_ranks: list[Tensor] = []
         fusion_ranks: list[Tensor] = []
-        real = batch["real"][:count].cpu()
         for part in _retrieval.query_slices(count):
             bm25_scores = index.score([record[self.query] for record in records[part]])
-            fused = _retrieval.fuse_scores(queries[part] @ documents.T, bm25_scores)
-            bm25_ranks.append(_retrieval.document_ranks(bm25_scores, part.start, real))
-            fusion_ranks.append(_retrieval.document_ranks(fused, part.start, real))
+            scores = queries[part] @ documents.T
+            fused = _retrieval.fuse_scores(scores, bm25_scores, corpus.is_document)
+            bm25_ranks.append(corpus.rank(bm25_scores, part))
+            fusion_ranks.append(corpus.rank(fused, part))
         return {
             "BM25": _retrieval.retrieval_metrics(bm25_ranks, real),
             "reciprocal rank fusion": _retrieval.retrieval_metrics(fusion_ranks, real),
         }
 
-    def _split_into_groups(self, vectors: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries and documents, [groups, rows, width], and `real`, [groups, rows].
+    def _split_into_groups(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the parts of queries and of documents, each [groups, rows, width].
 
-        The last group is filled up with padding rows.
+        The last group is filled up with zeros.
         """
         from torch.nn.functional import pad
 
-        queries, documents = vectors.chunk(2)
-        real = real.chunk(2)[0]
-        size = self.negatives_group_size or len(real)
-        missing = -len(real) % size
-        return (
-            pad(queries, (0, 0, 0, missing)).unflatten(0, (-1, size)),
-            pad(documents, (0, 0, 0, missing)).unflatten(0, (-1, size)),
-            pad(real, (0, missing)).unflatten(0, (-1, size)),
+        halves = columns.chunk(2)
+        size = self.negatives_group_size or len(halves[0])
+        missing = -len(halves[0]) % size
+        queries, documents = (
+            pad(half, (0, 0, 0, missing)).unflatten(0, (-1, size)) for half in halves
         )
+        return queries, documents
 
-    def _losses(self, queries: Tensor, documents: Tensor, real: Tensor) -> Tensor:
+    def _losses(
+        self, queries: Tensor, documents: Tensor, real: Tensor, hashes: tuple[Tensor, Tensor]
+    ) -> Tensor:
         """Return the cross-entropy of each query over the documents of its group, [groups, rows].
 
-        The document of query i is document i; padding rows are no negatives.
+        The document of query i is document i. Padding rows are no negatives, and neither are rows
+        with the same query or the same document.
         """
         import torch
         from torch.nn.functional import cross_entropy
@@ -176,8 +206,12 @@ class Contrastive(FieldsTask):
         for part in _retrieval.query_slices(real.shape[1]):
             targets = indices[:, part]
             scores = queries[:, part] @ documents.transpose(1, 2) / self.temperature
-            absent = (real == 0)[:, None] & (targets[..., None] != indices[:, None])
-            scores = scores.masked_fill(absent, torch.finfo(scores.dtype).min)
+            is_positive = targets[..., None] == indices[:, None]
+            is_excluded = (real == 0)[:, None]
+            for text_hashes in hashes:
+                is_excluded = is_excluded | _retrieval.find_equal(text_hashes, part)
+            lowest = torch.finfo(scores.dtype).min
+            scores = scores.masked_fill(is_excluded & ~is_positive, lowest)
             nll = cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none")
             losses.append(nll.view_as(targets))
         return torch.cat(losses, 1)

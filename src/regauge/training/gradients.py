@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regauge.data.batches import TEXT_HASHES
 from regauge.data.randomness import hash_keys
 from regauge.errors import NoProgressError
 from regauge.models.multitask import set_active_task
@@ -143,16 +144,24 @@ class GradientComputer:
 def gather_by_slot(vectors: list[Tensor], batches: list[Batch], num_slots: int) -> Batch:
     """Gather the vectors of all processes in the order of their slots.
 
-    Every process gets `vectors` [num_slots, width] and `real` [num_slots], which is 0 for slots
-    without a row. One process fills a slot and the others add zeros, so that the sum over processes
-    is exact.
+    Every process gets `vectors` [num_slots, width], `real` [num_slots], which is 0 for slots
+    without a row, and the `text_hashes` [num_slots, words] of batches that have them. One process
+    fills a slot and the others add zeros, so that the sum over processes is exact.
     """
-    buffer = torch.zeros(num_slots, vectors[0].shape[1] + 1, device=vectors[0].device)
-    for rows, batch in zip(vectors, batches, strict=True):
+    parts = [
+        {"vectors": rows, **{name: batch[name] for name in (TEXT_HASHES,) if name in batch}}
+        for rows, batch in zip(vectors, batches, strict=True)
+    ]
+    widths = [part.shape[1] for part in parts[0].values()]
+    buffer = torch.zeros(num_slots, sum(widths) + 1, device=vectors[0].device)
+    for part, batch in zip(parts, batches, strict=True):
         real = batch["real"][:, None]
-        buffer.index_add_(0, batch["slots"], torch.cat([rows * real, real], 1))
+        rows = torch.cat([*(columns * real for columns in part.values()), real], 1)
+        buffer.index_add_(0, batch["slots"], rows)
     buffer = all_reduce_sum(buffer)
-    return {"vectors": buffer[:, :-1].contiguous(), "real": buffer[:, -1].contiguous()}
+    columns = buffer[:, :-1].split(widths, 1)
+    gathered = {name: part.contiguous() for name, part in zip(parts[0], columns, strict=True)}
+    return {**gathered, "real": buffer[:, -1].contiguous()}
 
 
 def all_reduce_sum(value: Tensor) -> Tensor:

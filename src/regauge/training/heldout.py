@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from regauge.data.batches import TEXT_HASHES
 from regauge.models.multitask import set_active_task
 from regauge.tasks import ITEMS
 from regauge.training.gradients import all_reduce_sum, gather_by_slot
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from regauge.accelerators import Accelerator, Batch
     from regauge.data.loader import BatchLoader
     from regauge.tasks import MetricSums, Task
+
+
+GATHERED = ("slots", "real", TEXT_HASHES)
+"""The arrays of a batch that metrics over all rows need."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def evaluate_batches(
             output = module(batch)
             if task.metrics_need_all_rows:
                 vectors.append(task.eval_outputs(output, batch))
-                slots.append({name: batch[name] for name in ("slots", "real")})
+                slots.append({name: batch[name] for name in GATHERED if name in batch})
             else:
                 names, table = _build_table(task.metric_sums(output, batch))
                 tables.append(table)

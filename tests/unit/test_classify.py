@@ -178,3 +178,81 @@ def test_packed_rows_are_refused(tmp_path: Path) -> None:
     packed = Dataset(datasets.write_packed(tmp_path / "packed"))
     with pytest.raises(RegaugeError, match=r"prepare it with rows\.layout = .fields."):
         PAIR.check_dataset(packed.manifest)
+
+
+def build_config(task: Classify, data: Dataset, **model: Any) -> transformers.PretrainedConfig:
+    settings = Model(**{**MODEL.model_dump(exclude_unset=True), **model})
+    return task.build_module(settings, data.manifest, 0).model.config
+
+
+def save_start_model(folder: Path, **config: Any) -> Path:
+    sizes = {**MODEL.config, "vocab_size": datasets.VOCABULARY}
+    start = transformers.BertConfig(**sizes, **config)
+    transformers.BertForSequenceClassification(start).save_pretrained(folder)
+    return folder
+
+
+def test_class_names_are_in_the_configuration(data: Dataset) -> None:
+    task = Classify(text_fields=("query",), class_names=("sport", "cooking", "finance"))
+    assert task.classes == 3
+    config = build_config(task, data)
+    assert config.id2label == {0: "sport", 1: "cooking", 2: "finance"}
+    assert config.label2id == {"sport": 0, "cooking": 1, "finance": 2}
+    assert config.problem_type == "single_label_classification"
+
+
+@pytest.mark.parametrize("names", [{0: "NEGATIVE", 1: "POSITIVE"}, {0: "a", 1: "b", 2: "c"}])
+def test_class_names_of_the_start_model_are_dropped_with_a_warning(
+    data: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture, names: dict[int, str]
+) -> None:
+    folder = save_start_model(tmp_path / "start", id2label=names)
+    task = Classify(text_fields=("query",), classes=2)
+    task.check_weights(folder)
+    assert f"its class names are not used: {', '.join(names.values())}; name" in caplog.text
+    settings = Model(path=str(folder), dropout=0.0)
+    config = task.build_module(settings, data.manifest, 0).model.config
+    assert config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
+    assert config.label2id == {"LABEL_0": 0, "LABEL_1": 1}
+    caplog.clear()
+    named = Classify(text_fields=("query",), class_names=("no", "yes"))
+    named.check_weights(folder)
+    assert not caplog.text
+    config = named.build_module(settings, data.manifest, 0).model.config
+    assert config.id2label == {0: "no", 1: "yes"}
+
+
+def test_a_start_model_without_class_names_gives_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Classify(classes=2).check_weights(save_start_model(tmp_path / "start"))
+    assert not caplog.text
+
+
+def test_a_regression_has_no_names_and_says_so(data: Dataset, tmp_path: Path) -> None:
+    folder = save_start_model(
+        tmp_path / "start", id2label={0: "a", 1: "b"}, problem_type="multi_label_classification"
+    )
+    task = Classify(text_fields=("query",), problem_type="regression")
+    config = task.build_module(Model(path=str(folder), dropout=0.0), data.manifest, 0).model.config
+    assert (config.num_labels, config.id2label) == (1, {0: "LABEL_0"})
+    assert config.problem_type == "regression"
+
+
+def test_names_in_the_configuration_of_a_model_from_scratch_are_used(data: Dataset) -> None:
+    names = {0: "x", 1: "y", 2: "z"}
+    config = build_config(PAIR, data, config={**MODEL.config, "id2label": names})
+    assert config.id2label == names
+    assert config.label2id == {"x": 0, "y": 1, "z": 2}
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({"class_names": ("a", "b"), "classes": 3}, "2 names and classes is 3; remove classes"),
+        ({"class_names": ("a", "a")}, "class_names has a name twice"),
+        ({"class_names": ("a", "b"), "problem_type": "regression"}, "a regression has no classes"),
+    ],
+)
+def test_invalid_class_names_are_refused(table: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Classify.model_validate(table)

@@ -26,7 +26,13 @@ from regauge.models.inference_modules import (
     TextProgram,
 )
 from regauge.models.init_weights import META, build_initial_weights, materialize
-from regauge.models.io_spec import ROWS, InputSpec, TensorSpec, program_inputs
+from regauge.models.io_spec import (
+    ROWS,
+    InputSpec,
+    TensorSpec,
+    program_inputs,
+    read_class_names,
+)
 from regauge.models.modules import CausalLanguageModel, Classifier, Encoder
 from regauge.models.sentence_transformers import Pooling, SentenceEncoder, Tokenization
 from regauge.models.settings import Model
@@ -159,7 +165,7 @@ def _build_classifier_spec(
         program_inputs(input_spec),
         tokenization,
         input_spec,
-        labels=_read_labels(model),
+        labels=read_class_names(model.config.id2label),
     )
 
 
@@ -264,13 +270,6 @@ def strip_head(model: PreTrainedModel) -> PreTrainedModel:
     base: Any = model.base_model
     stripped: PreTrainedModel = base
     return stripped
-
-
-def _read_labels(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the names of a model's classes; empty for the defaults `LABEL_0`, `LABEL_1`, …."""
-    names: dict[Any, str] = model.config.id2label or {}
-    labels = tuple(str(names[index]) for index in sorted(names))
-    return () if all(label.startswith("LABEL_") for label in labels) else labels
 
 
 def _resolve_pooling(encoder_files: SentenceEncoder | None, settings: TextSettings) -> Pooling:

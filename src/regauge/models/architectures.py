@@ -23,6 +23,7 @@ from regauge.models.init_weights import (
     materialize,
     materialize_buffers,
 )
+from regauge.models.io_spec import DEFAULT_CLASS_NAME, read_class_names
 from regauge.models.weights import (
     DDP_PREFIX,
     WEIGHTS_FILE,
@@ -64,13 +65,15 @@ def build_model(
     pad_id: int = 0,
     *,
     outputs: int = 0,
+    class_names: tuple[str, ...] = (),
     keys: DropoutKeys | None = None,
 ) -> tuple[PreTrainedModel, DropoutKeys]:
     """Build a transformers model in fp32 on the CPU; return it with its dropout keys.
 
-    `outputs` is the number of classes of a classification head. `keys` are the dropout keys of
-    another model to share. Equal settings, vocabulary size and seed give equal weights. If torch's
-    default device is meta, the model has no weights until `materialize`.
+    `outputs` is the number of classes of a classification head, and `class_names` are their names.
+    `keys` are the dropout keys of another model to share. Equal settings, vocabulary size and seed
+    give equal weights. If torch's default device is meta, the model has no weights until
+    `materialize`.
 
     Raises SettingsError if the architecture, its attention, a field of its configuration, its
     weights or the vocabulary size does not fit.
@@ -84,7 +87,9 @@ def build_model(
         try:
             config = _build_config(settings, vocab_size, pad_id)
             if outputs:
-                config.num_labels = outputs
+                # The class names of a weights folder are those of other classes.
+                given_names = () if settings.path else read_class_names(config.id2label)
+                _set_classes(config, outputs, class_names or given_names)
             model = _build_on_meta(settings, head, config)
         except (AssertionError, OSError, TypeError, ValueError, StrictDataclassError) as error:
             reason = first_line(error)
@@ -99,6 +104,16 @@ def build_model(
         if not deferred:
             materialize(model, build_initial_weights(model, settings, seed))
     return model, keys
+
+
+def _set_classes(config: PretrainedConfig, outputs: int, names: tuple[str, ...]) -> None:
+    """Set the number of classes and their names; one output is a regression."""
+    if len(names) != outputs:
+        names = tuple(f"{DEFAULT_CLASS_NAME}{index}" for index in range(outputs))
+    config.num_labels = outputs
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: index for index, name in config.id2label.items()}
+    config.problem_type = "regression" if outputs == 1 else "single_label_classification"
 
 
 def _build_on_meta(settings: Model, head: HeadKind, config: PretrainedConfig) -> PreTrainedModel:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from regauge.config import Settings
 from regauge.models.settings import Interactions
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 ROWS: Final = "rows"
 LENGTH: Final = "length"
 """Names of the dynamic dimensions of a tensor."""
+DEFAULT_CLASS_NAME: Final = "LABEL_"
+"""Start of the class names that transformers uses by default: `LABEL_0`, `LABEL_1`, …."""
 OutputKind = Literal["vectors", "classes", "values", "scores", "text", "tensor"]
 """Output for a record: embedding of a text, class scores, predicted value, score of a candidate,
 generated text, or tensor of a custom module."""
@@ -92,3 +97,10 @@ def program_inputs(spec: InputSpec) -> tuple[TensorSpec, ...]:
         inputs.append(TensorSpec(name="numbers", shape=(ROWS, numbers)))
         inputs.append(TensorSpec(name="categories", shape=(ROWS, categories), dtype="int64"))
     return tuple(inputs)
+
+
+def read_class_names(id2label: Mapping[Any, Any] | None) -> tuple[str, ...]:
+    """Return the names of classes from a configuration; empty for the default names."""
+    by_index = {int(index): str(name) for index, name in (id2label or {}).items()}
+    names = tuple(by_index[index] for index in sorted(by_index))
+    return () if all(name.startswith(DEFAULT_CLASS_NAME) for name in names) else names

@@ -118,7 +118,7 @@ class WeightMatch(NamedTuple):
     missing: list[str]
     """Names of the model's weights that are not stored; all are of a head."""
     unexpected: list[str]
-    """Names of stored weights that the model does not have."""
+    """Names of stored weights that the model does not have in this shape."""
 
 
 def match_weights(
@@ -127,8 +127,9 @@ def match_weights(
     """Match the stored weights of a folder to the weights of a model.
 
     Stored names may contain wrappers, lack the prefix of the base model, or use the layer norm
-    names of the first BERT checkpoints. Raises SettingsError if a weight of the base model is
-    missing or has another shape; `path` is the folder's name in messages.
+    names of the first BERT checkpoints. A weight of a head with another shape, such as of other
+    classes, is not used. Raises SettingsError if a weight of the base model is missing or has
+    another shape; `path` is the folder's name in messages.
     """
     names_by_id: dict[int, str] = {}  # a tied weight has the first of its names
     names: dict[str, str] = {}
@@ -146,14 +147,16 @@ def match_weights(
             unexpected.append(stored_name)
         elif stored_name == match or match not in sources:
             sources[match] = weight
-    for name, weight in sources.items():
-        if weight.shape != shapes[name]:
+    base_names = {names_by_id[id(value)] for value in model.base_model.parameters()}
+    for name in [name for name, weight in sources.items() if weight.shape != shapes[name]]:
+        weight = sources.pop(name)
+        unexpected.append(weight.name)
+        if name in base_names:
             raise SettingsError(
                 f"'{path}': '{name}' is {weight.shape}, but {CONFIG} implies {shapes[name]}",
                 f"name a folder whose {CONFIG} and weights are of one model",
             )
     missing = [name for name in shapes if name not in sources and not is_adapter_weight(name)]
-    base_names = {names_by_id[id(value)] for value in model.base_model.parameters()}
     if missing_base := [name for name in missing if name in base_names]:
         raise _wrong_model_error(model, path, missing_base, len(base_names))
     return WeightMatch(sources, missing, unexpected)

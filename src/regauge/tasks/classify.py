@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from regauge.config import read
 from regauge.data.batches import take_rows
 from regauge.errors import DataError
-from regauge.models.io_spec import InputSpec
+from regauge.log import logger
+from regauge.models.io_spec import InputSpec, read_class_names
 from regauge.tasks import MetricSums, _quality
 from regauge.tasks._fields import (
     FieldsTask,
@@ -22,6 +24,8 @@ from regauge.tasks._fields import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
+
+
+MAX_LOGGED_NAMES = 10
 
 
 class Classify(FieldsTask):
@@ -44,7 +51,29 @@ class Classify(FieldsTask):
     problem_type: Literal["classification", "regression"] = "classification"
     """Classes are trained with cross-entropy, values with squared error."""
     classes: int = Field(default=2, ge=2, le=4096)
-    """Number of classes."""
+    """Number of classes; by default that of the class names."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes 0, 1, …, for config.json, exports and predictions."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_default_classes(cls, table: Any) -> Any:
+        if isinstance(table, dict) and (names := table.get("class_names")):
+            return {"classes": len(names), **table}
+        return table
+
+    @model_validator(mode="after")
+    def _check_class_names(self) -> Classify:
+        names = self.class_names
+        if names and len(names) != self.classes:
+            raise ValueError(
+                f"class_names has {len(names)} names and classes is {self.classes}; remove classes"
+            )
+        if len(set(names)) < len(names):
+            raise ValueError("class_names has a name twice; give each class its own name")
+        if names and self._is_regression:
+            raise ValueError("a regression has no classes; remove class_names")
+        return self
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)
@@ -53,6 +82,18 @@ class Classify(FieldsTask):
         kinds = ("integer", "float") if self._is_regression else ("integer",)
         check_field(manifest, self.label, kinds)
         self._check_labels(manifest)
+
+    def check_weights(self, folder: Path) -> None:
+        from regauge.models.hub import CONFIG
+
+        names = read_class_names(read(folder / CONFIG).get("id2label"))
+        if self.class_names or self._is_regression or not names:
+            return
+        logger.warning(
+            "%s: its class names are not used: %s; name the classes with task.class_names",
+            folder,
+            ", ".join(names[:MAX_LOGGED_NAMES]),
+        )
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
         """Return the number of texts by length; halves of pairs are assumed independent."""
@@ -104,7 +145,12 @@ class Classify(FieldsTask):
         tokenizer = manifest.tokenizer
         vocab_size, pad_id = tokenizer.vocab_size, tokenizer.pad_token_id
         outputs = 1 if self._is_regression else self.classes
-        return Classifier(*build_model(model, "classes", vocab_size, seed, pad_id, outputs=outputs))
+        names = self.class_names
+        return Classifier(
+            *build_model(
+                model, "classes", vocab_size, seed, pad_id, outputs=outputs, class_names=names
+            )
+        )
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         losses = self._losses(output["scores"], batch["labels"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from regauge import config
 from regauge.data import chat_templates, dataset
+from regauge.data.conversations import parse_conversation
+from regauge.data.layouts import chat
 from regauge.errors import SettingsError
 from regauge.verbs import prepare as verb
 from unit.preparing import read_contents
@@ -203,8 +206,7 @@ def test_alpaca_records_have_headings_and_an_end_token(tmp_path: Path) -> None:
         context = "### Input:\nas a word\n\n" if n % 2 else ""
         head = f"[CLS] ### Instruction:\n{record['instruction']}\n\n{context}### Response:\n"
         assert answers[head] == f"{record['output']}[SEP]"
-        messages = chat_templates.parse_conversation(record)
-        assert messages
+        messages = parse_conversation(record).messages
         token_ids = loaded.apply_chat_template(messages)["input_ids"]
         assert token_ids in [tokens for tokens, _ in rows]
 
@@ -316,3 +318,138 @@ def test_parquet_files_may_have_messages(tmp_path: Path) -> None:
     source = {"kind": "parquet", "files": [str(tmp_path / "a.parquet")], "columns": ["messages"]}
     other = prepare_dataset(tmp_path, "parquet", source=source)
     assert read_conversations(other) == read_conversations(prepare_dataset(tmp_path))
+
+
+PLAIN = """{%- for message in messages -%}
+{{- message.role + ': ' + message.content -}}
+{{- '<|im_end|>' if message.role == 'assistant' else '\n' -}}
+{%- endfor -%}
+{{- 'assistant:' if add_generation_prompt -}}
+"""
+CALLS = """{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\n' -}}{{- message.content -}}
+{%- for call in message.tool_calls or [] -%}
+{{- call.function.name + call.function.arguments | tojson -}}
+{%- endfor -%}{{- '<|im_end|>' -}}
+{%- endfor -%}
+{{- '<|im_start|>assistant\n' if add_generation_prompt -}}
+"""
+
+
+def build_calls(count: int, **changes: Any) -> list[dict[str, Any]]:
+    """Return conversations with a call of a tool, and with a second answer."""
+    records = []
+    for number in range(count):
+        arguments = json.dumps({"day": number})
+        call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+        turn = {"role": "assistant", "content": None, "tool_calls": [call], **changes}
+        question = {"role": "user", "content": f"{number} {WORDS[number % 11]}"}
+        result = {"role": "tool", "content": f"sunny {number}"}
+        answer = {"role": "assistant", "content": f"It is sunny on {number}."}
+        records.append({"messages": [question, turn, result, answer]})
+    return records
+
+
+def test_a_call_is_trained_on_unless_its_weight_is_0(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path / "tokenizer", CALLS)
+    for weight in (0, 1):
+        write_records(tmp_path / "a.jsonl", build_calls(30, weight=weight))
+        data = prepare_dataset(tmp_path, f"out{weight}")
+        assert data.manifest.skipped == data.manifest.warnings == {}
+        texts = sorted(
+            tokenizer.decode([token for token, mark in zip(*pair, strict=True) if mark])
+            for pair in read_conversations(data)
+        )
+        call = 'weather{{"day": {}}}<|im_end|>' if weight else ""
+        expected = [f"{call.format(n)}It is sunny on {n}.<|im_end|>" for n in range(30)]
+        assert texts == sorted(expected)
+
+
+def test_parts_that_the_template_ignores_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = [*build_calls(20, name="a", reasoning_content="Ask."), *build_conversations(10)]
+    records[0]["tools"] = [{"type": "function", "function": {"name": "weather"}}]
+    write_records(tmp_path / "a.jsonl", records)
+    save_tokenizer(tmp_path / "tokenizer", CALLS)
+    data = prepare_dataset(tmp_path, source={"columns": ["messages", "tools"]})
+    counts = {"name": 20, "reasoning_content": 20, "tools.function.name": 1}
+    expected = {
+        f"the chat template ignores '{name}'; set rows.chat_template to one that writes it, or"
+        " remove it from the source": count
+        for name, count in counts.items()
+    }
+    assert data.manifest.warnings == expected
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [f"{data.folder}: in {n} records, {text}" for text, n in expected.items()]
+    assert (
+        verb.run(build_settings(tmp_path, source={"columns": ["messages", "tools"]}))["warnings"]
+        == expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"), [("assistant:", 0), ("assistant: ", 20), ("assistant", 0)]
+)
+def test_a_prompt_whose_tokens_depend_on_the_answer_is_a_warning(
+    tmp_path: Path, prompt: str, count: int
+) -> None:
+    write_records(tmp_path / "a.jsonl", build_conversations(20))
+    save_tokenizer(tmp_path / "tokenizer", PLAIN.replace("'assistant:' if", f"'{prompt}' if"))
+    warnings = prepare_dataset(tmp_path).manifest.warnings
+    problem = "the generation prompt of the chat template has other tokens when answers follow"
+    assert warnings == ({f"{problem}; {chat.REMEDY_PROMPT}": count} if count else {})
+
+
+def test_a_template_that_reads_the_clock_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_records(tmp_path / "a.jsonl", build_conversations(5))
+    save_tokenizer(tmp_path / "tokenizer", "{{ strftime_now('%d %b %Y') }}" + MARKED)
+    verb.plan(build_settings(tmp_path))
+    problem = "the chat template of the tokenizer uses strftime_now: rows differ between days or"
+    assert problem in caplog.text
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ ['a'] | random }}" + MARKED)
+    verb.plan(build_settings(tmp_path, rows={"chat_template": str(file)}))
+    assert "mine.jinja uses random" in caplog.text
+    caplog.clear()
+    file.write_text(MARKED)
+    verb.plan(build_settings(tmp_path, rows={"chat_template": str(file)}))
+    assert not caplog.text
+
+
+def test_a_second_dataset_in_one_process_has_its_own_tokenizer_and_template(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.jsonl", build_conversations(20))
+    contents = []
+    for template in (MARKED, MARKED.replace("bos_token", "'' ")):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        save_tokenizer(tmp_path / "tokenizer", template)
+        contents.append(read_conversations(prepare_dataset(tmp_path)))
+    assert [tokens[1:] for tokens, _ in contents[0]] == [tokens for tokens, _ in contents[1]]
+
+
+def test_unusable_records_name_their_fault(tmp_path: Path) -> None:
+    good = build_conversations(20)
+    turn = good[0]["messages"][-2:]
+    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": "b"}]
+    tool = {"function": {"name": "<|im_end|>", "arguments": "{}"}}
+    bad: list[Any] = [
+        {"messages": [turn[0], {**turn[1], "content": None}]},
+        {"messages": [turn[0], {**turn[1], "role": "asistant"}]},
+        {"messages": [{**turn[0], "content": parts}, turn[1]]},
+        {"messages": [turn[0], {**turn[1], "tool_calls": [tool]}]},
+        {"messages": json.dumps([{**turn[0], "content": "half \ud800"}, turn[1]])},
+    ]
+    write_records(tmp_path / "a.jsonl", [*good, *bad])
+    save_tokenizer(tmp_path / "tokenizer")
+    data = prepare_dataset(tmp_path)
+    lines = (data.folder / "rejected.jsonl").read_text().splitlines()
+    faults = [(item["reason"], item["detail"]) for item in map(json.loads, lines)]
+    assert faults == [
+        ("no conversation", "the content of message 2 is null, and it has no tool calls"),
+        ("no conversation", "message 2 has the role 'asistant'"),
+        ("a part that is no text", "image_url in message 1"),
+        ("a special token in a message", "<|im_end|>"),
+        ("undecodable bytes", "lone surrogate"),
+    ]

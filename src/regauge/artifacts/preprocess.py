@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -111,14 +112,18 @@ class Preprocessor:
     def _encode_prompts(self, texts: Sequence[str], limit: int) -> tuple[Ids, int]:
         """Return the ids of generation prompts; a long prompt is truncated at its start."""
         if self._tokenization.input_format == "chat":
-            template = chat_templates.load_template(self._folder, None)
-            messages = [template.render_prompt(text) for text in texts]
+            messages = [self._template.render_prompt(text) for text in texts]
             encoded = self._tokenizer.encode(messages, parse_special_tokens=True)
             return [ids[-limit:] for ids in encoded], sum(len(ids) > limit for ids in encoded)
         encoded = self._tokenizer.encode(texts, parse_special_tokens=self._is_transformers)
         room = limit - len(self._tokenizer.prefix)
         prompts = [self._tokenizer.add_prefix(ids[-room:]) for ids in encoded]
         return prompts, sum(len(ids) > room for ids in encoded)
+
+    @cached_property
+    def _template(self) -> chat_templates.ChatTemplate:
+        """The chat template of the tokenizer; it is loaded on first use."""
+        return chat_templates.load_template(self._folder, None)
 
     def decode(self, ids: np.ndarray) -> list[str]:
         """Return the texts of generated tokens, [records, tokens]; negative ids are padding."""

@@ -1,4 +1,4 @@
-"""Chat templates: reads the messages of a record and renders them as text.
+"""Chat templates: renders conversations as text, and locates their answers.
 
 A template belongs to the tokenizer, is a file of `templates`, or is a file of the user. The answer
 of an assistant's turn is the text that the template writes after the prompt for that turn.
@@ -8,24 +8,33 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.choices import did_you_mean
-from regauge.data.tokenizer import CONFIG
+from regauge.data.conversations import ASSISTANT, Conversation, is_blank
+from regauge.data.tokenizer import CONFIG, hash_tokenizer
 from regauge.errors import SettingsError, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
-    from regauge.data.values import Value
+    from regauge.data.conversations import Message, PartPath
 
 TEMPLATE_FILE = "chat_template.jinja"
 """The template file in a tokenizer's folder; the template may also be part of its configuration."""
 TEMPLATES_FOLDER = Path(__file__).parent / "templates"
-ASSISTANT = "assistant"
-TEST_MESSAGES = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}]
-Messages = list[dict[str, str]]
+TEST_CONVERSATIONS = tuple(
+    Conversation(
+        [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b", **keys}], {}
+    )
+    for keys in ({}, {"reasoning_content": "c"})
+)
+"""Conversations of which a usable template renders at least one."""
+UNSTABLE_NAMES = frozenset({"strftime_now", "lipsum", "random"})
+"""The clock that transformers offers to templates, and the random values of Jinja."""
+MAX_SHOWN_CHARACTERS = 24
 
 
 class TemplateError(Exception):
@@ -49,49 +58,152 @@ class ChatTemplate:
 
         self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(tokenizer))
         self._text = text
+        templates = self._tokenizer.chat_template if text is None else text
+        texts = templates.values() if isinstance(templates, dict) else [templates or ""]
+        symbols = [symbol for part in texts for symbol in _list_symbols(part)]
+        self.literals = frozenset(value for kind, value in symbols if kind == "string")
+        """The string constants of the template, among them the roles that it names."""
+        self.unstable_names = sorted({name for part in texts for name in find_unstable_names(part)})
+        """Names in the template whose values differ between runs."""
+        self._marks_answers = ("name", "generation") in symbols
 
-    def render(self, messages: Messages) -> RenderedConversation:
+    def render(self, conversation: Conversation) -> RenderedConversation:
         """Return a conversation as a text; raises TemplateError.
 
-        A first message is no answer, and neither is a blank one.
+        If the template has `generation` blocks, an answer is the part of it in these blocks.
         """
-        text = self._render(messages)
-        answers = []
-        for number, message in enumerate(messages):
-            if number and message["role"] == ASSISTANT and message["content"].strip():
-                prompt = self._render(messages[:number], add_prompt=True)
-                answered = self._render(messages[: number + 1])
-                if not (text.startswith(answered) and answered.startswith(prompt)):
-                    raise TemplateError("it renders a turn differently if other turns follow")
-                answers.append((len(prompt), len(answered)))
+        conversation, text = self._choose_form(conversation)
+        numbers = filter(conversation.is_answer, range(len(conversation.messages)))
+        spans = (self._locate_answer(conversation, number, text) for number in numbers)
+        answers = [span for span in spans if span is not None]
+        if self._marks_answers:
+            answers = list(_intersect(answers, self._list_generation_spans(conversation)))
         return RenderedConversation(text, answers)
+
+    def render_test(self) -> RenderedConversation:
+        """Return the first test conversation that the template renders; raises TemplateError."""
+        problems = []
+        for conversation in TEST_CONVERSATIONS:
+            try:
+                return self.render(conversation)
+            except TemplateError as error:
+                problems.append(error)
+        raise problems[0]
+
+    def list_ignored_parts(self, conversation: Conversation) -> list[PartPath]:
+        """Return the parts of a conversation that do not change its text; raises TemplateError.
+
+        A part is read if a marker in it reaches the text. The template may read other parts without
+        writing them, so that a part without a marker counts only if the text is equal without it.
+        """
+        conversation, text = self._choose_form(conversation)
+        paths = list(conversation.list_parts())
+        markers = [f"\ue000{index}\ue001" for index in range(len(paths))]
+
+        def add_marker(container: Any, key: str | int, index: int) -> None:
+            container[key] = _append_text(container[key], markers[index])
+
+        marked = self._try_render(conversation.edit_parts(paths, add_marker)) or ""
+        hidden = [path for path, marker in zip(paths, markers, strict=True) if marker not in marked]
+        return [
+            path
+            for path in hidden
+            if self._try_render(conversation.edit_parts([path], _remove_part)) == text
+        ]
 
     def render_prompt(self, text: str) -> str:
         """Return a request up to the start of its answer; raises TemplateError."""
         request = {"role": "user", "content": text, "instruction": text, "input": ""}
-        return self._render([request], add_prompt=True)
+        return self._render(Conversation([request], {}), add_prompt=True)
 
-    def _render(self, messages: Messages, *, add_prompt: bool = False) -> str:
-        import jinja2
+    def _choose_form(self, conversation: Conversation) -> tuple[Conversation, str]:
+        """Return the first form of a conversation that the template can write, and its text."""
+        problems = []
+        for form, literals in conversation.list_forms():
+            try:
+                text = self._render(form)
+            except TemplateError as error:
+                problems.append(error)
+                continue
+            if not any(literal in text for literal in _list_python_literals(literals)):
+                return form, text
+            problems.append(TemplateError("it writes lists or objects as Python literals"))
+        raise problems[0]
 
+    def _locate_answer(
+        self, conversation: Conversation, number: int, text: str
+    ) -> tuple[int, int] | None:
+        """Return the span of a turn's answer in the text, or None if the turn writes nothing."""
+        earlier, message = conversation.messages[:number], conversation.messages[number]
+        prompt = self._render(conversation._replace(messages=earlier), add_prompt=True)
+        is_last = number + 1 == len(conversation.messages)
+        answered = (
+            text if is_last else self._render(conversation._replace(messages=[*earlier, message]))
+        )
+        if not answered.startswith(prompt):
+            end = prompt[-MAX_SHOWN_CHARACTERS:]
+            raise TemplateError(
+                f"a turn does not begin with its generation prompt, which ends in {end!r}"
+            )
+        if not text.startswith(answered):
+            raise TemplateError("it renders a turn differently if other turns follow")
+        if is_blank(message.get("content")):
+            blank: Message = {"role": ASSISTANT, "content": ""}
+            without_content = conversation._replace(messages=[*earlier, blank])
+            if self._try_render(without_content) == answered:
+                return None
+        return len(prompt), len(answered)
+
+    def _list_generation_spans(self, conversation: Conversation) -> list[tuple[int, int]]:
+        """Return the spans of the `generation` blocks in the text of a conversation."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        variables = dict(conversation.variables)
+        tools, documents = (variables.pop(name, None) for name in ("tools", "documents"))
+        rendered: Any = render_jinja_template(
+            [conversation.messages],
+            tools,
+            documents,
+            self._tokenizer.get_chat_template(self._text, tools),
+            return_assistant_tokens_mask=True,
+            **{**self._tokenizer.special_tokens_map, **variables},
+        )
+        return sorted(rendered[1][0])
+
+    def _try_render(self, conversation: Conversation) -> str | None:
+        """Return the text of a conversation, or None if the template cannot render it."""
+        try:
+            return self._render(conversation)
+        except TemplateError:
+            return None
+
+    def _render(self, conversation: Conversation, *, add_prompt: bool = False) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                messages,
+                conversation.messages,
                 chat_template=self._text,
                 tokenize=False,
                 add_generation_prompt=add_prompt,
+                **conversation.variables,
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 (a template is a program of the user)
             raise TemplateError(first_line(error)) from None
         return text
 
 
-@cache
 def load_template(tokenizer: Path, name: str | None) -> ChatTemplate:
-    """Return the template with this name or path, or the tokenizer's template; cached."""
-    return ChatTemplate(
-        tokenizer, None if name is None else find_template_file(name).read_text(encoding="utf-8")
-    )
+    """Return the template with this name or path, or the tokenizer's template.
+
+    It is loaded again only if its text or the files of the tokenizer have changed.
+    """
+    text = None if name is None else read_template(name)
+    return _load_template(tokenizer, text, hash_tokenizer(tokenizer))
+
+
+@cache
+def _load_template(tokenizer: Path, text: str | None, content_hash: str) -> ChatTemplate:
+    del content_hash
+    return ChatTemplate(tokenizer, text)
 
 
 def find_template_file(name: str) -> Path:
@@ -102,6 +214,15 @@ def find_template_file(name: str) -> Path:
         remedy = f"{did_you_mean(name, tuple(known))} (or name a file)"
         raise SettingsError(f"no chat template '{name}'", remedy)
     return path
+
+
+def read_template(name: str) -> str:
+    """Return the text of a template; raises SettingsError if it is not UTF-8."""
+    try:
+        return find_template_file(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        problem = f"the chat template {name} is not UTF-8: {error}"
+        raise SettingsError(problem, "save it as UTF-8") from None
 
 
 def has_template(tokenizer: Path) -> bool:
@@ -123,36 +244,62 @@ def install_template(tokenizer: Path, template: Path) -> None:
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def parse_conversation(record: Mapping[str, Value]) -> Messages | None:
-    """Return the messages of a record; None if it has none, or if they are malformed.
-
-    A record has `messages` as a list or as JSON text, or an `instruction` with its `output` and
-    perhaps an `input`.
-    """
-    if "messages" in record:
-        return _parse_messages(record["messages"])
-    instruction, output = record.get("instruction"), record.get("output")
-    if not (isinstance(instruction, str) and isinstance(output, str)):
-        return None
-    value = record.get("input")
-    context = value if isinstance(value, str) and value.strip() else ""
-    content = f"{instruction}\n\n{context}" if context else instruction
-    # A template with a separate section for the input reads `instruction` and `input`.
-    request = {"role": "user", "content": content, "instruction": instruction, "input": context}
-    return [request, {"role": ASSISTANT, "content": output}]
+def find_unstable_names(text: str) -> list[str]:
+    """Return the names in a template whose values differ between runs: clock, random values."""
+    symbols = [*_list_symbols(text), ("", "")]
+    return sorted(
+        {
+            name
+            for (kind, name), (_, following) in pairwise(symbols)
+            if kind == "name" and name in UNSTABLE_NAMES and following != "is"
+        }
+    )
 
 
-def _parse_messages(value: Value) -> Messages | None:
+def _list_symbols(text: str) -> list[tuple[str, str]]:
+    """Return the tokens of a template with their kinds; empty for a malformed one."""
+    import jinja2
+
     try:
-        messages = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return None
-    if not isinstance(messages, list) or not messages:
-        return None
-    keys = ("role", "content")
-    for message in messages:
-        if not isinstance(message, dict):
-            return None
-        if not all(isinstance(message.get(name), str) for name in keys):
-            return None
-    return [{name: message[name] for name in keys} for message in messages]
+        tokens = list(jinja2.Environment().lex(text))  # noqa: S701 (it renders nothing)
+    except jinja2.TemplateSyntaxError:
+        return []
+    return [
+        (kind, value[1:-1] if kind == "string" else value)
+        for _, kind, value in tokens
+        if kind != "whitespace"
+    ]
+
+
+def _list_python_literals(values: Iterable[Any]) -> Iterable[str]:
+    """Yield the Python literals of objects, and of the items of lists, that are no JSON."""
+    for value in values:
+        if isinstance(value, list):
+            yield from _list_python_literals(value)
+        elif (literal := str(value)) != json.dumps(value, ensure_ascii=False):
+            yield literal
+
+
+def _append_text(value: Any, text: str) -> Any:
+    """Return a value with a text after each text in it."""
+    if isinstance(value, str):
+        return value + text
+    if isinstance(value, dict):
+        return {key: _append_text(item, text) for key, item in value.items()}
+    return [_append_text(item, text) for item in value] if isinstance(value, list) else value
+
+
+def _remove_part(container: Any, key: str | int, index: int) -> None:
+    del index
+    del container[key]
+
+
+def _intersect(
+    spans: list[tuple[int, int]], others: list[tuple[int, int]]
+) -> Iterable[tuple[int, int]]:
+    """Yield the parts of sorted spans that are in other spans."""
+    for start, end in spans:
+        for other_start, other_end in others:
+            first, last = max(start, other_start), min(end, other_end)
+            if first < last:
+                yield first, last

@@ -138,6 +138,8 @@ class DatasetManifest(Settings):
     """Number of records that became no row, by reason."""
     truncated: dict[str, int] = {}
     """Number of texts that were truncated at their limit, by field."""
+    warnings: dict[str, int] = {}
+    """Number of records by warning of the layout, such as one of data that the rows lack."""
     settings: dict[str, Any]
     """The tables of the run file that determine the rows."""
 

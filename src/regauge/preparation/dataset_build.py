@@ -160,6 +160,7 @@ class DatasetBuild:
             tokenizer=shared.loaded_tokenizer.info,
             skipped=dict(sorted((counts.sum_counts("skipped", "rejected") | left_out).items())),
             truncated=counts.sum_counts("truncated"),
+            warnings=counts.sum_counts("warnings"),
             settings={**shared.settings, "rows": self.layout.to_document()},
         )
 
@@ -179,6 +180,8 @@ class DatasetBuild:
         folder = self.build_dir.final / self.name
         for name, count in counts.sum_counts("truncated").items():
             logger.info(f"{folder}: {count} texts of '{name}' truncated at their limit")
+        for warning, count in counts.sum_counts("warnings").items():
+            logger.warning(f"{folder}: in {count} records, {warning}")
         if num_rejected := sum(counts.sum_counts("rejected").values()):
             reasons = counts.format_counts("rejected")
             logger.warning(f"rejected records: {num_rejected} ({reasons}), see {folder / REJECTED}")

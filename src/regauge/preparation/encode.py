@@ -22,7 +22,7 @@ import pyarrow as pa
 from regauge.data.columns import build_column
 from regauge.data.layouts import EncodedRecord, Layout, UnusableRecord
 from regauge.data.sources import Rejected
-from regauge.data.tokenizer import LoadedTokenizer
+from regauge.data.tokenizer import LoadedTokenizer, hash_tokenizer
 from regauge.data.values import Value
 from regauge.preparation import read_records
 
@@ -60,7 +60,9 @@ def encode_piece(
     """Encode the records of a piece into a file; return its index and counts."""
     schema = build_schema(layout)
     with read_records.PieceWriter(folder, numbered_piece.piece_index, schema) as output:
-        record_encoder = _RecordEncoder(layout, _load_tokenizer(scratch / "tokenizer"), output)
+        tokenizer_folder = scratch / "tokenizer"
+        tokenizer = _load_tokenizer(tokenizer_folder, hash_tokenizer(tokenizer_folder))
+        record_encoder = _RecordEncoder(layout, tokenizer, output)
         for decisions, batch in _read_decisions(scratch, numbered_piece):
             output.write(_build_batch(schema, list(record_encoder.rows(decisions, batch))))
     number = numbered_piece.piece_index
@@ -77,7 +79,7 @@ class _RecordEncoder:
         self._tokenizer = tokenizer
         self._output = output
         self._text_fields = [field.name for field in layout.record_text_columns()]
-        kinds = ("skipped", "rejected", "truncated")
+        kinds = ("skipped", "rejected", "truncated", "warnings")
         self.counts: read_records.Counts = {kind: Counter() for kind in kinds}
 
     def rows(self, decisions: list[int], batch: pa.RecordBatch) -> Iterator[list[Any]]:
@@ -111,9 +113,9 @@ class _RecordEncoder:
         return _UsableRecord(decision, record["file"], record["location"], fields, texts)
 
     def _build_cells(self, record: _UsableRecord, ids: list[np.ndarray]) -> Iterator[list[Any]]:
-        truncated = self.counts["truncated"]
+        truncated, warnings = self.counts["truncated"], self.counts["warnings"]
         return self._layout.build_cells(
-            EncodedRecord(record.fields, ids, self._tokenizer, truncated)
+            EncodedRecord(record.fields, ids, self._tokenizer, truncated, warnings)
         )
 
     def _count_unusable(self, file: str, location: str, unusable: UnusableRecord) -> None:
@@ -123,7 +125,9 @@ class _RecordEncoder:
 
 
 @cache
-def _load_tokenizer(folder: Path) -> LoadedTokenizer:
+def _load_tokenizer(folder: Path, content_hash: str) -> LoadedTokenizer:
+    """Return a tokenizer; its hash is a key, because a later dataset may use the same folder."""
+    del content_hash
     return LoadedTokenizer(folder)
 
 

@@ -176,5 +176,6 @@ def _build_answer(folder: Path, manifest: DatasetManifest) -> dict[str, Any]:
         "vocab_size": manifest.tokenizer.vocab_size,
         "skipped": manifest.skipped,
         "truncated": manifest.truncated,
+        "warnings": manifest.warnings,
         "fingerprint": manifest.fingerprint,
     }

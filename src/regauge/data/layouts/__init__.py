@@ -62,6 +62,8 @@ class EncodedRecord(NamedTuple):
     tokenizer: LoadedTokenizer
     truncated: Counter[str]
     """Number of truncated texts by field; the layout updates it."""
+    warnings: Counter[str]
+    """Number of records by warning, each with a remedy; the layout updates it."""
 
 
 class Layout(ABC):

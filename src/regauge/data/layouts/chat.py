@@ -11,11 +11,19 @@ import pyarrow as pa
 
 from regauge.data import chat_templates, dataset
 from regauge.data.columns import MARKS_TYPE, ColumnStats
+from regauge.data.conversations import (
+    Conversation,
+    ConversationError,
+    format_part,
+    parse_conversation,
+)
 from regauge.data.dataset import TOKENIZER
 from regauge.data.layouts import UnusableRecord
 from regauge.data.layouts._filled import FilledLayout
+from regauge.data.sources import is_unicode
 from regauge.data.tokenizer import LoadedTokenizer
 from regauge.errors import SettingsError
+from regauge.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +36,11 @@ LOSS_MASK = "loss_mask"
 """The column that marks the tokens of answers."""
 REMEDY_VALUES = '"alpaca", "chatml" or a Jinja file'
 """Values of `rows.chat_template` in remedies."""
+REMEDY_IGNORED = "set rows.chat_template to one that writes it, or remove it from the source"
+PROBLEM_PROMPT = "the generation prompt of the chat template has other tokens when answers follow"
+REMEDY_PROMPT = "end it in a special token or a line break, not in a blank"
+TEST_ANSWERS = ("a", "the", "The", "I", "It", "1")
+"""First words of answers that may have one token with the end of a generation prompt."""
 
 
 class ChatLayout(FilledLayout):
@@ -36,6 +49,16 @@ class ChatLayout(FilledLayout):
     kind: ClassVar[str] = "chat"
     setting_names: ClassVar[tuple[str, ...]] = ("length", "too_long", "chat_template")
     defaults: ClassVar[dict[str, Any]] = {"too_long": "truncate"}
+
+    def __init__(self, settings: RowLayout) -> None:
+        super().__init__(settings)
+        self._templates: dict[Path, chat_templates.ChatTemplate] = {}
+        self._changes_prompt: bool | None = None
+        """Whether test answers change the tokens of the generation prompt; None if not tested."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes to pickle; each process loads the template itself."""
+        return {**self.__dict__, "_templates": {}}
 
     @classmethod
     def check_settings(cls, settings: RowLayout) -> None:
@@ -64,22 +87,22 @@ class ChatLayout(FilledLayout):
             raise SettingsError(
                 f"{name} has no chat template", f"set rows.chat_template to {REMEDY_VALUES}"
             )
+        self._warn_if_unstable(folder)
         if folder and (folder / TOKENIZER).is_file():
             self.check_tokenizer(LoadedTokenizer(folder))
 
     def check_tokenizer(self, tokenizer: LoadedTokenizer) -> None:
         """Raise SettingsError for a template that loses answers or does not terminate them."""
-        name = self.settings.chat_template or "of the tokenizer"
         try:
-            rendered = self._load_template(tokenizer).render(chat_templates.TEST_MESSAGES)
+            rendered = self._load_template(tokenizer.folder).render_test()
         except chat_templates.TemplateError as error:
-            problem = f"the chat template {name} cannot be used: {error}"
+            problem = f"the chat template {self._name} cannot be used: {error}"
             raise SettingsError(problem, f"set rows.chat_template to {REMEDY_VALUES}") from None
         ids = self.encode_texts(_list_prefixes(rendered), tokenizer)
         if not np.isin(ids[0][_mark_answers(ids) > 0], tokenizer.info.special_token_ids).any():
             raise SettingsError(
-                f"the chat template {name} ends no answer with a special token of the tokenizer;"
-                " a model would not learn to stop",
+                f"the chat template {self._name} ends no answer with a special token of the"
+                " tokenizer; a model would not learn to stop",
                 'end answers with {{ eos_token }}, or set rows.chat_template = "alpaca"',
             )
 
@@ -106,16 +129,13 @@ class ChatLayout(FilledLayout):
 
     def select_texts(self, record: dict[str, Value], tokenizer: LoadedTokenizer) -> list[str]:
         """Return a conversation, and its prefixes up to the start and the end of each answer."""
-        messages = chat_templates.parse_conversation(record)
-        if messages is None:
-            detail = "needs 'messages' with role and content, or 'instruction' and 'output'"
-            raise UnusableRecord("no conversation", detail)
-        for message in messages:
-            for token in tokenizer.special_tokens:
-                if token in message["content"]:
-                    raise UnusableRecord("a special token in a message", token)
+        template = self._load_template(tokenizer.folder)
         try:
-            rendered = self._load_template(tokenizer).render(messages)
+            conversation = parse_conversation(record, template.literals)
+            _check_strings(conversation, tokenizer.special_tokens)
+            rendered = template.render(conversation)
+        except ConversationError as error:
+            raise UnusableRecord(error.reason, error.detail) from None
         except chat_templates.TemplateError as error:
             raise UnusableRecord("the chat template cannot render it", str(error)) from None
         if not rendered.answers:
@@ -134,10 +154,64 @@ class ChatLayout(FilledLayout):
             raise UnusableRecord(f"no answer within {length} tokens", f"{len(tokens)} tokens")
         if len(tokens) > length:
             encoded.truncated["messages"] += 1
+        encoded.warnings.update(self._list_warnings(encoded))
         yield [tokens[:length], marks[:length]]
 
-    def _load_template(self, tokenizer: LoadedTokenizer) -> chat_templates.ChatTemplate:
-        return chat_templates.load_template(tokenizer.folder, self.settings.chat_template)
+    @property
+    def _name(self) -> str:
+        """The name of the template in messages."""
+        return self.settings.chat_template or "of the tokenizer"
+
+    def _warn_if_unstable(self, folder: Path | None) -> None:
+        """Log a warning if the template reads the clock or random values."""
+        if self.settings.chat_template is not None:
+            text = chat_templates.read_template(self.settings.chat_template)
+            names = chat_templates.find_unstable_names(text)
+        else:
+            names = self._load_template(folder).unstable_names if folder else []
+        if names:
+            logger.warning(
+                f"the chat template {self._name} uses {' and '.join(names)}: rows differ between"
+                " days or runs; set rows.chat_template to a copy that writes constants"
+            )
+
+    def _list_warnings(self, encoded: EncodedRecord) -> set[str]:
+        """Return the warnings about a record: ignored parts, and prompts with other tokens."""
+        template = self._load_template(encoded.tokenizer.folder)
+        conversation = parse_conversation(encoded.record, template.literals)
+        names = {format_part(path) for path in template.list_ignored_parts(conversation)}
+        warnings = {f"the chat template ignores '{name}'; {REMEDY_IGNORED}" for name in names}
+        tokens, *prefixes = encoded.ids
+        if self._changes_prompt is None:
+            self._changes_prompt = self._test_prompt(encoded.tokenizer)
+        if self._changes_prompt or not all(_is_prefix(ids, tokens) for ids in prefixes[::2]):
+            warnings.add(f"{PROBLEM_PROMPT}; {REMEDY_PROMPT}")
+        return warnings
+
+    def _test_prompt(self, tokenizer: LoadedTokenizer) -> bool:
+        """Return whether the generation prompt has other tokens when a test answer follows."""
+        rendered = self._load_template(tokenizer.folder).render_test()
+        prompt = rendered.text[: rendered.answers[0][0]]
+        texts = [prompt, *(prompt + answer for answer in TEST_ANSWERS)]
+        ids, *answered = self.encode_texts(texts, tokenizer)
+        return not all(_is_prefix(ids, tokens) for tokens in answered)
+
+    def _load_template(self, tokenizer: Path) -> chat_templates.ChatTemplate:
+        """Return the template with a tokenizer's folder; cached for the lifetime of the layout."""
+        if tokenizer not in self._templates:
+            template = chat_templates.load_template(tokenizer, self.settings.chat_template)
+            self._templates[tokenizer] = template
+        return self._templates[tokenizer]
+
+
+def _check_strings(conversation: Conversation, special_tokens: tuple[str, ...]) -> None:
+    """Raise ConversationError for a text that has a special token or cannot be encoded."""
+    for text in conversation.list_strings():
+        if not is_unicode(text):
+            raise ConversationError("lone surrogate", "undecodable bytes")
+        for token in special_tokens:
+            if token in text:
+                raise ConversationError(token, "a special token in a message")
 
 
 def _list_prefixes(rendered: chat_templates.RenderedConversation) -> list[str]:
@@ -159,6 +233,11 @@ def _mark_answers(ids: list[np.ndarray]) -> np.ndarray:
     for prompt, answered in zip(prefixes[::2], prefixes[1::2], strict=True):
         marks[_count_shared(prompt, tokens) : _count_shared(answered, tokens)] = 1
     return marks
+
+
+def _is_prefix(prompt: np.ndarray, tokens: np.ndarray) -> bool:
+    """Return whether token ids begin with the ids of a prompt."""
+    return _count_shared(prompt, tokens) == len(prompt)
 
 
 def _count_shared(prefix: np.ndarray, tokens: np.ndarray) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from regauge import config
 from regauge.data import chat_templates, dataset
 from regauge.data.conversations import parse_conversation
 from regauge.data.layouts import chat
+from regauge.data.tokenizer import MORE_TEMPLATES
 from regauge.errors import SettingsError
 from regauge.verbs import prepare as verb
 from unit.preparing import read_contents
@@ -427,6 +429,37 @@ def test_a_second_dataset_in_one_process_has_its_own_tokenizer_and_template(tmp_
         save_tokenizer(tmp_path / "tokenizer", template)
         contents.append(read_conversations(prepare_dataset(tmp_path)))
     assert [tokens[1:] for tokens, _ in contents[0]] == [tokens for tokens, _ in contents[1]]
+
+
+def test_the_template_for_tools_belongs_to_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path / "tokenizer", CALLS)
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    tokenizer.chat_template = {"default": CALLS, "tool_use": "{{ tools | tojson }}" + CALLS}
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    assert (tmp_path / "tokenizer" / MORE_TEMPLATES / "tool_use.jinja").is_file()
+    records = [{**record, "tools": tools} for record in build_calls(10)]
+    write_records(tmp_path / "a.jsonl", [*records, *build_calls(10)])
+    data = prepare_dataset(tmp_path, source={"columns": ["messages", "tools"]})
+    loaded = transformers.AutoTokenizer.from_pretrained(data.folder / "tokenizer")
+    expected = [
+        loaded.apply_chat_template(
+            parse_conversation(record).messages, tools=record.get("tools"), tokenize=False
+        )
+        for record in map(parse_arguments, [*records, *build_calls(10)])
+    ]
+    assert sum(text.startswith(json.dumps(tools)) for text in expected) == 10
+    texts = [loaded.decode(tokens) for tokens, _ in read_conversations(data)]
+    assert sorted(texts) == sorted(expected)
+    named = prepare_dataset(tmp_path, "named", rows={"chat_template": "chatml"})
+    assert not (named.folder / "tokenizer" / MORE_TEMPLATES).exists(), "it was not used"
+
+
+def parse_arguments(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record of `build_calls` with the arguments of its call as an object."""
+    record = copy.deepcopy(record)
+    function = record["messages"][1]["tool_calls"][0]["function"]
+    function["arguments"] = json.loads(function["arguments"])
+    return record
 
 
 def test_unusable_records_name_their_fault(tmp_path: Path) -> None:

@@ -189,6 +189,20 @@ def test_forms_of_arguments_and_parts() -> None:
     assert len(list(parse(USER, ANSWER).list_forms())) == 1
 
 
+def test_an_edit_changes_one_part_of_a_copy() -> None:
+    call = {"name": "weather"}
+    conversation = Conversation([USER, {**ANSWER, "tool_calls": [call, call]}], {"tools": [call]})
+
+    def count(container: Any, key: str | int, index: int) -> None:
+        container[key] += str(index)
+
+    paths = list(conversation.list_parts())
+    edited = conversation.edit_parts(paths, count)
+    assert edited.messages[1]["tool_calls"] == [{"name": "weather2"}, {"name": "weather3"}]
+    assert edited.variables == {"tools": [{"name": "weather4"}]}
+    assert call == {"name": "weather"}
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda values: (

@@ -23,7 +23,7 @@ from regauge.artifacts.programs import (
 from regauge.artifacts.records import TensorRecords, TextRecords, TokenizedTexts
 from regauge.data.dataset import read_manifest
 from regauge.data.randomness import hash_keys
-from regauge.data.tokenizer import LoadedTokenizer, list_tokenizer_files
+from regauge.data.tokenizer import LoadedTokenizer, copy_tokenizer_files
 from regauge.errors import DataError, SettingsError, first_line
 from regauge.files import sha256
 from regauge.models.hub import CONFIG
@@ -113,13 +113,11 @@ class ModelFolder:
         """Copy the architecture and the tokenizer; raises SettingsError without a tokenizer."""
         (folder / MODEL).mkdir()
         shutil.copyfile(self._folder / CONFIG, folder / MODEL / CONFIG)
-        paths = list_tokenizer_files(self._folder)
-        if not any(path.name == "tokenizer.json" for path in paths):
+        if not (self._folder / "tokenizer.json").is_file():
             problem = f"{self._folder} has no tokenizer.json"
             raise SettingsError(problem, "save the tokenizer of the model there")
         (folder / TOKENIZER).mkdir()
-        for path in paths:
-            shutil.copyfile(path, folder / TOKENIZER / path.name)
+        copy_tokenizer_files(self._folder, folder / TOKENIZER)
 
     def build_parity_records(self, settings: ExportSettings) -> tuple[Records, str]:
         """Return records of `parity.source`, else of the run's held-out rows, else docstrings."""

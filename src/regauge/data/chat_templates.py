@@ -7,6 +7,7 @@ of an assistant's turn is the text that the template writes after the prompt for
 from __future__ import annotations
 
 import json
+import shutil
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.choices import did_you_mean
 from regauge.data.conversations import ASSISTANT, Conversation, is_blank
-from regauge.data.tokenizer import CONFIG, hash_tokenizer
+from regauge.data.tokenizer import CONFIG, MORE_TEMPLATES, hash_tokenizer
 from regauge.errors import SettingsError, first_line
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class ChatTemplate:
 
         marked = self._try_render(conversation.edit_parts(paths, add_marker)) or ""
         hidden = [path for path, marker in zip(paths, markers, strict=True) if marker not in marked]
+        if not hidden or self._try_render(conversation.edit_parts(hidden, _remove_part)) == text:
+            return hidden
         return [
             path
             for path in hidden
@@ -236,7 +239,11 @@ def has_template(tokenizer: Path) -> bool:
 
 
 def install_template(tokenizer: Path, template: Path) -> None:
-    """Write a template to a tokenizer's folder; the tokenizer then parses special tokens."""
+    """Write a template to a tokenizer's folder; the tokenizer then parses special tokens.
+
+    The tokenizer loses its other templates, because no conversation of the dataset has their form.
+    """
+    shutil.rmtree(tokenizer / MORE_TEMPLATES, ignore_errors=True)
     (tokenizer / TEMPLATE_FILE).write_bytes(template.read_bytes())
     path = tokenizer / CONFIG
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -281,12 +288,12 @@ def _list_python_literals(values: Iterable[Any]) -> Iterable[str]:
 
 
 def _append_text(value: Any, text: str) -> Any:
-    """Return a value with a text after each text in it."""
-    if isinstance(value, str):
-        return value + text
+    """Return a value with a text after each text, number and truth value in it."""
     if isinstance(value, dict):
         return {key: _append_text(item, text) for key, item in value.items()}
-    return [_append_text(item, text) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_append_text(item, text) for item in value]
+    return f"{value}{text}"
 
 
 def _remove_part(container: Any, key: str | int, index: int) -> None:

@@ -6,7 +6,6 @@ without a value are left out. A part of a conversation is a value that a templat
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -95,7 +94,7 @@ class Conversation(NamedTuple):
 
         `edit` gets the container of a part, the key of the part, and the index of its path.
         """
-        document: Any = copy.deepcopy({**self.variables, "messages": self.messages})
+        document: Any = _copy_value({**self.variables, "messages": self.messages})
         for index, path in reversed(list(enumerate(paths))):
             container = document
             for key in path[:-1]:
@@ -118,7 +117,7 @@ class Conversation(NamedTuple):
         objects = [json.loads(value) for value in arguments if isinstance(value, str)]
         for is_joined in (False, True) if part_lists else (False,):
             for is_text in (False, True) if arguments else (False,):
-                form = copy.deepcopy(self.messages) if is_joined or arguments else self.messages
+                form = _copy_value(self.messages) if is_joined or arguments else self.messages
                 for message in form:
                     if is_joined and isinstance(message.get("content"), list):
                         message["content"] = "\n".join(part["text"] for part in message["content"])
@@ -282,6 +281,13 @@ def _list_strings(value: Any, depth: int) -> Iterator[str]:
     if isinstance(value, list):
         for item in value:
             yield from _list_strings(item, depth + 1)
+
+
+def _copy_value(value: Any) -> Any:
+    """Return a copy whose lists and objects have one place each, also if the value shares them."""
+    if isinstance(value, dict):
+        return {key: _copy_value(item) for key, item in value.items()}
+    return [_copy_value(item) for item in value] if isinstance(value, list) else value
 
 
 def _divide_part(value: Any, path: PartPath) -> Iterator[PartPath]:

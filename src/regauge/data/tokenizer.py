@@ -40,9 +40,11 @@ CONFIG = "tokenizer_config.json"
 ROLES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 MIN_LETTERS = 3
 """Minimum number of letters of a token that counts as a word."""
-_FILE_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja")
+MORE_TEMPLATES = "additional_chat_templates"
+"""The folder of the chat templates of a tokenizer that have a name, such as "tool_use"."""
+_FILE_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", f"{MORE_TEMPLATES}/*.jinja")
 """Patterns of the names of a tokenizer's files."""
-_FILE_PREFIXES = ("tokenizer", "special", "added", "vocab", "merges", "chat")
+_FILE_PREFIXES = ("tokenizer", "special", "added", "vocab", "merges", "chat", MORE_TEMPLATES)
 """Prefixes of the names of a tokenizer's files."""
 _NO_MAX_LENGTH = int(1e30)
 """The `model_max_length` that transformers writes for a tokenizer without a maximum length."""
@@ -221,12 +223,19 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     check_tokenizer(source)
     folder.mkdir(parents=True)
     if (source / TOKENIZER).exists():
-        for path in list_tokenizer_files(source):
-            shutil.copyfile(path, folder / path.name)
+        copy_tokenizer_files(source, folder)
         return
     from transformers import AutoTokenizer
 
     AutoTokenizer.from_pretrained(str(source)).save_pretrained(str(folder))
+
+
+def copy_tokenizer_files(source: Path, folder: Path) -> None:
+    """Copy the files of a tokenizer to an existing folder."""
+    for path in list_tokenizer_files(source):
+        target = folder / path.relative_to(source)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def check_tokenizer(source: Path) -> None:
@@ -261,14 +270,17 @@ def check_same_tokenizer(dataset: Path, model: Path) -> None:
 def hash_tokenizer(source: Path) -> str:
     """Return a hash of the files of a tokenizer; raises DataError if a folder has none."""
     check_tokenizer(source)
-    lines = "".join(f"{path.name} {sha256(path)}\n" for path in list_tokenizer_files(source))
+    names = (path.relative_to(source).as_posix() for path in list_tokenizer_files(source))
+    lines = "".join(f"{name} {sha256(source / name)}\n" for name in names)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def list_tokenizer_files(source: Path) -> list[Path]:
     """Return the files of a tokenizer's folder, sorted."""
     paths = (path for pattern in _FILE_PATTERNS for path in source.glob(pattern))
-    return sorted(path for path in paths if path.name.startswith(_FILE_PREFIXES))
+    return sorted(
+        path for path in paths if path.relative_to(source).as_posix().startswith(_FILE_PREFIXES)
+    )
 
 
 def _load(folder: Path) -> Tokenizer:

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from regauge import safetensors_io
-from regauge.data.tokenizer import list_tokenizer_files as tokenizer_files
+from regauge.data.tokenizer import copy_tokenizer_files
 from regauge.errors import SettingsError
 from regauge.models.hub import CONFIG
 
@@ -216,8 +216,8 @@ def save_model_folder(
 def write_config_and_tokenizer(folder: Path, config: PretrainedConfig, tokenizer: Path) -> None:
     """Write the configuration and copy the tokenizer files to a folder of weights."""
     config.save_pretrained(folder)
-    documents = (*tokenizer.glob("*.json"), *tokenizer.glob("*.jinja"))
-    for file in sorted({*documents, *tokenizer_files(tokenizer)}):
+    copy_tokenizer_files(tokenizer, folder)
+    for file in sorted([*tokenizer.glob("*.json"), *tokenizer.glob("*.jinja")]):
         if file.name not in (CONFIG, INDEX_FILE):
             (folder / file.name).write_bytes(file.read_bytes())
 

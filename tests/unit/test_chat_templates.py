@@ -338,6 +338,11 @@ CALLS = """{%- for message in messages -%}
 """
 
 
+def build_turns(count: int) -> list[list[dict[str, Any]]]:
+    """Return the last question and answer of conversations."""
+    return [talk["messages"][-2:] for talk in build_conversations(count)]
+
+
 def build_calls(count: int, **changes: Any) -> list[dict[str, Any]]:
     """Return conversations with a call of a tool, and with a second answer."""
     records = []
@@ -391,13 +396,23 @@ def test_parts_that_the_template_ignores_are_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "count"), [("assistant:", 0), ("assistant: ", 20), ("assistant", 0)]
+    ("prompt", "answer", "count"),
+    [
+        ("assistant:", "the river", 0),
+        ("assistant: ", "the river", 20),
+        ("assistant: ", "?!", 20),  # a test answer changes the tokens
+        ("assistant: th", "e river", 20),  # only the answers of the records change them
+        ("assistant: th", "?!", 0),
+    ],
 )
 def test_a_prompt_whose_tokens_depend_on_the_answer_is_a_warning(
-    tmp_path: Path, prompt: str, count: int
+    tmp_path: Path, prompt: str, answer: str, count: int
 ) -> None:
-    write_records(tmp_path / "a.jsonl", build_conversations(20))
-    save_tokenizer(tmp_path / "tokenizer", PLAIN.replace("'assistant:' if", f"'{prompt}' if"))
+    turns = [[question, {**turn, "content": answer}] for question, turn in build_turns(20)]
+    write_records(tmp_path / "a.jsonl", [{"messages": messages} for messages in turns])
+    start = f"'{prompt}' if message.role == 'assistant' else message.role + ': '"
+    template = PLAIN.replace("message.role + ': ' + ", f"({start}) + ")
+    save_tokenizer(tmp_path / "tokenizer", template.replace("'assistant:' if", f"'{prompt}' if"))
     warnings = prepare_dataset(tmp_path).manifest.warnings
     problem = "the generation prompt of the chat template has other tokens when answers follow"
     assert warnings == ({f"{problem}; {chat.REMEDY_PROMPT}": count} if count else {})

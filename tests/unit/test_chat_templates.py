@@ -372,6 +372,21 @@ def test_a_call_is_trained_on_unless_its_weight_is_0(tmp_path: Path) -> None:
         assert texts == sorted(expected)
 
 
+def test_the_order_of_keys_reaches_the_text_but_not_the_hash(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path / "tokenizer", CALLS)
+    arguments = {"to": "b", "from": "a", "by": {"z": 1, "m": 2}}
+    call = {"function": {"name": "move", "arguments": arguments}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    records = build_conversations(20)
+    record = {"messages": [{"role": "user", "content": "Move."}, turn], "number": 1}
+    reordered = json.loads(json.dumps(record, sort_keys=True))
+    write_records(tmp_path / "a.jsonl", [*records, record, reordered])
+    data = prepare_dataset(tmp_path, source={"columns": [], "duplicates": "drop"})
+    assert data.manifest.skipped == {"exact duplicate": 1}
+    texts = [tokenizer.decode(tokens) for tokens, _ in read_conversations(data)]
+    assert sum(f"move{json.dumps(arguments)}<|im_end|>" in text for text in texts) == 1
+
+
 def test_parts_that_the_template_ignores_are_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -388,7 +403,9 @@ def test_parts_that_the_template_ignores_are_a_warning(
     }
     assert data.manifest.warnings == expected
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == [f"{data.folder}: in {n} records, {text}" for text, n in expected.items()]
+    assert warnings[-3:] == [
+        f"{data.folder}: in {n} records, {text}" for text, n in expected.items()
+    ]
     assert (
         verb.run(build_settings(tmp_path, source={"columns": ["messages", "tools"]}))["warnings"]
         == expected

@@ -191,16 +191,26 @@ def _count_fields(items: Iterator[SourceItem], counts: Counter[str]) -> Iterator
         yield item
 
 
+def _restore_key_order(record: Record, content: str) -> str:
+    """Return the content of a record to store, with the keys of nested objects in their order.
+
+    The hash of a content does not depend on the order, but the text of a chat template does.
+    """
+    is_nested = any(isinstance(value, list | dict) for value in record.fields.values())
+    return json.dumps(record.fields, ensure_ascii=False) if is_nested else content
+
+
 def _build_batch(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.RecordBatch:
     """Return records as a batch, and update the counts."""
     texts = [duplicates.join_texts(record.fields) for record in batch]
     counts["records"] += len(batch)
     counts["text_bytes"] += sum(len(text.encode()) for text in texts)
     contents = [duplicates.encode_fields(record.fields) for record in batch]
+    pairs = zip(batch, contents, strict=True)
     columns = [
         [record.file for record in batch],
         [record.location for record in batch],
-        contents,
+        [_restore_key_order(record, content) for record, content in pairs],
         list(map(duplicates.hash_content, contents)),
     ]
     if schema == SCHEMA:

@@ -82,7 +82,9 @@ def test_the_tokenizer_convention_of_a_folder_is_read(run: Path, tmp_path: Path)
     assert build_folder_spec(folder, settings).required_tokenization.convention == "transformers"
 
 
-def test_a_text_is_rendered_in_the_chat_template_of_the_run(tmp_path: Path) -> None:
+def test_a_text_is_rendered_in_the_chat_template_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = train_model(tmp_path, "sft", datasets.write_chats)
     options = (*EAGER, "text.max_new_tokens=4", "buckets.max_batch_tokens=64")
     (run / "model" / "chat_template.jinja").write_text(
@@ -95,3 +97,9 @@ def test_a_text_is_rendered_in_the_chat_template_of_the_run(tmp_path: Path) -> N
     records = loaded._preprocessor.encode_records([["w9 w10"]]).records
     assert records.texts[0].ids.tolist() == [7, 9, 10, 8]
     assert len(loaded.predict(["w9 w10"])["generated_text"]) == 1
+    record = {"messages": [{"role": "user", "content": "w9"}], "topic": "w10"}
+    (tmp_path / "chat.jsonl").write_text(json.dumps(record) + "\n")
+    to = ("--to", str(tmp_path / "answers"))
+    assert main(["predict", str(artifact), "--source", str(tmp_path / "chat.jsonl"), *to]) == 2
+    assert "not the conversation in 'messages'; name a field" in capsys.readouterr().err
+    assert not (tmp_path / "answers").exists()

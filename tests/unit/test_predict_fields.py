@@ -16,6 +16,7 @@ from regauge.errors import DataError, SettingsError
 from regauge.prediction import fields
 from regauge.prediction.fields import (
     FieldKinds,
+    check_prompts,
     infer_fields,
     select_kept_fields,
     select_text_fields,
@@ -163,6 +164,32 @@ def test_ambiguous_or_unknown_text_fields_are_refused(
 ) -> None:
     with pytest.raises(SettingsError, match=problem):
         select_text_fields(build_settings(predict={"text_fields": names}), artifact_fields, kinds)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "names", "problem"),
+    [
+        ({"messages": "json", "topic": "text"}, (), "not the conversation in 'messages'; name a"),
+        ({"messages": "text"}, ("messages",), "not the conversation in 'messages'"),
+        (
+            {"instruction": "text", "input": "text", "output": "text"},
+            (),
+            r'with its input; name it: predict.text_fields=\["instruction"\]',
+        ),
+        ({"messages": "json", "topic": "text"}, ("topic",), None),
+        ({"instruction": "text", "output": "text"}, ("instruction",), None),
+        ({"instruction": "text", "id": "integer"}, (), None),
+    ],
+)
+def test_conversations_are_no_prompts(
+    kinds: FieldKinds, names: tuple[str, ...], problem: str | None
+) -> None:
+    settings = build_settings(predict={"text_fields": names})
+    if problem is None:
+        check_prompts(settings, kinds)
+        return
+    with pytest.raises(SettingsError, match=problem):
+        check_prompts(settings, kinds)
 
 
 def test_all_other_fields_or_the_named_ones_are_kept() -> None:

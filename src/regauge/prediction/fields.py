@@ -89,6 +89,17 @@ class _FieldSample:
         return not is_missing or self.num_records >= MAX_SEARCHED_RECORDS
 
 
+def check_prompts(settings: PredictSettings, kinds: FieldKinds) -> None:
+    """Raise SettingsError if records are conversations, of which one text would be the prompt."""
+    requested = settings.predict.text_fields
+    if "messages" in (requested or kinds):
+        problem = "predict reads one text of a record, not the conversation in 'messages'"
+        raise SettingsError(problem, "name a field with prompts: predict.text_fields")
+    if not requested and {"instruction", "output"} <= kinds.keys():
+        problem = "predict reads one text of a record, not an instruction with its input"
+        raise SettingsError(problem, 'name it: predict.text_fields=["instruction"]')
+
+
 def select_text_fields(
     settings: PredictSettings, artifact_fields: tuple[str, ...], kinds: FieldKinds
 ) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from regauge.log import logger
 from regauge.planning.catalog import find_price
 from regauge.prediction.fields import (
     check_columns,
+    check_prompts,
     infer_fields,
     list_named_fields,
     select_kept_fields,
@@ -66,8 +67,8 @@ class PredictPlan:
 def plan_predict(settings: PredictSettings) -> PredictPlan:
     """Return the plan of a job: its pieces, and the fields to read and to keep.
 
-    Raises SettingsError if a field does not exist or the artifact reads no texts, and the errors of
-    the source and of `open_artifact`.
+    Raises SettingsError if a field does not exist, the artifact reads no texts, or the records of a
+    chat model are conversations, and the errors of the source and of `open_artifact`.
     """
     artifact = open_artifact(settings.artifact)
     program = artifact.manifest.program
@@ -77,6 +78,8 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
     program.tokenization.prompt_text(settings.predict.prompt_name)
     pieces = settings.source.list_pieces()
     kinds = infer_fields(settings.source, pieces, list_named_fields(settings))
+    if program.tokenization.input_format == "chat":
+        check_prompts(settings, kinds)
     text_fields = select_text_fields(settings, program.fields.text_fields, kinds)
     kept_fields = select_kept_fields(settings, text_fields, kinds)
     check_columns(program, settings.output, list(kept_fields))

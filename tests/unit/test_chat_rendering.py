@@ -11,12 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regauge.artifacts.preprocess import Preprocessor
 from regauge.data import chat_templates
 from regauge.data.chat_templates import ChatTemplate, TemplateError
 from regauge.data.conversations import format_part, parse_conversation
 from regauge.data.layouts import EncodedRecord, UnusableRecord, build_layout
 from regauge.data.settings import RowLayout
 from regauge.data.tokenizer import LoadedTokenizer
+from regauge.errors import DataError
+from regauge.models.io_spec import InputSpec
+from regauge.models.sentence_transformers import Tokenization
 from unit.test_chat_templates import WORDS, save_tokenizer
 
 TOOLS = """{%- if tools -%}TOOLS {{ tools | tojson }}\n{% endif -%}
@@ -303,3 +307,17 @@ def test_only_tokens_of_answers_with_weight_are_trained_on(
     encoded = EncodedRecord(record, ids, loaded, Counter(), Counter())
     ((tokens, marks),) = layout.build_cells(encoded)
     assert loaded.decode(tokens[marks > 0].tolist()) == "".join(f"{text}\n" for text in expected)
+
+
+def test_a_prompt_that_cannot_be_rendered_is_one_line(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, "{{ 1 / 0 }}")
+    tokenization = Tokenization(max_length=16, input_format="chat")
+    with pytest.raises(DataError, match="cannot render a text: division by zero; correct the"):
+        Preprocessor(tmp_path, tokenization, InputSpec()).encode_records([["a"]])
+
+
+def test_a_tokenizer_that_transformers_cannot_load_is_one_line(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, TOOLS)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": 3}')
+    with pytest.raises(DataError, match=r"transformers cannot load the tokenizer .*; correct its"):
+        ChatTemplate(tmp_path, None)

@@ -282,6 +282,8 @@ ENDLESS += "{{ 'assistant: ' if add_generation_prompt }}"
         ({"rows": {"text": "body"}}, "layout 'chat' does not use 'text'; remove it"),
         ({"rows": {"chat_template": "endless.jinja"}}, "no special token of the tokenizer"),
         ({"rows": {"chat_template": "broken.jinja"}}, "cannot be used: Expected an expression"),
+        ({"rows": {"chat_template": "latin.jinja"}}, "latin.jinja is not UTF-8: 'utf-8' codec"),
+        ({"rows": {"chat_template": "failing.jinja"}}, "cannot be used: division by zero; set"),
     ],
 )
 def test_invalid_settings_are_one_line_with_a_remedy(
@@ -292,6 +294,8 @@ def test_invalid_settings_are_one_line_with_a_remedy(
     save_tokenizer(tmp_path / "tokenizer", MARKED if "source" in changes else None)
     Path("endless.jinja").write_text(ENDLESS)
     Path("broken.jinja").write_text("{{ }}")
+    Path("latin.jinja").write_bytes("{{ 'ä' }}".encode("latin-1"))
+    Path("failing.jinja").write_text("{{ 1 / 0 }}")
     with pytest.raises(SettingsError) as caught:
         prepare_dataset(tmp_path, **changes)
     assert message.replace("no special", "no answer with a special") in str(caught.value)

@@ -12,6 +12,7 @@ from regauge.artifacts.records import TextRecords, TokenizedTexts
 from regauge.data import chat_templates
 from regauge.data.columns import encode_value, find_embedding_rows
 from regauge.data.tokenizer import LoadedTokenizer
+from regauge.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,7 +113,11 @@ class Preprocessor:
     def _encode_prompts(self, texts: Sequence[str], limit: int) -> tuple[Ids, int]:
         """Return the ids of generation prompts; a long prompt is truncated at its start."""
         if self._tokenization.input_format == "chat":
-            messages = [self._template.render_prompt(text) for text in texts]
+            try:
+                messages = [self._template.render_prompt(text) for text in texts]
+            except chat_templates.TemplateError as error:
+                problem = f"the chat template of the model cannot render a text: {error}"
+                raise DataError(problem, "correct the template, and export again") from None
             encoded = self._tokenizer.encode(messages, parse_special_tokens=True)
             return [ids[-limit:] for ids in encoded], sum(len(ids) > limit for ids in encoded)
         encoded = self._tokenizer.encode(texts, parse_special_tokens=self._is_transformers)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regauge.choices import did_you_mean
 from regauge.data.conversations import ASSISTANT, Conversation, is_blank
 from regauge.data.tokenizer import CONFIG, MORE_TEMPLATES, hash_tokenizer
-from regauge.errors import SettingsError, first_line
+from regauge.errors import DataError, SettingsError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,10 +54,17 @@ class ChatTemplate:
     """A chat template with the tokenizer that defines its special tokens."""
 
     def __init__(self, tokenizer: Path, text: str | None) -> None:
-        """Open a template; None is the tokenizer's template."""
+        """Open a template; None is the tokenizer's template.
+
+        Raises DataError if transformers cannot load the tokenizer.
+        """
         import transformers
 
-        self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(tokenizer))
+        try:
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(tokenizer))
+        except Exception as error:  # noqa: BLE001 (it does not check the types of its files)
+            problem = f"transformers cannot load the tokenizer {tokenizer}: {first_line(error)}"
+            raise DataError(problem, "correct its tokenizer_config.json") from None
         self._text = text
         templates = self._tokenizer.chat_template if text is None else text
         texts = templates.values() if isinstance(templates, dict) else [templates or ""]

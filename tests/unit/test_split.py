@@ -118,3 +118,10 @@ def test_the_requested_share_is_not_reported(
     write_records(tmp_path, build_records(2000))
     prepare(tmp_path, heldout_fraction=0.2)
     assert "split.heldout_fraction" not in caplog.text
+
+
+def test_schemas_that_conversations_share_make_no_near_duplicates(tmp_path: Path) -> None:
+    schema = [{"name": "weather", "description": " ".join(WORDS * 20)}]
+    write_records(tmp_path, [{**record, "tools": schema} for record in build_records(100)])
+    data = prepare(tmp_path, heldout_fraction=0.3)
+    assert 0 < data.manifest.splits["heldout"].rows < 60

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 ASSISTANT = "assistant"
 ROLES = frozenset({"system", "developer", "user", ASSISTANT, "tool", "function", "ipython"})
 """Roles that a message may have under every template."""
-LIST_FIELDS = ("tools", "functions", "documents")
+TOOL_FIELDS = ("tools", "functions")
+"""Fields of a record with the schemas of its tools."""
+LIST_FIELDS = (*TOOL_FIELDS, "documents")
 """Fields of a record with a list of objects, which are variables of the template."""
 KWARGS_FIELD = "chat_template_kwargs"
 """The field of a record with further variables of the template, by name."""

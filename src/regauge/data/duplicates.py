@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from regauge.data.conversations import TOOL_FIELDS
 from regauge.data.lexical import WORD, split_words
 
 if TYPE_CHECKING:
@@ -57,6 +58,15 @@ def join_texts(fields: Mapping[str, Value]) -> str:
         if text not in joined:
             joined += f"\n\n{text}" if joined else text
     return joined
+
+
+def join_compared_texts(fields: Mapping[str, Value]) -> str:
+    """Return the texts of a record that are compared with those of others, as one.
+
+    The schemas of tools are left out: many conversations share them, and differ in all else.
+    """
+    schemas = {name for name in TOOL_FIELDS if isinstance(fields.get(name), list)}
+    return join_texts({name: value for name, value in fields.items() if name not in schemas})
 
 
 def _list_texts(value: Value) -> Iterator[str]:

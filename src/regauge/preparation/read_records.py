@@ -214,8 +214,8 @@ def _build_batch(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.R
         list(map(duplicates.hash_content, contents)),
     ]
     if schema == SCHEMA:
-        columns.append(
-            [row.tobytes() for row in duplicates.compute_signatures(texts).astype("<u4")]
-        )
+        compared = [duplicates.join_compared_texts(record.fields) for record in batch]
+        signatures = duplicates.compute_signatures(compared).astype("<u4")
+        columns.append([row.tobytes() for row in signatures])
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -85,6 +85,19 @@ def test_a_value_at_the_resume_step_is_kept_if_only_the_first_attempt_measured_i
     assert merge_attempts(lines, summarize_attempts(lines, {}))["heldout/loss"] == ((20, 1.0),)
 
 
+def test_the_steps_of_a_mean_are_logged_or_inferred_within_an_attempt() -> None:
+    lines = [
+        {"attempt": 1, "step": 10, "train/loss": 1.0},
+        {"attempt": 1, "step": 15, "heldout/loss": 1.0},
+        {"attempt": 1, "step": 20, "train/loss": 1.0},
+        {"attempt": 2, "step": 30, "train/loss": 1.0},
+        {"attempt": 2, "step": 40, "train/loss": 1.0},
+        {"attempt": 3, "step": 50, "train/loss": 1.0, "train/averaged_steps": 3},
+    ]
+    series = merge_attempts(lines, summarize_attempts(lines, {}))
+    assert series["train/averaged_steps"] == ((10, 10.0), (20, 10.0), (40, 10.0), (50, 3.0))
+
+
 def test_nan_and_infinities_are_read_from_text() -> None:
     lines = [{"attempt": 1, "step": 1, "a": "NaN", "b": "-Infinity", "c": "text"}]
     series = merge_attempts(lines, summarize_attempts(lines, {}))

@@ -39,7 +39,11 @@ def run(
         name=name,
         settings={**SETTINGS, "output": {"folder": name}, **settings},
         identity={"data_fingerprint": "d", "weights_checksum": "w"},
-        series={"train/loss": losses, "heldout/loss": heldout},
+        series={
+            "train/loss": losses,
+            "train/averaged_steps": tuple((step, 1.0) for step, _ in losses),
+            "heldout/loss": heldout,
+        },
     )
 
 
@@ -180,6 +184,8 @@ def test_gradients_diverge_before_the_loss() -> None:
         ({"environment": {}}, False),
         ({"settings": {**SETTINGS, "accelerator": {"kind": "cuda"}}}, False),
         ({"settings": {**SETTINGS, "execution": {"precision": "bf16"}}}, False),
+        ({"world_sizes": frozenset({1})}, True),
+        ({"world_sizes": frozenset({1, 2})}, False),
     ],
 )
 def test_equal_programs_on_one_machine_are_equal_to_the_last_bit(
@@ -193,6 +199,21 @@ def test_equal_programs_on_one_machine_are_equal_to_the_last_bit(
     parity = compare_pair(ours, theirs, [run("c", losses=shift(LOSSES, 1e-6))])
     assert parity.expects_equal_bits is alike
     assert (parity.first_divergence is not None) is alike
+
+
+def test_losses_over_different_steps_are_not_compared() -> None:
+    """The first line after a resume averages fewer steps than the line of an undisturbed run."""
+    stopped = run(
+        "b", losses=tuple((step, value * 2 if step == 7 else value) for step, value in LOSSES)
+    )
+    windows = tuple((step, 3.0 if step == 7 else 1.0) for step in STEPS)
+    stopped = replace(stopped, series={**stopped.series, "train/averaged_steps": windows})
+    parity = compare_pair(run("a"), stopped)
+    assert parity.first_divergence is None
+    assert [gap.step for gap in parity.loss_gaps] == [step for step in STEPS if step != 7]
+    unknown = replace(stopped, series={**stopped.series, "train/averaged_steps": windows[7:]})
+    assert compare_pair(run("a"), unknown).first_divergence is None
+    assert compare_pair(unknown, unknown, [unknown]).noise_floor[0][0] == 8
 
 
 def test_the_first_step_with_another_learning_rate_is_detected() -> None:

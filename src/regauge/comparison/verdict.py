@@ -16,7 +16,7 @@ from regauge.comparison.gaps import Gap, MetricComparison, align, value_at
 from regauge.config import flatten
 from regauge.results.evaluation_table import build_table
 from regauge.tasks import ITEMS
-from regauge.trackers import is_train_metric
+from regauge.trackers import AVERAGED_STEPS, TRAIN_LOSS, is_train_metric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,11 +32,7 @@ ROUNDING_TOLERANCE = 1e-5
 """Relative difference that rounding explains during the first tens of steps."""
 NOISE_FACTOR = 4.0
 """Multiple of the noise floor above which a training value counts as different."""
-TRAIN_LOSS, GRADIENT_NORM, LEARNING_RATE = (
-    "train/loss",
-    "train/grad_norm",
-    "train/learning_rate",
-)
+GRADIENT_NORM, LEARNING_RATE = "train/grad_norm", "train/learning_rate"
 BLOCKING_SETTINGS = (
     "seed",
     "task",
@@ -147,21 +143,21 @@ def compare_pair(
     compute = tuple(item for item in differences if not blocks_comparison(item.key))
     candidate_metrics = heldout_metrics(candidate)
     names = [name for name in heldout_metrics(baseline) if name in candidate_metrics]
-    losses = align(baseline.series.get(TRAIN_LOSS, ()), candidate.series.get(TRAIN_LOSS, ()))
     rates = align(baseline.series.get(LEARNING_RATE, ()), candidate.series.get(LEARNING_RATE, ()))
     expects_equal_bits = not compute and _is_bitwise_reproducible(baseline, candidate)
+    compared = (
+        _compare_metric(name, (baseline, candidate), noise_runs, tolerance)
+        for name in metrics or names
+        if name in names
+    )
+    measured = tuple(metric for metric in compared if metric.gaps)
     return Parity(
         baseline=baseline.name,
         candidate=candidate.name,
         blocking_differences=blocking,
         compute_differences=compute,
-        metrics=tuple(
-            metric
-            for name in metrics or names
-            if name in names
-            and (metric := _compare_metric(name, (baseline, candidate), noise_runs, tolerance)).gaps
-        ),
-        loss_gaps=losses,
+        metrics=measured,
+        loss_gaps=_align_series(TRAIN_LOSS, baseline, candidate),
         noise_floor=_noise_floor(TRAIN_LOSS, baseline, noise_runs),
         first_divergence=_find_first_divergence(
             (baseline, candidate), noise_runs, expects_equal_bits=expects_equal_bits
@@ -247,7 +243,7 @@ def _find_first_divergence(
     divergences = []
     for name in (TRAIN_LOSS, GRADIENT_NORM):
         floor = _noise_floor(name, baseline, noise_runs)
-        for gap in align(baseline.series.get(name, ()), candidate.series.get(name, ())):
+        for gap in _align_series(name, baseline, candidate):
             noise = max(ROUNDING_TOLERANCE, NOISE_FACTOR * value_at(floor, gap.step))
             if gap.difference > (0.0 if expects_equal_bits else noise):
                 divergences.append(FirstDivergence(name, gap))
@@ -256,8 +252,14 @@ def _find_first_divergence(
 
 
 def _is_bitwise_reproducible(baseline: RunFolder, candidate: RunFolder) -> bool:
-    """Return whether both runs had the same machine and software, and deterministic kernels."""
+    """Return whether both runs had one machine, software and world size, and deterministic kernels.
+
+    Another number of processes sums the logged values in another order.
+    """
     pair = (baseline, candidate)
+    world_sizes = baseline.world_sizes | candidate.world_sizes
+    if len(world_sizes) > 1:
+        return False
     kinds = [run.settings.get("accelerator", {}).get("kind") for run in pair]
     if kinds[0] != kinds[1] or kinds[0] not in choices.names("accelerators"):
         return False
@@ -271,7 +273,7 @@ def _noise_floor(name: str, baseline: RunFolder, noise_runs: Sequence[RunFolder]
     """Return the running maximum of the difference between the baseline and its repeats."""
     differences: dict[int, float] = {}
     for run in noise_runs:
-        for gap in align(_find_series(baseline, name), _find_series(run, name)):
+        for gap in _align_series(name, baseline, run):
             differences[gap.step] = max(differences.get(gap.step, 0.0), gap.difference)
     largest = 0.0
     floor = []
@@ -279,6 +281,21 @@ def _noise_floor(name: str, baseline: RunFolder, noise_runs: Sequence[RunFolder]
         largest = max(largest, differences[step])
         floor.append((step, largest))
     return tuple(floor)
+
+
+def _align_series(name: str, baseline: RunFolder, candidate: RunFolder) -> tuple[Gap, ...]:
+    """Return the values of a metric at every step that both runs have.
+
+    A training loss is the mean of the steps since the last line or resume, so lines that average
+    different steps are left out.
+    """
+    gaps = align(_find_series(baseline, name), _find_series(candidate, name))
+    if name != TRAIN_LOSS:
+        return gaps
+    first, second = (dict(run.series.get(AVERAGED_STEPS, ())) for run in (baseline, candidate))
+    return tuple(
+        gap for gap in gaps if gap.step in first and first[gap.step] == second.get(gap.step)
+    )
 
 
 def _find_series(run: RunFolder, name: str) -> Series:

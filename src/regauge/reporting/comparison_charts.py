@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from regauge.comparison import sentences
 from regauge.comparison.cost import interpolate
 from regauge.comparison.gaps import value_at
-from regauge.comparison.verdict import TRAIN_LOSS, heldout_metrics
+from regauge.comparison.verdict import heldout_metrics
 from regauge.reporting.drawing import (
     AxisScale,
     Band,
@@ -21,6 +21,7 @@ from regauge.reporting.drawing import (
 )
 from regauge.reporting.run_charts import build_memory_bars
 from regauge.results.series import smooth
+from regauge.trackers import TRAIN_LOSS
 
 if TYPE_CHECKING:
     from regauge.comparison.compare import ComparisonResult

@@ -71,6 +71,8 @@ class RunFolder:
     """Wall-clock seconds of the stage; None outside a pipeline."""
     num_devices: int | None = None
     """Number of processes of the last attempt over all nodes, one per device."""
+    world_sizes: frozenset[int] = frozenset()
+    """Number of processes over all nodes, of every attempt."""
     outcome: str | None = None
     """How the run ended, such as `finished`; None if it is running or was killed."""
     warnings: tuple[str, ...] = ()
@@ -123,6 +125,7 @@ def read_run_folder(folder: Path) -> RunFolder:
     goodput = read_goodput(folder)
     attempts = summarize_attempts(values, goodput.outcomes if goodput else {})
     failures = sorted((folder / "failures").glob("*.json"))
+    launches = jsonl.read_lines(folder / ATTEMPTS)
     return RunFolder(
         folder=folder,
         name=_find_name(folder),
@@ -150,7 +153,8 @@ def read_run_folder(folder: Path) -> RunFolder:
             (line["straggler"] for line in reversed(ledger) if line.get("straggler")), {}
         ),
         seconds=done.get("seconds"),
-        num_devices=(jsonl.read_last_line(folder / ATTEMPTS) or {}).get("processes"),
+        num_devices=launches[-1].get("processes") if launches else None,
+        world_sizes=frozenset(line["processes"] for line in launches if "processes" in line),
         outcome=_find_outcome(metrics) if metrics else ("finished" if done or result else None),
         warnings=tuple(warnings),
     )

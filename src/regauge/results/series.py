@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from regauge.trackers import AVERAGED_STEPS, TRAIN_LOSS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Series = tuple[tuple[int, float], ...]
 """(step, value), sorted by step."""
@@ -66,7 +71,7 @@ def merge_attempts(
     """Return one series per metric; the last attempt's value counts for a repeated step."""
     limits = {attempt.number: attempt.rerun_from_step for attempt in attempts}
     values: dict[str, dict[int, float]] = {}
-    for line in sorted(lines, key=lambda line: int(line["attempt"])):
+    for line in _infer_averaged_steps(sorted(lines, key=lambda line: int(line["attempt"]))):
         limit = limits[line["attempt"]]
         if limit is not None and line["step"] > limit:
             continue
@@ -74,6 +79,23 @@ def merge_attempts(
             if name not in _LINE_KEYS and (number := _number(value)) is not None:
                 values.setdefault(name, {})[int(line["step"])] = number
     return {name: tuple(sorted(series.items())) for name, series in values.items()}
+
+
+def _infer_averaged_steps(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield lines by attempt; a training line without AVERAGED_STEPS gets it from its predecessor.
+
+    It stays unknown in the first training line of a later attempt.
+    """
+    attempt = 1
+    last_step: int | None = 0
+    for line in lines:
+        if line["attempt"] != attempt:
+            attempt, last_step = line["attempt"], None
+        if TRAIN_LOSS in line:
+            if AVERAGED_STEPS not in line and last_step is not None:
+                line = {**line, AVERAGED_STEPS: line["step"] - last_step}  # noqa: PLW2901
+            last_step = line["step"]
+        yield line
 
 
 def _number(value: object) -> float | None:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+TRAIN_LOSS = "train/loss"
+AVERAGED_STEPS = "train/averaged_steps"
+"""Number of steps that the training loss of a line is the mean of."""
+
+
 def is_train_metric(name: str) -> bool:
     """Return whether a metric belongs to training, not to an evaluation."""
     return name.startswith(("train/", "train."))

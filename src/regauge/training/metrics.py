@@ -12,6 +12,7 @@ import torch
 from regauge import jsonl
 from regauge.errors import NoProgressError
 from regauge.models.tensors import local_shard
+from regauge.trackers import AVERAGED_STEPS, TRAIN_LOSS
 from regauge.training import optimizer as optimizers
 from regauge.training.defaults import check_precision
 from regauge.training.gradients import all_reduce_sum
@@ -49,12 +50,14 @@ class MetricsWindow:
         """Start a window and its clock; the sums are sent to the device as data."""
         self._losses = [torch.zeros(2).to(self._device) for _ in self._tasks]
         self._counts = np.zeros(2, np.int64)
+        self._num_steps = 0
         self._began = self._ledger.training_seconds
 
     def add(self, totals: Tensor, norm: Tensor, task: int = 0) -> None:
         """Add the [loss sum, weight] and the gradient norm of a step to those of its task."""
         self._losses[task] += totals
         self._norm = norm
+        self._num_steps += 1
 
     def count(self, batches: list[dict[str, Any]]) -> None:
         """Count the real and the computed tokens of a step's arrays."""
@@ -72,8 +75,9 @@ class MetricsWindow:
         tokens, computed_tokens = self._counts.tolist()
         losses = self._mean_losses()
         metrics = {
-            "train/loss": sum(losses.values()) / len(losses) if losses else None,
+            TRAIN_LOSS: sum(losses.values()) / len(losses) if losses else None,
             **{f"train.{name}/loss": loss for name, loss in losses.items() if name},
+            AVERAGED_STEPS: self._num_steps,
             "train/learning_rate": state.lr_schedule.rate_at(state.step - 1),
             "train/grad_norm": float(self._norm),
             "train/tokens_per_second": tokens / seconds,
@@ -83,9 +87,9 @@ class MetricsWindow:
             "train/usd": self._ledger.cost.usd,
         }
         self.begin()
-        if not math.isfinite(metrics["train/loss"] or 0.0):
+        if not math.isfinite(metrics[TRAIN_LOSS] or 0.0):
             raise NoProgressError(
-                f"the loss is {metrics['train/loss']} at step {state.step}",
+                f"the loss is {metrics[TRAIN_LOSS]} at step {state.step}",
                 "lower optimizer.learning_rate, or resume from an earlier checkpoint",
             )
         return {name: value for name, value in metrics.items() if value is not None}

@@ -8,6 +8,7 @@ module knows no verb and no choice; callers pass the root.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import re
@@ -15,12 +16,24 @@ import tomllib
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
@@ -28,6 +41,7 @@ from pydantic import (
 
 from regauge import choices, files
 from regauge.errors import DataError, SettingsError
+from regauge.files import DocumentShape, check_shape
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -35,6 +49,9 @@ if TYPE_CHECKING:
 FORMAT = 2
 """Version of every JSON document that Regauge writes; `check_format` refuses any other."""
 
+SAVED_RUN = "run.json"
+"""The file with the settings of a run, in its output folder."""
+REPEAT_RUN = "repeat the run from its run file"
 RUN_IDENTITY = "run"
 """The table of a saved `run.json` that identifies the run; it is not a setting."""
 
@@ -49,6 +66,30 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
     )
+
+
+class SealedSettings(Settings):
+    """A document with a checksum, which readers compare."""
+
+    checksum: str = ""
+    """SHA-256 of this document without this key; empty if an earlier version wrote it."""
+
+    def seal(self) -> Self:
+        """Return the document with its checksum."""
+        return self.model_copy(update={"checksum": self.compute_checksum()})
+
+    def compute_checksum(self) -> str:
+        """Return the SHA-256 of the document without its checksum."""
+        document = self.model_dump(
+            mode="json", exclude={"checksum"}, exclude_defaults=True, exclude_none=True
+        )
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def check_seal(document: SealedSettings, path: Path, remedy: str) -> None:
+    """Raise DataError if a document was changed after it was sealed."""
+    if document.checksum and document.checksum != document.compute_checksum():
+        raise DataError(f"{path} has changed since it was written", remedy)
 
 
 class Choice(Settings):
@@ -94,6 +135,42 @@ def parse_choice(folder: str, value: Any) -> Any:
         raise _convert_error(error, choice, f"{folder} '{kind}'") from None
 
 
+class RunIdentity(DocumentShape):
+    """The table of a `run.json` that identifies the run."""
+
+    format: int
+    run_id: str
+    data_fingerprint: str
+
+
+class SavedTask(DocumentShape):
+    """One of several tasks in a `run.json`."""
+
+    name: str
+    data: dict[str, Any] | None = None
+    batch: dict[str, Any] = {}
+
+
+class SavedBatch(DocumentShape):
+    """The resolved table `batch` of a `run.json`."""
+
+    rows: int = Field(ge=1)
+    microbatch_rows: Annotated[int, Field(ge=1)] | Literal["auto"]
+
+
+class SavedRun(DocumentShape):
+    """The tables of a `run.json` that its readers need."""
+
+    run: RunIdentity
+    seed: int
+    task: dict[str, Any] | list[SavedTask]
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    data: dict[str, Any]
+    batch: SavedBatch
+    execution: dict[str, Any]
+
+
 S = TypeVar("S", bound=Settings)
 
 
@@ -102,20 +179,64 @@ def read(path: Path | str) -> Tables:
     path = Path(path).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
-        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        tables = files.parse_object(text) if path.suffix == ".json" else tomllib.loads(text)
+        files.check_depth(tables)
     except FileNotFoundError:
         raise SettingsError(
             f"no run file {path}", "name an existing file, or write one with 'regauge init'"
         ) from None
     except IsADirectoryError:
         raise SettingsError(f"{path} is a folder", "name a run file (.toml or run.json)") from None
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path} cannot be read: {error}", "correct that file") from None
-    if not isinstance(tables, dict):
-        raise SettingsError(f"{path} has no tables", "name a run file (.toml or run.json)")
     if RUN_IDENTITY in tables:
-        check_format(tables[RUN_IDENTITY], path, "repeat the run from its run file")
+        _check_saved_run(tables, path, REPEAT_RUN)
+    return _drop_identity(tables)
+
+
+def read_saved_run(folder: Path) -> Tables:
+    """Read the settings of the run in an output folder, as nested tables.
+
+    Raises DataError if it has no `run.json`, or a damaged one.
+    """
+    path = folder / SAVED_RUN
+    document = find_saved_run(folder, REPEAT_RUN)
+    if document is None:
+        raise DataError(f"{path} is missing", REPEAT_RUN)
+    return _drop_identity(document)
+
+
+def find_saved_run(folder: Path, remedy: str) -> Tables | None:
+    """Return the `run.json` of an output folder, None without one; raises DataError for damage."""
+    path = folder / SAVED_RUN
+    document = files.find_json(path, remedy)
+    if document is not None:
+        _check_saved_run(document, path, remedy)
+    return document
+
+
+def _check_saved_run(document: Tables, path: Path, remedy: str) -> None:
+    """Raise DataError if a `run.json` has another format or another shape."""
+    check_format(document.get(RUN_IDENTITY), path, remedy)
+    check_shape(document, path, remedy, SavedRun)
+
+
+def _drop_identity(tables: Tables) -> Tables:
     return {name: _convert_value(table) for name, table in tables.items() if name != RUN_IDENTITY}
+
+
+def find_document(
+    path: Path, remedy: str, shape: type[DocumentShape] = DocumentShape
+) -> dict[str, Any] | None:
+    """Return a JSON document of Regauge; None if there is no such file.
+
+    Raises DataError, with the remedy, if it is damaged, of another format or of another shape.
+    """
+    document = files.find_json(path, remedy)
+    if document is not None:
+        check_format(document, path, remedy)
+        check_shape(document, path, remedy, shape)
+    return document
 
 
 def apply_overrides(tables: Tables, assignments: tuple[str, ...]) -> Tables:
@@ -230,9 +351,11 @@ def _format_location(source: str) -> str:
 
 def _parse_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = tomllib.loads(f"value = {text}")["value"]
+        files.check_depth(value)
+    except (ValueError, RecursionError):
         return text
+    return value
 
 
 def _convert_value(value: Any) -> Any:

@@ -97,7 +97,7 @@ def export_artifact(
         write_json(folder / BENCHMARK, {"format": FORMAT, "candidates": rows})
         manifest = _build_manifest(context, best, source, folder)
         stop.raise_if_requested(RETRY_REMEDY)
-        write_json(folder / MANIFEST, dump(manifest))
+        write_json(folder / MANIFEST, dump(manifest.seal()))
     return {
         "path": settings.export.to,
         "candidates": [_summarize_row(row) for row in rows],

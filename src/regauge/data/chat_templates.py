@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regauge.choices import did_you_mean
 from regauge.data.tokenizer import CONFIG
 from regauge.errors import SettingsError, first_line
+from regauge.files import find_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,17 +109,15 @@ def has_template(tokenizer: Path) -> bool:
     """Return whether a tokenizer's folder has a chat template."""
     if (tokenizer / TEMPLATE_FILE).is_file():
         return True
-    path = tokenizer / CONFIG
-    return path.is_file() and bool(
-        json.loads(path.read_text(encoding="utf-8")).get("chat_template")
-    )
+    config = find_json(tokenizer / CONFIG, "replace it") or {}
+    return bool(config.get("chat_template"))
 
 
 def install_template(tokenizer: Path, template: Path) -> None:
     """Write a template to a tokenizer's folder; the tokenizer then parses special tokens."""
     (tokenizer / TEMPLATE_FILE).write_bytes(template.read_bytes())
     path = tokenizer / CONFIG
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config = find_json(path, "replace it") or {}
     if config.pop("split_special_tokens", False):
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -144,7 +143,7 @@ def parse_conversation(record: Mapping[str, Value]) -> Messages | None:
 def _parse_messages(text: str) -> Messages | None:
     try:
         messages = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(messages, list) or not messages:
         return None

@@ -28,7 +28,7 @@ from tokenizers import (
 from regauge.data.bpe_cache import build_cached_bpe
 from regauge.data.dataset import TOKENIZER, TokenizerInfo
 from regauge.errors import DataError
-from regauge.files import sha256
+from regauge.files import find_json, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -285,8 +285,7 @@ def _load(folder: Path) -> Tokenizer:
 def _read_config(folder: Path) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in ("special_tokens_map.json", CONFIG):
-        if (folder / name).exists():
-            merged |= json.loads((folder / name).read_text(encoding="utf-8"))
+        merged |= find_json(folder / name, "replace it") or {}
     return merged or {f"{role}_token": token for role, token in ROLES.items()}
 
 

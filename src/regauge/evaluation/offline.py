@@ -11,7 +11,7 @@ import torch.distributed as dist
 from regauge import jsonl
 from regauge.accelerators import claim_device, init_process_group
 from regauge.artifacts.artifact import Artifact, is_artifact, open_artifact, open_unchecked
-from regauge.config import FORMAT, build, dump, read
+from regauge.config import FORMAT, build, dump, read_saved_run
 from regauge.data.dataset import Dataset
 from regauge.data.row_order import sample_rows
 from regauge.data.tokenizer import check_same_tokenizer
@@ -130,7 +130,7 @@ def _read_trained_task(folder: Path) -> Task:
     if not (run / RUN).is_file():
         problem = f"{folder} is not from a run, so its task is unknown"
         raise SettingsError(problem, 'set evaluate.task_settings = "given"')
-    configs = build(TrainSettings, read(run / RUN)).task_configs
+    configs = build(TrainSettings, read_saved_run(run)).task_configs
     named = (config.task for config in configs if run != parent and config.name == parent.name)
     return next(named, configs[0].task)
 

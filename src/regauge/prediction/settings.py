@@ -45,6 +45,8 @@ class PredictOptions(Settings):
         default="auto", union_mode="left_to_right"
     )
     """Number of jobs that share the output folder; `auto` reads it from Slurm, else it is 1."""
+    verify_shards: bool = True
+    """Whether a command hashes the finished shards of its job, and computes changed ones again."""
     max_usd: float | None = Field(default=None, gt=0)
     """Cost limit in dollars; the job stops there, and a command with a higher limit resumes it."""
 

@@ -41,7 +41,13 @@ from pydantic import (
 
 from regauge import choices, files
 from regauge.errors import DataError, SettingsError
-from regauge.files import DocumentShape, check_shape
+from regauge.json_files import (
+    DocumentShape,
+    check_depth,
+    check_shape,
+    find_json,
+    parse_object,
+)
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -179,8 +185,8 @@ def read(path: Path | str) -> Tables:
     path = Path(path).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
-        tables = files.parse_object(text) if path.suffix == ".json" else tomllib.loads(text)
-        files.check_depth(tables)
+        tables = parse_object(text) if path.suffix == ".json" else tomllib.loads(text)
+        check_depth(tables)
     except FileNotFoundError:
         raise SettingsError(
             f"no run file {path}", "name an existing file, or write one with 'regauge init'"
@@ -209,7 +215,7 @@ def read_saved_run(folder: Path) -> Tables:
 def find_saved_run(folder: Path, remedy: str) -> Tables | None:
     """Return the `run.json` of an output folder, None without one; raises DataError for damage."""
     path = folder / SAVED_RUN
-    document = files.find_json(path, remedy)
+    document = find_json(path, remedy)
     if document is not None:
         _check_saved_run(document, path, remedy)
     return document
@@ -232,7 +238,7 @@ def find_document(
 
     Raises DataError, with the remedy, if it is damaged, of another format or of another shape.
     """
-    document = files.find_json(path, remedy)
+    document = find_json(path, remedy)
     if document is not None:
         check_format(document, path, remedy)
         check_shape(document, path, remedy, shape)
@@ -352,7 +358,7 @@ def _format_location(source: str) -> str:
 def _parse_value(text: str) -> Any:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-        files.check_depth(value)
+        check_depth(value)
     except (ValueError, RecursionError):
         return text
     return value

@@ -1,12 +1,11 @@
-"""Atomic replacement, hashing and locking of files, and the one reader of JSON documents.
+"""Atomic replacement, hashing and locking of files.
 
     .<name>.<8 hex digits>.tmp    a file that is being written, next to the file that it replaces
 
 A killed process may leave such a file behind; no reader uses it. Unless `durable` is False, the
 content is on the disk before the rename. So the file survives a crash of the machine, too.
 
-Another process or user may damage a file of a run. `read_json` checks what it reads. A file that is
-written in place is opened by `open_in_place`, which follows no link.
+A file that is written in place is opened by `open_in_place`, which follows no link.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ import shutil
 import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from regauge import timing
 from regauge.errors import DataError, SettingsError, TransientError
@@ -40,9 +37,6 @@ STAGING = ".part"
 """Suffix of a folder that is being filled; its name begins with a dot."""
 MIN_FREE_BYTES = 2**20
 """A disk with less free space is full."""
-MAX_DEPTH = 100
-"""Maximum nesting of a JSON document; the documents of Regauge have less than 20 levels."""
-TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 FILE_KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFLNK: "a link",
@@ -68,70 +62,6 @@ def write_json(path: Path, document: Any) -> None:
     write_atomic(path, json.dumps(document, indent=1, sort_keys=True))
 
 
-class DocumentShape(BaseModel):
-    """The keys and types that the readers of a JSON document need; other keys are permitted."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-
-def read_json(
-    path: Path, remedy: str, shape: type[DocumentShape] = DocumentShape
-) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises DataError, with the remedy, if the file is missing, is no regular file, is not JSON in
-    UTF-8, is nested too deeply, or has another shape.
-    """
-    document = find_json(path, remedy)
-    if document is None:
-        raise DataError(f"{path} is missing", remedy)
-    check_shape(document, path, remedy, shape)
-    return document
-
-
-def find_json(path: Path, remedy: str) -> dict[str, Any] | None:
-    """Return the JSON object in a file as `read_json` does; None if there is no such file."""
-    content = read_content(path, remedy)
-    try:
-        return None if content is None else parse_object(content)
-    except ValueError as error:
-        raise DataError(f"{path} cannot be read: {error}", remedy) from None
-
-
-def read_json_list(path: Path, remedy: str) -> list[Any]:
-    """Return the JSON list in a file; raises DataError as `read_json` does."""
-    content = read_content(path, remedy)
-    try:
-        document = _parse(b"" if content is None else content)
-    except ValueError as error:
-        raise DataError(f"{path} cannot be read: {error}", remedy) from None
-    if not isinstance(document, list):
-        raise DataError(f"{path} cannot be read: it contains no list", remedy)
-    return document
-
-
-def check_shape(document: object, path: Path, remedy: str, shape: type[DocumentShape]) -> None:
-    """Raise DataError, with the remedy, if the document of a file has another shape."""
-    if problem := find_mismatch(document, shape):
-        raise DataError(f"{path} is damaged: {problem}", remedy)
-
-
-def find_mismatch(document: object, shape: type[BaseModel]) -> str | None:
-    """Return the first key of a document that does not fit a shape, with the reason, or None."""
-    try:
-        shape.model_validate(document)
-    except ValidationError as error:
-        return describe_mismatch(error)
-    return None
-
-
-def describe_mismatch(error: ValidationError) -> str:
-    """Return the first key that does not fit a shape, with the reason."""
-    first = error.errors(include_url=False)[0]
-    key = ".".join(map(str, first["loc"])) or "the whole document"
-    return f"{key}: {first['msg']}"
-
-
 def read_content(path: Path, remedy: str) -> bytes | None:
     """Return the content of a file; None if there is no such file.
 
@@ -152,40 +82,6 @@ def read_content(path: Path, remedy: str) -> bytes | None:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", remedy) from None
     raise DataError(f"{path} cannot be read: it is {kind}, not a file", remedy)
-
-
-def parse_object(content: str | bytes) -> dict[str, Any]:
-    """Return the JSON object in a text; raises ValueError with the damage of any other text."""
-    document = _parse(content)
-    if not isinstance(document, dict):
-        raise ValueError(f"it contains {json.dumps(document)[:20]}, not an object")  # noqa: TRY004
-    return document
-
-
-def _parse(content: str | bytes) -> Any:
-    """Return the JSON document in a text; raises ValueError if there is none, or a deep one."""
-    text = content if isinstance(content, str) else content.decode()
-    try:
-        document = json.loads(text)
-    except RecursionError:
-        raise ValueError(TOO_DEEP) from None
-    check_depth(document)
-    return document
-
-
-def check_depth(document: Any) -> None:
-    """Raise ValueError if lists and tables are nested in more than MAX_DEPTH levels."""
-    level = [document]
-    for _ in range(MAX_DEPTH + 1):
-        nested = [value for value in level if isinstance(value, dict | list)]
-        if not nested:
-            return
-        level = [
-            item
-            for value in nested
-            for item in (value.values() if isinstance(value, dict) else value)
-        ]
-    raise ValueError(TOO_DEEP)
 
 
 def open_in_place(path: str | Path, flags: int) -> int:

@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from regauge.files import (
-    DocumentShape,
-    find_mismatch,
-    open_in_place,
-    parse_object,
-    read_content,
-)
+from regauge.files import open_in_place, read_content
+from regauge.json_files import DocumentShape, find_mismatch, parse_object
 from regauge.log import logger
 
 if TYPE_CHECKING:

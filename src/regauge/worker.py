@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import jsonl, processes, timing
-from regauge.files import read_json, write_atomic
+from regauge.files import write_atomic
+from regauge.json_files import read_json
 from regauge.processes import RankLayout
 
 if TYPE_CHECKING:

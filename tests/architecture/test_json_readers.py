@@ -8,7 +8,7 @@ import pytest
 
 from architecture.tree import Source, sources
 
-READERS = {"regauge/files.py", "regauge/jsonl.py"}
+READERS = {"regauge/json_files.py", "regauge/jsonl.py"}
 """Modules that decode the content of JSON files, after they checked it."""
 LOADS = {"json.load", "json.loads"}
 READS = {"read_text", "read_bytes", "read", "open"}

@@ -168,9 +168,9 @@ def test_a_damaged_run_is_reported_and_exported_or_refused(
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a dataset that `prepare` wrote."""
-    folder = tmp_path_factory.mktemp("prepared")
+    folder = tmp_path_factory.mktemp("prepared_dataset")
     write_records(folder / "texts.jsonl", 200)
     (folder / "prepare.toml").write_text(PREPARE.format(folder=folder))
     assert main(["prepare", str(folder / "prepare.toml")]) == 0
@@ -191,16 +191,16 @@ def train_on(data: Path, folder: Path) -> tuple[int, str, dict[str, bytes]]:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_damaged_dataset_trains_the_same_model_or_is_refused(
-    prepared: Path, tmp_path: Path, part: str
+    prepared_dataset: Path, tmp_path: Path, part: str
 ) -> None:
-    code, line, expected = train_on(prepared, tmp_path / "run")
+    code, line, expected = train_on(prepared_dataset, tmp_path / "run")
     assert code == 0, line
     problems = []
-    rows = [name for name in list_files(prepared) if name.endswith(".arrow")]
-    for name, damage in select(list_files(prepared), part, 26):
+    rows = [name for name in list_files(prepared_dataset) if name.endswith(".arrow")]
+    for name, damage in select(list_files(prepared_dataset), part, 26):
         if name in rows and damage == "flipped bit":  # rows are not hashed when they are opened
             continue
-        folder = damage_copy(prepared, tmp_path / "damaged" / "data", (name, damage))
+        folder = damage_copy(prepared_dataset, tmp_path / "damaged" / "data", (name, damage))
         code, line, model = train_on(folder, tmp_path / "run")
         problem = find_problem(code, line) or check_outside(folder)
         if code == 0 and model != expected:

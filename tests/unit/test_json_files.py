@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from regauge import files, jsonl
 from regauge.errors import DataError, SettingsError, describe_error
-from regauge.files import MAX_DEPTH, DocumentShape, find_json, parse_object, read_json
+from regauge.json_files import MAX_DEPTH, DocumentShape, find_json, parse_object, read_json
 
 REMEDY = "restore it"
 

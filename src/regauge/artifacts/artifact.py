@@ -24,7 +24,8 @@ from regauge.artifacts.manifest import (
     FileDigest,
 )
 from regauge.errors import DataError, PreflightError, SettingsError
-from regauge.files import find_json, sha256
+from regauge.files import sha256
+from regauge.json_files import find_json
 from regauge.models.hub import CONFIG
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from regauge.backends import (
     Quantization,
     Runner,
 )
-from regauge.files import read_json_list
+from regauge.json_files import read_json_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -16,15 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.config import FORMAT, find_document
 from regauge.errors import DataError
-from regauge.files import (
-    DocumentShape,
-    fsync_paths,
-    is_temporary,
-    read_json,
-    sha256,
-    write_atomic,
-    write_json,
-)
+from regauge.files import fsync_paths, is_temporary, sha256, write_atomic, write_json
+from regauge.json_files import DocumentShape, read_json
 from regauge.jsonl import Count
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from regauge.checkpoint.layout import (
     staging_folder,
 )
 from regauge.errors import SettingsError, TransientError, first_line
-from regauge.files import find_mismatch, parse_object
+from regauge.json_files import find_mismatch, parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

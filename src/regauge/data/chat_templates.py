@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regauge.choices import did_you_mean
 from regauge.data.tokenizer import CONFIG
 from regauge.errors import SettingsError, first_line
-from regauge.files import find_json
+from regauge.json_files import find_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

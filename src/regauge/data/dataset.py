@@ -25,7 +25,8 @@ import pydantic
 
 from regauge.config import FORMAT, SealedSettings, Settings, check_seal, find_document
 from regauge.errors import DataError
-from regauge.files import describe_mismatch, sha256
+from regauge.files import sha256
+from regauge.json_files import describe_mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

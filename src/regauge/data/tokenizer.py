@@ -28,7 +28,8 @@ from tokenizers import (
 from regauge.data.bpe_cache import build_cached_bpe
 from regauge.data.dataset import TOKENIZER, TokenizerInfo
 from regauge.errors import DataError
-from regauge.files import find_json, sha256
+from regauge.files import sha256
+from regauge.json_files import find_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

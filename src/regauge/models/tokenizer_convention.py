@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Literal
 
 from regauge.errors import SettingsError
-from regauge.files import DocumentShape, check_shape, find_json, read_json
+from regauge.json_files import DocumentShape, check_shape, find_json, read_json
 from regauge.models.hub import CONFIG
 
 if TYPE_CHECKING:

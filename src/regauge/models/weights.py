@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from regauge import safetensors_io
 from regauge.data.tokenizer import list_tokenizer_files as tokenizer_files
 from regauge.errors import SettingsError
-from regauge.files import DocumentShape, read_json
+from regauge.json_files import DocumentShape, read_json
 from regauge.models.hub import CONFIG
 
 if TYPE_CHECKING:

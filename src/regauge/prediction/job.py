@@ -27,7 +27,8 @@ from regauge import config, jsonl
 from regauge.artifacts.manifest import MANIFEST
 from regauge.config import FORMAT
 from regauge.errors import DataError, SettingsError
-from regauge.files import DocumentShape, sha256, write_json
+from regauge.files import sha256, write_json
+from regauge.json_files import DocumentShape
 from regauge.log import logger
 from regauge.prediction.shard_queue import ShardId
 from regauge.supervision.cost_meter import (

@@ -19,7 +19,8 @@ import pyarrow as pa
 from regauge.data import duplicates
 from regauge.data.sources import Record, Rejected, Skipped, reject_undecodable
 from regauge.errors import DataError
-from regauge.files import find_json, replace_atomically, write_atomic
+from regauge.files import replace_atomically, write_atomic
+from regauge.json_files import find_json
 from regauge.preparation import filters
 from regauge.preparation.phase_progress import PhaseProgress
 

@@ -18,15 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from regauge.config import FORMAT, check_format, flatten
 from regauge.data import dataset
 from regauge.errors import DataError, SettingsError
-from regauge.files import (
-    LOCK,
-    DocumentShape,
-    find_json,
-    find_mismatch,
-    hold_lock,
-    is_temporary,
-    write_atomic,
-)
+from regauge.files import LOCK, hold_lock, is_temporary, write_atomic
+from regauge.json_files import DocumentShape, find_json, find_mismatch
 from regauge.log import logger
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 from typing import TYPE_CHECKING, Any
 
-from regauge.files import open_in_place, read_json, write_atomic
+from regauge.files import open_in_place, write_atomic
+from regauge.json_files import read_json
 from regauge.reporting import inference_section, scaling_section
 from regauge.results import formatting
 

@@ -14,7 +14,7 @@ from typing import Any
 from regauge import jsonl
 from regauge.config import RUN_IDENTITY, SavedTask, check_format
 from regauge.errors import DataError, SettingsError
-from regauge.files import DocumentShape, find_json, find_mismatch
+from regauge.json_files import DocumentShape, find_json, find_mismatch
 from regauge.results.series import AttemptSummary, Series, merge_attempts, summarize_attempts
 from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
 from regauge.supervision.goodput import Goodput, read_goodput
@@ -36,7 +36,7 @@ COST_KEYS = ("machine_seconds", "device_seconds", "usd")
 """Keys of a ledger line that are cumulative costs."""
 
 
-class MetricsLine(jsonl.StepLine):
+class MetricsShape(jsonl.StepLine):
     """A line of `metrics.jsonl`; the other values are numbers, or `NaN` and infinities as text."""
 
     seconds: float | None = None
@@ -58,7 +58,7 @@ class RunShape(SettingsShape):
     run: dict[str, Any] = {}
 
 
-class DoneShape(DocumentShape):
+class ReportedStage(DocumentShape):
     """The record of a finished stage of a pipeline."""
 
     verb: str | None = None
@@ -170,8 +170,8 @@ def read_run_folder(folder: Path) -> RunFolder:
     if not is_run_folder(folder):
         raise SettingsError(f"{folder} contains no run", "name the output folder of a run")
     warnings: list[str] = []
-    done = _read_document(folder / "done.json", warnings, DoneShape)
-    metrics = jsonl.read_lines(folder / "metrics.jsonl", MetricsLine, warnings)
+    done = _read_document(folder / "done.json", warnings, ReportedStage)
+    metrics = jsonl.read_lines(folder / "metrics.jsonl", MetricsShape, warnings)
     ledger = jsonl.read_lines(folder / "ledger.jsonl", LedgerLine, warnings)
     result = _read_document(folder / "result.json", warnings)
     run = _read_document(folder / "run.json", warnings, RunShape)

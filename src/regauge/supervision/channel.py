@@ -33,7 +33,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from regauge import jsonl, processes, timing
 from regauge.errors import DataError, PreemptedError, describe_error
-from regauge.files import find_json, read_json, write_json
+from regauge.files import write_json
+from regauge.json_files import find_json, read_json
 from regauge.supervision import folder_lock
 from regauge.supervision.cost_meter import ATTEMPTS, CostMeter, parse_meter
 from regauge.supervision.failures import Failure, classify_error, collect_evidence, parse_failure

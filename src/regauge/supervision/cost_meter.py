@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from regauge import jsonl
-from regauge.files import DocumentShape, open_in_place
+from regauge.files import open_in_place
+from regauge.json_files import DocumentShape
 from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from pydantic import Field
 
 from regauge import config, jsonl
 from regauge.config import Settings
-from regauge.files import DocumentShape
 from regauge.hooks import Hook
+from regauge.json_files import DocumentShape
 from regauge.jsonl import Count
 
 if TYPE_CHECKING:

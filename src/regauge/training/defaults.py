@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from regauge import accelerators, choices, processes
 from regauge.config import FORMAT, dump
 from regauge.errors import DataError, SettingsError, TransientError
-from regauge.files import find_json, write_json
+from regauge.files import write_json
+from regauge.json_files import find_json
 from regauge.log import logger
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from regauge.config import (
     find_saved_run,
 )
 from regauge.errors import DataError, SettingsError
-from regauge.files import find_json, write_json
+from regauge.files import write_json
+from regauge.json_files import find_json
 from regauge.log import logger
 from regauge.training.defaults import PROBE
 from regauge.training.warm_start import START_FOLDER

@@ -19,6 +19,7 @@ from regauge.checkpoint.layout import CHECKPOINTS, checkpoint_name, list_steps
 from regauge.comparison.gaps import relative_difference
 from regauge.comparison.verdict import ROUNDING_TOLERANCE
 from regauge.errors import DataError, InconclusiveError
+from regauge.json_files import DocumentShape, find_json
 from regauge.testing.faults import BUGS, RECORD, FaultLine
 from regauge.training.divergence.settings import ReplaySettings
 
@@ -159,12 +160,12 @@ def _replay(side: Side, folder: Path, options: dict[str, Any]) -> None:
 def _read_options(path: Path) -> dict[str, Any] | None:
     """Return the options of a finished replay; None if there is none, or a damaged record."""
     try:
-        return files.find_json(path, "remove it")
+        return find_json(path, "remove it")
     except DataError:
         return None
 
 
-class ReplayLine(files.DocumentShape):
+class ReplayLine(DocumentShape):
     """A line of `replay.jsonl`: one step that was computed again."""
 
     step: jsonl.Count

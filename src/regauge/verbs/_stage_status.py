@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from regauge import config
 from regauge.errors import DataError, SettingsError
-from regauge.files import DocumentShape
+from regauge.json_files import DocumentShape
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from regauge import processes, verbs
-from regauge.files import read_json
+from regauge.json_files import read_json
 from regauge.supervision.nodes.topology import is_whole_node
 from regauge.training.defaults import count_local_processes
 from regauge.training.settings import TrainSettings

@@ -13,7 +13,7 @@ from regauge.choices import did_you_mean
 from regauge.config import parse_choice
 from regauge.data.sources import Piece, Source, _files, _splits
 from regauge.errors import DataError, RegaugeError, TransientError
-from regauge.files import read_json
+from regauge.json_files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

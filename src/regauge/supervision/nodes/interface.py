@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regauge import jsonl
-from regauge.files import DocumentShape
+from regauge.json_files import DocumentShape
 from regauge.processes import RankLayout, find_free_port
 from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
 from regauge.supervision.folder_lock import FolderLock

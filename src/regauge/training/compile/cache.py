@@ -22,7 +22,8 @@ from regauge import choices
 from regauge.checkpoint.layout import describe_file
 from regauge.config import FORMAT, dump
 from regauge.errors import DataError
-from regauge.files import DocumentShape, find_json, find_mismatch, parse_object, write_json
+from regauge.files import write_json
+from regauge.json_files import DocumentShape, find_json, find_mismatch, parse_object
 from regauge.log import logger
 
 if TYPE_CHECKING:

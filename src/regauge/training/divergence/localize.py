@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from regauge.files import DocumentShape, read_json
+from regauge.json_files import DocumentShape, read_json
 from regauge.training.divergence.capture import CapturedValue, Stage
 
 if TYPE_CHECKING:

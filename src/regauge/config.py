@@ -8,7 +8,6 @@ module knows no verb and no choice; callers pass the root.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import os
 import re
@@ -22,7 +21,6 @@ from typing import (
     Any,
     ClassVar,
     Literal,
-    Self,
     TypeVar,
     Union,
     get_args,
@@ -72,30 +70,6 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
     )
-
-
-class SealedSettings(Settings):
-    """A document with a checksum, which readers compare."""
-
-    checksum: str = ""
-    """SHA-256 of this document without this key; empty if an earlier version wrote it."""
-
-    def seal(self) -> Self:
-        """Return the document with its checksum."""
-        return self.model_copy(update={"checksum": self.compute_checksum()})
-
-    def compute_checksum(self) -> str:
-        """Return the SHA-256 of the document without its checksum."""
-        document = self.model_dump(
-            mode="json", exclude={"checksum"}, exclude_defaults=True, exclude_none=True
-        )
-        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-def check_seal(document: SealedSettings, path: Path, remedy: str) -> None:
-    """Raise DataError if a document was changed after it was sealed."""
-    if document.checksum and document.checksum != document.compute_checksum():
-        raise DataError(f"{path} has changed since it was written", remedy)
 
 
 class Choice(Settings):

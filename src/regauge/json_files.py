@@ -6,6 +6,7 @@ file and the correction.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,13 @@ from regauge.errors import DataError
 from regauge.files import read_content
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 MAX_DEPTH = 100
 """Maximum nesting of a JSON document; the documents of Regauge have less than 20 levels."""
+CHECKSUM = "document_sha256"
+"""Key of the SHA-256 of the other keys and values of a document."""
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
@@ -87,11 +91,27 @@ def describe_mismatch(error: ValidationError) -> str:
 
 
 def parse_object(content: str | bytes) -> dict[str, Any]:
-    """Return the JSON object in a text; raises ValueError with the damage of any other text."""
+    """Return the JSON object in a text; raises ValueError with the damage of any other text.
+
+    The checksum of a sealed document is compared and removed.
+    """
     document = _parse(content)
     if not isinstance(document, dict):
         raise ValueError(f"it contains {json.dumps(document)[:20]}, not an object")  # noqa: TRY004
+    checksum = document.pop(CHECKSUM, None)
+    if checksum is not None and checksum != _compute_checksum(document):
+        raise ValueError(f"its {CHECKSUM} differs, so it has changed since it was written")
     return document
+
+
+def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with its checksum, which readers compare."""
+    stored: dict[str, Any] = json.loads(json.dumps(document))  # as it will be read
+    return {**stored, CHECKSUM: _compute_checksum(stored)}
+
+
+def _compute_checksum(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _parse(content: str | bytes) -> Any:

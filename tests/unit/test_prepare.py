@@ -475,8 +475,9 @@ def test_the_command_prints_json_without_torch(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1, 2]", "has no format version; run 'regauge prepare' again"),
-        ('{"format": 1, "layout"', "is damaged: Expecting"),
+        ("[1, 2]", "it contains [1, 2], not an object; run 'regauge prepare' again"),
+        ("{}", "has no format version; run 'regauge prepare' again"),
+        ('{"format": 1, "layout"', "cannot be read: Expecting"),
         ('{"format": 2}', "is damaged: layout: Field required; run 'regauge prepare' again"),
         (
             '{"format": 99, "layout": "packed"}',

@@ -133,11 +133,9 @@ def read_manifest(folder: Path) -> ArtifactManifest:
         raise SettingsError(f"{path} is not the manifest of an artifact", remedy)
     config.check_format(document, path, "export the model again")
     try:
-        manifest = config.build(ArtifactManifest, document, (), str(path))
+        return config.build(ArtifactManifest, document, (), str(path))
     except SettingsError as error:
         raise DataError(error.problem, "copy the artifact again, or export it") from None
-    config.check_seal(manifest, path, "copy the artifact again, or export it")
-    return manifest
 
 
 def hash_files(folder: Path) -> dict[str, FileDigest]:

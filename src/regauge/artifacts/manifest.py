@@ -19,7 +19,7 @@ from pydantic import Field, SerializeAsAny
 
 from regauge.accelerators import Precision
 from regauge.backends import Backend, Quantization
-from regauge.config import SealedSettings, Settings, choice_of
+from regauge.config import Settings, choice_of
 from regauge.models.io_spec import InputSpec, OutputKind, TensorSpec
 from regauge.models.sentence_transformers import Pooling, Tokenization
 
@@ -117,7 +117,7 @@ class Compilation(Settings):
     """Versions of the packages that compiled it."""
 
 
-class ArtifactManifest(SealedSettings):
+class ArtifactManifest(Settings):
     """The manifest of an artifact."""
 
     format: int

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pydantic
 
-from regauge.config import FORMAT, SealedSettings, Settings, check_seal, find_document
+from regauge.config import FORMAT, Settings, find_document
 from regauge.errors import DataError
 from regauge.files import sha256
 from regauge.json_files import describe_mismatch
@@ -126,7 +126,7 @@ class TokenizerInfo(Settings):
     """Ids of all special tokens; these are never masked."""
 
 
-class DatasetManifest(SealedSettings):
+class DatasetManifest(Settings):
     """The description of a prepared dataset: everything that a run depends on."""
 
     format: int = FORMAT
@@ -263,7 +263,6 @@ def read_manifest(folder: Path) -> DatasetManifest:
         manifest = DatasetManifest.model_validate_json(json.dumps(document))
     except pydantic.ValidationError as error:
         raise DataError(f"{path} is damaged: {describe_mismatch(error)}", REPEAT_REMEDY) from None
-    check_seal(manifest, path, REPEAT_REMEDY)
     if missing := {"train", "heldout"} - manifest.splits.keys():
         raise DataError(f"{path} is damaged: it has no split '{min(missing)}'", REPEAT_REMEDY)
     _check_tokenizer_files(folder, manifest)

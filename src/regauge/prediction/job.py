@@ -304,7 +304,7 @@ def _sum_costs(folder: Path, rows: int) -> dict[str, Any]:
 def _read_cost(job_folder: Path) -> Cost:
     """Return the cost of a job; a killed command is paid until it was last seen."""
     last = jsonl.read_last_line(job_folder / ATTEMPTS, PaidLine) or {}
-    if "started_at" in last and last.get("ended_at") is None:
+    if last.get("started_at") is not None and last.get("ended_at") is None:
         return read_paid(job_folder, time.time(), read_last_seen(job_folder))[0]
     return parse_cost(last)
 

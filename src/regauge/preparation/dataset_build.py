@@ -146,7 +146,7 @@ class DatasetBuild:
             truncated=counts.sum_counts("truncated"),
             settings={**shared.settings, "rows": self.layout.to_document()},
             files=dataset.hash_other_files(self.folder),
-        ).seal()
+        )
 
     def _read_encoded(
         self, shared: SharedPhases, progress: PhaseProgress | None = None

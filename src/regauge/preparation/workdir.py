@@ -19,7 +19,7 @@ from regauge.config import FORMAT, check_format, flatten
 from regauge.data import dataset
 from regauge.errors import DataError, SettingsError
 from regauge.files import LOCK, hold_lock, is_temporary, write_atomic
-from regauge.json_files import DocumentShape, find_json, find_mismatch
+from regauge.json_files import DocumentShape, find_json, find_mismatch, seal
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ class BuildDir:
     def commit(self, manifests: Manifests) -> None:
         """Write the manifests, remove the scratch folder, and move the datasets to their folder."""
         for name, manifest in manifests.items():
-            text = manifest.model_dump_json(indent=1) + "\n"
+            document = json.loads(manifest.model_dump_json())
+            text = json.dumps(seal(document), indent=1) + "\n"
             write_atomic(self.folder / name / dataset.MANIFEST, text)
         _remove(self.scratch)
         (self.folder / LOCK).unlink(missing_ok=True)

@@ -43,7 +43,7 @@ class CostLine(DocumentShape):
 class PaidLine(CostLine):
     """A line of `attempts.jsonl`: the start or the end of an attempt or of a command."""
 
-    started_at: float
+    started_at: float | None = None
     ended_at: float | None = None
     nodes: int = Field(default=1, ge=1)
     processes: int = Field(default=1, ge=1)
@@ -177,7 +177,7 @@ def read_paid(folder: Path, started_at: float, last_seen_at: float | None) -> tu
     when it was last alive.
     """
     last = jsonl.read_last_line(folder / ATTEMPTS, PaidLine)
-    if last is None:
+    if last is None or last.get("started_at") is None:
         return Cost(), started_at
     cost, began = parse_cost(last), last["started_at"]
     if last.get("ended_at") is not None:

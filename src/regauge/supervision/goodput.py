@@ -47,9 +47,10 @@ def read_goodput(folder: Path) -> Goodput | None:
     lines = jsonl.read_lines(folder / ATTEMPTS, AttemptLine)
     ledger = jsonl.read_last_line(folder / "ledger.jsonl", LedgerLine)
     end_times = [line["ended_at"] for line in lines if line.get("ended_at") is not None]
-    if not end_times or ledger is None:
+    start_times = [line["started_at"] for line in lines if line.get("started_at") is not None]
+    if not (start_times and end_times) or ledger is None:
         return None
-    began = min(line["started_at"] for line in lines)
+    began = min(start_times)
     booked: dict[str, Any] = ledger.get("seconds", {})
     idle = max(0.0, max(end_times) - began - sum(booked.values()))
     outcomes = {line["attempt"]: str(line["outcome"]) for line in lines if line.get("outcome")}

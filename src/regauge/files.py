@@ -84,6 +84,14 @@ def read_content(path: Path, remedy: str) -> bytes | None:
     raise DataError(f"{path} cannot be read: it is {kind}, not a file", remedy)
 
 
+def check_file(path: Path, remedy: str) -> None:
+    """Raise DataError if a path is missing or is no regular file; reading a pipe would block."""
+    if not path.exists():
+        raise DataError(f"{path} is missing", remedy)
+    if not path.is_file():
+        raise DataError(f"{path} is {_describe_kind(path.stat().st_mode)}, not a file", remedy)
+
+
 def open_in_place(path: str | Path, flags: int) -> int:
     """Open a file that Regauge appends to or truncates; an `opener` of the function `open`.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from regauge.errors import DataError
-from regauge.files import read_content
+from regauge.files import read_content, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,6 +108,11 @@ def seal(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document with its checksum, which readers compare."""
     stored: dict[str, Any] = json.loads(json.dumps(document))  # as it will be read
     return {**stored, CHECKSUM: _compute_checksum(stored)}
+
+
+def write_sealed(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document with its checksum, with sorted keys, atomically."""
+    write_json(path, seal(document))
 
 
 def _compute_checksum(document: Mapping[str, Any]) -> str:

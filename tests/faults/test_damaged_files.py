@@ -123,6 +123,7 @@ def write_run_file(folder: Path, data: Path, steps: int) -> Path:
         execution={"supervision": {"preflight": "brief", "max_attempts_per_step": 1}},
     )
     path = folder.with_suffix(".json")
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(dump(tables)))
     return path
 

@@ -25,7 +25,7 @@ import pydantic
 
 from regauge.config import FORMAT, Settings, find_document
 from regauge.errors import DataError
-from regauge.files import sha256
+from regauge.files import check_file, sha256
 from regauge.json_files import describe_mismatch
 
 if TYPE_CHECKING:
@@ -291,8 +291,7 @@ def _check_tokenizer_files(folder: Path, manifest: DatasetManifest) -> None:
 
 def _check_hash(path: Path, expected: str) -> None:
     """Raise DataError if a file of a dataset is missing or has another SHA-256."""
-    if not path.is_file():
-        raise DataError(f"{path} is missing", REPEAT_REMEDY)
+    check_file(path, REPEAT_REMEDY)
     if sha256(path) != expected:
         raise DataError(f"{path} differs from the hash in its manifest", REPEAT_REMEDY)
 
@@ -311,6 +310,7 @@ def _read_texts(path: Path, max_rows: int | None) -> list[dict[str, Any]]:
 
 
 def _map_table(path: Path) -> pa.Table:
+    check_file(path, "run 'regauge prepare' again")
     try:
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).read_all()

@@ -28,7 +28,7 @@ from tokenizers import (
 from regauge.data.bpe_cache import build_cached_bpe
 from regauge.data.dataset import TOKENIZER, TokenizerInfo
 from regauge.errors import DataError
-from regauge.files import sha256
+from regauge.files import check_file, sha256
 from regauge.json_files import find_json
 
 if TYPE_CHECKING:
@@ -273,6 +273,7 @@ def list_tokenizer_files(source: Path) -> list[Path]:
 
 
 def _load(folder: Path) -> Tokenizer:
+    check_file(folder / TOKENIZER, "replace it")
     try:
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     except Exception as error:  # noqa: BLE001 (the library raises Exception itself)

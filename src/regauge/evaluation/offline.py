@@ -18,7 +18,7 @@ from regauge.data.tokenizer import check_same_tokenizer
 from regauge.errors import DataError, SettingsError
 from regauge.evaluation.artifact_metrics import load_as_module
 from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS, EVALUATION
-from regauge.files import write_json
+from regauge.json_files import write_sealed
 from regauge.models.hub import final_model_dir
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.settings import Model
@@ -223,5 +223,5 @@ def _write_table(
     }
     if world.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / EVALUATION, table)
+        write_sealed(folder / EVALUATION, table)
     return {"output": str(folder / EVALUATION), "rows": rows}

@@ -45,6 +45,7 @@ from regauge.json_files import (
     check_shape,
     find_json,
     parse_object,
+    read_json,
 )
 
 if TYPE_CHECKING:
@@ -138,6 +139,12 @@ class SavedBatch(DocumentShape):
     microbatch_rows: Annotated[int, Field(ge=1)] | Literal["auto"]
 
 
+class BatchTable(DocumentShape):
+    """The batch of a `run.json`."""
+
+    batch: SavedBatch
+
+
 class SavedRun(DocumentShape):
     """The tables of a `run.json` that its readers need."""
 
@@ -193,6 +200,16 @@ def find_saved_run(folder: Path, remedy: str) -> Tables | None:
     if document is not None:
         _check_saved_run(document, path, remedy)
     return document
+
+
+def read_microbatch_rows(folder: Path) -> int | Literal["auto"]:
+    """Return the microbatch size of the run in an output folder; "auto" if it is unknown."""
+    try:
+        document = read_json(folder / SAVED_RUN, REPEAT_RUN, BatchTable)
+    except DataError:
+        return "auto"
+    rows: int | Literal["auto"] = document["batch"]["microbatch_rows"]
+    return rows
 
 
 def _check_saved_run(document: Tables, path: Path, remedy: str) -> None:

@@ -18,6 +18,8 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C if nothing was saved, as in shells."""
 UNUSABLE_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 """Errors of the operating system for a path that the user cannot use."""
+LINK_LOOP = "Symlink loop from "
+"""Message of the RuntimeError that `Path.resolve` raises before Python 3.13."""
 WRONG_KIND_ERRNOS = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENXIO)
 """Errors of the operating system for a path of another kind, such as a folder for a file."""
 
@@ -135,6 +137,8 @@ def describe_error(error: BaseException) -> tuple[str, int]:
         )
     if isinstance(error, OSError) and error.filename:
         error = _convert_path_error(error)
+    if isinstance(error, RuntimeError) and str(error).startswith(LINK_LOOP):
+        error = SettingsError(str(error), "remove that link")
     if isinstance(error, RegaugeError):
         return _join_lines(str(error)), error.exit_code
     message = _join_lines(str(error)) or "no message"

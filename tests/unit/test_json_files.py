@@ -211,3 +211,15 @@ def test_a_path_of_another_kind_is_one_line(tmp_path: Path) -> None:
         f"{tmp_path / 'LATEST'} cannot be used: Is a directory; remove it, or name another path",
         2,
     )
+
+
+def test_a_looping_link_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "out")
+    with (
+        pytest.raises((SettingsError, OSError, RuntimeError)) as caught,
+        files.stage_output(tmp_path / "out"),
+    ):
+        pass
+    line, code = describe_error(caught.value)
+    assert code == 2
+    assert "--traceback" not in line

@@ -7,6 +7,7 @@ including starts and lost work. The cost is written at the start and the end of 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass, replace
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from regauge import jsonl
-from regauge.files import open_in_place
+from regauge.errors import DataError
+from regauge.files import open_in_place, read_content
 from regauge.json_files import DocumentShape
 from regauge.units import SECONDS_PER_HOUR
 
@@ -72,7 +74,7 @@ class LedgerLine(jsonl.StepLine, CostLine):
     mfu: float | None = None
     padding_fraction: float | None = None
     straggler: StragglerShape | None = None
-    memory_bytes: dict[str, jsonl.Count] | None = None
+    memory_bytes: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,10 @@ def parse_meter(document: dict[str, Any]) -> CostMeter:
 def read_last_seen(folder: Path) -> float | None:
     """Return the time at which a run was last alive, in seconds since the epoch, or None."""
     try:
-        return float((folder / LAST_SEEN).read_text(encoding="utf-8"))
-    except (OSError, ValueError, OverflowError):
+        seconds = float(read_content(folder / LAST_SEEN, "remove it") or b"")
+    except (DataError, ValueError):
         return None
+    return seconds if math.isfinite(seconds) else None
 
 
 def write_last_seen(folder: Path) -> None:

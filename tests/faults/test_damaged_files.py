@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -20,17 +22,24 @@ from end_to_end.predicting import export_run, read_output_files, train_model, wr
 from faults.conftest import FULL
 from faults.damage import DAMAGES, OUTSIDE, copy_folder
 from regauge.cli import main
-from regauge.config import dump
+from regauge.config import build, dump, read
 from regauge.errors import INTERRUPTED, SHOW_TRACEBACK, RegaugeError, describe_error
 from regauge.processes import World
+from regauge.supervision.cost_meter import read_last_seen, read_paid, write_last_seen
+from regauge.supervision.goodput import read_goodput
+from regauge.supervision.nodes.interface import LocalLauncher
+from regauge.supervision.signals import SupervisorSignals
 from regauge.training.run import attempt
+from regauge.training.settings import TrainSettings
 
 Pair = tuple[str, str]
 """The path of a file in a folder, and the name of a damage."""
 Run = Callable[..., tuple[int, str]]
 EXIT_CODES = {0, INTERRUPTED, *(kind.exit_code for kind in RegaugeError.__subclasses__())} - {1}
-PARTS = ["sample", pytest.param("all", marks=FULL)]
+PARTS = ["sample", *(pytest.param(damage, marks=FULL) for damage in DAMAGES)]
+"""The pairs of a test: a sample, or all files with one damage."""
 SEED = 28
+MODEL = "model/model.safetensors"
 SHARD_RECORDS = "predict.shard_records=20"
 PREPARE = """
 [data]
@@ -61,9 +70,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def select(files: list[str], part: str, count: int) -> Iterator[Pair]:
-    """Yield all pairs of a file and a damage, or a sample with every damage in turn."""
-    if part == "all":
-        yield from product(files, DAMAGES)
+    """Yield all files with one damage, or a sample of `count` pairs with every damage in turn."""
+    if part != "sample":
+        yield from product(files, [part])
         return
     draw = random.Random(f"{SEED} {files}")  # noqa: S311
     names = draw.sample(list(DAMAGES), len(DAMAGES))
@@ -134,22 +143,71 @@ RUN_FILES = (".lock", ".token", ".seen", "ranks/0.log", "faults.jsonl", "failure
 """Files and folders that a run writes at times."""
 
 
+def resume(file: Path) -> None:
+    """Resume a run in this process, with the steps of a supervisor around it."""
+    run_settings = build(TrainSettings, read(file))
+    folder = Path(run_settings.output.folder)
+    launcher, signals = LocalLauncher(folder), SupervisorSignals()
+    with launcher.open():
+        read_paid(folder, time.time(), read_last_seen(folder))
+        with launcher.begin_attempt(1, signals, needs_preflight=False):
+            attempt(run_settings, World())
+        write_last_seen(folder)
+    read_goodput(folder)
+
+
+def describe_end(call: Callable[[], object]) -> tuple[int, str]:
+    """Return the exit code and the last line of a call, as the command line prints them."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - the command line catches all as well
+        line, code = describe_error(error)
+        return code, line
+    return 0, ""
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_a_damaged_run_is_resumed_or_refused(
-    half_run: Path, data: Path, tmp_path: Path, run: Run, part: str
+    half_run: Path, data: Path, tmp_path: Path, part: str
 ) -> None:
-    assert run("train", write_run_file(tmp_path / "whole" / "run", data, steps=8))[0] == 0
-    expected = (tmp_path / "whole" / "run" / "model" / "model.safetensors").read_bytes()
+    resume(write_run_file(tmp_path / "whole" / "run", data, steps=8))
+    expected = (tmp_path / "whole" / "run" / MODEL).read_bytes()
     problems = []
-    files = sorted({*list_files(half_run), *RUN_FILES})
-    for pair in select(files, part, 6):
+    for pair in select(sorted({*list_files(half_run), *RUN_FILES}), part, 26):
         folder = damage_copy(half_run, tmp_path / "damaged" / "run", pair)
-        code, error = run("train", write_run_file(folder, data, steps=8))
+        code, error = describe_end(partial(resume, write_run_file(folder, data, steps=8)))
         problem = find_problem(code, error) or check_outside(folder)
-        if code == 0 and (folder / "model" / "model.safetensors").read_bytes() != expected:
+        if code == 0 and (folder / MODEL).read_bytes() != expected:
             problem = "another model"
         problems += [f"{pair}: {problem}"] if problem else []
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("run.json", "deep list"),
+        ("metrics.jsonl", "line list"),
+        *(
+            pytest.param(pair, marks=FULL)
+            for pair in (
+                (".lock", "link"),
+                (".token", "full folder"),
+                ("attempts.jsonl", "line null"),
+                ("ledger.jsonl", "folder"),
+                ("ranks", "link to nothing"),
+                ("result.json", "null"),
+            )
+        ),
+    ],
+)
+def test_a_command_resumes_a_damaged_run_or_refuses_it(
+    half_run: Path, data: Path, tmp_path: Path, run: Run, pair: Pair
+) -> None:
+    folder = damage_copy(half_run, tmp_path / "damaged" / "run", pair)
+    code, error = run("train", write_run_file(folder, data, steps=8))
+    assert not find_problem(code, error)
+    assert not check_outside(folder)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -185,13 +243,10 @@ def prepared_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train_on(data: Path, folder: Path) -> tuple[int, str, dict[str, bytes]]:
     """Train for one step; return the exit code, the last line, and the final model's files."""
     shutil.rmtree(folder, ignore_errors=True)
-    try:
-        attempt(settings(folder, data, stop={"steps": 1}), World())
-    except Exception as error:  # noqa: BLE001 - the command line catches all as well
-        line, code = describe_error(error)
-        return code, line, {}
+    run_settings = settings(folder, data, stop={"steps": 1})
+    code, line = describe_end(lambda: attempt(run_settings, World()))
     model = folder / "model"
-    return 0, "", {name: (model / name).read_bytes() for name in list_files(model)}
+    return code, line, {name: (model / name).read_bytes() for name in list_files(model)}
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -510,8 +510,6 @@ def test_the_files_of_a_tokenizer_are_verified(folder: Path) -> None:
     assert "tokenizer/tokenizer.json" in names
     paths = (data.folder / "tokenizer").iterdir()
     assert set(names) == {f"tokenizer/{path.name}" for path in paths}
-        f"tokenizer/{path.name}" for path in (data.folder / "tokenizer").iterdir()
-    }
     for name in names:
         content = (data.folder / name).read_bytes()
         flip_bit(data.folder / name)

@@ -134,7 +134,7 @@ def test_a_second_command_recomputes_a_changed_file(
     assert read_output_files(out) != before
     capsys.readouterr()
     assert predict(artifact, source, out, "predict.shard_records=50") == 0
-    assert f"1 finished shards have changed: {Path(name).stem}" in capsys.readouterr().err
+    assert f"1 changed, computing again: {Path(name).stem}" in capsys.readouterr().err
     assert read_output_files(out) == before
     assert len(jsonl.read_lines(ledger)) == 4
     assert predict(artifact, source, out, "predict.shard_records=50") == 0

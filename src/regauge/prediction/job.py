@@ -162,11 +162,13 @@ class PredictJob:
         return {_get_shard(line): line for line in self._read_ledgers() if self._has_files(line)}
 
     def verify_finished_shards(self) -> dict[ShardId, dict[str, Any]]:
-        """Return the ledger lines of the finished shards, and log the shards that are damaged.
+        """Return the ledger lines of the finished shards, and log the shards that have changed.
 
         The files of the pieces of this job are hashed. A shard with a changed file is not finished.
         """
         lines = [line for line in self._read_ledgers() if self._has_files(line)]
+        if lines:
+            logger.info("Verifying finished shards: %d", len(lines))
         with ThreadPoolExecutor() as pool:
             are_whole = list(pool.map(self._has_hashes, lines))
         pairs = zip(lines, are_whole, strict=True)
@@ -174,7 +176,7 @@ class PredictJob:
         damaged = {_get_shard(line) for line in lines} - whole.keys()
         if damaged:
             names = ", ".join(shard.name for shard in sorted(damaged)[:MAX_NAMES])
-            logger.warning("%d finished shards have changed: %s", len(damaged), names)
+            logger.warning("%d changed, computing again: %s", len(damaged), names)
         return whole
 
     def _read_ledgers(self) -> Iterator[dict[str, Any]]:

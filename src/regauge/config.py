@@ -15,12 +15,23 @@ import tomllib
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
@@ -28,6 +39,14 @@ from pydantic import (
 
 from regauge import choices, files
 from regauge.errors import DataError, SettingsError
+from regauge.json_files import (
+    DocumentShape,
+    check_depth,
+    check_shape,
+    find_json,
+    parse_object,
+    read_json,
+)
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -35,6 +54,9 @@ if TYPE_CHECKING:
 FORMAT = 2
 """Version of every JSON document that Regauge writes; `check_format` refuses any other."""
 
+SAVED_RUN = "run.json"
+"""The file with the settings of a run, in its output folder."""
+REPEAT_RUN = "repeat the run from its run file"
 RUN_IDENTITY = "run"
 """The table of a saved `run.json` that identifies the run; it is not a setting."""
 
@@ -94,6 +116,48 @@ def parse_choice(folder: str, value: Any) -> Any:
         raise _convert_error(error, choice, f"{folder} '{kind}'") from None
 
 
+class RunIdentity(DocumentShape):
+    """The table of a `run.json` that identifies the run."""
+
+    format: int
+    run_id: str
+    data_fingerprint: str
+
+
+class SavedTask(DocumentShape):
+    """One of several tasks in a `run.json`."""
+
+    name: str
+    data: dict[str, Any] | None = None
+    batch: dict[str, Any] = {}
+
+
+class SavedBatch(DocumentShape):
+    """The resolved table `batch` of a `run.json`."""
+
+    rows: int = Field(ge=1)
+    microbatch_rows: Annotated[int, Field(ge=1)] | Literal["auto"]
+
+
+class BatchTable(DocumentShape):
+    """The batch of a `run.json`."""
+
+    batch: SavedBatch
+
+
+class SavedRun(DocumentShape):
+    """The tables of a `run.json` that its readers need."""
+
+    run: RunIdentity
+    seed: int
+    task: dict[str, Any] | list[SavedTask]
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    data: dict[str, Any]
+    batch: SavedBatch
+    execution: dict[str, Any]
+
+
 S = TypeVar("S", bound=Settings)
 
 
@@ -102,20 +166,74 @@ def read(path: Path | str) -> Tables:
     path = Path(path).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
-        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        tables = parse_object(text) if path.suffix == ".json" else tomllib.loads(text)
+        check_depth(tables)
     except FileNotFoundError:
         raise SettingsError(
             f"no run file {path}", "name an existing file, or write one with 'regauge init'"
         ) from None
     except IsADirectoryError:
         raise SettingsError(f"{path} is a folder", "name a run file (.toml or run.json)") from None
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path} cannot be read: {error}", "correct that file") from None
-    if not isinstance(tables, dict):
-        raise SettingsError(f"{path} has no tables", "name a run file (.toml or run.json)")
     if RUN_IDENTITY in tables:
-        check_format(tables[RUN_IDENTITY], path, "repeat the run from its run file")
+        _check_saved_run(tables, path, REPEAT_RUN)
+    return _drop_identity(tables)
+
+
+def read_saved_run(folder: Path) -> Tables:
+    """Read the settings of the run in an output folder, as nested tables.
+
+    Raises DataError if it has no `run.json`, or a damaged one.
+    """
+    path = folder / SAVED_RUN
+    document = find_saved_run(folder, REPEAT_RUN)
+    if document is None:
+        raise DataError(f"{path} is missing", REPEAT_RUN)
+    return _drop_identity(document)
+
+
+def find_saved_run(folder: Path, remedy: str) -> Tables | None:
+    """Return the `run.json` of an output folder, None without one; raises DataError for damage."""
+    path = folder / SAVED_RUN
+    document = find_json(path, remedy)
+    if document is not None:
+        _check_saved_run(document, path, remedy)
+    return document
+
+
+def read_microbatch_rows(folder: Path) -> int | Literal["auto"]:
+    """Return the microbatch size of the run in an output folder; "auto" if it is unknown."""
+    try:
+        document = read_json(folder / SAVED_RUN, REPEAT_RUN, BatchTable)
+    except DataError:
+        return "auto"
+    rows: int | Literal["auto"] = document["batch"]["microbatch_rows"]
+    return rows
+
+
+def _check_saved_run(document: Tables, path: Path, remedy: str) -> None:
+    """Raise DataError if a `run.json` has another format or another shape."""
+    check_format(document.get(RUN_IDENTITY), path, remedy)
+    check_shape(document, path, remedy, SavedRun)
+
+
+def _drop_identity(tables: Tables) -> Tables:
     return {name: _convert_value(table) for name, table in tables.items() if name != RUN_IDENTITY}
+
+
+def find_document(
+    path: Path, remedy: str, shape: type[DocumentShape] = DocumentShape
+) -> dict[str, Any] | None:
+    """Return a JSON document of Regauge; None if there is no such file.
+
+    Raises DataError, with the remedy, if it is damaged, of another format or of another shape.
+    """
+    document = find_json(path, remedy)
+    if document is not None:
+        check_format(document, path, remedy)
+        check_shape(document, path, remedy, shape)
+    return document
 
 
 def apply_overrides(tables: Tables, assignments: tuple[str, ...]) -> Tables:
@@ -230,9 +348,11 @@ def _format_location(source: str) -> str:
 
 def _parse_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = tomllib.loads(f"value = {text}")["value"]
+        check_depth(value)
+    except (ValueError, RecursionError):
         return text
+    return value
 
 
 def _convert_value(value: Any) -> Any:

@@ -18,6 +18,10 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C if nothing was saved, as in shells."""
 UNUSABLE_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 """Errors of the operating system for a path that the user cannot use."""
+LINK_LOOP = "Symlink loop from "
+"""Message of the RuntimeError that `Path.resolve` raises before Python 3.13."""
+WRONG_KIND_ERRNOS = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENXIO)
+"""Errors of the operating system for a path of another kind, such as a folder for a file."""
 
 
 class RegaugeError(Exception):
@@ -131,14 +135,26 @@ def describe_error(error: BaseException) -> tuple[str, int]:
         error = TransientError(
             f"no space left on the disk{location}", "free some and run the same command again"
         )
-    if isinstance(error, OSError) and error.errno in UNUSABLE_PATH_ERRNOS and error.filename:
-        problem = f"{error.filename} cannot be used: {error.strerror}"
-        error = SettingsError(problem, "name another path, or change its permissions")
+    if isinstance(error, OSError) and error.filename:
+        error = _convert_path_error(error)
+    if isinstance(error, RuntimeError) and str(error).startswith(LINK_LOOP):
+        error = SettingsError(str(error), "remove that link")
     if isinstance(error, RegaugeError):
         return _join_lines(str(error)), error.exit_code
     message = _join_lines(str(error)) or "no message"
     remedy = f"run again with {SHOW_TRACEBACK} to see the traceback"
     return f"{type(error).__name__} in {_find_code_location(error)}: {message}; {remedy}", 1
+
+
+def _convert_path_error(error: OSError) -> Exception:
+    """Return an error about a path that cannot be used as a SettingsError, any other unchanged."""
+    path = error.filename2 or error.filename
+    problem = f"{path} cannot be used: {error.strerror}"
+    if error.errno in UNUSABLE_PATH_ERRNOS:
+        return SettingsError(problem, "name another path, or change its permissions")
+    if error.errno in WRONG_KIND_ERRNOS:
+        return SettingsError(problem, "remove it, or name another path")
+    return error
 
 
 def find_refusal(check: Callable[[], object]) -> dict[str, str]:

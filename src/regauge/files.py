@@ -4,21 +4,25 @@
 
 A killed process may leave such a file behind; no reader uses it. Unless `durable` is False, the
 content is on the disk before the rename. So the file survives a crash of the machine, too.
+
+A file that is written in place is opened by `open_in_place`, which follows no link.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
+import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from regauge import timing
-from regauge.errors import SettingsError, TransientError
+from regauge.errors import DataError, SettingsError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,6 +37,15 @@ STAGING = ".part"
 """Suffix of a folder that is being filled; its name begins with a dot."""
 MIN_FREE_BYTES = 2**20
 """A disk with less free space is full."""
+FILE_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+"""Names of the kinds of paths that are no regular files."""
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
@@ -47,6 +60,69 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON document with sorted keys, atomically."""
     write_atomic(path, json.dumps(document, indent=1, sort_keys=True))
+
+
+def read_content(path: Path, remedy: str) -> bytes | None:
+    """Return the content of a file; None if there is no such file.
+
+    Raises DataError, with the remedy, if it cannot be read, and PermissionError.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer blocks
+        with os.fdopen(handle, "rb") as file:
+            kind = _describe_kind(os.fstat(handle).st_mode)
+            if kind is None:
+                return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError:
+        raise
+    except IsADirectoryError:
+        kind = FILE_KINDS[stat.S_IFDIR]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", remedy) from None
+    raise DataError(f"{path} cannot be read: it is {kind}, not a file", remedy)
+
+
+def check_file(path: Path, remedy: str) -> None:
+    """Raise DataError if a path is missing or is no regular file; reading a pipe would block."""
+    if not path.exists():
+        raise DataError(f"{path} is missing", remedy)
+    if not path.is_file():
+        raise DataError(f"{path} is {_describe_kind(path.stat().st_mode)}, not a file", remedy)
+
+
+def open_in_place(path: str | Path, flags: int) -> int:
+    """Open a file that Regauge appends to or truncates; an `opener` of the function `open`.
+
+    A link is not followed, because it may lead to a file of another user. Raises SettingsError for
+    anything but a regular file.
+    """
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        _check_regular(path, os.lstat(path).st_mode)
+        raise
+    try:
+        _check_regular(path, os.fstat(handle).st_mode)
+    except SettingsError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _check_regular(path: str | Path, mode: int) -> None:
+    """Raise SettingsError if a path is no regular file."""
+    if kind := _describe_kind(mode):
+        remedy = "remove it, or choose another output folder"
+        raise SettingsError(f"{path} is {kind}, not a file", remedy)
+
+
+def _describe_kind(mode: int) -> str | None:
+    """Return the kind of a path by its mode; None for a regular file."""
+    return FILE_KINDS.get(stat.S_IFMT(mode))
 
 
 @contextmanager
@@ -161,17 +237,19 @@ def _empty_folder(folder: Path) -> None:
 
 
 @contextmanager
-def hold_lock(path: Path, wait_seconds: float | None = 0.0) -> Iterator[None]:
+def hold_lock(path: Path, wait_seconds: float | None = 0.0) -> Iterator[int]:
     """Hold the exclusive lock of a folder, or of a file, which is created if it is missing.
 
-    The lock ends with the block or with this process. Raises BlockingIOError if another process
-    holds it for longer than `wait_seconds`; None waits without a limit.
+    The lock ends with the block or with this process. Yields the handle. Raises BlockingIOError if
+    another process holds it for longer than `wait_seconds`; None waits without a limit. Raises
+    SettingsError if LOCK is no regular file.
     """
-    flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
-    handle = os.open(path, flags, 0o666)
+    is_folder = path.name != LOCK and path.is_dir()
+    flags = os.O_RDWR | os.O_CREAT
+    handle = os.open(path, os.O_RDONLY) if is_folder else open_in_place(path, flags)
     try:
         _lock(handle, path, wait_seconds)
-        yield
+        yield handle
     finally:
         os.close(handle)
 

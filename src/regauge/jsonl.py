@@ -1,27 +1,45 @@
 """Append-only JSON Lines files, such as `metrics.jsonl` and `ledger.jsonl`.
 
 A killed process may leave an incomplete last line. The next writer ends that line first, so that
-only one line is unreadable. Readers skip it.
+only one line is unreadable. Readers skip damaged lines, and log their number.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from regauge.files import open_in_place, read_content
+from regauge.json_files import DocumentShape, find_mismatch, parse_object
+from regauge.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from io import FileIO
     from pathlib import Path
 
+REMEDY = "move it away"
+Count = Annotated[int, Field(ge=0, le=2**53)]
+"""A number of things, such as steps, that a double represents exactly."""
+
+
+class StepLine(DocumentShape):
+    """A line about a step of an attempt."""
+
+    attempt: Count
+    step: Count
+
 
 def open_for_append(path: Path) -> FileIO:
     """Open a file for appending lines; an incomplete last line is ended first.
 
-    The file is unbuffered: the operating system has a line when `write` returns.
+    The file is unbuffered: the operating system has a line when `write` returns. Raises
+    SettingsError if the path is a link or no regular file.
     """
-    file = path.open("a+b", buffering=0)
+    file = open(path, "a+b", buffering=0, opener=open_in_place)  # noqa: SIM115 (returned)
     size = file.seek(0, os.SEEK_END)
     if size:
         file.seek(size - 1)
@@ -43,16 +61,32 @@ def append_line(path: Path, document: Mapping[str, Any]) -> None:
         write_line(file, document)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the documents of a file, without incomplete lines; none if the file is missing."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [document for line in lines if (document := _parse_line(line)) is not None]
+def read_lines(
+    path: Path,
+    shape: type[DocumentShape] = DocumentShape,
+    warnings: list[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the documents of a file with a shape; none if the file is missing.
+
+    Damaged lines are skipped. Their number is logged, and appended to `warnings`. Raises DataError
+    if the path is no regular file.
+    """
+    documents = [_parse_line(line, shape) for line in _split_lines(path)]
+    _report_damage(path, documents.count(None), warnings)
+    return [document for document in documents if document is not None]
 
 
-def read_last_line(path: Path) -> dict[str, Any] | None:
-    """Return the last complete document of a file; None if there is none."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return next(filter(None, map(_parse_line, reversed(lines))), None)
+def read_last_line(path: Path, shape: type[DocumentShape] = DocumentShape) -> dict[str, Any] | None:
+    """Return the last document of a file with a shape, as `read_lines` does; None without one."""
+    num_damaged = 0
+    document = None
+    for line in reversed(_split_lines(path)):
+        document = _parse_line(line, shape)
+        if document is not None:
+            break
+        num_damaged += 1
+    _report_damage(path, num_damaged)
+    return document
 
 
 class Tail:
@@ -73,12 +107,30 @@ class Tail:
         end = data.rfind(b"\n") + 1
         self._offset += end
         lines = data[:end].splitlines()
-        return [document for line in lines if (document := _parse_line(line)) is not None]
+        documents = (_parse_line(line, DocumentShape) for line in lines)
+        return [document for document in documents if document is not None]
 
 
-def _parse_line(line: bytes) -> dict[str, Any] | None:
+def _split_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file that are not blank."""
+    lines = (read_content(path, REMEDY) or b"").splitlines()
+    return [line for line in lines if line.strip()]
+
+
+def _parse_line(line: bytes, shape: type[DocumentShape]) -> dict[str, Any] | None:
     try:
-        document: dict[str, Any] = json.loads(line)
+        document = parse_object(line)
     except ValueError:
         return None
-    return document
+    return None if find_mismatch(document, shape) else document
+
+
+def _report_damage(path: Path, num_damaged: int, warnings: list[str] | None = None) -> None:
+    """Log the number of damaged lines, if there are any."""
+    if not num_damaged:
+        return
+    plural = "s" * (num_damaged > 1)
+    problem = f"{num_damaged} damaged or truncated line{plural} ignored"
+    logger.warning("%s: %s", path, problem)
+    if warnings is not None:
+        warnings.append(f"{path.name}: {problem}")

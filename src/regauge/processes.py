@@ -23,6 +23,7 @@ from typing import Literal, Protocol
 from regauge import choices, timing
 from regauge.cgroups import read_cpu_quota
 from regauge.errors import SettingsError
+from regauge.files import open_in_place
 from regauge.log import logger
 from regauge.slurm import build_torchrun_variables
 
@@ -262,7 +263,7 @@ def spawn(
     With `new_session`, signals of the terminal do not reach the command, and it leads the process
     group of its children.
     """
-    with log.open("ab") if log else nullcontext() as file:
+    with open(log, "ab", opener=open_in_place) if log else nullcontext() as file:
         return subprocess.Popen(
             command,
             env={**os.environ, **choices.module_folders_environment(), **variables},

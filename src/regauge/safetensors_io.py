@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from typing import TYPE_CHECKING
 
 from safetensors.torch import save_file
+
+from regauge.files import open_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +27,7 @@ def write_tensors(
 
     `save_file` renames a temporary file that only its owner may read. The mode is corrected here.
     """
-    path.touch()
+    os.close(open_in_place(path, os.O_WRONLY | os.O_CREAT))
     mode = stat.S_IMODE(path.stat().st_mode)
     host_tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     save_file(host_tensors, path, metadata=dict(metadata))

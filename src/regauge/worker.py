@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import jsonl, processes, timing
+from regauge.files import write_atomic
+from regauge.json_files import read_json
 from regauge.processes import RankLayout
 
 if TYPE_CHECKING:
@@ -78,9 +80,8 @@ class WorkerJob:
 def receive_job() -> WorkerJob:
     """Return the job for which `run_worker` started this process."""
     path = Path(sys.argv[1])
-    return WorkerJob(
-        json.loads(path.read_text(encoding="utf-8")), int(os.environ["RANK"]), path.with_name(LINES)
-    )
+    request = read_json(path, "start the command again")
+    return WorkerJob(request, int(os.environ["RANK"]), path.with_name(LINES))
 
 
 def run_worker(
@@ -189,7 +190,7 @@ def _write_request(folder: Path, request: Mapping[str, Any], size: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in (LINES, *(f"{rank}.log" for rank in range(size))):
         (folder / name).unlink(missing_ok=True)
-    (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
+    write_atomic(folder / REQUEST, json.dumps(request), durable=False)
 
 
 def _spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) -> Child:

@@ -13,6 +13,7 @@ FOUNDATION = (
     "files",
     "hooks",
     "processes",
+    "json_files",
     "jsonl",
     "object_store",
     "safetensors_io",

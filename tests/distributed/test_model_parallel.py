@@ -40,6 +40,7 @@ from regauge.backends._model_parallel.runner import ModelParallelRunner
 from regauge.backends._model_parallel.worker import RankWorker
 from regauge.cli import main
 from regauge.errors import SettingsError, TransientError
+from regauge.json_files import CHECKSUM
 from regauge.models.dropout import DropoutKeys
 from regauge.models.inference_modules import GenerationProgram, TextProgram, named_tensors
 from regauge.models.io_spec import InputSpec, program_inputs
@@ -147,6 +148,7 @@ def copy_for_two_devices(artifact: Path, folder: Path) -> Path:
     shutil.copytree(artifact, folder)
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
+    del manifest[CHECKSUM]
     manifest["compiled"]["backend"] |= {"devices": 2, "timeout_seconds": TIMEOUT_SECONDS}
     path.write_text(json.dumps(manifest))
     return folder

@@ -30,7 +30,7 @@ from regauge.benchmarking.load_generator import MIN_REQUESTS, percentile
 from regauge.benchmarking.settings import BenchmarkSettings, TrainingBenchmarkSettings
 from regauge.cli import main
 from regauge.config import FORMAT, build
-from regauge.errors import NoProgressError, SettingsError
+from regauge.errors import DataError, NoProgressError, SettingsError
 from regauge.reporting.inference_section import PERCENTILES
 from regauge.verbs import benchmark, pipeline
 from regauge.worker import LINES
@@ -327,10 +327,10 @@ def test_the_document_of_another_benchmark_is_not_replaced(artifact: Path, tmp_p
     with pytest.raises(SettingsError, match="is no inference benchmark"):
         benchmark.run(build_settings(tmp_path, first=artifact / "first"))
     (tmp_path / "benchmark.json").write_text("{")
-    with pytest.raises(SettingsError, match="is not valid JSON"):
+    with pytest.raises(DataError, match="cannot be read: Expecting"):
         benchmark.run(build_settings(tmp_path, first=artifact / "first"))
     refusal = benchmark.plan(build_settings(tmp_path, first=artifact / "first"))["error"]
-    assert "is not valid JSON" in refusal
+    assert "cannot be read: Expecting" in refusal
     assert [path.name for path in tmp_path.iterdir()] == ["benchmark.json"]
 
 

@@ -118,6 +118,29 @@ def test_a_second_command_only_recomputes_a_missing_file(artifact: Path, tmp_pat
     assert len(jsonl.read_lines(out / "jobs" / "0-of-1" / "ledger.jsonl")) == 4
 
 
+@pytest.mark.parametrize("name", ["shards/000000-00001.parquet", "quarantine/000000-00000.jsonl"])
+def test_a_second_command_recomputes_a_changed_file(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    source, out = write_records(tmp_path / "texts.jsonl", 120), tmp_path / "out"
+    source.write_text("{\n" + source.read_text())
+    assert predict(artifact, source, out, "predict.shard_records=50") == 0
+    before, ledger = read_output_files(out), out / "jobs" / "0-of-1" / "ledger.jsonl"
+    content = bytearray((out / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (out / name).write_bytes(content)
+    sizes_only = ("predict.shard_records=50", "predict.verify_shards=false")
+    assert predict(artifact, source, out, *sizes_only) == 0
+    assert read_output_files(out) != before
+    capsys.readouterr()
+    assert predict(artifact, source, out, "predict.shard_records=50") == 0
+    assert f"1 changed, computing again: {Path(name).stem}" in capsys.readouterr().err
+    assert read_output_files(out) == before
+    assert len(jsonl.read_lines(ledger)) == 4
+    assert predict(artifact, source, out, "predict.shard_records=50") == 0
+    assert len(jsonl.read_lines(ledger)) == 4
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -8,6 +8,7 @@ import pytest
 
 from faults.conftest import FULL, Jobs
 from regauge.errors import PreemptedError, SettingsError
+from regauge.files import LOCK
 from regauge.supervision import folder_lock
 from regauge.supervision.folder_lock import FolderLock
 
@@ -43,3 +44,22 @@ def test_a_lock_is_released_at_the_end_of_its_block(tmp_path: Path) -> None:
         second.__enter__()
     with FolderLock(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("target", ["outside", "nothing"])
+def test_a_lock_behind_a_link_is_refused(tmp_path: Path, target: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "outside").write_text("of another user")
+    (tmp_path / "run" / LOCK).symlink_to(tmp_path / target)
+    with pytest.raises(SettingsError, match="is a link, not a file; remove it"):
+        FolderLock(tmp_path / "run").__enter__()
+    assert (tmp_path / "outside").read_text() == "of another user"
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_the_owner_of_a_lock_may_be_unreadable(tmp_path: Path) -> None:
+    with FolderLock(tmp_path):
+        (tmp_path / LOCK).write_bytes(b"\xff" * 10_000)
+        with pytest.raises(SettingsError, match="is being written by") as caught:
+            FolderLock(tmp_path).__enter__()
+    assert len(str(caught.value)) < 1_000

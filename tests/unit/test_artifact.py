@@ -24,6 +24,7 @@ from regauge.backends.eager import EagerBackend
 from regauge.cli import main
 from regauge.config import FORMAT
 from regauge.errors import DataError, PreflightError, RegaugeError, SettingsError
+from regauge.json_files import CHECKSUM
 
 FILES = {
     "weights.safetensors",
@@ -58,7 +59,7 @@ def artifact(original: Path, tmp_path: Path) -> Path:
 
 def read_document(folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-    return document
+    return {name: value for name, value in document.items() if name != CHECKSUM}
 
 
 def write_document(folder: Path, document: object) -> None:
@@ -208,8 +209,9 @@ Change = Callable[[dict[str, Any]], Any]
     [
         (lambda _: "{", DataError, "cannot be read"),
         (lambda _: "", DataError, "cannot be read"),
+        (lambda _: [], DataError, "cannot be read: it contains [], not an object"),
         (
-            lambda _: [],
+            lambda _: {},
             SettingsError,
             "is not the manifest of an artifact; name a folder that 'regauge export' wrote",
         ),

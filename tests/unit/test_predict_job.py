@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -488,3 +489,37 @@ def test_every_piece_belongs_to_one_slot(tmp_path: Path, pieces: int, count: int
     shares = [build_job(tmp_path, pieces, index, count).piece_numbers for index in range(count)]
     assert sorted(number for share in shares for number in share) == list(range(pieces))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_job_hashes_only_the_shards_of_its_pieces(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = [claim_job(tmp_path, 2, index, 2) for index in range(2)]
+    hashes = {"000000-00000.parquet": hashlib.sha256(b"answers").hexdigest()}
+    commit(jobs[0], 0, last=True, sha256=hashes)
+    commit(jobs[1], 1, last=True)
+    assert list(jobs[0].verify_finished_shards()) == [ShardId(0, 0), ShardId(1, 0)]
+    assert "computing again" not in caplog.text
+    assert list(jobs[1].verify_finished_shards()) == [ShardId(0, 0)]
+    assert caplog.messages[-1:] == ["1 changed, computing again: 000001-00000"]
+
+
+def test_a_line_of_another_shard_does_not_count(tmp_path: Path) -> None:
+    """A line whose number was changed must not finish a shard that has no output."""
+    job = claim_job(tmp_path, 2)
+    commit(job, 0, last=True)
+    ledger = job.job_folder / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace('"piece": 0', '"piece": 1'))
+    assert job.read_finished_shards() == {}
+
+
+@pytest.mark.parametrize("line", ["null", "[]", "{}", '{"piece": 0}', "[" * 5000])
+def test_a_damaged_line_is_skipped_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str
+) -> None:
+    job = claim_job(tmp_path)
+    commit(job, 0, last=True)
+    with (job.job_folder / "ledger.jsonl").open("a") as ledger:
+        ledger.write(f"{line}\n")
+    assert list(job.read_finished_shards()) == [ShardId(0, 0)]
+    assert "1 damaged or truncated line ignored" in caplog.text

@@ -20,6 +20,7 @@ import pytest
 from regauge.data import dataset, tokenizer
 from regauge.data.sources import Piece
 from regauge.errors import DataError, PreflightError, SettingsError
+from regauge.json_files import CHECKSUM
 from regauge.preparation import process_pool, read_records, workdir
 from regauge.preparation.filters import RecordFilter
 from regauge.preparation.prepare import PrepareJob
@@ -476,8 +477,9 @@ def test_the_command_prints_json_without_torch(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1, 2]", "has no format version; run 'regauge prepare' again"),
-        ('{"format": 1, "layout"', "is damaged: Expecting"),
+        ("[1, 2]", "it contains [1, 2], not an object; run 'regauge prepare' again"),
+        ("{}", "has no format version; run 'regauge prepare' again"),
+        ('{"format": 1, "layout"', "cannot be read: Expecting"),
         ('{"format": 2}', "is damaged: layout: Field required; run 'regauge prepare' again"),
         (
             '{"format": 99, "layout": "packed"}',
@@ -495,6 +497,60 @@ def test_an_invalid_manifest_is_refused(tmp_path: Path, text: str, message: str)
         dataset.read_manifest(tmp_path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def flip_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_files_of_a_tokenizer_are_verified(folder: Path) -> None:
+    data = prepare_dataset(folder, "out")
+    names = [name for name in data.manifest.files if name != dataset.REJECTED]
+    assert "tokenizer/tokenizer.json" in names
+    paths = (data.folder / "tokenizer").iterdir()
+    assert set(names) == {f"tokenizer/{path.name}" for path in paths}
+    for name in names:
+        content = (data.folder / name).read_bytes()
+        flip_bit(data.folder / name)
+        with pytest.raises(DataError, match=f"{name} differs from the hash in its manifest; run"):
+            dataset.Dataset(data.folder)
+        (data.folder / name).unlink()
+        with pytest.raises(DataError, match=f"{name} is missing"):
+            dataset.Dataset(data.folder)
+        (data.folder / name).write_bytes(content)
+    (data.folder / "tokenizer" / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(DataError, match=r"chat_template.jinja was added after .*; remove it"):
+        dataset.Dataset(data.folder)
+
+
+def test_a_manifest_of_an_earlier_version_is_read_without_hashes(folder: Path) -> None:
+    data = prepare_dataset(folder, "out")
+    path = data.folder / dataset.MANIFEST
+    document = json.loads(path.read_text())
+    del document["files"], document[CHECKSUM]
+    path.write_text(json.dumps(document))
+    flip_bit(data.folder / "tokenizer" / "tokenizer_config.json")
+    earlier = dataset.Dataset(data.folder)
+    assert earlier.manifest.fingerprint == data.manifest.fingerprint
+    assert earlier.manifest.files == {}
+
+
+def test_a_changed_number_of_a_manifest_is_refused(folder: Path) -> None:
+    data = prepare_dataset(folder, "out")
+    path = data.folder / dataset.MANIFEST
+    size = data.manifest.tokenizer.vocab_size
+    path.write_text(path.read_text().replace(f'"vocab_size": {size}', f'"vocab_size": {size + 1}'))
+    with pytest.raises(DataError, match="has changed since it was written; run 'regauge prepare'"):
+        dataset.read_manifest(data.folder)
+
+
+def test_a_shard_with_other_rows_than_its_manifest_is_refused(folder: Path) -> None:
+    data = prepare_dataset(folder, "out")
+    shutil.copyfile(data.folder / "heldout-00000.arrow", data.folder / "train-00000.arrow")
+    with pytest.raises(DataError, match=r"train-00000.arrow has \d+ rows; its manifest lists \d+"):
+        data.rows("train")
 
 
 def test_the_difference_between_inputs_has_its_key() -> None:

@@ -102,7 +102,7 @@ def test_files_of_other_processes_of_a_new_run_are_accepted(
 
 def test_a_damaged_record_is_refused(owned_folder: Path) -> None:
     (owned_folder / run_record.RUN).write_text("{")
-    with pytest.raises(SettingsError, match=r"run.json is damaged; name another"):
+    with pytest.raises(DataError, match=r"run.json cannot be read: .*; name another"):
         run_record.check_same_run(owned_folder, run(owned_folder), "f00")
 
 

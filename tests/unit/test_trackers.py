@@ -78,7 +78,7 @@ def test_a_tracker_that_cannot_start_closes_the_earlier_ones(tmp_path: Path) -> 
             first.start(run_info(good))
 
     with (
-        pytest.raises(IsADirectoryError),
+        pytest.raises(SettingsError, match="is a folder, not a file"),
         start_trackers([Elsewhere(), second], run_info(tmp_path)),
     ):
         pytest.fail("it started")

@@ -7,16 +7,16 @@ not prove who exported it.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regauge import accelerators, config
 from regauge.artifacts.manifest import (
     KIND,
     MANIFEST,
+    MODEL,
     PAYLOAD,
     TOKENIZER,
     WEIGHTS,
@@ -25,6 +25,8 @@ from regauge.artifacts.manifest import (
 )
 from regauge.errors import DataError, PreflightError, SettingsError
 from regauge.files import sha256
+from regauge.json_files import find_json
+from regauge.models.hub import CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,6 +71,10 @@ class Artifact:
         from safetensors.torch import load_file
 
         return load_file(self.folder / WEIGHTS)
+
+    def read_model_config(self) -> dict[str, Any]:
+        """Return the configuration of the model; empty if the artifact has none."""
+        return find_json(self.folder / MODEL / CONFIG, EXPORT_REMEDY) or {}
 
     def check_target(self) -> None:
         """Raise PreflightError if this machine cannot run the artifact."""
@@ -120,13 +126,10 @@ def read_manifest(folder: Path) -> ArtifactManifest:
     """
     path = folder / MANIFEST
     remedy = "name a folder that 'regauge export' wrote"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise SettingsError(f"no artifact at {folder}: {MANIFEST} is missing", remedy) from None
-    except ValueError as error:
-        raise DataError(f"{path} cannot be read: {error}", "copy the artifact again") from None
-    if not isinstance(document, dict) or document.get("kind") != KIND:
+    document = find_json(path, "copy the artifact again")
+    if document is None:
+        raise SettingsError(f"no artifact at {folder}: {MANIFEST} is missing", remedy)
+    if document.get("kind") != KIND:
         raise SettingsError(f"{path} is not the manifest of an artifact", remedy)
     config.check_format(document, path, "export the model again")
     try:

@@ -38,6 +38,7 @@ from regauge.artifacts.manifest import (
 from regauge.config import FORMAT, dump
 from regauge.errors import DataError, RegaugeError
 from regauge.files import stage_output, write_json
+from regauge.json_files import write_sealed
 from regauge.log import logger
 from regauge.supervision.signals import StopRequest
 
@@ -97,7 +98,7 @@ def export_artifact(
         write_json(folder / BENCHMARK, {"format": FORMAT, "candidates": rows})
         manifest = _build_manifest(context, best, source, folder)
         stop.raise_if_requested(RETRY_REMEDY)
-        write_json(folder / MANIFEST, dump(manifest))
+        write_sealed(folder / MANIFEST, dump(manifest))
     return {
         "path": settings.export.to,
         "candidates": [_summarize_row(row) for row in rows],

@@ -24,6 +24,7 @@ from regauge.backends import (
     Quantization,
     Runner,
 )
+from regauge.json_files import read_json_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -114,9 +115,7 @@ class OnnxBackend(Backend):
         accelerator = context.accelerator
         accelerator.set_precision(payload.precision)
         options = accelerator.onnx_options(context.device.index or 0, payload.precision)
-        names: list[str] = json.loads(
-            (payload.folder / WEIGHT_NAMES_FILE).read_text(encoding="utf-8")
-        )
+        names = read_json_list(payload.folder / WEIGHT_NAMES_FILE, "export the artifact again")
         tensors = payload.read_weights()
         weights = {name: tensors[name].detach().contiguous().numpy() for name in names}
         session = onnxruntime.InferenceSession(

@@ -6,7 +6,6 @@ The worker writes one line for each batch size, input length and rate, with ever
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -251,10 +250,7 @@ def _fill_tokens(tensor: Tensor, batch: BucketBatch, vocabulary_size: int, seed:
 
 def _find_vocabulary_size(artifact: Artifact) -> int:
     """Return the size of the model's vocabulary; 2 if its configuration has none."""
-    path = artifact.folder / MODEL / "config.json"
-    size = (
-        json.loads(path.read_text(encoding="utf-8")).get("vocab_size") if path.is_file() else None
-    )
+    size = artifact.read_model_config().get("vocab_size")
     return size if isinstance(size, int) else 2
 
 

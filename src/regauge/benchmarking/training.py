@@ -19,6 +19,7 @@ from regauge.config import FORMAT, build, dump, merge
 from regauge.errors import SettingsError
 from regauge.planning.catalog import find_price
 from regauge.processes import World
+from regauge.supervision.cost_meter import LedgerLine
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.training.defaults import count_local_processes
 from regauge.training.settings import TrainSettings
@@ -166,8 +167,9 @@ def count_nodes(settings: TrainingBenchmarkSettings) -> int:
 def read_timed_steps(folder: Path, benchmark: Benchmark) -> TimedSteps:
     """Read the measurements of the timed steps of a short run."""
     warmup_steps = _count_warmup_steps(benchmark)
-    ledger = jsonl.read_lines(folder / "ledger.jsonl")
-    metrics = [line for line in jsonl.read_lines(folder / "metrics.jsonl") if "train/loss" in line]
+    ledger = jsonl.read_lines(folder / "ledger.jsonl", LedgerLine)
+    lines = jsonl.read_lines(folder / "metrics.jsonl", jsonl.StepLine)
+    metrics = [line for line in lines if "train/loss" in line]
     mfu = [line["train/mfu"] for line in metrics if line["step"] > warmup_steps]
     timed = [line for line in ledger if line["step"] >= warmup_steps]
     tokens_per_second, seconds_per_step = [], []

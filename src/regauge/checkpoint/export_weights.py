@@ -96,7 +96,7 @@ def export_checkpoint(run: Path, step: Literal["latest", "best"] | int, target: 
     Configuration, tokenizer and frozen weights come from the run's final model, because no
     checkpoint contains them. Adapters are merged, and also written next to `target`.
     """
-    final, tables = run / "model", config.read(run / "run.json")
+    final, tables = run / "model", config.read_saved_run(run)
     if not isinstance(tables["task"], dict):
         raise SettingsError(
             f"{run} trained several tasks, and its checkpoints contain the weights of all",

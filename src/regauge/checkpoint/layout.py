@@ -11,13 +11,14 @@ the size in the manifest.
 
 from __future__ import annotations
 
-import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from regauge.config import FORMAT, check_format
+from regauge.config import FORMAT, find_document
 from regauge.errors import DataError
 from regauge.files import fsync_paths, is_temporary, sha256, write_atomic, write_json
+from regauge.json_files import DocumentShape, read_json
+from regauge.jsonl import Count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,24 @@ MAX_DOCUMENT_BYTES = 1 << 26
 """Maximum size of a manifest or state that is read."""
 LATEST = "LATEST"
 BEST = "BEST"
+
+
+class ManifestShape(DocumentShape):
+    """The manifest of a checkpoint."""
+
+    files: dict[str, Any]
+
+
+class StateShape(DocumentShape):
+    """What every reader of a checkpoint's state needs."""
+
+    step: Count
+
+
+class BestShape(DocumentShape):
+    """The record of the best checkpoint."""
+
+    checkpoint: str
 
 
 def checkpoint_name(step: int) -> str:
@@ -143,30 +162,30 @@ def _read_file_list(path: Path) -> dict[str, Any] | str:
         for document in (MANIFEST, STATE):
             if (path / document).stat().st_size > MAX_DOCUMENT_BYTES:
                 return f"{path / document} is larger than {MAX_DOCUMENT_BYTES:,} bytes"
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        files: dict[str, Any] = dict(manifest["files"])
-        check_format(manifest, path / MANIFEST, "save it again")
+        manifest = find_document(path / MANIFEST, "save it again", ManifestShape)
     except FileNotFoundError as error:
         return f"{error.filename} is missing"
     except DataError as error:
         return error.problem
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return f"{path / MANIFEST} cannot be read: {error}"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    if manifest is None:
+        return f"{path / MANIFEST} is missing"
+    files: dict[str, Any] = manifest["files"]
     unlisted = sorted({file.name for file in path.iterdir()} - {MANIFEST} - files.keys())
     return f"{path / unlisted[0]} is not in the manifest" if unlisted else files
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's state document."""
-    document: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
-    return document
+    """Return a checkpoint's state document; raises DataError if it is damaged."""
+    return read_json(path / STATE, "remove that checkpoint", StateShape)
 
 
 def read_best(root: Path) -> dict[str, Any] | None:
     """Return the folder name, metric and value of the best checkpoint; None if none is kept."""
     try:
-        document: dict[str, Any] = json.loads((root / BEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document = read_json(root / BEST, "remove it", BestShape)
+    except DataError:
         return None
     return document if (root / document["checkpoint"]).is_dir() else None
 

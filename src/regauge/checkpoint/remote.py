@@ -9,7 +9,6 @@ Every process first writes its files to a local folder. No torch here.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
@@ -20,8 +19,16 @@ from uuid import uuid4
 import fsspec
 
 from regauge import object_store
-from regauge.checkpoint.layout import LATEST, MANIFEST, checkpoint_name, parse_step, staging_folder
+from regauge.checkpoint.layout import (
+    LATEST,
+    MANIFEST,
+    ManifestShape,
+    checkpoint_name,
+    parse_step,
+    staging_folder,
+)
 from regauge.errors import SettingsError, TransientError, first_line
+from regauge.json_files import find_mismatch, parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -116,8 +123,9 @@ class RemoteCheckpoints:
         if manifest is None:
             return False
         try:
-            names = list(json.loads(manifest)["files"])
-        except (ValueError, KeyError, TypeError):
+            document = parse_object(manifest)
+            names = [] if find_mismatch(document, ManifestShape) else list(document["files"])
+        except ValueError:
             names = []
         staging, final = staging_folder(root, step), root / checkpoint_name(step)
         shutil.rmtree(staging, ignore_errors=True)

@@ -17,6 +17,7 @@ from regauge.choices import did_you_mean
 from regauge.data.conversations import ASSISTANT, Conversation, is_blank
 from regauge.data.tokenizer import CONFIG, MORE_TEMPLATES, hash_tokenizer
 from regauge.errors import DataError, SettingsError, first_line
+from regauge.json_files import find_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -239,10 +240,8 @@ def has_template(tokenizer: Path) -> bool:
     """Return whether a tokenizer's folder has a chat template."""
     if (tokenizer / TEMPLATE_FILE).is_file():
         return True
-    path = tokenizer / CONFIG
-    return path.is_file() and bool(
-        json.loads(path.read_text(encoding="utf-8")).get("chat_template")
-    )
+    config = find_json(tokenizer / CONFIG, "replace it") or {}
+    return bool(config.get("chat_template"))
 
 
 def install_template(tokenizer: Path, template: Path) -> None:
@@ -253,7 +252,7 @@ def install_template(tokenizer: Path, template: Path) -> None:
     shutil.rmtree(tokenizer / MORE_TEMPLATES, ignore_errors=True)
     (tokenizer / TEMPLATE_FILE).write_bytes(template.read_bytes())
     path = tokenizer / CONFIG
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config = find_json(path, "replace it") or {}
     if config.pop("split_special_tokens", False):
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

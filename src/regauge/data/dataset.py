@@ -23,16 +23,21 @@ import numpy as np
 import pyarrow as pa
 import pydantic
 
-from regauge.config import FORMAT, Settings, check_format
+from regauge.config import FORMAT, Settings, find_document
 from regauge.errors import DataError
-from regauge.files import sha256
+from regauge.files import check_file, sha256
+from regauge.json_files import describe_mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
 MANIFEST = "manifest.json"
-TOKENIZER = "tokenizer.json"
+TOKENIZER_FOLDER, TOKENIZER = "tokenizer", "tokenizer.json"
+TOKENIZER_SUFFIXES = {".json", ".txt", ".model", ".jinja"}
+"""Suffixes of the files in the folder of a tokenizer that libraries read."""
+REJECTED = "rejected.jsonl"
+"""File of the records that could not be used."""
 REPEAT_REMEDY = "run 'regauge prepare' again, with another data.path"
 
 
@@ -142,6 +147,9 @@ class DatasetManifest(Settings):
     """Number of records by warning of the layout, such as one of data that the rows lack."""
     settings: dict[str, Any]
     """The tables of the run file that determine the rows."""
+    files: dict[str, str] = {}
+    """SHA-256 of every other file by its path in the dataset, such as `tokenizer/tokenizer.json`;
+    empty in the datasets of earlier versions."""
 
     @property
     def fingerprint(self) -> str:
@@ -165,7 +173,7 @@ class DatasetRows:
     """The rows of one split by number; a look-up reads only the pages that it needs."""
 
     def __init__(self, folder: Path, split: SplitInfo) -> None:
-        self._shards = [_map_columns(folder / shard.file) for shard in split.shards]
+        self._shards = [_map_columns(folder / shard.file, shard.rows) for shard in split.shards]
         self._ends = np.cumsum([shard.rows for shard in split.shards]).tolist()
 
     def __len__(self) -> int:
@@ -236,41 +244,65 @@ class Dataset:
         return self.manifest.splits[split]
 
     def verify(self) -> None:
-        """Hash every file of rows and texts; raises DataError for the first one that differs."""
-        for split in self.manifest.splits.values():
-            for file in split.files:
-                if sha256(self.folder / file.file) != file.sha256:
-                    raise DataError(
-                        f"{self.folder / file.file} differs from the hash in its manifest",
-                        "run 'regauge prepare' with another data.path",
-                    )
+        """Hash every file; raises DataError for the first one that differs."""
+        splits = self.manifest.splits.values()
+        hashes = {file.file: file.sha256 for split in splits for file in split.files}
+        for name, expected in {**hashes, **self.manifest.files}.items():
+            _check_hash(self.folder / name, expected)
 
 
 def read_manifest(folder: Path) -> DatasetManifest:
     """Return the manifest of a dataset.
 
-    Raises DataError if it is missing, damaged or of another format.
+    Raises DataError if it is missing, damaged or of another format, or if a file of the tokenizer
+    is missing, changed or new. The rows are not read.
     """
     path = folder / MANIFEST
+    document = find_document(path, REPEAT_REMEDY)
+    if document is None:
+        raise DataError(f"{folder} has no prepared dataset", "create it with 'regauge prepare'")
     try:
-        content = path.read_bytes()
-        check_format(json.loads(content), path, REPEAT_REMEDY)
-        return DatasetManifest.model_validate_json(content)
-    except FileNotFoundError:
-        raise DataError(
-            f"{folder} has no prepared dataset", "create it with 'regauge prepare'"
-        ) from None
+        manifest = DatasetManifest.model_validate_json(json.dumps(document))
     except pydantic.ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        key = ".".join(map(str, problem["loc"])) or "the whole document"
-        message = f"{path} is damaged: {key}: {problem['msg']}"
-    except ValueError as error:
-        message = f"{path} is damaged: {error}"
-    raise DataError(message, REPEAT_REMEDY)
+        raise DataError(f"{path} is damaged: {describe_mismatch(error)}", REPEAT_REMEDY) from None
+    if missing := {"train", "heldout"} - manifest.splits.keys():
+        raise DataError(f"{path} is damaged: it has no split '{min(missing)}'", REPEAT_REMEDY)
+    _check_tokenizer_files(folder, manifest)
+    return manifest
 
 
-def _map_columns(path: Path) -> dict[str, _Column]:
+def hash_other_files(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of the files of a dataset that are neither rows nor the manifest."""
+    paths = [*sorted((folder / TOKENIZER_FOLDER).rglob("*")), folder / REJECTED]
+    return {str(path.relative_to(folder)): sha256(path) for path in paths if path.is_file()}
+
+
+def _check_tokenizer_files(folder: Path, manifest: DatasetManifest) -> None:
+    """Raise DataError if a file of the tokenizer is missing, changed, or not in the manifest."""
+    if not manifest.files:
+        return
+    for name, expected in manifest.files.items():
+        if name != REJECTED:
+            _check_hash(folder / name, expected)
+    paths = (folder / TOKENIZER_FOLDER).glob("*")
+    names = {str(path.relative_to(folder)) for path in paths if path.suffix in TOKENIZER_SUFFIXES}
+    if added := names - manifest.files.keys():
+        problem = f"{folder / min(added)} was added after the dataset was prepared"
+        raise DataError(problem, "remove it")
+
+
+def _check_hash(path: Path, expected: str) -> None:
+    """Raise DataError if a file of a dataset is missing or has another SHA-256."""
+    check_file(path, REPEAT_REMEDY)
+    if sha256(path) != expected:
+        raise DataError(f"{path} differs from the hash in its manifest", REPEAT_REMEDY)
+
+
+def _map_columns(path: Path, num_rows: int) -> dict[str, _Column]:
     table = _map_table(path)
+    if table.num_rows != num_rows:
+        problem = f"{path} has {table.num_rows} rows; its manifest lists {num_rows}"
+        raise DataError(problem, REPEAT_REMEDY)
     return {name: _map_column(table.column(name)) for name in table.column_names}
 
 
@@ -280,10 +312,11 @@ def _read_texts(path: Path, max_rows: int | None) -> list[dict[str, Any]]:
 
 
 def _map_table(path: Path) -> pa.Table:
+    check_file(path, "run 'regauge prepare' again")
     try:
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).read_all()
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
+    except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read: {error}", "run 'regauge prepare' again") from None
 
 

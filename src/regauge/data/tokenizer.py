@@ -28,7 +28,8 @@ from tokenizers import (
 from regauge.data.bpe_cache import build_cached_bpe
 from regauge.data.dataset import TOKENIZER, TokenizerInfo
 from regauge.errors import DataError
-from regauge.files import sha256
+from regauge.files import check_file, sha256
+from regauge.json_files import find_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -284,6 +285,7 @@ def list_tokenizer_files(source: Path) -> list[Path]:
 
 
 def _load(folder: Path) -> Tokenizer:
+    check_file(folder / TOKENIZER, "replace it")
     try:
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     except Exception as error:  # noqa: BLE001 (the library raises Exception itself)
@@ -297,8 +299,7 @@ def _load(folder: Path) -> Tokenizer:
 def _read_config(folder: Path) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in ("special_tokens_map.json", CONFIG):
-        if (folder / name).exists():
-            merged |= json.loads((folder / name).read_text(encoding="utf-8"))
+        merged |= find_json(folder / name, "replace it") or {}
     return merged or {f"{role}_token": token for role, token in ROLES.items()}
 
 

@@ -11,14 +11,14 @@ import torch.distributed as dist
 from regauge import jsonl
 from regauge.accelerators import claim_device, init_process_group
 from regauge.artifacts.artifact import Artifact, is_artifact, open_artifact, open_unchecked
-from regauge.config import FORMAT, build, dump, read
+from regauge.config import FORMAT, build, dump, read_saved_run
 from regauge.data.dataset import Dataset
 from regauge.data.row_order import sample_rows
 from regauge.data.tokenizer import check_same_tokenizer
 from regauge.errors import DataError, SettingsError
 from regauge.evaluation.artifact_metrics import load_as_module
 from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS, EVALUATION
-from regauge.files import write_json
+from regauge.json_files import write_sealed
 from regauge.models.hub import final_model_dir
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.settings import Model
@@ -130,7 +130,7 @@ def _read_trained_task(folder: Path) -> Task:
     if not (run / RUN).is_file():
         problem = f"{folder} is not from a run, so its task is unknown"
         raise SettingsError(problem, 'set evaluate.task_settings = "given"')
-    configs = build(TrainSettings, read(run / RUN)).task_configs
+    configs = build(TrainSettings, read_saved_run(run)).task_configs
     named = (config.task for config in configs if run != parent and config.name == parent.name)
     return next(named, configs[0].task)
 
@@ -223,5 +223,5 @@ def _write_table(
     }
     if world.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / EVALUATION, table)
+        write_sealed(folder / EVALUATION, table)
     return {"output": str(folder / EVALUATION), "rows": rows}

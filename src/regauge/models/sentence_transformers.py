@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from regauge.choices import did_you_mean
 from regauge.config import Settings
 from regauge.errors import SettingsError
+from regauge.json_files import DocumentShape, check_shape, find_json, read_json, read_json_list
 from regauge.models import tokenizer_convention
 from regauge.models.hub import CONFIG, MODEL_FILE_PATTERNS
-from regauge.models.tokenizer_convention import MIN_TOKENS, Convention, read_json, write_json
+from regauge.models.tokenizer_convention import COPY_REMEDY, MIN_TOKENS, Convention, write_json
 
 MODULES_FILE, PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
 LIMIT_FILES = (
@@ -105,6 +106,40 @@ class SentenceEncoder(Settings):
     pooling: Pooling = Pooling()
 
 
+class ModuleShape(DocumentShape):
+    """An entry of `modules.json`."""
+
+    type: str
+    path: str
+
+
+class LimitsShape(DocumentShape):
+    """The file with the maximum text length."""
+
+    max_seq_length: Annotated[int, Field(ge=MIN_TOKENS)] | Literal[0] | None = None
+
+
+class PromptsShape(DocumentShape):
+    """The file with the prompts."""
+
+    prompts: dict[str, str] | None = None
+    default_prompt_name: str | None = None
+
+
+class PoolingShape(DocumentShape):
+    """The configuration of a pooling."""
+
+    pooling_mode: str | list[str] | None = None
+
+
+class DenseShape(DocumentShape):
+    """The configuration of a dense layer."""
+
+    in_features: int
+    out_features: int
+    bias: bool = True
+
+
 def is_sentence_transformer(folder: Path) -> bool:
     """Return whether a folder has the format of sentence-transformers."""
     return (folder / MODULES_FILE).is_file()
@@ -145,10 +180,9 @@ def read_sentence_encoder(folder: Path) -> SentenceEncoder:
 
 def read_tokenization(folder: Path) -> Tokenization:
     """Return the tokenization of a sentence-transformers folder with any modules."""
-    documents = [read_json(folder / name) for name in LIMIT_FILES if (folder / name).is_file()]
-    limits = documents[0] if documents else {}
-    has_prompts = (folder / PROMPTS_FILE).is_file()
-    prompt_config = read_json(folder / PROMPTS_FILE) if has_prompts else {}
+    documents = (_read_optional(folder / name, LimitsShape) for name in LIMIT_FILES)
+    limits = next((document for document in documents if document is not None), {})
+    prompt_config = _read_optional(folder / PROMPTS_FILE, PromptsShape) or {}
     prompts = prompt_config.get("prompts") or {}
     default = prompt_config.get("default_prompt_name")
     return Tokenization(
@@ -215,10 +249,19 @@ def write_description(folder: Path, encoder: SentenceEncoder, width: int) -> Non
         tokenizer_convention.write_convention(folder)
 
 
-def _read_modules(folder: Path) -> Any:
+def _read_optional(path: Path, shape: type[DocumentShape]) -> dict[str, Any] | None:
+    """Return a document with a shape; None if there is no such file."""
+    document = find_json(path, COPY_REMEDY)
+    if document is not None:
+        check_shape(document, path, COPY_REMEDY, shape)
+    return document
+
+
+def _read_modules(folder: Path) -> list[dict[str, Any]]:
     """Return the modules of a folder; raises SettingsError for a path outside of it."""
-    modules = read_json(folder / MODULES_FILE)
+    modules = read_json_list(folder / MODULES_FILE, COPY_REMEDY)
     for module in modules:
+        check_shape(module, folder / MODULES_FILE, COPY_REMEDY, ModuleShape)
         if Path(module["path"]).is_absolute() or ".." in Path(module["path"]).parts:
             problem = f"{folder / MODULES_FILE} names '{module['path']}', outside of its folder"
             raise SettingsError(problem, "do not use it")
@@ -226,7 +269,7 @@ def _read_modules(folder: Path) -> Any:
 
 
 def _read_modes(path: Path) -> tuple[PoolingMode, ...]:
-    table = read_json(path)
+    table = read_json(path, COPY_REMEDY, PoolingShape)
     if table.get("include_prompt", True) is not True:
         problem = f"{path} excludes the prompt from the pooling"
         raise SettingsError(problem, "name a model that pools all tokens")
@@ -246,7 +289,7 @@ def _modes_from_flags(table: dict[str, Any]) -> tuple[PoolingMode, ...]:
 
 
 def _read_dense(folder: Path, path: str) -> DenseLayer:
-    table = read_json(folder / CONFIG)
+    table = read_json(folder / CONFIG, COPY_REMEDY, DenseShape)
     activation = str(table.get("activation_function", "Tanh")).rpartition(".")[2]
     is_unsupported = activation not in ACTIVATIONS or table.get("use_residual")
     input_name = table.get("module_input_name", "sentence_embedding")

@@ -7,9 +7,10 @@ ends in an end token. In the convention `transformers`, its tokenizer decides.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from regauge.errors import SettingsError
+from regauge.json_files import DocumentShape, check_shape, find_json, read_json
 from regauge.models.hub import CONFIG
 
 if TYPE_CHECKING:
@@ -20,20 +21,36 @@ CONFIG_KEY = "tokenizer_convention"
 """Key of the convention in a model's `config.json`."""
 DEFAULT_CONVENTION: Convention = "transformers"
 """Convention of a folder without the key."""
+COPY_REMEDY = "copy the folder again"
 MIN_TOKENS = 3
 """Minimum text length: one token of text and the special tokens around it."""
 _NO_LIMIT = 10**9
 """Limits from this value on mean that a tokenizer has no limit."""
 
 
+class ConventionShape(DocumentShape):
+    """The keys of a model's `config.json` that are read here."""
+
+    tokenizer_convention: Convention = DEFAULT_CONVENTION
+    max_position_embeddings: int | None = None
+
+
+class LimitShape(DocumentShape):
+    """The keys of a `tokenizer_config.json` that are read here."""
+
+    model_max_length: float | None = None
+
+
 def write_convention(folder: Path) -> None:
     """Record the convention `regauge` in the configuration of a transformers folder."""
-    write_json(folder / CONFIG, {**read_json(folder / CONFIG), CONFIG_KEY: "regauge"})
+    document = read_json(folder / CONFIG, COPY_REMEDY)
+    write_json(folder / CONFIG, {**document, CONFIG_KEY: "regauge"})
 
 
 def read_convention(folder: Path) -> Convention:
     """Return the tokenizer convention of a transformers folder."""
-    convention: Convention = read_json(folder / CONFIG).get(CONFIG_KEY, DEFAULT_CONVENTION)
+    document = read_json(folder / CONFIG, COPY_REMEDY, ConventionShape)
+    convention: Convention = document.get(CONFIG_KEY, DEFAULT_CONVENTION)
     return convention
 
 
@@ -43,22 +60,17 @@ def max_tokens(folder: Path, model_limit: int | None = None) -> int:
     `model_limit` is the limit of the model, if it is known. Raises SettingsError if there is no
     limit.
     """
-    positions = read_json(folder / CONFIG).get("max_position_embeddings")
+    model_config = read_json(folder / CONFIG, COPY_REMEDY, ConventionShape)
+    positions = model_config.get("max_position_embeddings")
     path = folder / "tokenizer_config.json"
-    tokenizer_limit = read_json(path).get("model_max_length") if path.is_file() else None
+    tokenizer_config = find_json(path, COPY_REMEDY) or {}
+    check_shape(tokenizer_config, path, COPY_REMEDY, LimitShape)
+    tokenizer_limit = tokenizer_config.get("model_max_length")
     candidates = (model_limit, positions, tokenizer_limit)
     limits = [int(limit) for limit in candidates if limit is not None and limit < _NO_LIMIT]
     if not limits:
         raise SettingsError(f"{folder} has no maximum text length", "set text.max_seq_length")
     return min(limits)
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file of a model folder; raises SettingsError if it cannot be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}", "copy the folder again") from None
 
 
 def write_json(path: Path, document: object) -> None:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from regauge import safetensors_io
 from regauge.data.tokenizer import copy_tokenizer_files
 from regauge.errors import SettingsError
+from regauge.json_files import DocumentShape, read_json
 from regauge.models.hub import CONFIG
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ DDP_PREFIX = "module."
 """Prefix that DDP adds to all names."""
 _LEGACY_SUFFIXES = ((".gamma", ".weight"), (".beta", ".bias"))
 """Suffixes of layer norm weights in the first BERT checkpoints, and their present names."""
+
+
+class WeightIndex(DocumentShape):
+    """The index of the weight files of a model."""
+
+    weight_map: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,8 @@ def find_weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS_FILE).is_file():
         return [folder / WEIGHTS_FILE]
     if (folder / INDEX_FILE).is_file():
-        table = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"]
-        files = [folder / name for name in sorted(set(table.values()))]
+        index = read_json(folder / INDEX_FILE, "copy the whole folder again", WeightIndex)
+        files = [folder / name for name in sorted(set(index["weight_map"].values()))]
         for file in files:
             if not file.is_file():
                 raise SettingsError(f"{file} is missing", "copy the whole folder again")

@@ -18,6 +18,7 @@ import json
 import os
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,17 @@ from regauge.artifacts.manifest import MANIFEST
 from regauge.config import FORMAT
 from regauge.errors import DataError, SettingsError
 from regauge.files import sha256, write_json
+from regauge.json_files import DocumentShape
+from regauge.log import logger
 from regauge.prediction.shard_queue import ShardId
-from regauge.supervision.cost_meter import ATTEMPTS, Cost, parse_cost, read_last_seen, read_paid
+from regauge.supervision.cost_meter import (
+    ATTEMPTS,
+    Cost,
+    PaidLine,
+    parse_cost,
+    read_last_seen,
+    read_paid,
+)
 from regauge.units import MILLION
 
 if TYPE_CHECKING:
@@ -42,7 +52,36 @@ if TYPE_CHECKING:
 
 JOB, LEDGER, RESULT = "job.json", "ledger.jsonl", "result.json"
 SHARDS, QUARANTINE, JOBS = "shards", "quarantine", "jobs"
+SHARD_SUFFIXES = ("parquet", "npy")
+MAX_NAMES = 5
+"""Maximum number of shards that a message names."""
 OTHER_FOLDER_REMEDY = "name another output.folder, or delete that one"
+
+
+class PhaseSeconds(DocumentShape):
+    """The time of a shard by phase, in seconds."""
+
+    read: float
+    compute: float
+    write: float
+
+
+class ShardLine(DocumentShape):
+    """A line of the ledger: one finished shard."""
+
+    piece: jsonl.Count
+    part: jsonl.Count
+    is_last: bool
+    rows: jsonl.Count
+    quarantined: jsonl.Count
+    skipped: jsonl.Count
+    truncated: jsonl.Count
+    tokens: jsonl.Count
+    computed_tokens: jsonl.Count
+    bytes: dict[str, jsonl.Count]
+    sha256: dict[str, str]
+    quarantine_sha256: dict[str, str] = {}
+    seconds: PhaseSeconds
 
 
 @dataclass(frozen=True)
@@ -122,12 +161,30 @@ class PredictJob:
 
         A shard with a missing or truncated file is not finished.
         """
-        lines: dict[ShardId, dict[str, Any]] = {}
+        return {_get_shard(line): line for line in self._read_ledgers() if self._has_files(line)}
+
+    def verify_finished_shards(self) -> dict[ShardId, dict[str, Any]]:
+        """Return the ledger lines of the finished shards, and log the shards that have changed.
+
+        The files of the pieces of this job are hashed. A shard with a changed file is not finished.
+        """
+        lines = [line for line in self._read_ledgers() if self._has_files(line)]
+        if lines:
+            logger.info("Verifying finished shards: %d", len(lines))
+        with ThreadPoolExecutor() as pool:
+            are_whole = list(pool.map(self._has_hashes, lines))
+        pairs = zip(lines, are_whole, strict=True)
+        whole = {_get_shard(line): line for line, is_whole in pairs if is_whole}
+        damaged = {_get_shard(line) for line in lines} - whole.keys()
+        if damaged:
+            names = ", ".join(shard.name for shard in sorted(damaged)[:MAX_NAMES])
+            logger.warning("%d changed, computing again: %s", len(damaged), names)
+        return whole
+
+    def _read_ledgers(self) -> Iterator[dict[str, Any]]:
+        """Yield the ledger lines of all jobs."""
         for path in sorted((self.folder / JOBS).glob(f"*/{LEDGER}")):
-            for line in jsonl.read_lines(path):
-                if self._has_files(line):
-                    lines[ShardId(line["piece"], line["part"])] = line
-        return lines
+            yield from jsonl.read_lines(path, ShardLine)
 
     def commit_shard(self, line: Mapping[str, Any]) -> None:
         """Append the line of a shard to the ledger; its files must be in the output folder."""
@@ -136,11 +193,28 @@ class PredictJob:
             os.fsync(file.fileno())
 
     def _has_files(self, line: dict[str, Any]) -> bool:
-        sizes = line.get("bytes", {})
+        """Return whether the files of a ledger line are of its shard and have their sizes."""
+        sizes = line["bytes"]
+        names = {f"{_get_shard(line).name}.{suffix}" for suffix in SHARD_SUFFIXES}
         paths = {name: self.folder / SHARDS / name for name in sizes}
         return bool(sizes) and all(
-            path.is_file() and path.stat().st_size == sizes[name] for name, path in paths.items()
+            name in names and path.is_file() and path.stat().st_size == sizes[name]
+            for name, path in paths.items()
         )
+
+    def _has_hashes(self, line: dict[str, Any]) -> bool:
+        """Return whether the files of a ledger line have their hashes, if this job wrote them."""
+        if not self.slot.owns(line["piece"]):
+            return True
+        hashes = {self.folder / SHARDS / name: line["sha256"].get(name) for name in line["bytes"]}
+        if line.get("quarantine_sha256"):
+            name = f"{_get_shard(line).name}.jsonl"
+            hashes[self.folder / QUARANTINE / name] = line["quarantine_sha256"].get(name)
+        return all(path.is_file() and sha256(path) == value for path, value in hashes.items())
+
+
+def _get_shard(line: Mapping[str, Any]) -> ShardId:
+    return ShardId(line["piece"], line["part"])
 
 
 def collect_facts(
@@ -249,8 +323,8 @@ def _sum_costs(folder: Path, rows: int) -> dict[str, Any]:
 
 def _read_cost(job_folder: Path) -> Cost:
     """Return the cost of a job; a killed command is paid until it was last seen."""
-    last = jsonl.read_last_line(job_folder / ATTEMPTS) or {}
-    if "started_at" in last and "ended_at" not in last:
+    last = jsonl.read_last_line(job_folder / ATTEMPTS, PaidLine) or {}
+    if last.get("started_at") is not None and last.get("ended_at") is None:
         return read_paid(job_folder, time.time(), read_last_seen(job_folder))[0]
     return parse_cost(last)
 
@@ -286,13 +360,8 @@ def list_output_paths(folder: Path, lines: Mapping[ShardId, Mapping[str, Any]]) 
 
 def _read_job_file(folder: Path) -> dict[str, Any] | None:
     """Return `job.json`; None for a new folder; raises DataError if it has other files."""
-    path = folder / JOB
-    if path.is_file():
-        try:
-            document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(f"{path} cannot be read: {error}", OTHER_FOLDER_REMEDY) from None
-        config.check_format(document, path, OTHER_FOLDER_REMEDY)
+    document = config.find_document(folder / JOB, OTHER_FOLDER_REMEDY)
+    if document is not None:
         return document
     subfolders = {SHARDS, QUARANTINE, JOBS}
     is_foreign = folder.is_file() or (

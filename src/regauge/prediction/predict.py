@@ -110,7 +110,8 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     with ExitStack() as stack:
         stack.enter_context(FolderLock(job.job_folder))
         _clear_scratch(job)
-        finished = job.read_finished_shards()
+        needs_hashes = settings.predict.verify_shards
+        finished = job.verify_finished_shards() if needs_hashes else job.read_finished_shards()
         shard_queue = ShardQueue(
             job.piece_numbers, {shard: line["is_last"] for shard, line in finished.items()}
         )

@@ -48,6 +48,8 @@ class PredictOptions(Settings):
     )
     """Number of jobs that share the records and the output folder; `auto` is that of the Slurm
     array."""
+    verify_shards: bool = True
+    """Whether a command hashes the finished shards of its job, and computes changed ones again."""
     max_usd: float | None = Field(default=None, gt=0)
     """Cost limit in dollars; the job stops there, and a command with a higher limit resumes it."""
 

@@ -215,7 +215,7 @@ class ShardWriter:
         """
         start = time.perf_counter()
         paths = self._write_outputs(shard, outputs)
-        self._write_quarantine(shard)
+        quarantine = self._write_quarantine(shard)
         fsync_paths([self.folder / SHARDS])
         hashes = {path.name: sha256(path) for path in paths}
         shard.seconds["write"] = time.perf_counter() - start
@@ -233,6 +233,7 @@ class ShardWriter:
             "computed_tokens": shard.computed_tokens,
             "bytes": {path.name: path.stat().st_size for path in paths},
             "sha256": hashes,
+            "quarantine_sha256": {path.name: sha256(path) for path in quarantine},
             "seconds": {step: round(seconds, 6) for step, seconds in shard.seconds.items()},
         }
 
@@ -248,17 +249,20 @@ class ShardWriter:
             paths.append(self._write_file(SHARDS, f"{name}.parquet", write))
         return paths
 
-    def _write_quarantine(self, shard: EncodedShard) -> None:
-        """Write the rejected records of a shard; remove the file of an earlier attempt if none."""
+    def _write_quarantine(self, shard: EncodedShard) -> list[Path]:
+        """Write the rejected records of a shard; return the file, if there are any.
+
+        The file of an earlier attempt is removed.
+        """
         name = f"{shard.shard_id.name}.jsonl"
         if not shard.quarantined:
             (self.folder / QUARANTINE / name).unlink(missing_ok=True)
-            return
+            return []
         documents = (
             json.dumps(rejected.to_document(), ensure_ascii=False) for rejected in shard.quarantined
         )
         text = "".join(f"{document}\n" for document in documents)
-        self._write_file(QUARANTINE, name, lambda file: file.write(text.encode()))
+        return [self._write_file(QUARANTINE, name, lambda file: file.write(text.encode()))]
 
     def _write_file(self, subfolder: str, name: str, write: Callable[[IO[bytes]], object]) -> Path:
         """Write a file in the scratch folder and rename it into the output folder."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.data import dataset
 from regauge.errors import DataError
+from regauge.files import open_in_place
 from regauge.log import logger
 from regauge.preparation import encode, read_records, write_shards
 from regauge.preparation.phase_progress import PhaseProgress
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from regauge.data.tokenizer import LoadedTokenizer
     from regauge.preparation.process_pool import ProcessPool
     from regauge.preparation.workdir import BuildDir
-
-REJECTED = "rejected.jsonl"
-"""File of all rejected input of a dataset."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +96,17 @@ class DatasetBuild:
         counts = PhaseCounts([*shared.read, *encoded])
         self._check_rejected(shared, counts)
         self._log_counts(counts)
-        shutil.copytree(shared.tokenizer, self.folder / "tokenizer", dirs_exist_ok=True)
-        self.layout.write_tokenizer_files(self.folder / "tokenizer")
+        shutil.copytree(
+            shared.tokenizer, self.folder / dataset.TOKENIZER_FOLDER, dirs_exist_ok=True
+        )
+        self.layout.write_tokenizer_files(self.folder / dataset.TOKENIZER_FOLDER)
         return self._write_dataset(shared, counts)
 
     def gather_rejected(self, num_pieces: int) -> Path:
         """Write the rejections of all pieces so far to one file, in the order of the source."""
         self.folder.mkdir(exist_ok=True)
-        path = self.folder / REJECTED
-        with path.open("wb") as file:
+        path = self.folder / dataset.REJECTED
+        with open(path, "wb", opener=open_in_place) as file:
             for index in range(num_pieces):
                 for folder in (self.build_dir.scratch / "read", self.encoded_folder):
                     piece_file = folder / f"{index:06d}.rejected.jsonl"
@@ -126,7 +126,7 @@ class DatasetBuild:
         if num_rejected > num_records / 2:
             reasons = counts.format_counts("rejected")
             problem = f"most records are rejected: {num_rejected} of {num_records} ({reasons})"
-            path = self.folder / REJECTED
+            path = self.folder / dataset.REJECTED
             raise DataError(problem, f"correct rows or source; see the records in {path}")
 
     def _write_dataset(self, shared: SharedPhases, counts: PhaseCounts) -> dataset.DatasetManifest:
@@ -162,6 +162,7 @@ class DatasetBuild:
             truncated=counts.sum_counts("truncated"),
             warnings=counts.sum_counts("warnings"),
             settings={**shared.settings, "rows": self.layout.to_document()},
+            files=dataset.hash_other_files(self.folder),
         )
 
     def _read_encoded(
@@ -178,13 +179,14 @@ class DatasetBuild:
 
     def _log_counts(self, counts: PhaseCounts) -> None:
         folder = self.build_dir.final / self.name
+        rejected_file = folder / dataset.REJECTED
         for name, count in counts.sum_counts("truncated").items():
             logger.info(f"{folder}: {count} texts of '{name}' truncated at their limit")
         for warning, count in counts.sum_counts("warnings").items():
             logger.warning(f"{folder}: in {count} records, {warning}")
         if num_rejected := sum(counts.sum_counts("rejected").values()):
             reasons = counts.format_counts("rejected")
-            logger.warning(f"rejected records: {num_rejected} ({reasons}), see {folder / REJECTED}")
+            logger.warning(f"rejected records: {num_rejected} ({reasons}), see {rejected_file}")
 
 
 def _count_bytes(shared: SharedPhases) -> int:

@@ -20,6 +20,7 @@ from regauge.data import duplicates
 from regauge.data.sources import Record, Rejected, Skipped, reject_undecodable
 from regauge.errors import DataError
 from regauge.files import replace_atomically, write_atomic
+from regauge.json_files import find_json
 from regauge.preparation.phase_progress import PhaseProgress
 
 if TYPE_CHECKING:
@@ -128,9 +129,8 @@ def read_batches(folder: Path, number: int) -> Iterator[pa.RecordBatch]:
 
 
 def read_counts(folder: Path, number: int) -> Counts | None:
-    """Return the counts of a piece, or None if it is not done."""
-    path = folder / f"{number:06d}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    """Return the counts of a piece, or None if it is not done; raises DataError for damage."""
+    return find_json(folder / f"{number:06d}.json", "remove it")
 
 
 def commit_counts(folder: Path, number: int, counts: Counts) -> Counts:

@@ -18,6 +18,7 @@ import numpy as np
 from regauge.data import duplicates, tokenizer
 from regauge.data.values import format_key
 from regauge.files import replace_atomically, write_json
+from regauge.json_files import read_json
 from regauge.log import logger
 from regauge.preparation import read_records
 from regauge.preparation.encode import DECISIONS, DROPPED, DUPLICATE, HELDOUT, REPEAT, TRAIN
@@ -69,7 +70,7 @@ def decide_splits(
             write_json(units_path, asdict(units))
             np.save(file, decided)
     decisions: np.ndarray = np.load(path)
-    units = SplitUnits(**json.loads(units_path.read_text(encoding="utf-8")))
+    units = SplitUnits(**read_json(units_path, "delete that file"))
     if warning := _check_fraction(decisions, units, split):
         logger.warning(warning)
     parts = [f"{len(decisions)} records, {(decisions == HELDOUT).sum()} held out"]

@@ -19,6 +19,7 @@ from regauge.config import FORMAT, check_format, flatten
 from regauge.data import dataset
 from regauge.errors import DataError, SettingsError
 from regauge.files import LOCK, hold_lock, is_temporary, write_atomic
+from regauge.json_files import DocumentShape, find_json, find_mismatch, seal
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -34,6 +35,13 @@ BUILD_FILES = (INPUTS, LOCK)
 
 Manifests = dict[str, dataset.DatasetManifest]
 """Manifests by the name of their layout."""
+
+
+class InputsShape(DocumentShape):
+    """The inputs of a dataset, as they are stored."""
+
+    settings: dict[str, Any]
+    pieces: dict[str, list[Any]]
 
 
 class BuildInputs(NamedTuple):
@@ -112,7 +120,8 @@ class BuildDir:
     def commit(self, manifests: Manifests) -> None:
         """Write the manifests, remove the scratch folder, and move the datasets to their folder."""
         for name, manifest in manifests.items():
-            text = manifest.model_dump_json(indent=1) + "\n"
+            document = json.loads(manifest.model_dump_json())
+            text = json.dumps(seal(document), indent=1) + "\n"
             write_atomic(self.folder / name / dataset.MANIFEST, text)
         _remove(self.scratch)
         (self.folder / LOCK).unlink(missing_ok=True)
@@ -204,8 +213,8 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
 def _read_inputs(folder: Path) -> dict[str, Any] | None:
     """Return the stored inputs of a folder, or None if there are none."""
     try:
-        document = json.loads((folder / INPUTS).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        document = find_json(folder / INPUTS, "remove it")
+    except DataError:
         return None
-    is_valid = isinstance(document, dict) and {"settings", "pieces"} <= set(document)
+    is_valid = document is not None and not find_mismatch(document, InputsShape)
     return document if is_valid else None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 from typing import TYPE_CHECKING, Any
 
-from regauge.errors import SettingsError
+from regauge.files import open_in_place, write_atomic
+from regauge.json_files import read_json
 from regauge.reporting import inference_section, scaling_section
 from regauge.results import formatting
 
@@ -49,12 +49,8 @@ WIDE_COLUMNS = ("learning rate", "range", "$ per 1M tokens")
 
 
 def read_benchmark(path: Path) -> Document:
-    """Return a benchmark document; raises SettingsError if the file is not valid JSON."""
-    try:
-        document: Document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise SettingsError(f"{path} is not valid JSON", "set another output.folder") from None
-    return document
+    """Return a benchmark document; raises DataError if the file is damaged."""
+    return read_json(path, "set another output.folder")
 
 
 def write_benchmark_files(folder: Path, document: Document) -> dict[str, Any]:
@@ -81,7 +77,7 @@ def write_table(path: Path, document: Document) -> None:
 
     An unknown value is `unknown`; a value that this kind of load does not have is empty.
     """
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with open(path, "w", newline="", encoding="utf-8", opener=open_in_place) as file:
         lines = list(_build_lines(document))
         writer = csv.DictWriter(file, list(lines[0]))
         writer.writeheader()
@@ -120,4 +116,4 @@ def _write_chart(path: Path, inference: InferenceSection) -> None:
     from regauge.reporting.inference_charts import build_throughput_chart
 
     (chart,) = build_throughput_chart(inference, ChartContext("benchmark", inference.title))
-    path.write_text(build_standalone_svg(chart.svg), encoding="utf-8")
+    write_atomic(path, build_standalone_svg(chart.svg))

@@ -6,17 +6,17 @@ This module knows nothing of how a report looks.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from regauge import jsonl
-from regauge.config import RUN_IDENTITY, check_format
-from regauge.errors import SettingsError
+from regauge.config import RUN_IDENTITY, SavedTask, check_format
+from regauge.errors import DataError, SettingsError
+from regauge.json_files import DocumentShape, find_json, find_mismatch
 from regauge.results.series import AttemptSummary, Series, merge_attempts, summarize_attempts
-from regauge.supervision.cost_meter import ATTEMPTS
+from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
 from regauge.supervision.goodput import Goodput, read_goodput
 
 MARKER_FILES = (
@@ -34,6 +34,64 @@ _STAGE = re.compile(r"(\d+)-(.+)")
 Document = dict[str, Any]
 COST_KEYS = ("machine_seconds", "device_seconds", "usd")
 """Keys of a ledger line that are cumulative costs."""
+
+
+class MetricsShape(jsonl.StepLine):
+    """A line of `metrics.jsonl`; the other values are numbers, or `NaN` and infinities as text."""
+
+    seconds: float | None = None
+    summary: dict[str, Any] | None = None
+
+
+class SettingsShape(DocumentShape):
+    """The settings of a verb that reports show."""
+
+    task: dict[str, Any] | list[SavedTask] | None = None
+    execution: dict[str, Any] = {}
+    stop: dict[str, Any] = {}
+    accelerator: dict[str, Any] = {}
+
+
+class RunShape(SettingsShape):
+    """The content of `run.json` that reports show."""
+
+    run: dict[str, Any] = {}
+
+
+class ReportedStage(DocumentShape):
+    """The record of a finished stage of a pipeline."""
+
+    verb: str | None = None
+    seconds: float | None = None
+    settings: SettingsShape = SettingsShape()
+
+
+class EvaluationShape(DocumentShape):
+    """The table of an evaluation."""
+
+    title: str = ""
+    rows: list[dict[str, Any]] = []
+    notes: list[Any] = []
+    settings: SettingsShape = SettingsShape()
+    identity: dict[str, Any] = {}
+
+
+class EnvironmentShape(DocumentShape):
+    """The software and the machine of a run."""
+
+    packages: dict[str, str] | None = None
+
+
+class SplitShape(DocumentShape):
+    """One split of a dataset."""
+
+    rows: int = 0
+
+
+class DatasetShape(DocumentShape):
+    """The manifest of a dataset, or of an artifact."""
+
+    splits: dict[str, SplitShape] = {}
 
 
 @dataclass(frozen=True)
@@ -114,18 +172,18 @@ def read_run_folder(folder: Path) -> RunFolder:
     if not is_run_folder(folder):
         raise SettingsError(f"{folder} contains no run", "name the output folder of a run")
     warnings: list[str] = []
-    done = _read_document(folder / "done.json", warnings)
-    metrics = _read_lines(folder / "metrics.jsonl", warnings)
-    ledger = _read_lines(folder / "ledger.jsonl", warnings)
+    done = _read_document(folder / "done.json", warnings, ReportedStage)
+    metrics = jsonl.read_lines(folder / "metrics.jsonl", MetricsShape, warnings)
+    ledger = jsonl.read_lines(folder / "ledger.jsonl", LedgerLine, warnings)
     result = _read_document(folder / "result.json", warnings)
-    run = _read_document(folder / "run.json", warnings)
-    dataset = _read_document(folder / "manifest.json", warnings)
-    evaluation = _read_document(folder / "evaluation.json", warnings)
+    run = _read_document(folder / "run.json", warnings, RunShape)
+    dataset = _read_document(folder / "manifest.json", warnings, DatasetShape)
+    evaluation = _read_document(folder / "evaluation.json", warnings, EvaluationShape)
     values = [line for line in metrics if "summary" not in line]
     goodput = read_goodput(folder)
     attempts = summarize_attempts(values, goodput.outcomes if goodput else {})
     failures = sorted((folder / "failures").glob("*.json"))
-    launches = jsonl.read_lines(folder / ATTEMPTS)
+    launches = jsonl.read_lines(folder / ATTEMPTS, AttemptLine)
     return RunFolder(
         folder=folder,
         name=_find_name(folder),
@@ -138,7 +196,9 @@ def read_run_folder(folder: Path) -> RunFolder:
             )
         ),
         identity=run.get(RUN_IDENTITY) or evaluation.get("identity", {}),
-        environment=_drop_keys(_read_document(folder / "environment.json", warnings), "format"),
+        environment=_drop_keys(
+            _read_document(folder / "environment.json", warnings, EnvironmentShape), "format"
+        ),
         series=merge_attempts(values, attempts),
         attempts=attempts,
         ledger=ledger[-1] if ledger else {},
@@ -200,40 +260,20 @@ def _find_name(folder: Path) -> str:
     return match[2] if match else name
 
 
-def _read_document(path: Path, warnings: list[str]) -> Document:
+def _read_document(
+    path: Path, warnings: list[str], shape: type[DocumentShape] = DocumentShape
+) -> Document:
     """Return a JSON object; an empty one, with a warning, if the file is damaged."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        document = find_json(path, "restore it")
+    except DataError as error:
+        warnings.append(f"{error.problem}; it was ignored")
         return {}
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        warnings.append(f"{path.name} is damaged and was ignored: {error}")
-        return {}
-    if not isinstance(document, dict):
-        warnings.append(f"{path.name} is not a JSON object and was ignored")
+    if document is None:
         return {}
     if "format" in document:
         check_format(document, path, "repeat the run with this version")
+    if problem := find_mismatch(document, shape):
+        warnings.append(f"{path.name} is damaged and was ignored: {problem}")
+        return {}
     return document
-
-
-def _read_lines(path: Path, warnings: list[str]) -> list[Document]:
-    """Return the complete lines; a warning counts the truncated ones, which a kill leaves."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    lines = [_parse_line(line) for line in text.splitlines() if line.strip()]
-    num_torn = sum(line is None for line in lines)
-    if num_torn:
-        warnings.append(f"{path.name}: {num_torn} truncated line{'s' * (num_torn > 1)} ignored")
-    return [line for line in lines if line is not None]
-
-
-def _parse_line(text: str) -> Document | None:
-    try:
-        line = json.loads(text)
-    except json.JSONDecodeError:
-        return None
-    is_complete = isinstance(line, dict) and {"attempt", "step"} <= line.keys()
-    return line if is_complete else None

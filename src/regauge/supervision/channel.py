@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from regauge import jsonl, processes, timing
-from regauge.errors import PreemptedError, describe_error
+from regauge.errors import DataError, PreemptedError, describe_error
 from regauge.files import write_json
+from regauge.json_files import find_json, read_json
 from regauge.supervision import folder_lock
 from regauge.supervision.cost_meter import ATTEMPTS, CostMeter, parse_meter
 from regauge.supervision.failures import Failure, classify_error, collect_evidence, parse_failure
@@ -84,7 +85,7 @@ def read_spec() -> AttemptSpec | None:
     scratch = os.environ.get(processes.SUPERVISED_VARIABLE)
     if scratch is None:
         return None
-    document = json.loads((Path(scratch) / SPEC).read_text(encoding="utf-8"))
+    document = read_json(Path(scratch) / SPEC, "start the command again")
     return AttemptSpec(Path(scratch), **{**document, "meter": parse_meter(document["meter"])})
 
 
@@ -242,10 +243,9 @@ def read_text(path: Path) -> str:
 
 def _read_document(path: Path) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(read_text(path))
-    except ValueError:
+        return find_json(path, "start the command again") or {}
+    except DataError:
         return {}
-    return document
 
 
 def _raise_preempted(_number: int, _frame: object) -> None:

@@ -7,12 +7,18 @@ including starts and lost work. The cost is written at the start and the end of 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from regauge import jsonl
+from regauge.errors import DataError
+from regauge.files import open_in_place, read_content
+from regauge.json_files import DocumentShape
 from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
@@ -26,6 +32,49 @@ It bounds the cost of an attempt that was killed before its end was written. The
 it once a second. The first process writes it with each checkpoint, so that no checkpoint contains
 a cost that the next command does not know.
 """
+
+
+class CostLine(DocumentShape):
+    """A line with the cost of a run up to a moment."""
+
+    machine_seconds: float = Field(default=0.0, ge=0)
+    device_seconds: float = Field(default=0.0, ge=0)
+    usd: float | None = None
+
+
+class PaidLine(CostLine):
+    """A line of `attempts.jsonl`: the start or the end of an attempt or of a command."""
+
+    started_at: float | None = None
+    ended_at: float | None = None
+    nodes: int = Field(default=1, ge=1)
+    processes: int = Field(default=1, ge=1)
+    usd_per_hour: float | None = None
+
+
+class AttemptLine(PaidLine):
+    """A line of a training run's `attempts.jsonl`."""
+
+    attempt: jsonl.Count
+    outcome: str | None = None
+
+
+class StragglerShape(DocumentShape):
+    """The straggler of a ledger line."""
+
+    rank: int
+    delay_seconds: float
+
+
+class LedgerLine(jsonl.StepLine, CostLine):
+    """A line of a training run's `ledger.jsonl`."""
+
+    seconds: dict[str, float] = {}
+    tokens: jsonl.Count | None = None
+    mfu: float | None = None
+    padding_fraction: float | None = None
+    straggler: StragglerShape | None = None
+    memory_bytes: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,16 +155,17 @@ def parse_meter(document: dict[str, Any]) -> CostMeter:
 def read_last_seen(folder: Path) -> float | None:
     """Return the time at which a run was last alive, in seconds since the epoch, or None."""
     try:
-        return float((folder / LAST_SEEN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        seconds = float(read_content(folder / LAST_SEEN, "remove it") or b"")
+    except (DataError, ValueError):
         return None
+    return seconds if math.isfinite(seconds) else None
 
 
 def write_last_seen(folder: Path) -> None:
     """Write that a run is alive now; does nothing before its first attempt is recorded."""
     if not (folder / ATTEMPTS).exists():
         return
-    file = os.open(folder / LAST_SEEN, os.O_WRONLY | os.O_CREAT, 0o644)
+    file = open_in_place(folder / LAST_SEEN, os.O_WRONLY | os.O_CREAT)
     try:
         os.write(file, f"{time.time():.3f}".encode())  # always of one length: no part is left over
     finally:
@@ -129,11 +179,11 @@ def read_paid(folder: Path, started_at: float, last_seen_at: float | None) -> tu
     last alive. All times are in seconds since the epoch. An attempt whose end was not written ended
     when it was last alive.
     """
-    last = jsonl.read_last_line(folder / ATTEMPTS)
-    if last is None or "started_at" not in last:
+    last = jsonl.read_last_line(folder / ATTEMPTS, PaidLine)
+    if last is None or last.get("started_at") is None:
         return Cost(), started_at
     cost, began = parse_cost(last), last["started_at"]
-    if "ended_at" in last:
+    if last.get("ended_at") is not None:
         return cost, max(started_at, float(last["ended_at"]))
     until = last_seen_at if last_seen_at is not None and began < started_at else began
     meter = CostMeter(

@@ -15,12 +15,13 @@ import uuid
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
-from regauge.errors import PreemptedError, SettingsError
-from regauge.files import LOCK, hold_lock, write_atomic
+from regauge.errors import DataError, PreemptedError, SettingsError
+from regauge.files import LOCK, hold_lock, read_content, write_atomic
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+MAX_OWNER_BYTES = 200
 ATTEMPT_TOKEN = ".token"  # noqa: S105 - the name of a file
 
 
@@ -40,14 +41,15 @@ class FolderLock:
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / LOCK
         try:
-            self._lock.enter_context(hold_lock(file, self._wait_seconds))
+            handle = self._lock.enter_context(hold_lock(file, self._wait_seconds))
         except BlockingIOError:
-            owner = file.read_text(encoding="utf-8").strip() or "another process"
+            owner = _read_owner(file) or "another process"
             raise SettingsError(
                 f"{self._folder} is being written by {owner}",
                 "wait until it ends, stop it, or set another output.folder",
             ) from None
-        file.write_text(f"process {os.getpid()} of {socket.gethostname()}\n", encoding="utf-8")
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} of {socket.gethostname()}\n".encode())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,12 +66,19 @@ class FolderLock:
         return token
 
 
+def _read_owner(lock: Path) -> str:
+    """Return the process that a lock file names; empty if it names none."""
+    content = read_content(lock, "remove it") or b""
+    return content[:MAX_OWNER_BYTES].decode(errors="replace").strip()
+
+
 def is_current(folder: Path, token: str) -> bool:
     """Return whether a token still gives the right to publish."""
     try:
-        return (folder / ATTEMPT_TOKEN).read_text(encoding="utf-8").strip() == token
-    except OSError:
+        content = read_content(folder / ATTEMPT_TOKEN, "remove it")
+    except DataError:
         return False
+    return content is not None and content.strip() == token.encode()
 
 
 def check_token(folder: Path, token: str) -> None:

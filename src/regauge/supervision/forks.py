@@ -19,6 +19,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from regauge import choices, processes
+from regauge.files import open_in_place
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class _ServerProcess:
 
     def send_request(self, request: dict[str, Any], log: Path | None) -> None:
         """Request a process whose output goes to a log, or to this terminal."""
-        with log.open("ab") if log else nullcontext() as file:
+        with open(log, "ab", opener=open_in_place) if log else nullcontext() as file:
             files = [file.fileno()] * 2 if file else [1, 2]
             socket.send_fds(self._channel, [json.dumps(request).encode()], files)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge import jsonl
-from regauge.supervision.cost_meter import ATTEMPTS
+from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,13 +44,14 @@ class Goodput:
 
 def read_goodput(folder: Path) -> Goodput | None:
     """Return the goodput of the run in an output folder; None if no supervisor wrote it."""
-    lines = jsonl.read_lines(folder / ATTEMPTS)
-    ledger = jsonl.read_last_line(folder / "ledger.jsonl")
-    end_times = [line["ended_at"] for line in lines if "ended_at" in line]
-    if not end_times or ledger is None:
+    lines = jsonl.read_lines(folder / ATTEMPTS, AttemptLine)
+    ledger = jsonl.read_last_line(folder / "ledger.jsonl", LedgerLine)
+    end_times = [line["ended_at"] for line in lines if line.get("ended_at") is not None]
+    start_times = [line["started_at"] for line in lines if line.get("started_at") is not None]
+    if not (start_times and end_times) or ledger is None:
         return None
-    began = min(line["started_at"] for line in lines if "started_at" in line)
-    booked: dict[str, Any] = ledger["seconds"]
+    began = min(start_times)
+    booked: dict[str, Any] = ledger.get("seconds", {})
     idle = max(0.0, max(end_times) - began - sum(booked.values()))
-    outcomes = {line["attempt"]: str(line["outcome"]) for line in lines if "outcome" in line}
+    outcomes = {line["attempt"]: str(line["outcome"]) for line in lines if line.get("outcome")}
     return Goodput({**booked, IDLE: idle}, outcomes)

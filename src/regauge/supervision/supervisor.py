@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge import accelerators
-from regauge.config import read
+from regauge.config import read_microbatch_rows
 from regauge.errors import ChildError, PreflightError
 from regauge.health.examination import examine
 from regauge.health.findings import raise_if_bad
@@ -290,8 +290,8 @@ def _summarize_failures(failures: list[Failure], settings: TrainSettings) -> tup
 def _suggest_microbatch(settings: TrainSettings, folder: Path) -> str:
     """Return the advice to halve the microbatch, also one that the batch finder chose."""
     rows = settings.batch.microbatch_rows
-    if rows == "auto" and (folder / "run.json").is_file():
-        rows = read(folder / "run.json")["batch"]["microbatch_rows"]
+    if rows == "auto":
+        rows = read_microbatch_rows(folder)
     if rows == "auto":
         return "set batch.microbatch_rows to a number"
     return f"set batch.microbatch_rows = {max(1, rows // 2)}"

@@ -27,6 +27,8 @@ from pydantic import Field
 from regauge import config, jsonl
 from regauge.config import Settings
 from regauge.hooks import Hook
+from regauge.json_files import DocumentShape
+from regauge.jsonl import Count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +102,16 @@ class Fault(Settings):
     """Duration of a `sleep`."""
     layer: int = Field(default=0, ge=0)
     """The block that `gelu` changes."""
+
+
+class FaultLine(DocumentShape):
+    """A line of the record of triggered faults."""
+
+    kind: str
+    at: str
+    rank: int
+    layer: int
+    triggered_at_step: Count
 
 
 class Plan(Settings):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regauge import jsonl
 from regauge.checkpoint.loading import load_checkpoint
 from regauge.errors import DataError, SettingsError
-from regauge.supervision.cost_meter import write_last_seen
+from regauge.supervision.cost_meter import LedgerLine, write_last_seen
 from regauge.tasks import UNORDERED, lower_is_better
 from regauge.training import optimizer as optimizers
 from regauge.training.guards import check_replicas
@@ -102,7 +102,8 @@ def resume_latest(context: RunContext, state: TrainState) -> bool:
         return False
     document = restore(context, state, path)
     state.attempt = document["attempt"] + 1
-    context.ledger.restore(document["ledger"], jsonl.read_last_line(context.folder / LEDGER))
+    last_line = jsonl.read_last_line(context.folder / LEDGER, LedgerLine)
+    context.ledger.restore(document["ledger"], last_line)
     return True
 
 

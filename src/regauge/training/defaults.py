@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from regauge import accelerators, choices, processes
 from regauge.config import FORMAT, dump
-from regauge.errors import SettingsError, TransientError
+from regauge.errors import DataError, SettingsError, TransientError
 from regauge.files import write_json
+from regauge.json_files import find_json
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -273,10 +274,10 @@ class Rank0Decision:
     def read(self) -> dict[str, Any] | None:
         """Return the decision of exactly these inputs; None if there is none."""
         try:
-            document: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            document = find_json(self.file, "remove it")
+        except DataError:
             return None
-        return document if document["key"] == self.key else None
+        return document if document and document.get("key") == self.key else None
 
 
 def digest(*facts: object) -> str:

@@ -110,7 +110,7 @@ class Ledger(Hook):
         self.tokens, self.computed_tokens = state["tokens"], state["computed_tokens"]
         self._meter = self._meter.resume_from(parse_cost(state))
         if last_line is not None:
-            after = sum(last_line["seconds"].values()) - sum(state["seconds"].values())
+            after = sum(last_line.get("seconds", {}).values()) - sum(state["seconds"].values())
             self._booked["lost"] += max(0.0, after)
 
     def _switch(self, account: str | None) -> str | None:

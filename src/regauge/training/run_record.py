@@ -6,7 +6,6 @@ the end of the run may differ. Settings that identify the run (`IDENTITY_KEYS`) 
 
 from __future__ import annotations
 
-import json
 import platform
 import uuid
 from importlib.metadata import PackageNotFoundError, version
@@ -16,13 +15,15 @@ from regauge import processes
 from regauge.config import (
     FORMAT,
     RUN_IDENTITY,
+    SAVED_RUN,
     Tables,
-    check_format,
     describe_first_difference,
     dump,
+    find_saved_run,
 )
-from regauge.errors import SettingsError
+from regauge.errors import DataError, SettingsError
 from regauge.files import write_json
+from regauge.json_files import find_json
 from regauge.log import logger
 from regauge.training.defaults import PROBE
 from regauge.training.warm_start import START_FOLDER
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from regauge.training.settings import TrainSettings
 
-RUN = "run.json"
+RUN = SAVED_RUN
 ENVIRONMENT = "environment.json"
 RESULT = "result.json"
 TASKS = "tasks"
@@ -70,16 +71,11 @@ def build_document(
 
 
 def read_run(folder: Path) -> Tables | None:
-    """Return the content of run.json of an output folder; None if there is no such file."""
-    path = folder / RUN
-    if not path.exists():
-        return None
-    try:
-        document: Tables = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise SettingsError(f"{path} is damaged", "name another output.folder") from None
-    check_format(document.get(RUN_IDENTITY), path, "name another output.folder")
-    return document
+    """Return the content of run.json of an output folder; None if there is no such file.
+
+    Raises DataError if it is damaged.
+    """
+    return find_saved_run(folder, "name another output.folder")
 
 
 def check_same_run(folder: Path, settings: TrainSettings, fingerprint: str) -> str:
@@ -185,8 +181,8 @@ def _check_empty(folder: Path) -> None:
 def _read_previous_variables(folder: Path) -> Any:
     """Return the environment variables that the previous attempt recorded; None if unknown."""
     try:
-        return json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["variables"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return (find_json(folder / ENVIRONMENT, "remove it") or {}).get("variables")
+    except DataError:
         return None
 
 

@@ -22,7 +22,7 @@ from regauge.models.tensors import precision_dtype
 from regauge.planning.catalog import find_price
 from regauge.strategies import Placement, ShardedModel, Strategy
 from regauge.supervision.channel import WorkerReporter
-from regauge.supervision.cost_meter import CostMeter, parse_cost
+from regauge.supervision.cost_meter import CostMeter, LedgerLine, parse_cost
 from regauge.supervision.watchdog import PREFLIGHT
 from regauge.training import activation_checkpointing
 from regauge.training import optimizer as optimizers
@@ -216,7 +216,7 @@ def _meter(settings: TrainSettings, world: World, reporter: WorkerReporter) -> C
     """Return the supervisor's meter of dollars, or one that continues the last ledger line."""
     if reporter.spec:
         return reporter.spec.meter
-    last_line = jsonl.read_last_line(Path(settings.output.folder) / LEDGER) or {}
+    last_line = jsonl.read_last_line(Path(settings.output.folder) / LEDGER, LedgerLine) or {}
     machines = -(-world.size // world.local_size)
     price = find_price(settings.execution.price)
     usd = price.usd_per_hour if price else None

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from regauge import choices, config, log, processes
 from regauge.errors import ChildError
+from regauge.files import write_atomic
 from regauge.results.formatting import UNKNOWN
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def run_in_processes(
     """
     folder.mkdir(parents=True, exist_ok=True)
     request = folder / ".request.json"
-    request.write_text(json.dumps(config.dump(settings)), encoding="utf-8")
+    write_atomic(request, json.dumps(config.dump(settings)), durable=False)
     command = [sys.executable, "-m", "regauge", verb, str(request), *arguments]
     code = processes.run_processes(command, size, folder / "ranks")
     if code:

@@ -18,8 +18,9 @@ from regauge import accelerators, config, files, jsonl, verbs
 from regauge.checkpoint.layout import CHECKPOINTS, checkpoint_name, list_steps
 from regauge.comparison.gaps import relative_difference
 from regauge.comparison.verdict import ROUNDING_TOLERANCE
-from regauge.errors import InconclusiveError
-from regauge.testing.faults import BUGS, RECORD
+from regauge.errors import DataError, InconclusiveError
+from regauge.json_files import DocumentShape, find_json
+from regauge.testing.faults import BUGS, RECORD, FaultLine
 from regauge.training.divergence.settings import ReplaySettings
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _read_sides(runs: tuple[Path, Path], folder: Path) -> dict[str, Side]:
     folder.mkdir(parents=True, exist_ok=True)
     sides: dict[str, Side] = {}
     for name, run in zip(SIDES, runs, strict=True):
-        tables = config.read(run / "run.json")
+        tables = config.read_saved_run(run)
         if name == "candidate":
             microbatch_rows = sides["baseline"].tables["batch"]["microbatch_rows"]
             tables = config.merge(tables, {"batch": {"microbatch_rows": microbatch_rows}})
@@ -128,7 +129,7 @@ def _read_sides(runs: tuple[Path, Path], folder: Path) -> dict[str, Side]:
 
 def _write_fault_plan(run: Path, plan: Path) -> str | None:
     """Write a plan of the bugs that were injected into a run; None if there were none."""
-    bugs = [line for line in jsonl.read_lines(run / RECORD) if line["kind"] in BUGS]
+    bugs = [line for line in jsonl.read_lines(run / RECORD, FaultLine) if line["kind"] in BUGS]
     if not bugs:
         return None
     names = ("kind", "at", "rank", "layer")
@@ -138,7 +139,7 @@ def _write_fault_plan(run: Path, plan: Path) -> str | None:
     ]
     # Every rank records a fault of all ranks; the plan must contain it once.
     unique = {json.dumps(fault): fault for fault in faults}
-    plan.write_text(json.dumps({"fault": list(unique.values())}), encoding="utf-8")
+    files.write_json(plan, {"fault": list(unique.values())})
     return str(plan)
 
 
@@ -147,7 +148,7 @@ def _replay(side: Side, folder: Path, options: dict[str, Any]) -> None:
     replay = {name: value for name, value in options.items() if value is not None}
     replay |= {"fault_plan": side.fault_plan} if side.fault_plan else {}
     done = folder / DONE
-    if done.exists() and json.loads(done.read_text(encoding="utf-8")) == replay:
+    if _read_options(done) == replay:
         return
     (folder / "replay.jsonl").unlink(missing_ok=True)
     tables = {**side.tables, "output": {"folder": str(folder)}, "replay": replay}
@@ -156,9 +157,27 @@ def _replay(side: Side, folder: Path, options: dict[str, Any]) -> None:
     files.write_json(done, replay)
 
 
+def _read_options(path: Path) -> dict[str, Any] | None:
+    """Return the options of a finished replay; None if there is none, or a damaged record."""
+    try:
+        return find_json(path, "remove it")
+    except DataError:
+        return None
+
+
+class ReplayLine(DocumentShape):
+    """A line of `replay.jsonl`: one step that was computed again."""
+
+    step: jsonl.Count
+    loss: float
+    grad_norm: float
+
+
 def _find_divergent_step(folder: Path, tolerance: float) -> int | None:
     """Return the number of equal steps before the first step that differs; None without one."""
-    baseline, candidate = (jsonl.read_lines(folder / name / "replay.jsonl") for name in SIDES)
+    baseline, candidate = (
+        jsonl.read_lines(folder / name / "replay.jsonl", ReplayLine) for name in SIDES
+    )
     for baseline_line, candidate_line in zip(baseline, candidate, strict=False):
         differences = (
             relative_difference(baseline_line[name], candidate_line[name])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from regauge import config
-from regauge.errors import SettingsError
+from regauge.errors import DataError, SettingsError
+from regauge.json_files import DocumentShape
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from regauge.verbs._stages import ResolvedStage
 
 DONE = "done.json"
+
+
+class DoneShape(DocumentShape):
+    """The record of a finished stage."""
+
+    sha256: str
+    seconds: float
+    settings: dict[str, Any]
+    inputs: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -81,11 +90,9 @@ def _inspect_stage(
 def _read_done(path: Path) -> dict[str, Any] | None:
     """Return the record of a finished stage; None if it is damaged or has another format."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        is_valid = isinstance(document, dict) and document["format"] == config.FORMAT
-    except (ValueError, KeyError, TypeError):
-        is_valid = False
-    return dict(document) if is_valid else None
+        return config.find_document(path, "run the stage again", DoneShape)
+    except DataError:
+        return None
 
 
 def _describe_change(

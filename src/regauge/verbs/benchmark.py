@@ -82,7 +82,7 @@ def plan(settings: BenchmarkSettings | TrainingBenchmarkSettings) -> Answer:
 
 def run(settings: BenchmarkSettings | TrainingBenchmarkSettings) -> Answer:
     """Run the benchmark and write its results; return them as tables and texts."""
-    from regauge.files import write_json
+    from regauge.json_files import write_sealed
     from regauge.reporting import benchmarks
 
     folder = Path(settings.output.folder)
@@ -92,7 +92,7 @@ def run(settings: BenchmarkSettings | TrainingBenchmarkSettings) -> Answer:
         from regauge.benchmarking import inference
 
         document = inference.run(settings)
-    write_json(folder / BENCHMARK, document)
+    write_sealed(folder / BENCHMARK, document)
     return {"output": str(folder), **benchmarks.write_benchmark_files(folder, document)}
 
 

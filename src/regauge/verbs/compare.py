@@ -127,7 +127,8 @@ def build_repeat(folder: Path) -> TrainSettings:
     """
     path = folder / "run.json"
     # Unlike `verbs.load_settings`, this permits no custom code: the user did not write the file.
-    settings = config.build(TrainSettings, config.read(path), verbs.table_names(), str(path))
+    tables = config.read_saved_run(folder)
+    settings = config.build(TrainSettings, tables, verbs.table_names(), str(path))
     sizes = [_find_other_microbatch(task_config.batch) for task_config in settings.task_configs]
     if not any(sizes):
         raise SettingsError(

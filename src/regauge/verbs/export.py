@@ -109,7 +109,7 @@ def _export_run(settings: ExportSettings, folder: Path) -> dict[str, Any]:
     from regauge.checkpoint import export_weights
     from regauge.models import hub
 
-    target, tables = settings.export, config.read(folder / "run.json")
+    target, tables = settings.export, config.read_saved_run(folder)
     if not (folder / "model" / hub.CONFIG).is_file():
         raise SettingsError(f"{folder} has no final model", "let the run finish first")
     with tempfile.TemporaryDirectory() as scratch:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from regauge import config, processes, verbs
+from regauge import processes, verbs
+from regauge.json_files import read_json
 from regauge.supervision.nodes.topology import is_whole_node
 from regauge.training.defaults import count_local_processes
 from regauge.training.settings import TrainSettings
@@ -77,5 +78,5 @@ def run(settings: TrainSettings, chaos: Path | None = None) -> dict[str, Any]:
     supervisor.supervise(settings, size, str(chaos.resolve()) if chaos else None)
     folder = Path(settings.output.folder)
     goodput = read_goodput(folder)
-    result = config.read(folder / RESULT)
+    result = read_json(folder / RESULT, "run the same command again")
     return {**result, "goodput": round(goodput.fraction, 4)} if goodput else result

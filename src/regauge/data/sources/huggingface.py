@@ -6,7 +6,6 @@ dataset is executed, and the library `datasets` is not needed.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +13,7 @@ from regauge.choices import did_you_mean
 from regauge.config import parse_choice
 from regauge.data.sources import Piece, Source, _files, _splits
 from regauge.errors import DataError, RegaugeError, TransientError
+from regauge.json_files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,10 +164,10 @@ class HuggingFace(Source):
 
 def _read_value(path: Path, key: str) -> Any:
     """Return a value of a file that `save_to_disk` wrote."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))[key]
-    except (ValueError, KeyError, TypeError):
-        raise DataError(f"{path} has no '{key}'", "save the dataset again") from None
+    document = read_json(path, "save the dataset again")
+    if key not in document:
+        raise DataError(f"{path} has no '{key}'", "save the dataset again")
+    return document[key]
 
 
 def _read_configs(path: Path) -> list[dict[str, Any]]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regauge import jsonl
+from regauge.json_files import DocumentShape
 from regauge.processes import RankLayout, find_free_port
-from regauge.supervision.cost_meter import ATTEMPTS
+from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
 from regauge.supervision.folder_lock import FolderLock
 
 if TYPE_CHECKING:
@@ -129,5 +130,6 @@ class LocalLauncher:
 
 def read_last_attempt(folder: Path) -> int:
     """Return the number of a run's last attempt, supervised or not; 0 if it has none."""
-    lines = (jsonl.read_last_line(folder / name) for name in (ATTEMPTS, "ledger.jsonl"))
-    return max((int(line["attempt"]) for line in lines if line), default=0)
+    files: dict[str, type[DocumentShape]] = {ATTEMPTS: AttemptLine, "ledger.jsonl": LedgerLine}
+    lines = (jsonl.read_last_line(folder / name, shape) for name, shape in files.items())
+    return max((line["attempt"] for line in lines if line), default=0)

@@ -23,6 +23,7 @@ from regauge.checkpoint.layout import describe_file
 from regauge.config import FORMAT, dump
 from regauge.errors import DataError
 from regauge.files import write_json
+from regauge.json_files import DocumentShape, find_json, find_mismatch, parse_object
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ ENTRY, GRAPHS = "entry.json", "graphs"
 KEY_DIGITS = 16
 CacheFacts = dict[str, Any]
 """Everything that the graphs of a run depend on; its hash is the key of the entry."""
+
+
+class EntryShape(DocumentShape):
+    """The content of `entry.json`."""
+
+    facts: CacheFacts
+    compile_seconds: float
+    files: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -172,10 +181,10 @@ def list_entries(root: Path) -> list[dict[str, Any]]:
 def read_entry(folder: Path) -> dict[str, Any] | None:
     """Return the content of `entry.json`; None if it is missing or unreadable."""
     try:
-        document: dict[str, Any] = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document = find_json(folder / ENTRY, "remove its folder")
+    except DataError:
         return None
-    return document
+    return None if document is None or find_mismatch(document, EntryShape) else document
 
 
 def _read_entries(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -227,10 +236,13 @@ def copy_entries(source: str, target: str) -> int:
 
 def _parse_entry(text: bytes, path: str) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(text)
-        document["files"], document["compile_seconds"]
-    except (ValueError, TypeError, KeyError):
-        raise DataError(f"{path} is not a valid cache entry", "remove its folder") from None
+        document = parse_object(text)
+        problem = find_mismatch(document, EntryShape)
+    except ValueError as error:
+        document, problem = {}, str(error)
+    if problem:
+        remedy = "remove its folder"
+        raise DataError(f"{path} is not a valid cache entry: {problem}", remedy)
     return document
 
 

@@ -10,7 +10,6 @@ spaced elements of each value are stored.
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from regauge import safetensors_io
+from regauge.files import write_json
 from regauge.models import architectures
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class StepCapture:
             "execution": self._describe_execution(),
             "values": [asdict(value) for value in self._values],
         }
-        (folder / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
+        write_json(folder / f"{name}.json", document)
 
     def _build_forward_hook(self, name: str) -> Any:
         def hook(module: nn.Module, _inputs: Any, output: Any) -> Any:

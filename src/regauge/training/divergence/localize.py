@@ -8,7 +8,6 @@ distance from the noisy reference to the reference shows how rounding errors gro
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
+from regauge.json_files import DocumentShape, read_json
 from regauge.training.divergence.capture import CapturedValue, Stage
 
 if TYPE_CHECKING:
@@ -35,6 +35,13 @@ MIN_NORM = 1e-12
 SHIFTS = range(-2, 3)
 """Shifts of the row order that are recognized."""
 STAGES: tuple[Stage, ...] = ("input", "forward", "backward", "gradient", "update")
+
+
+class CaptureShape(DocumentShape):
+    """The captured values of one process in one step."""
+
+    execution: dict[str, Any]
+    values: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,7 @@ def read_capture(folder: Path, step: int) -> CapturedStep:
     values: dict[tuple[Stage, str], CapturedValue] = {}
     samples: dict[tuple[Stage, str], Tensor] = {}
     for path in sorted(folder.glob(f"capture-{step:08d}.*.json")):
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path, f"remove {folder}, and run the command again", CaptureShape)
         tensors = load_file(path.with_suffix(".safetensors"))
         execution = execution or document["execution"]
         for fields in document["values"]:

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from torch.profiler import profile, record_function, supported_activities
 
 from regauge.config import FORMAT
-from regauge.files import write_json
+from regauge.files import write_atomic
 from regauge.health.device import measure_memory_bandwidth
 from regauge.hooks import Hook
+from regauge.json_files import write_sealed
 from regauge.log import logger
 from regauge.processes import restore_environment
 from regauge.training.compile.decision import compiled_parts
@@ -118,8 +119,7 @@ class StepProfiler(Hook):
             path = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(path))
             text = path.read_bytes()
-        with gzip.open(context.folder / TRACE, "wb", compresslevel=3) as file:
-            file.write(text)
+        write_atomic(context.folder / TRACE, gzip.compress(text, compresslevel=3))
         trace = read_trace(json.loads(text), context.accelerator.distributed_backend())
         breakdown = build_breakdown(trace, data_seconds)
         report = build_report(context, state, breakdown, *self._counts)
@@ -130,7 +130,7 @@ class StepProfiler(Hook):
             "trace_file": TRACE,
             **report.document,
         }
-        write_json(context.folder / REPORT, document)
+        write_sealed(context.folder / REPORT, document)
         for line in report.lines:
             logger.info("%s", line)
 

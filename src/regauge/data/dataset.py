@@ -119,6 +119,8 @@ class TokenizerInfo(Settings):
     """Id of the token that ends a text; None if the tokenizer has none."""
     special_token_ids: tuple[int, ...]
     """Ids of all special tokens; these are never masked."""
+    truncation_side: Literal["left", "right"] = "right"
+    """The side on which long texts were truncated."""
 
 
 class DatasetManifest(Settings):

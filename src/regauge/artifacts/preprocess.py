@@ -10,7 +10,7 @@ import numpy as np
 from regauge.artifacts.records import TextRecords, TokenizedTexts
 from regauge.data import chat_templates
 from regauge.data.columns import encode_value, find_embedding_rows
-from regauge.data.tokenizer import LoadedTokenizer
+from regauge.data.tokenizer import LoadedTokenizer, truncate_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,8 +76,9 @@ class Preprocessor:
         first_texts = lists[0]
         joined = [self._join(first, second) for first, second in zip(*lists, strict=True)]
         truncated += sum(len(ids) > max_tokens for ids in joined)
-        joined = [self._truncate(ids) for ids in joined]
-        starts = np.fromiter(map(len, first_texts), np.int32, len(first_texts))
+        pairs = list(map(self._truncate, joined, map(len, first_texts)))
+        joined = [ids for ids, _ in pairs]
+        starts = np.fromiter((start for _, start in pairs), np.int32, len(pairs))
         records = TextRecords([TokenizedTexts.from_lists(joined)], [starts])
         return EncodedRecords(records, truncated)
 
@@ -106,7 +107,9 @@ class Preprocessor:
         encoded = self._tokenizer.encode(prompted, parse_special_tokens=self._is_transformers)
         room = limit - self._tokenizer.num_special_tokens
         truncated = sum(len(ids) > room for ids in encoded)
-        return [self._tokenizer.add_special_tokens(ids[:room]) for ids in encoded], truncated
+        side = self._tokenization.truncation_side
+        encoded = [truncate_ids(ids, room, side) for ids in encoded]
+        return [self._tokenizer.add_special_tokens(ids) for ids in encoded], truncated
 
     def _encode_prompts(self, texts: Sequence[str], limit: int) -> tuple[Ids, int]:
         """Return the ids of generation prompts; a long prompt is truncated at its start."""
@@ -126,17 +129,30 @@ class Preprocessor:
 
     def _encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> EncodedRecords:
         """Return text pairs, encoded by the tokenizer's pair template."""
-        pairs = self._tokenizer.encode_pairs(firsts, seconds, self._tokenization.max_length)
+        pairs = self._tokenizer.encode_pairs(
+            firsts, seconds, self._tokenization.max_length, self._tokenization.truncation_side
+        )
         starts = np.fromiter((pair.second_start for pair in pairs), np.int32, len(pairs))
         records = TextRecords([TokenizedTexts.from_lists([pair.ids for pair in pairs])], [starts])
         return EncodedRecords(records, sum(pair.is_truncated for pair in pairs))
 
-    def _truncate(self, ids: np.ndarray) -> np.ndarray:
-        """Return at most as many ids as the model reads, with the special tokens at the end."""
-        if len(ids) <= self._tokenization.max_length:
-            return ids
-        end = self._tokenizer.suffix
-        return np.concatenate([ids[: self._tokenization.max_length - len(end)], end])
+    def _truncate(self, ids: np.ndarray, start: int) -> tuple[np.ndarray, int]:
+        """Return as many ids of a pair as the model reads, and the start of the second text.
+
+        The special tokens at the other end than the truncated one stay.
+        """
+        limit, prefix, suffix = (
+            self._tokenization.max_length,
+            self._tokenizer.prefix,
+            self._tokenizer.suffix,
+        )
+        if len(ids) <= limit:
+            return ids, start
+        if self._tokenization.truncation_side == "right":
+            return np.concatenate([ids[: limit - len(suffix)], suffix]), start
+        rest = ids[len(ids) - limit + len(prefix) :]
+        start -= len(ids) - limit
+        return np.concatenate([prefix, rest]), max(start, len(prefix))
 
     def _join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Return two texts as one, without the special tokens at the start of the second."""

@@ -80,6 +80,9 @@ class Tokenization(Settings):
     input_format: Literal["text", "completion", "chat"] = "text"
     """`text`: special tokens end the text; `completion`: the text is continued; `chat`: a chat
     template is applied."""
+    truncation_side: Literal["left", "right"] = "right"
+    """The side on which longer texts are truncated; prompts of `completion` and `chat` are
+    always truncated on the left."""
     convention: Convention = "regauge"
     """`regauge`: "[SEP]" in a text is plain text; `transformers`: its tokenizer decides."""
 

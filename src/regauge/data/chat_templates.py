@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.choices import did_you_mean
-from regauge.data.tokenizer import CONFIG
+from regauge.data.tokenizer import CONFIG, LoadedTokenizer
 from regauge.errors import SettingsError, first_line
 
 if TYPE_CHECKING:
@@ -112,6 +112,36 @@ def has_template(tokenizer: Path) -> bool:
     return path.is_file() and bool(
         json.loads(path.read_text(encoding="utf-8")).get("chat_template")
     )
+
+
+def find_end_token_ids(folder: Path) -> tuple[int, ...]:
+    """Return the ids of the tokens that end generated text, the most specific one first.
+
+    These are the last special token of an answer in the chat template, the token that ends a text
+    in the rows of a dataset, and the declared end token. `folder` has the tokenizer.
+    """
+    tokenizer = LoadedTokenizer(folder)
+    ends = [*_find_answer_end(folder, tokenizer), *tokenizer.suffix[-1:].tolist()]
+    if tokenizer.eos_token_id is not None:
+        ends.append(tokenizer.eos_token_id)
+    return tuple(dict.fromkeys(ends))
+
+
+def _find_answer_end(folder: Path, tokenizer: LoadedTokenizer) -> list[int]:
+    """Return the last special token of an answer in the chat template, if there is one."""
+    if not has_template(folder):
+        return []
+    try:
+        rendered = load_template(folder, None).render(TEST_MESSAGES)
+    except TemplateError:
+        return []
+    answers = [rendered.text[start:stop] for start, stop in rendered.answers[-1:]]
+    return [
+        token_id
+        for ids in tokenizer.encode(answers, parse_special_tokens=True)
+        for token_id in ids.tolist()
+        if token_id in tokenizer.info.special_token_ids
+    ][-1:]
 
 
 def install_template(tokenizer: Path, template: Path) -> None:

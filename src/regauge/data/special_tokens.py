@@ -33,7 +33,7 @@ def read_special_tokens(tokenizer: Tokenizer, folder: Path) -> SpecialTokens:
 
     Raises DataError if it does not keep the text once.
     """
-    ids = _apply_post_processor(tokenizer, "a")[0]
+    ids = _apply_post_processor(tokenizer)[0]
     text = _PLACEHOLDERS["a"]
     if ids.count(text) != 1:
         raise DataError(
@@ -73,8 +73,8 @@ def enclose_texts(document: dict[str, Any], special_tokens: SpecialTokens) -> bo
     enclosing = Tokenizer(models.BPE())
     enclosing.post_processor = _load_post_processor(template)
     if all(
-        _apply_post_processor(tokenizer, *texts) == _apply_post_processor(enclosing, *texts)
-        for texts in (("a",), ("a", "b"))
+        _apply_post_processor(tokenizer, second) == _apply_post_processor(enclosing, second)
+        for second in (None, "b")
     ):
         return False
     byte_level = _find_byte_level(document.get("post_processor"))
@@ -86,12 +86,14 @@ def enclose_texts(document: dict[str, Any], special_tokens: SpecialTokens) -> bo
     return True
 
 
-def _apply_post_processor(tokenizer: Tokenizer, *texts: str) -> tuple[list[int], list[int]]:
+def _apply_post_processor(
+    tokenizer: Tokenizer, second: str | None = None
+) -> tuple[list[int], list[int]]:
     """Return the token ids and types of one or two placeholder texts with special tokens."""
     placeholder = Tokenizer(models.WordLevel(_PLACEHOLDERS, unk_token="a"))  # noqa: S106
     if tokenizer.post_processor is not None:
         placeholder.post_processor = tokenizer.post_processor
-    encoding = placeholder.encode(*texts)
+    encoding = placeholder.encode("a", second)
     return list(encoding.ids), list(encoding.type_ids)
 
 

@@ -85,6 +85,8 @@ def build_model(
             config = _build_config(settings, vocab_size, pad_id)
             if outputs:
                 config.num_labels = outputs
+                if getattr(config, "pad_token_id", None) is None:  # finds the last token of a text
+                    config.pad_token_id = pad_id
             model = _build_on_meta(settings, head, config)
         except (AssertionError, OSError, TypeError, ValueError, StrictDataclassError) as error:
             reason = first_line(error)
@@ -115,6 +117,9 @@ def _build_on_meta(settings: Model, head: HeadKind, config: PretrainedConfig) ->
     with META:
         model: PreTrainedModel = auto_class.from_config(config, dtype=torch.float32, **options)
     model.float()
+    if settings.path is not None:  # torch trains no embedding of the padding, which may end texts
+        embeddings: Any = model.get_input_embeddings()
+        embeddings.padding_idx = None
     if settings.attention == "chunked":
         from regauge.models.attention import enable_chunked_attention
 

@@ -7,20 +7,24 @@ tasks/<name>/model/     the models of the other tasks
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regauge.errors import SettingsError
 from regauge.models import (
     architectures,
     dual_encoder,
     heads,
     lora,
     sentence_transformers,
-    tokenizer_convention,
     weights,
 )
+from regauge.models.custom import CustomModule
+from regauge.models.hub import resolve_model
 from regauge.models.modules import Encoder
 from regauge.models.multitask import modules_by_task
+from regauge.models.text_form import TextUse, write_text_form
 from regauge.training.run_record import TASKS
 
 if TYPE_CHECKING:
@@ -66,13 +70,14 @@ def write_model(context: RunContext, state: TrainState, task: TaskRuntime, folde
     else:
         frozen_names = {names[name]: name for name in names.keys() - set(trained_names)}
         all_weights = _add_frozen(state, trained, frozen_names)
-    _write_folder(context, module, all_weights, folder)
+    _write_folder(context, task, module, all_weights, folder)
     if isinstance(module, Encoder):
-        fields = task.task.input_spec(task.manifest)
-        tokens = fields.max_row_tokens(module.max_tokens) or task.bucket_lengths[-1]
+        tokenization = sentence_transformers.Tokenization(
+            max_length=_find_max_length(task, module) or task.bucket_lengths[-1],
+            truncation_side=task.manifest.tokenizer.truncation_side,
+        )
         description = sentence_transformers.SentenceEncoder(
-            tokenization=sentence_transformers.Tokenization(max_length=tokens),
-            pooling=module.pooling,
+            tokenization=tokenization, pooling=module.pooling
         )
         inner: Any = module.model
         sentence_transformers.write_description(folder, description, inner.config.hidden_size)
@@ -97,6 +102,7 @@ def _save_adapters(
 
 def _write_folder(
     context: RunContext,
+    task: TaskRuntime,
     module: TextModule,
     all_weights: Iterator[tuple[str, Tensor]],
     folder: Path,
@@ -116,11 +122,42 @@ def _write_folder(
 
     config = inner.config
     config.architectures = [architectures.class_name(inner)]
-    tokenizer = Path(context.settings.task_configs[0].data.path) / "tokenizer"
+    tokenizer = _find_tokenizer(context, task)
     weights.save_model_folder(folder, config, model_weights(), tokenizer)
     document_encoder.finish(config, tokenizer)
     heads.write_head(folder, head)
-    tokenizer_convention.write_convention(folder)
+    use = None if isinstance(module, CustomModule) else _describe_use(task, module, tokenizer)
+    write_text_form(folder, module, use, _find_start(context))
+
+
+def _describe_use(task: TaskRuntime, module: TextModule, tokenizer: Path) -> TextUse:
+    """Return how a task uses texts."""
+    return TextUse(
+        tokenizer,
+        task.manifest.tokenizer,
+        _find_max_length(task, module),
+        is_generative=task.task.generative,
+        has_special_tokens=task.task.has_special_tokens,
+    )
+
+
+def _find_start(context: RunContext) -> Path | None:
+    """Return the folder of the initial weights; None if there is none, or no longer."""
+    path = context.settings.model.path
+    with suppress(SettingsError):
+        return resolve_model(path) if path is not None else None
+    return None
+
+
+def _find_tokenizer(context: RunContext, task: TaskRuntime) -> Path:
+    """Return the tokenizer of the dataset of a task."""
+    paths = {config.name: config.data.path for config in context.settings.task_configs}
+    return Path(paths[task.name]) / "tokenizer"
+
+
+def _find_max_length(task: TaskRuntime, module: TextModule) -> int | None:
+    """Return the maximum number of tokens of a text; None if there is no limit."""
+    return task.task.input_spec(task.manifest).max_row_tokens(module.max_tokens)
 
 
 def _add_frozen(

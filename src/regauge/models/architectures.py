@@ -220,17 +220,42 @@ def _no_pooler_argument(model_class: Any) -> dict[str, Any]:
     return {name: False} if name in inspect.signature(model_class.__init__).parameters else {}
 
 
-def _set_dropout(config: PretrainedConfig, rate: float) -> None:
-    """Set the dropout rate of hidden states in a configuration; attention dropout becomes 0."""
-    for name, value in config.to_dict().items():
-        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float | int):
-            setattr(config, name, 0.0 if name.startswith(("att", "classifier")) else rate)
+def _set_dropout(config: PretrainedConfig, rate: float | None) -> None:
+    """Set the dropout rate of hidden states in a configuration; attention dropout becomes 0.
+
+    If `rate` is None, other rates stay.
+    """
+    for name in _read_dropout(config):
+        if name.startswith("att"):
+            setattr(config, name, 0.0)
+        elif rate is not None:
+            setattr(config, name, 0.0 if name.startswith("classifier") else rate)
+
+
+def _read_dropout(config: PretrainedConfig) -> dict[str, float]:
+    """Return the dropout rates of a configuration by field."""
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if ("dropout" in name or name.endswith("pdrop"))
+        and isinstance(value, float | int)
+        and not isinstance(value, bool)
+    }
+
+
+def restore_dropout(config: PretrainedConfig, start: Path) -> None:
+    """Set the dropout rates of a configuration to those of the folder of the initial weights."""
+    from transformers import AutoConfig
+
+    for name, value in _read_dropout(AutoConfig.from_pretrained(start)).items():
+        if hasattr(config, name):
+            setattr(config, name, value)
 
 
 def _add_dropout_and_adapters(model: PreTrainedModel, settings: Model, keys: DropoutKeys) -> None:
     """Add LoRA adapters to a model, and replace torch's dropout by `CounterDropout`."""
     is_counter = settings.dropout_kind == "counter"
-    count = replace_dropout(model, settings.dropout, keys) if settings.dropout and is_counter else 0
+    count = replace_dropout(model, settings.dropout, keys) if is_counter else 0
     if settings.dropout and is_counter and not count:
         raise SettingsError(
             f"architecture '{settings.architecture or settings.path}' has no hidden dropout",

@@ -6,6 +6,7 @@ tasks/<name>/model/     the models of the other tasks
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -120,14 +121,16 @@ def _write_folder(
             else:
                 yield name.removeprefix(INNER_PREFIX), value
 
-    config = inner.config
+    config, start = copy.deepcopy(inner.config), _find_start(context)
+    if start is not None:
+        architectures.restore_dropout(config, start)
     config.architectures = [architectures.class_name(inner)]
     tokenizer = _find_tokenizer(context, task)
     weights.save_model_folder(folder, config, model_weights(), tokenizer)
     document_encoder.finish(config, tokenizer)
     heads.write_head(folder, head)
     use = None if isinstance(module, CustomModule) else _describe_use(task, module, tokenizer)
-    write_text_form(folder, module, use, _find_start(context))
+    write_text_form(folder, module, use, start)
 
 
 def _describe_use(task: TaskRuntime, module: TextModule, tokenizer: Path) -> TextUse:

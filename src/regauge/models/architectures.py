@@ -298,6 +298,9 @@ def is_classifier(model: nn.Module) -> bool:
 
 def class_name(model: nn.Module) -> str:
     """Return the name of a model's transformers class, also if a wrapper subclasses it."""
-    return next(
-        kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("transformers.")
-    )
+    return transformers_class(model).__name__
+
+
+def transformers_class(model: nn.Module) -> type:
+    """Return a model's transformers class, also if a wrapper subclasses it."""
+    return next(kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers."))

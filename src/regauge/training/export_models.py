@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.models.modules import TextModule
+    from regauge.models.settings import Model
     from regauge.training.context import RunContext
     from regauge.training.state import TrainState
     from regauge.training.task_runtime import TaskRuntime
@@ -60,18 +61,20 @@ def write_model(context: RunContext, state: TrainState, task: TaskRuntime, folde
     run_names = {id(value): name for name, value in state.model.module.named_parameters()}
     names = {name: run_names[id(value)] for name, value in module.named_parameters()}
     trained_names = [name for name, value in module.named_parameters() if value.requires_grad]
+    adapters: dict[str, Tensor] = {}
     trained = ((name, state.model.full_tensor(names[name])) for name in trained_names)
     if not context.world.is_main_process:
         deque(trained, maxlen=0)
         return
     if context.settings.model.lora:
-        trained_weights = dict(trained)
-        _save_adapters(context, module, trained_weights, folder.with_name(lora.ADAPTER_FOLDER))
-        all_weights = lora.merge_adapters(state.initial_weights, trained_weights)
+        adapters = dict(trained)
+        all_weights = lora.merge_adapters(state.initial_weights, adapters)
     else:
         frozen_names = {names[name]: name for name in names.keys() - set(trained_names)}
         all_weights = _add_frozen(state, trained, frozen_names)
     _write_folder(context, task, module, all_weights, folder)
+    if adapters:
+        _save_adapters(context.settings.model, module, adapters, folder)
     if isinstance(module, Encoder):
         tokenization = sentence_transformers.Tokenization(
             max_length=_find_max_length(task, module) or task.bucket_lengths[-1],
@@ -85,12 +88,10 @@ def write_model(context: RunContext, state: TrainState, task: TaskRuntime, folde
 
 
 def _save_adapters(
-    context: RunContext, module: TextModule, trained: dict[str, Tensor], root: Path
+    settings: Model, module: TextModule, trained: dict[str, Tensor], merged: Path
 ) -> None:
-    """Write the LoRA adapters of each encoder of a module, without merging them."""
-    options, base = context.settings.model.lora, context.settings.model.path
-    if options is None:
-        raise AssertionError("the run trains no adapters")
+    """Write the LoRA adapters of each encoder of a module next to the merged model."""
+    root = merged.with_name(lora.ADAPTER_FOLDER)
     for folder, prefix, model in dual_encoder.iterate_encoders(module, root):
         adapters = {
             name.removeprefix(prefix): value
@@ -98,7 +99,15 @@ def _save_adapters(
             if name.startswith(prefix)
         }
         blocks = architectures.find_blocks(model)
-        lora.save_adapters(folder, model, options, adapters, blocks=blocks, base=base)
+        lora.save_adapters(
+            folder,
+            model,
+            settings,
+            adapters,
+            blocks=blocks,
+            model_class=architectures.transformers_class(model),
+            merged=merged,
+        )
 
 
 def _write_folder(

@@ -17,7 +17,7 @@ import transformers
 
 import regauge
 from distributed.runs import BERT, LLAMA
-from libraries import import_sentence_transformers
+from libraries import import_sentence_transformers, record_warnings
 from regauge import config, processes, verbs
 from regauge.artifacts.buckets import BucketBatch
 from regauge.artifacts.export_settings import TextSettings
@@ -143,7 +143,9 @@ def test_sentence_transformers_gives_the_vectors_of_predict(
     texts = draw_texts(20, seed=8, max_words=40)
     if family not in NO_MARKUP:
         texts += ["", "river </s> [SEP] <s> stone"]
-    encoder = library.SentenceTransformer(str(target), device="cpu")
+    with record_warnings() as messages:
+        encoder = library.SentenceTransformer(str(target), device="cpu")
+    assert messages == []
     vectors = encoder.encode(texts, batch_size=7, show_progress_bar=False)
     expected = regauge.load(run / "model", threads=1).encode(texts)
     assert cosines(vectors, expected).min() > MIN_COSINE
@@ -160,8 +162,10 @@ def test_transformers_gives_the_classes_of_predict(
     target = export_model(run / "model", tmp_path / "exported", "hf")
     firsts, seconds = draw_texts(20, seed=8, max_words=3), draw_texts(20, seed=9, max_words=3)
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
-    loaded: Any = transformers.AutoModelForSequenceClassification.from_pretrained(target).eval()
-    inputs = tokenizer(firsts, seconds, truncation=True, padding=True, return_tensors="pt")
+    with record_warnings() as messages:
+        loaded: Any = transformers.AutoModelForSequenceClassification.from_pretrained(target).eval()
+        inputs = tokenizer(firsts, seconds, truncation=True, padding=True, return_tensors="pt")
+    assert messages == []
     with torch.no_grad():
         logits = loaded(**inputs).logits
     expected = torch.stack(compute_outputs(run, firsts, seconds))
@@ -181,7 +185,9 @@ def test_transformers_generates_the_texts_of_predict(
     end = LoadedTokenizer(tmp_path / "data" / "tokenizer").suffix[-1:].tolist()
     check_token_ids(target, end)
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
-    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(target).eval()
+    with record_warnings() as messages:
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(target).eval()
+    assert messages == []
     prompts = draw_texts(8, seed=9, max_words=3)
     if task == "sft":
         inputs = tokenizer.apply_chat_template(

@@ -113,7 +113,7 @@ def _build_on_meta(settings: Model, head: HeadKind, config: PretrainedConfig) ->
     auto_class = getattr(transformers, AUTO_CLASSES[head])
     # The private mapping is the only way to find the class that an auto class would build.
     model_class = auto_class._model_mapping.get(type(config), None)  # noqa: SLF001
-    options = _no_pooler_argument(model_class) if head == "none" else {}
+    options = no_pooler_argument(model_class) if head == "none" else {}
     with META:
         model: PreTrainedModel = auto_class.from_config(config, dtype=torch.float32, **options)
     model.float()
@@ -214,7 +214,7 @@ def _config_class(architecture: str) -> type[PretrainedConfig]:
     return config_class
 
 
-def _no_pooler_argument(model_class: Any) -> dict[str, Any]:
+def no_pooler_argument(model_class: Any) -> dict[str, bool]:
     """Return the argument that leaves the pooling layer out, if a class has it; no task uses it."""
     name = "add_pooling_layer"
     return {name: False} if name in inspect.signature(model_class.__init__).parameters else {}
@@ -273,7 +273,7 @@ def build_template(folder: Path) -> PreTrainedModel:
 
     config = transformers.AutoConfig.from_pretrained(folder)
     model_class = getattr(transformers, config.architectures[0])
-    options = {"dtype": torch.float32, **_no_pooler_argument(model_class)}
+    options = {"dtype": torch.float32, **no_pooler_argument(model_class)}
     with META:
         model: PreTrainedModel = model_class._from_config(config, **options)  # noqa: SLF001 - as auto classes do
     return model

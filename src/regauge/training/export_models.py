@@ -84,7 +84,9 @@ def write_model(context: RunContext, state: TrainState, task: TaskRuntime, folde
             tokenization=tokenization, pooling=module.pooling
         )
         inner: Any = module.model
-        sentence_transformers.write_description(folder, description, inner.config.hidden_size)
+        width = inner.config.hidden_size
+        arguments = architectures.no_pooler_argument(architectures.transformers_class(inner))
+        sentence_transformers.write_description(folder, description, width, arguments)
 
 
 def _save_adapters(

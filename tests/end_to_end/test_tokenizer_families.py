@@ -16,6 +16,7 @@ import torch
 import transformers
 
 import regauge
+from distributed import datasets
 from distributed.runs import BERT, LLAMA
 from libraries import import_sentence_transformers, record_warnings
 from regauge import config, processes, verbs
@@ -25,8 +26,10 @@ from regauge.artifacts.preprocess import Preprocessor
 from regauge.artifacts.programs import build_folder_spec
 from regauge.checkpoint.export_weights import export_model
 from regauge.config import build, merge
-from regauge.data.dataset import read_manifest
+from regauge.data.dataset import Dataset, read_manifest
+from regauge.data.loader import CollatorConfig
 from regauge.data.tokenizer import LoadedTokenizer
+from regauge.models.weights import read_weights
 from regauge.training.run import attempt
 from regauge.training.settings import TrainSettings
 from regauge.verbs import prepare
@@ -171,6 +174,27 @@ def test_transformers_gives_the_classes_of_predict(
     expected = torch.stack(compute_outputs(run, firsts, seconds))
     torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
     assert expected.std(0).min() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "no pad", "bos only"])
+def test_training_scores_the_token_that_transformers_scores(family: str, tmp_path: Path) -> None:
+    run = train(tmp_path, family, "classify", MODELS["llama"])
+    settings = build(TrainSettings, config.read(run / "run.json"), verbs.table_names())
+    data = Dataset(tmp_path / "data")
+    task: Any = settings.task_configs[0].task
+    module = task.build_module(settings.model, data.manifest, 0).eval()
+    weights = read_weights(run / "model")
+    module.model.load_state_dict(weights, strict=True)
+    loaded: Any = transformers.AutoModelForSequenceClassification.from_pretrained(run / "model")
+    pad_id = data.manifest.tokenizer.pad_token_id
+    facts = CollatorConfig(data.manifest.tokenizer.vocab_size, pad_id, None, ())
+    batch = datasets.read_first_batch(task, data, facts)
+    with torch.no_grad():
+        mask = (batch["segments"] > 0).long()
+        expected = loaded.eval()(input_ids=batch["tokens"].long(), attention_mask=mask).logits
+        scores = module(batch)["scores"]
+    count = int(batch["real"].sum())
+    torch.testing.assert_close(scores[:count], expected[:count], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("task", ["clm", "sft"])

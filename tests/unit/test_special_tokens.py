@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from distributed import datasets, runs
+from regauge.artifacts.preprocess import Preprocessor
 from regauge.data.special_tokens import SpecialTokens, enclose_texts, read_special_tokens
 from regauge.data.tokenizer import LoadedTokenizer
 from regauge.errors import DataError
+from regauge.models.io_spec import InputSpec
+from regauge.models.sentence_transformers import Tokenization
+from regauge.training.task_schedule import read_manifests
 from tokenizer_families import FAMILIES, WORDS, draw_texts, write_tokenizer
 
 SPECIAL = ("[CLS]", "[SEP]", "<s>", "</s>", "<a>")
@@ -110,6 +116,63 @@ def test_a_post_processor_that_repeats_the_text_is_refused(tmp_path: Path) -> No
         read_special_tokens(tokenizer, tmp_path)
 
 
+@pytest.fixture
+def bases(tmp_path: Path) -> Path:
+    """Return the tokenizer of a vocabulary of four letters, without an unknown token."""
+    vocabulary = {**IDS, **{letter: len(IDS) + at for at, letter in enumerate("ACGT")}}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.post_processor = build_processor("template", ["[CLS]"], ["[SEP]"])
+    (tmp_path / "data" / "tokenizer").mkdir(parents=True)
+    tokenizer.save(str(tmp_path / "data" / "tokenizer" / "tokenizer.json"))
+    return tmp_path / "data" / "tokenizer"
+
+
+def test_a_vocabulary_without_the_letter_a_has_special_tokens_on_both_sides(bases: Path) -> None:
+    tokenizer = LoadedTokenizer(bases)
+    (ids,) = tokenizer.encode(["GATTACA"])
+    assert tokenizer.add_special_tokens(ids).tolist() == [0, 7, 5, 8, 8, 5, 6, 5, 1]
+    assert tokenizer.add_special_tokens(tokenizer.encode([""])[0]).tolist() == [0, 1]
+
+
+def test_documents_of_older_versions_with_other_special_tokens_are_refused(bases: Path) -> None:
+    older = Tokenization(max_length=8)
+    with pytest.raises(DataError, match=r"older version put .* at the end of texts; export"):
+        Preprocessor(bases, older, InputSpec())
+    read = older.model_copy(update={"special_tokens": "read"})
+    Preprocessor(bases, read, InputSpec())
+    data = datasets.write_pairs(bases.parent.parent / "rows")
+    run = runs.settings(bases.parent.parent / "run", data, "contrastive")
+    assert len(read_manifests(run)) == 1
+    shutil.copy(bases / "tokenizer.json", data / "tokenizer" / "tokenizer.json")
+    with pytest.raises(DataError, match=r"at the end of texts; prepare the data again"):
+        read_manifests(run)
+    path = data / "manifest.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**document, "special_tokens": "read"}), encoding="utf-8")
+    assert len(read_manifests(run)) == 1
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_special_tokens_in_texts_are_parsed_as_the_tokenizer_declares(
+    splits: bool,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
+    folder = write_tokenizer("roberta", tmp_path / "tokenizer")
+    path = folder / "tokenizer_config.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**document, "split_special_tokens": splits}), encoding="utf-8")
+    transformers = pytest.importorskip("transformers")
+    loaded = transformers.AutoTokenizer.from_pretrained(str(folder))
+    tokenization = Tokenization(max_length=30, convention="transformers", special_tokens="read")
+    text = "river </s> stone"
+    records = Preprocessor(folder, tokenization, InputSpec()).encode_records([[text]]).records
+    assert records.texts[0].ids.tolist() == loaded(text).input_ids
+    fields = InputSpec(text_fields=("a", "b"), is_pair=True)
+    pairs = Preprocessor(folder, tokenization, fields).encode_records([[text], [text]]).records
+    assert pairs.texts[0].ids.tolist() == loaded(text, text).input_ids
+
+
 def test_an_unknown_word_without_an_unknown_token_is_one_line(tmp_path: Path) -> None:
     vocabulary = {word: number for number, word in enumerate(("[CLS]", *WORDS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
@@ -120,8 +183,10 @@ def test_an_unknown_word_without_an_unknown_token_is_one_line(tmp_path: Path) ->
     loaded = LoadedTokenizer(folder)
     assert [ids.tolist() for ids in loaded.encode(["", "river stone"])] == [[], [1, 2]]
     for encode in (
-        lambda: loaded.encode(["river sea"]),
+        lambda: loaded.encode(["stone", "river sea"]),
         lambda: loaded.encode_pairs(["river"], ["sea"], 8),
     ):
-        with pytest.raises(DataError, match=r"words cannot encode a text: .*; set unk_token"):
+        with pytest.raises(
+            DataError, match=r"cannot encode .*river.*: WordLevel .*; set model\.unk_token"
+        ):
             encode()

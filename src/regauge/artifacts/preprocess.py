@@ -42,6 +42,12 @@ class Preprocessor:
             ensure_end_token=not self._is_transformers,
             lowercase=tokenization.lowercase,
         )
+        is_older = tokenization.special_tokens == "guessed"
+        if is_older:
+            self._tokenizer.check_guessed(folder, "export the model again")
+        self._parses_special_tokens = self._is_transformers and (
+            is_older or not self._tokenizer.splits_special_tokens
+        )
         self._tokenization = tokenization
         self._input_spec = input_spec
         self._folder = folder
@@ -104,7 +110,7 @@ class Preprocessor:
         prompted = [prefix + text for text in texts] if prefix else list(texts)
         if self._tokenization.input_format != "text":
             return self._encode_prompts(prompted, limit)
-        encoded = self._tokenizer.encode(prompted, parse_special_tokens=self._is_transformers)
+        encoded = self._tokenizer.encode(prompted, parse_special_tokens=self._parses_special_tokens)
         room = limit - self._tokenizer.num_special_tokens
         truncated = sum(len(ids) > room for ids in encoded)
         side = self._tokenization.truncation_side
@@ -118,7 +124,7 @@ class Preprocessor:
             messages = [template.render_prompt(text) for text in texts]
             encoded = self._tokenizer.encode(messages, parse_special_tokens=True)
             return [ids[-limit:] for ids in encoded], sum(len(ids) > limit for ids in encoded)
-        encoded = self._tokenizer.encode(texts, parse_special_tokens=self._is_transformers)
+        encoded = self._tokenizer.encode(texts, parse_special_tokens=self._parses_special_tokens)
         room = limit - len(self._tokenizer.prefix)
         prompts = [self._tokenizer.add_prefix(ids[-room:]) for ids in encoded]
         return prompts, sum(len(ids) > room for ids in encoded)
@@ -130,7 +136,11 @@ class Preprocessor:
     def _encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> EncodedRecords:
         """Return text pairs, encoded by the tokenizer's pair template."""
         pairs = self._tokenizer.encode_pairs(
-            firsts, seconds, self._tokenization.max_length, self._tokenization.truncation_side
+            firsts,
+            seconds,
+            self._tokenization.max_length,
+            self._tokenization.truncation_side,
+            parse_special_tokens=self._parses_special_tokens,
         )
         starts = np.fromiter((pair.second_start for pair in pairs), np.int32, len(pairs))
         records = TextRecords([TokenizedTexts.from_lists([pair.ids for pair in pairs])], [starts])

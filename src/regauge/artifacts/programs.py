@@ -206,7 +206,9 @@ def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> Pr
     ranker: Any = module.eval()
     ranker.shape = ranker.shape._replace(candidates=1)
     tokenization = Tokenization(
-        max_length=max(input_spec.max_lengths), truncation_side=read_truncation_side(folder)
+        max_length=max(input_spec.max_lengths),
+        truncation_side=read_truncation_side(folder),
+        special_tokens="read",
     )
     inputs = program_inputs(input_spec)
     return ProgramSpec(RankProgram(ranker), "scores", 1, inputs, tokenization, input_spec)
@@ -300,6 +302,7 @@ def _resolve_tokenization(
     updates: dict[str, Any] = {
         "max_length": tokens,
         "truncation_side": read_truncation_side(folder),
+        "special_tokens": "read",
     }
     if settings.prompts:
         updates["prompts"] = settings.prompts

@@ -136,6 +136,8 @@ class DatasetManifest(Settings):
     """The splits "train" and "heldout"."""
     tokenizer: TokenizerInfo
     """The tokenizer of the rows."""
+    special_tokens: Literal["guessed", "read"] = "guessed"
+    """`read` from the post-processor of the tokenizer; older versions guessed those around "a"."""
     skipped: dict[str, int] = {}
     """Number of records that became no row, by reason."""
     truncated: dict[str, int] = {}

@@ -47,6 +47,8 @@ _FILE_PREFIXES = ("tokenizer", "special", "added", "vocab", "merges", "chat")
 """Prefixes of the names of a tokenizer's files."""
 Side = Literal["left", "right"]
 """The side of a long text that loses tokens, as `truncation_side` of transformers."""
+_SHOWN_LETTERS = 60
+"""Number of letters of a text that a message shows."""
 _NO_MAX_LENGTH = int(1e30)
 """The `model_max_length` that transformers writes for a tokenizer without a maximum length."""
 
@@ -105,13 +107,19 @@ class LoadedTokenizer:
         ]
 
     def encode_pairs(
-        self, firsts: Sequence[str], seconds: Sequence[str], max_tokens: int, side: Side = "right"
+        self,
+        firsts: Sequence[str],
+        seconds: Sequence[str],
+        max_tokens: int,
+        side: Side = "right",
+        *,
+        parse_special_tokens: bool = True,
     ) -> list[EncodedPair]:
         """Return pairs of texts as sequences, in the format of the tokenizer.
 
         If a pair is longer than the limit, tokens are removed from one side of the longer text.
         """
-        self._tokenizer.encode_special_tokens = False
+        self._tokenizer.encode_special_tokens = not parse_special_tokens
         self._tokenizer.enable_truncation(max_tokens, strategy="longest_first", direction=side)
         try:
             encodings = self._encode_batch(list(zip(firsts, seconds, strict=True)))
@@ -148,6 +156,21 @@ class LoadedTokenizer:
         """Return the ids between the special tokens that open and close a text."""
         return np.concatenate([self.prefix, ids, self.suffix])
 
+    @property
+    def splits_special_tokens(self) -> bool:
+        """Whether the tokenizer declares that a special token in a text is plain text."""
+        return bool(self._config.get("split_special_tokens"))
+
+    def check_guessed(self, origin: Path, remedy: str) -> None:
+        """Raise DataError if an older version guessed other special tokens for `origin`.
+
+        It took them from the encoded letter "a". Without a token for it, all of them were at the
+        end.
+        """
+        if len(self.prefix) and not len(self.encode(["a"])[0]):
+            problem = f"an older version put the special tokens of {origin} at the end of texts"
+            raise DataError(problem, remedy)
+
     def describe(self) -> dict[str, Any]:
         """Return everything that determines the token ids of a text, special tokens included."""
         document: dict[str, Any] = json.loads(self._tokenizer.to_str())
@@ -176,9 +199,18 @@ class LoadedTokenizer:
         except Exception as error:  # the library raises Exception itself
             if type(error) is not Exception:
                 raise
-            problem = f"the tokenizer {self.folder} cannot encode a text: {first_line(error)}"
-            remedy = "set unk_token of the model in its tokenizer.json to a token of its vocabulary"
-            raise DataError(problem, remedy) from None
+            text = next(filter(self._is_unencodable, texts))
+            problem = f"the tokenizer cannot encode {str(text)[:_SHOWN_LETTERS]!r}"
+            remedy = "set model.unk_token in its tokenizer.json to a token of the vocabulary"
+            raise DataError(f"{problem}: {first_line(error)}", remedy) from None
+
+    def _is_unencodable(self, text: Any) -> bool:
+        """Return whether the library raises an error for a text or a pair."""
+        try:
+            self._tokenizer.encode_batch_fast([text])
+        except Exception:  # noqa: BLE001 (the library raises Exception itself)
+            return True
+        return False
 
     def _find_id(self, *roles: str) -> int | None:
         """Return the id of the first of these roles that the tokenizer defines."""

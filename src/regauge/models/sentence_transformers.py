@@ -88,6 +88,8 @@ class Tokenization(Settings):
     truncation_side: Literal["left", "right"] = "right"
     """The side on which longer texts are truncated; prompts of `completion` and `chat` are
     always truncated on the left."""
+    special_tokens: Literal["guessed", "read"] = "guessed"
+    """`read` from the post-processor of the tokenizer; older versions guessed those around "a"."""
     convention: Convention = "regauge"
     """`regauge`: "[SEP]" in a text is plain text; `transformers`: its tokenizer decides."""
 

@@ -21,6 +21,7 @@ from regauge.models.io_spec import InputSpec
 from regauge.models.sentence_transformers import Tokenization
 from regauge.training.task_schedule import read_manifests
 from tokenizer_families import FAMILIES, WORDS, draw_texts, write_tokenizer
+from unit.preparing import prepare_dataset
 
 SPECIAL = ("[CLS]", "[SEP]", "<s>", "</s>", "<a>")
 IDS = {token: number for number, token in enumerate(SPECIAL)}
@@ -133,6 +134,26 @@ def test_a_vocabulary_without_the_letter_a_has_special_tokens_on_both_sides(base
     (ids,) = tokenizer.encode(["GATTACA"])
     assert tokenizer.add_special_tokens(ids).tolist() == [0, 7, 5, 8, 8, 5, 6, 5, 1]
     assert tokenizer.add_special_tokens(tokenizer.encode([""])[0]).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_a_bpe_without_an_unknown_token_leaves_out_characters(
+    family: str, tmp_path: Path
+) -> None:
+    tokenizer = LoadedTokenizer(write_tokenizer(family, tmp_path / "tokenizer"))
+    known, unknown = (ids.tolist() for ids in tokenizer.encode(["river", "riverΩ"]))
+    assert tokenizer.omits_unknown_characters == (known == unknown)
+    assert tokenizer.omits_unknown_characters == (family == "no unknown")
+
+
+def test_characters_that_are_left_out_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_tokenizer("no unknown", tmp_path / "tokenizer")
+    lines = (json.dumps({"text": text}) for text in draw_texts(30))
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    prepare_dataset(tmp_path, tokenizer={"path": str(folder)})
+    assert "has no unknown token: it leaves out unknown characters" in caplog.text
 
 
 def test_documents_of_older_versions_with_other_special_tokens_are_refused(bases: Path) -> None:

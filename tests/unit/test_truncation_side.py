@@ -99,6 +99,25 @@ def test_rows_are_truncated_on_the_side_of_the_tokenizer(
     assert tokenizer.info.truncation_side == side
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_long_conversation_is_truncated_on_the_side_of_the_tokenizer(
+    side: str, tmp_path: Path
+) -> None:
+    folder = declare_side(write_tokenizer("trained", tmp_path / "tokenizer"), side, "config")
+    tokenizer = LoadedTokenizer(folder)
+    options = {"chat_template": "alpaca", "length": 70, "too_long": "truncate"}
+    layout = build_layout(settings.RowLayout(layout="chat", **options))
+    turns = [("user", "river"), ("assistant", "stone"), ("user", "silver"), ("assistant", "lemon")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    record = {"messages": json.dumps(messages)}
+    ids = layout.encode_texts(layout.select_texts(record, tokenizer), tokenizer)
+    ((tokens, marks),) = layout.build_cells(EncodedRecord(record, ids, tokenizer, Counter()))
+    assert len(ids[0]) > len(tokens) == len(marks) == 70
+    cut = slice(None, 70) if side == "right" else slice(-70, None)
+    assert tokens.tolist() == ids[0][cut].tolist()
+    assert ("lemon" in tokenizer.decode(tokens[marks > 0].tolist())) == (side == "left")
+
+
 def test_an_unknown_side_is_refused(tmp_path: Path) -> None:
     folder = declare_side(write_tokenizer("bert", tmp_path / "tokenizer"), "middle", "config")
     with pytest.raises(DataError, match=r"truncation_side = 'middle'; set it to"):

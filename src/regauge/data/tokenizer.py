@@ -161,6 +161,15 @@ class LoadedTokenizer:
         """Whether the tokenizer declares that a special token in a text is plain text."""
         return bool(self._config.get("split_special_tokens"))
 
+    @property
+    def omits_unknown_characters(self) -> bool:
+        """Whether the tokenizer silently leaves out the characters that its vocabulary lacks."""
+        document = json.loads(self._tokenizer.to_str())
+        model = document["model"]
+        if model["type"] != "BPE" or model.get("unk_token") or model.get("byte_fallback"):
+            return False
+        return '"ByteLevel"' not in json.dumps([document["pre_tokenizer"], document["normalizer"]])
+
     def check_guessed(self, origin: Path, remedy: str) -> None:
         """Raise DataError if an older version guessed other special tokens for `origin`.
 

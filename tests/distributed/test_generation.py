@@ -72,10 +72,8 @@ def test_completions_equal_greedy_generation_of_transformers(runs: Runs, task: s
                 attention_mask=torch.ones_like(prompt),
                 do_sample=False,
                 max_new_tokens=room,
-                eos_token_id=list(datasets.FACTS.special_token_ids),
-                pad_token_id=0,
             )[0, prompt.shape[1] :].tolist()
-        ended = expected[-1] in datasets.FACTS.special_token_ids
+        ended = expected[-1] == datasets.FACTS.sep_token_id
         assert line["is_complete"] == ended
         assert encode(line["completion"]) == expected[: len(expected) - ended]
 

@@ -502,3 +502,12 @@ def test_torch_compile_gives_the_same_vectors(encoder: Path, tmp_path: Path) -> 
     subprocess.run([sys.executable, "-c", code, *options], check=True, capture_output=True)
     eager = regauge.load(encoder / "model", threads=1).encode(some)
     np.testing.assert_allclose(np.load(tmp_path / "vectors.npy"), eager, atol=2e-6)
+
+
+def test_a_run_with_next_sentence_prediction_is_exported(tmp_path: Path) -> None:
+    run = train_model(tmp_path, "next-sentence", datasets.write_halves)
+    config = json.loads((run / "model" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert config["model_max_length"] == datasets.LENGTH
+    options = [*EAGER, 'candidates.precisions=["fp32"]']
+    artifact = export_run(run, tmp_path / "artifact", *options)
+    assert regauge.load(artifact).encode(["w7 w8", "w9"]).shape == (2, 32)

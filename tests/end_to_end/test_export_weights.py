@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,20 @@ def test_the_pooling_of_the_weights_can_be_overridden(
         for pooling in ((), ("mean",), ("max", "cls"))
     }
     assert modes_by_setting == {(): ("cls",), ("mean",): ("mean",), ("max", "cls"): ("max", "cls")}
+
+
+@pytest.mark.parametrize("changes", [{}, {"dropout": 0.0}, {"dropout": 0.4}])
+def test_an_exported_model_has_the_dropout_of_its_start(
+    encoder: Path, tmp_path: Path, changes: dict[str, float]
+) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(encoder / "model", start)
+    rates = {"hidden_dropout_prob": 0.15, "attention_probs_dropout_prob": 0.25}
+    config = json.loads((start / "config.json").read_text())
+    (start / "config.json").write_text(json.dumps({**config, **rates}))
+    data = datasets.write_pairs(tmp_path / "data")
+    model = {"path": str(start), **changes}
+    run = settings(tmp_path / "run", data, "contrastive", model=model, stop={"steps": 1})
+    attempt(run, processes.World())
+    exported = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert {name: exported[name] for name in rates} == rates

@@ -82,6 +82,26 @@ def test_the_tokenizer_convention_of_a_folder_is_read(run: Path, tmp_path: Path)
     assert build_folder_spec(folder, settings).required_tokenization.convention == "transformers"
 
 
+def test_generation_stops_at_every_end_token_of_a_folder(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(run / "model", folder)
+    options = TextSettings(max_new_tokens=MAX_NEW_TOKENS)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    records = [tokenizer(text).input_ids for text in random_texts(6)]
+    writer = AutoModelForCausalLM.from_pretrained(folder).eval()
+    document = json.loads((folder / "generation_config.json").read_text())
+    ends = [document["eos_token_id"]]
+    for ids in records:
+        row = writer.generate(torch.tensor([ids]), max_new_tokens=1, do_sample=False)[0]
+        ends.append(int(row[len(ids)]))
+    document["eos_token_id"] = ends
+    (folder / "generation_config.json").write_text(json.dumps(document))
+    program = build_folder_spec(folder, options).program
+    for ids in records:
+        inputs = torch.tensor([ids], dtype=torch.int32), torch.tensor([len(ids)])
+        assert program(*inputs).tolist() == [[-1] * MAX_NEW_TOKENS]
+
+
 def test_a_text_is_rendered_in_the_chat_template_of_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

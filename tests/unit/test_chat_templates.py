@@ -20,6 +20,7 @@ from regauge.data.layouts import chat
 from regauge.data.tokenizer import MORE_TEMPLATES
 from regauge.errors import SettingsError
 from regauge.verbs import prepare as verb
+from tokenizer_families import write_tokenizer
 from unit.preparing import read_contents
 
 MARKED = """{{- bos_token -}}
@@ -522,3 +523,23 @@ def test_unusable_records_name_their_fault(tmp_path: Path) -> None:
         ("a special token in a message", "<|im_end|>"),
         ("undecodable bytes", "lone surrogate"),
     ]
+
+
+def test_the_end_of_an_answer_comes_before_the_declared_end(tmp_path: Path) -> None:
+    folder = write_tokenizer("no pad", tmp_path / "tokenizer")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    template = "{% for m in messages %}{{ m.role }} {{ m.content }}<|turn|>\n{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**config, "extra_special_tokens": ["<|turn|>"]})
+    )
+    loaded = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    loaded.add_special_tokens(["<|turn|>"])
+    loaded.save(str(folder / "tokenizer.json"))
+    end = loaded.token_to_id("</s>")
+    assert chat_templates.find_end_token_ids(folder) == (end,)
+    answer = "{% if add_generation_prompt %}assistant {% endif %}"
+    chat = tmp_path / "chat"
+    shutil.copytree(folder, chat)
+    (chat / "chat_template.jinja").write_text(template + answer)
+    turn = loaded.token_to_id("<|turn|>")
+    assert chat_templates.find_end_token_ids(chat) == (turn, end)

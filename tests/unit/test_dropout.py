@@ -5,13 +5,20 @@ The tests of compilation check that compiled and eager masks have the same bits.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from distributed.runs import BERT
+from regauge.config import merge
 from regauge.data.batches import MicrobatchPlan, RandomKey, build_dropout_keys
+from regauge.models.architectures import build_model, restore_dropout
 from regauge.models.dropout import CounterDropout, DropoutKeys, replace_dropout
+from regauge.models.settings import Model
 
 BATCH, LENGTH, WIDTH = 64, 48, 64
 
@@ -95,3 +102,42 @@ def test_bf16_drops_the_same_elements_as_fp32() -> None:
     module = CounterDropout(0.1, 0, holder)
     ones = torch.ones(BATCH, LENGTH, WIDTH)
     assert (module(ones.bfloat16()) == 0).equal(module(ones) == 0)
+
+
+def read_rates(model: nn.Module) -> set[float]:
+    return {child.rate for child in model.modules() if isinstance(child, CounterDropout)}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Path:
+    """Return a folder whose configuration has four dropout rates."""
+    rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
+    table = merge(BERT, {"config": {**rates, "classifier_dropout": 0.4}})
+    model, _ = build_model(Model(**{**table, "dropout": None}), "classes", 300, 0, outputs=2)
+    for name, value in {**rates, "classifier_dropout": 0.4}.items():
+        setattr(model.config, name, value)
+    model.save_pretrained(tmp_path / "start")
+    return tmp_path / "start"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, {0.2, 0.4}), ({"dropout": 0.5}, {0.5}), ({"dropout": 0.0}, set())],
+)
+def test_the_default_rates_are_those_of_the_folder(
+    start: Path, settings: dict[str, Any], expected: set[float]
+) -> None:
+    model, _ = build_model(Model(path=str(start), **settings), "classes", 300, 0, outputs=2)
+    assert read_rates(model) == expected
+    config: Any = model.config
+    assert config.attention_probs_dropout_prob == 0
+    restore_dropout(config, start)
+    rates = (config.hidden_dropout_prob, config.attention_probs_dropout_prob)
+    assert (*rates, config.classifier_dropout) == (0.2, 0.3, 0.4)
+
+
+def test_a_model_from_scratch_has_no_dropout_by_default() -> None:
+    table = {key: value for key, value in BERT.items() if key != "dropout"}
+    settings = Model(**table)
+    assert settings.dropout == 0
+    assert not read_rates(build_model(settings, "none", 300, 0)[0])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from safetensors.torch import save_file
 
 import regauge
 from distributed import datasets
+from libraries import import_sentence_transformers
 from regauge.artifacts.probe_texts import select_probe_texts
 from regauge.checkpoint.import_weights import import_weights
 from regauge.errors import DataError, SettingsError
@@ -361,16 +360,6 @@ def test_a_written_description_is_read_back(
     assert ((folder / "2_Normalize").is_dir()) is normalized
 
 
-def import_library() -> ModuleType:
-    """Return sentence-transformers; undo the OpenMP variables that scikit-learn sets on import."""
-    reason = "not proved here: equal vectors in sentence-transformers, which is not installed"
-    before = set(os.environ)
-    library: ModuleType = pytest.importorskip("sentence_transformers", reason=reason)
-    for name in set(os.environ) - before:
-        del os.environ[name]
-    return library
-
-
 def write_model(folder: Path, *, wrapped: bool = True) -> Path:
     """Write a transformers folder of a small random BERT.
 
@@ -424,7 +413,7 @@ def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 def encode_with_both(folder: Path, texts: Sequence[str], prompt: str | None = None) -> np.ndarray:
     """Return the vectors of texts; assert that both libraries compute the same."""
-    library_model = import_library().SentenceTransformer(str(folder), device="cpu")
+    library_model = import_sentence_transformers().SentenceTransformer(str(folder), device="cpu")
     theirs = library_model.encode(list(texts), prompt_name=prompt, show_progress_bar=False)
     ours = regauge.load(folder, threads=1).encode(texts, prompt=prompt)
     assert ours.shape == theirs.shape
@@ -445,7 +434,7 @@ def test_written_folders_have_the_same_vectors_in_sentence_transformers(
     *,
     normalized: bool,
 ) -> None:
-    import_library()
+    import_sentence_transformers()
     encoder = SentenceEncoder(
         tokenization=Tokenization(max_length=16, convention="transformers"),
         pooling=Pooling(modes=modes, normalize=normalized),
@@ -468,7 +457,7 @@ def test_written_folders_have_the_same_vectors_in_sentence_transformers(
     ],
 )
 def test_dense_layers_have_the_same_vectors(tmp_path: Path, dense: DenseLayer) -> None:
-    import_library()
+    import_sentence_transformers()
     encoder = SentenceEncoder(
         tokenization=Tokenization(max_length=16, convention="transformers"),
         pooling=Pooling(dense=(dense,)),
@@ -479,7 +468,7 @@ def test_dense_layers_have_the_same_vectors(tmp_path: Path, dense: DenseLayer) -
 
 
 def test_imported_folders_have_the_same_vectors(tmp_path: Path) -> None:
-    import_library()
+    import_sentence_transformers()
     dense = DenseLayer(in_features=WIDTH, out_features=5, activation="tanh", folder="2_Dense")
     tokenization = Tokenization(
         max_length=16, prompts={"query": "w20 "}, default_prompt="query", convention="transformers"
@@ -501,7 +490,7 @@ def test_imported_folders_have_the_same_vectors(tmp_path: Path) -> None:
 
 
 def test_tokenizers_without_special_tokens_have_the_same_vectors(tmp_path: Path) -> None:
-    import_library()
+    import_sentence_transformers()
     encoder = SentenceEncoder(tokenization=Tokenization(max_length=16, convention="transformers"))
     sentence_transformers.write_description(write_model(tmp_path, wrapped=False), encoder, WIDTH)
     assert encode_with_both(tmp_path, RAGGED[:-1]).shape == (len(RAGGED) - 1, WIDTH)
@@ -509,7 +498,7 @@ def test_tokenizers_without_special_tokens_have_the_same_vectors(tmp_path: Path)
 
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_a_plain_transformers_folder_has_the_same_vectors(tmp_path: Path, *, wrapped: bool) -> None:
-    library_model = import_library().SentenceTransformer(
+    library_model = import_sentence_transformers().SentenceTransformer(
         str(write_model(tmp_path, wrapped=wrapped)), device="cpu"
     )
     theirs = library_model.encode(list(RAGGED[:-1]), show_progress_bar=False)
@@ -518,7 +507,7 @@ def test_a_plain_transformers_folder_has_the_same_vectors(tmp_path: Path, *, wra
 
 
 def test_lowercased_texts_have_the_same_vectors(tmp_path: Path) -> None:
-    import_library()
+    import_sentence_transformers()
     texts = [text.replace("w", "W") for text in RAGGED]
     encoder = SentenceEncoder(
         tokenization=Tokenization(max_length=16, convention="transformers", lowercase=True)
@@ -535,7 +524,7 @@ def test_lowercased_texts_have_the_same_vectors(tmp_path: Path) -> None:
 
 
 def test_prompts_give_the_same_vectors(tmp_path: Path) -> None:
-    import_library()
+    import_sentence_transformers()
     prompts = {"query": "w20 w21 ", "passage": "w22 "}
     tokenization = Tokenization(
         max_length=16, prompts=prompts, default_prompt="passage", convention="transformers"
@@ -564,7 +553,9 @@ def test_a_folder_written_by_the_library_is_read(tmp_path: Path) -> None:
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
     sentence_transformers.write_description(write_model(tmp_path / "ours"), encoder, WIDTH)
-    library_model = import_library().SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    library_model = import_sentence_transformers().SentenceTransformer(
+        str(tmp_path / "ours"), device="cpu"
+    )
     library_model.save(str(tmp_path / "theirs"))
     read = sentence_transformers.read_sentence_encoder(tmp_path / "theirs")
     added = {**prompts, "document": ""}  # added by the library
@@ -583,7 +574,7 @@ def test_a_published_model_has_the_expected_vectors() -> None:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("not proved here: all-MiniLM-L6-v2, whose weights are not here")
     folder = Path(spec.submodule_search_locations[0]) / "model"
-    import_library()
+    import_sentence_transformers()
     ((*documented,),) = select_probe_texts(None, None, 24, InputSpec()).columns
     long = " ".join(documented)
     odd = [

@@ -11,7 +11,7 @@ import numpy as np
 from regauge.artifacts.records import TextRecords, TokenizedTexts
 from regauge.data import chat_templates
 from regauge.data.columns import encode_value, find_embedding_rows
-from regauge.data.tokenizer import LoadedTokenizer
+from regauge.data.tokenizer import LoadedTokenizer, truncate_ids
 from regauge.errors import DataError
 
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ class Preprocessor:
             folder,
             ensure_end_token=not self._is_transformers,
             lowercase=tokenization.lowercase,
+        )
+        is_older = tokenization.special_tokens == "guessed"
+        if is_older:
+            self._tokenizer.check_guessed(folder, "export the model again")
+        self._parses_special_tokens = self._is_transformers and (
+            is_older or not self._tokenizer.splits_special_tokens
         )
         self._tokenization = tokenization
         self._input_spec = input_spec
@@ -78,8 +84,9 @@ class Preprocessor:
         first_texts = lists[0]
         joined = [self._join(first, second) for first, second in zip(*lists, strict=True)]
         truncated += sum(len(ids) > max_tokens for ids in joined)
-        joined = [self._truncate(ids) for ids in joined]
-        starts = np.fromiter(map(len, first_texts), np.int32, len(first_texts))
+        pairs = list(map(self._truncate, joined, map(len, first_texts)))
+        joined = [ids for ids, _ in pairs]
+        starts = np.fromiter((start for _, start in pairs), np.int32, len(pairs))
         records = TextRecords([TokenizedTexts.from_lists(joined)], [starts])
         return EncodedRecords(records, truncated)
 
@@ -105,10 +112,12 @@ class Preprocessor:
         prompted = [prefix + text for text in texts] if prefix else list(texts)
         if self._tokenization.input_format != "text":
             return self._encode_prompts(prompted, limit)
-        encoded = self._tokenizer.encode(prompted, parse_special_tokens=self._is_transformers)
+        encoded = self._tokenizer.encode(prompted, parse_special_tokens=self._parses_special_tokens)
         room = limit - self._tokenizer.num_special_tokens
         truncated = sum(len(ids) > room for ids in encoded)
-        return [self._tokenizer.add_special_tokens(ids[:room]) for ids in encoded], truncated
+        side = self._tokenization.truncation_side
+        encoded = [truncate_ids(ids, room, side) for ids in encoded]
+        return [self._tokenizer.add_special_tokens(ids) for ids in encoded], truncated
 
     def _encode_prompts(self, texts: Sequence[str], limit: int) -> tuple[Ids, int]:
         """Return the ids of generation prompts; a long prompt is truncated at its start."""
@@ -120,7 +129,7 @@ class Preprocessor:
                 raise DataError(problem, "correct the template, and export again") from None
             encoded = self._tokenizer.encode(messages, parse_special_tokens=True)
             return [ids[-limit:] for ids in encoded], sum(len(ids) > limit for ids in encoded)
-        encoded = self._tokenizer.encode(texts, parse_special_tokens=self._is_transformers)
+        encoded = self._tokenizer.encode(texts, parse_special_tokens=self._parses_special_tokens)
         room = limit - len(self._tokenizer.prefix)
         prompts = [self._tokenizer.add_prefix(ids[-room:]) for ids in encoded]
         return prompts, sum(len(ids) > room for ids in encoded)
@@ -136,17 +145,34 @@ class Preprocessor:
 
     def _encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> EncodedRecords:
         """Return text pairs, encoded by the tokenizer's pair template."""
-        pairs = self._tokenizer.encode_pairs(firsts, seconds, self._tokenization.max_length)
+        pairs = self._tokenizer.encode_pairs(
+            firsts,
+            seconds,
+            self._tokenization.max_length,
+            self._tokenization.truncation_side,
+            parse_special_tokens=self._parses_special_tokens,
+        )
         starts = np.fromiter((pair.second_start for pair in pairs), np.int32, len(pairs))
         records = TextRecords([TokenizedTexts.from_lists([pair.ids for pair in pairs])], [starts])
         return EncodedRecords(records, sum(pair.is_truncated for pair in pairs))
 
-    def _truncate(self, ids: np.ndarray) -> np.ndarray:
-        """Return at most as many ids as the model reads, with the special tokens at the end."""
-        if len(ids) <= self._tokenization.max_length:
-            return ids
-        end = self._tokenizer.suffix
-        return np.concatenate([ids[: self._tokenization.max_length - len(end)], end])
+    def _truncate(self, ids: np.ndarray, start: int) -> tuple[np.ndarray, int]:
+        """Return as many ids of a pair as the model reads, and the start of the second text.
+
+        The special tokens at the other end than the truncated one stay.
+        """
+        limit, prefix, suffix = (
+            self._tokenization.max_length,
+            self._tokenizer.prefix,
+            self._tokenizer.suffix,
+        )
+        if len(ids) <= limit:
+            return ids, start
+        if self._tokenization.truncation_side == "right":
+            return np.concatenate([ids[: limit - len(suffix)], suffix]), start
+        rest = ids[len(ids) - limit + len(prefix) :]
+        start -= len(ids) - limit
+        return np.concatenate([prefix, rest]), max(start, len(prefix))
 
     def _join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Return two texts as one, without the special tokens at the start of the second."""

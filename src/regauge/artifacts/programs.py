@@ -14,16 +14,16 @@ import torch
 from regauge.artifacts.manifest import ProgramEntry
 from regauge.choices import did_you_mean
 from regauge.data import chat_templates
-from regauge.data.tokenizer import LoadedTokenizer
+from regauge.data.tokenizer import read_truncation_side
 from regauge.errors import DataError, SettingsError, first_line
 from regauge.models import architectures, sentence_transformers, tokenizer_convention
 from regauge.models.dropout import DropoutKeys
 from regauge.models.inference_modules import (
     DTYPES,
     CustomProgram,
-    GenerationProgram,
     RankProgram,
     TextProgram,
+    build_generation_program,
 )
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.io_spec import (
@@ -174,18 +174,6 @@ def is_causal_lm(model: PreTrainedModel) -> bool:
     return architectures.class_name(model).endswith(("ForCausalLM", "LMHeadModel"))
 
 
-def build_generation_program(
-    model: PreTrainedModel, folder: Path, max_new_tokens: int
-) -> GenerationProgram:
-    """Return the program that generates text with a causal model; `folder` has its tokenizer."""
-    tokens = LoadedTokenizer(folder).info
-    config: Any = model.config
-    eos = config.eos_token_id
-    candidates = (*(eos if isinstance(eos, list) else [eos]), tokens.sep_token_id)
-    end_tokens = {token for token in candidates if token is not None}
-    return GenerationProgram(model, max_new_tokens, tokens.pad_token_id, tuple(sorted(end_tokens)))
-
-
 def _build_generation_spec(
     folder: Path, model: PreTrainedModel, settings: TextSettings, trained: InputSpec | None
 ) -> ProgramSpec:
@@ -203,7 +191,7 @@ def _build_generation_spec(
     tokenization = _resolve_tokenization(folder, None, settings, max_tokens, trained)
     input_format: Any = "chat" if chat_templates.has_template(folder) else "completion"
     tokenization = tokenization.model_copy(update={"input_format": input_format})
-    program = build_generation_program(model, folder, max_new_tokens).eval()
+    program = build_generation_program(model, folder, folder, max_new_tokens).eval()
     inputs = program_inputs(input_spec)
     return ProgramSpec(program, "text", max_new_tokens, inputs, tokenization, input_spec)
 
@@ -223,7 +211,11 @@ def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> Pr
     materialize(module, build_initial_weights(module, settings, seed=0))
     ranker: Any = module.eval()
     ranker.shape = ranker.shape._replace(candidates=1)
-    tokenization = Tokenization(max_length=max(input_spec.max_lengths))
+    tokenization = Tokenization(
+        max_length=max(input_spec.max_lengths),
+        truncation_side=read_truncation_side(folder),
+        special_tokens="read",
+    )
     inputs = program_inputs(input_spec)
     return ProgramSpec(RankProgram(ranker), "scores", 1, inputs, tokenization, input_spec)
 
@@ -306,7 +298,11 @@ def _resolve_tokenization(
             )
             raise SettingsError(problem, f"set at most {limit}")
         tokens = limit
-    updates: dict[str, Any] = {"max_length": tokens}
+    updates: dict[str, Any] = {
+        "max_length": tokens,
+        "truncation_side": read_truncation_side(folder),
+        "special_tokens": "read",
+    }
     if settings.prompts:
         updates["prompts"] = settings.prompts
     if settings.default_prompt is not None:

@@ -16,7 +16,7 @@ from regauge.checkpoint.tensors import load_tensors
 from regauge.errors import DataError, SettingsError
 from regauge.files import stage_output
 from regauge.models import dual_encoder, heads, lora, sentence_transformers
-from regauge.models.architectures import build_template, find_blocks
+from regauge.models.architectures import build_template, find_blocks, transformers_class
 from regauge.models.hub import resolve_model
 from regauge.models.init_weights import build_initial_weights
 from regauge.models.settings import Model
@@ -45,8 +45,8 @@ def export_model(model: Path, target: Path, weight_format: WeightFormat) -> Path
     Raises SettingsError if the model has no adapters or is no text encoder, as the format requires.
     """
     adapter = model.with_name(lora.ADAPTER_FOLDER)
-    if weight_format == "peft" and not adapter.is_dir():
-        raise SettingsError("this run trained no adapters", "set model.lora, or export format hf")
+    if weight_format == "peft":
+        lora.check_exportable(adapter)
     is_encoder = sentence_transformers.is_sentence_transformer(model)
     if weight_format == "sentence-transformers" and not is_encoder:
         raise SettingsError(
@@ -148,7 +148,15 @@ def _write_model(
     initial = build_initial_weights(model, settings, seed)
     write_weights(target, lora.merge_adapters(initial, weights))
     blocks = find_blocks(model)
-    lora.save_adapters(adapters, model, settings.lora, weights, blocks=blocks, base=settings.path)
+    lora.save_adapters(
+        adapters,
+        model,
+        settings,
+        weights,
+        blocks=blocks,
+        model_class=transformers_class(model),
+        merged=target,
+    )
 
 
 def _resolve_document_settings(settings: Model) -> Model:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.choices import did_you_mean
 from regauge.data.conversations import ASSISTANT, Conversation, is_blank
-from regauge.data.tokenizer import CONFIG, MORE_TEMPLATES, hash_tokenizer
+from regauge.data.tokenizer import CONFIG, MORE_TEMPLATES, LoadedTokenizer, hash_tokenizer
 from regauge.errors import DataError, SettingsError, first_line
 from regauge.json_files import find_json
 
@@ -242,6 +242,36 @@ def has_template(tokenizer: Path) -> bool:
         return True
     config = find_json(tokenizer / CONFIG, "replace it") or {}
     return bool(config.get("chat_template"))
+
+
+def find_end_token_ids(folder: Path) -> tuple[int, ...]:
+    """Return the ids of the tokens that end generated text, the most specific one first.
+
+    These are the last special token of an answer in the chat template, the token that ends a text
+    in the rows of a dataset, and the declared end token. `folder` has the tokenizer.
+    """
+    tokenizer = LoadedTokenizer(folder)
+    ends = [*_find_answer_end(folder, tokenizer), *tokenizer.suffix[-1:].tolist()]
+    if tokenizer.eos_token_id is not None:
+        ends.append(tokenizer.eos_token_id)
+    return tuple(dict.fromkeys(ends))
+
+
+def _find_answer_end(folder: Path, tokenizer: LoadedTokenizer) -> list[int]:
+    """Return the last special token of an answer in the chat template, if there is one."""
+    if not has_template(folder):
+        return []
+    try:
+        rendered = load_template(folder, None).render_test()
+    except TemplateError:
+        return []
+    answers = [rendered.text[start:stop] for start, stop in rendered.answers[-1:]]
+    return [
+        token_id
+        for ids in tokenizer.encode(answers, parse_special_tokens=True)
+        for token_id in ids.tolist()
+        if token_id in tokenizer.info.special_token_ids
+    ][-1:]
 
 
 def install_template(tokenizer: Path, template: Path) -> None:

@@ -124,6 +124,8 @@ class TokenizerInfo(Settings):
     """Id of the token that ends a text; None if the tokenizer has none."""
     special_token_ids: tuple[int, ...]
     """Ids of all special tokens; these are never masked."""
+    truncation_side: Literal["left", "right"] = "right"
+    """The side on which long texts were truncated."""
 
 
 class DatasetManifest(Settings):
@@ -139,6 +141,8 @@ class DatasetManifest(Settings):
     """The splits "train" and "heldout"."""
     tokenizer: TokenizerInfo
     """The tokenizer of the rows."""
+    special_tokens: Literal["guessed", "read"] = "guessed"
+    """`read` from the post-processor of the tokenizer; older versions guessed those around "a"."""
     skipped: dict[str, int] = {}
     """Number of records that became no row, by reason."""
     truncated: dict[str, int] = {}

@@ -12,7 +12,7 @@ import json
 import shutil
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 from tokenizers import (
@@ -27,7 +27,8 @@ from tokenizers import (
 
 from regauge.data.bpe_cache import build_cached_bpe
 from regauge.data.dataset import TOKENIZER, TokenizerInfo
-from regauge.errors import DataError
+from regauge.data.special_tokens import read_role_id, read_special_tokens
+from regauge.errors import DataError, first_line
 from regauge.files import check_file, sha256
 from regauge.json_files import find_json
 
@@ -47,6 +48,10 @@ _FILE_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", f"{MORE_TEMPLATES}/*.
 """Patterns of the names of a tokenizer's files."""
 _FILE_PREFIXES = ("tokenizer", "special", "added", "vocab", "merges", "chat", MORE_TEMPLATES)
 """Prefixes of the names of a tokenizer's files."""
+Side = Literal["left", "right"]
+"""The side of a long text that loses tokens, as `truncation_side` of transformers."""
+_SHOWN_LETTERS = 60
+"""Number of letters of a text that a message shows."""
 _NO_MAX_LENGTH = int(1e30)
 """The `model_max_length` that transformers writes for a tokenizer without a maximum length."""
 
@@ -75,11 +80,12 @@ class LoadedTokenizer:
         """
         self.folder = folder
         self._tokenizer = _load(folder)
+        self.truncation_side = read_truncation_side(folder)
         if lowercase:
             normalizer = self._tokenizer.normalizer
             steps = [normalizers.Lowercase(), *([normalizer] if normalizer else [])]
             self._tokenizer.normalizer = normalizers.Sequence(steps)
-        self._config = _read_config(folder)
+        self._config = read_tokenizer_config(folder)
         self.prefix, self.suffix = self._find_prefix_and_suffix(ensure_end_token=ensure_end_token)
         self.info = self._read_info(folder)
         added = self._tokenizer.get_added_tokens_decoder().values()
@@ -92,28 +98,34 @@ class LoadedTokenizer:
         """Return the ids of every text as int32, without added special tokens.
 
         With `parse_special_tokens`, a special token in a text becomes its id; otherwise it is plain
-        text.
+        text. Raises DataError if the tokenizer has neither a token for a text nor an unknown token.
         """
         cached_bpe = None if parse_special_tokens else self._cached_bpe
         cached = [cached_bpe.encode(text) if cached_bpe is not None else None for text in texts]
         rest = [text for text, ids in zip(texts, cached, strict=True) if ids is None]
         self._tokenizer.encode_special_tokens = not parse_special_tokens
-        encoded = iter(self._tokenizer.encode_batch_fast(rest, add_special_tokens=False))
+        encoded = iter(self._encode_batch(rest, add_special_tokens=False))
         return [
             np.array(next(encoded).ids, dtype=np.int32) if ids is None else ids for ids in cached
         ]
 
     def encode_pairs(
-        self, firsts: Sequence[str], seconds: Sequence[str], max_tokens: int
+        self,
+        firsts: Sequence[str],
+        seconds: Sequence[str],
+        max_tokens: int,
+        side: Side = "right",
+        *,
+        parse_special_tokens: bool = True,
     ) -> list[EncodedPair]:
         """Return pairs of texts as sequences, in the format of the tokenizer.
 
-        If a pair is longer than the limit, tokens are removed from the end of the longer text.
+        If a pair is longer than the limit, tokens are removed from one side of the longer text.
         """
-        self._tokenizer.encode_special_tokens = False
-        self._tokenizer.enable_truncation(max_tokens, strategy="longest_first")
+        self._tokenizer.encode_special_tokens = not parse_special_tokens
+        self._tokenizer.enable_truncation(max_tokens, strategy="longest_first", direction=side)
         try:
-            encodings = self._tokenizer.encode_batch_fast(list(zip(firsts, seconds, strict=True)))
+            encodings = self._encode_batch(list(zip(firsts, seconds, strict=True)))
         finally:
             self._tokenizer.no_truncation()
         return [
@@ -135,6 +147,10 @@ class LoadedTokenizer:
         """Return the text of token ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def truncate(self, ids: np.ndarray, max_tokens: int) -> np.ndarray:
+        """Return at most `max_tokens` of a text's ids, truncated on the tokenizer's side."""
+        return truncate_ids(ids, max_tokens, self.truncation_side)
+
     def add_prefix(self, ids: np.ndarray) -> np.ndarray:
         """Return the ids after the special tokens that open a text, for a model to continue."""
         return np.concatenate([self.prefix, ids])
@@ -142,6 +158,41 @@ class LoadedTokenizer:
     def add_special_tokens(self, ids: np.ndarray) -> np.ndarray:
         """Return the ids between the special tokens that open and close a text."""
         return np.concatenate([self.prefix, ids, self.suffix])
+
+    @property
+    def splits_special_tokens(self) -> bool:
+        """Whether the tokenizer declares that a special token in a text is plain text."""
+        return bool(self._config.get("split_special_tokens"))
+
+    @property
+    def omits_unknown_characters(self) -> bool:
+        """Whether the tokenizer silently leaves out the characters that its vocabulary lacks."""
+        document = json.loads(self._tokenizer.to_str())
+        model = document["model"]
+        if model["type"] != "BPE" or model.get("unk_token") or model.get("byte_fallback"):
+            return False
+        return '"ByteLevel"' not in json.dumps([document["pre_tokenizer"], document["normalizer"]])
+
+    def check_guessed(self, origin: Path, remedy: str) -> None:
+        """Raise DataError if an older version guessed other special tokens for `origin`.
+
+        It took them from the encoded letter "a". Without a token for it, all of them were at the
+        end.
+        """
+        if len(self.prefix) and not len(self.encode(["a"])[0]):
+            problem = f"an older version put the special tokens of {origin} at the end of texts"
+            raise DataError(problem, remedy)
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything that determines the token ids of a text, special tokens included."""
+        document: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        special_tokens = {"prefix": self.prefix.tolist(), "suffix": self.suffix.tolist()}
+        return {**document, "post_processor": special_tokens}
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the declared end token; None if the tokenizer declares none."""
+        return self._find_id("eos")
 
     @property
     def num_special_tokens(self) -> int:
@@ -153,24 +204,34 @@ class LoadedTokenizer:
         """The cached encoder; it is built on first use, because that reads the whole tokenizer."""
         return build_cached_bpe(self._tokenizer)
 
+    def _encode_batch(self, texts: Sequence[Any], *, add_special_tokens: bool = True) -> Any:
+        """Return the encodings of texts or pairs; raises DataError for an unknown character."""
+        try:
+            return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        except Exception as error:  # the library raises Exception itself
+            if type(error) is not Exception:
+                raise
+            text = next(filter(self._is_unencodable, texts))
+            problem = f"the tokenizer cannot encode {str(text)[:_SHOWN_LETTERS]!r}"
+            remedy = "set model.unk_token in its tokenizer.json to a token of the vocabulary"
+            raise DataError(f"{problem}: {first_line(error)}", remedy) from None
+
+    def _is_unencodable(self, text: Any) -> bool:
+        """Return whether the library raises an error for a text or a pair."""
+        try:
+            self._tokenizer.encode_batch_fast([text])
+        except Exception:  # noqa: BLE001 (the library raises Exception itself)
+            return True
+        return False
+
     def _find_id(self, *roles: str) -> int | None:
         """Return the id of the first of these roles that the tokenizer defines."""
-        for role in roles:
-            token = self._config.get(f"{role}_token")
-            text = token.get("content") if isinstance(token, dict) else token
-            token_id = self._tokenizer.token_to_id(text) if text else None
-            if token_id is not None:
-                return int(token_id)
-        return None
+        return read_role_id(self._tokenizer, self._config, *roles)
 
     def _find_prefix_and_suffix(self, *, ensure_end_token: bool) -> tuple[np.ndarray, np.ndarray]:
-        plain_ids = self._tokenizer.encode("a", add_special_tokens=False).ids
-        ids = self._tokenizer.encode("a", add_special_tokens=True).ids
-        length = len(plain_ids)
-        start = next((at for at in range(len(ids)) if ids[at : at + length] == plain_ids), 0)
-        prefix, suffix = ids[:start], ids[start + length :]
+        prefix, suffix = read_special_tokens(self._tokenizer, self.folder)
         if ensure_end_token and not suffix and (end_id := self._find_id("sep", "eos")) is not None:
-            suffix = [end_id]
+            suffix = (end_id,)
         return np.array(prefix, dtype=np.int32), np.array(suffix, dtype=np.int32)
 
     def _read_info(self, folder: Path) -> TokenizerInfo:
@@ -178,7 +239,7 @@ class LoadedTokenizer:
         special_ids = {token_id for token_id, token in added.items() if token.special}
         roles = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
         special_ids |= {role_id for role in roles if (role_id := self._find_id(role)) is not None}
-        pad_id = self._find_id("pad", "eos", "unk")
+        pad_id = self._find_id("pad", "unk", "eos", "bos", "cls", "sep")
         return TokenizerInfo(
             sha256=sha256(folder / TOKENIZER),
             vocab_size=max(self._tokenizer.get_vocab().values()) + 1,
@@ -186,6 +247,7 @@ class LoadedTokenizer:
             mask_token_id=self._find_id("mask"),
             sep_token_id=self._find_id("sep", "eos"),
             special_token_ids=tuple(sorted(special_ids)),
+            truncation_side=self.truncation_side,
         )
 
 
@@ -215,8 +277,31 @@ def train_tokenizer(texts: Iterator[list[str]], settings: TokenizerSettings, fol
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,
         **{f"{role}_token": token for role, token in ROLES.items()},
+        "bos_token": ROLES["cls"],
+        "eos_token": ROLES["sep"],
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def truncate_ids(ids: np.ndarray, max_tokens: int, side: Side) -> np.ndarray:
+    """Return the last tokens of a text if the left side is truncated, else the first ones."""
+    return ids[max(len(ids) - max_tokens, 0) :] if side == "left" else ids[:max_tokens]
+
+
+def read_truncation_side(folder: Path) -> Side:
+    """Return the side on which the tokenizer of a folder truncates, as transformers reads it.
+
+    Raises DataError if the folder names another side.
+    """
+    side = read_tokenizer_config(folder).get("truncation_side")
+    if side is None:
+        document = find_json(folder / TOKENIZER, "replace it") or {}
+        side = (document.get("truncation") or {}).get("direction")
+    side = str(side or "right").lower()
+    if side not in ("left", "right"):
+        problem = f"{folder / CONFIG} has truncation_side = '{side}'"
+        raise DataError(problem, 'set it to "left" or "right"')
+    return cast("Side", side)
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
@@ -254,14 +339,16 @@ def check_tokenizer(source: Path) -> None:
 def check_same_tokenizer(dataset: Path, model: Path) -> None:
     """Raise DataError if the tokenizer of a model's folder is not that of a prepared dataset.
 
-    The truncation and padding that a library last stored in the file are ignored.
+    The truncation and padding that a library last stored in the file are ignored. Post-processors
+    are compared by the special tokens around a text: a model's file may state the end token that
+    its dataset adds.
     """
     dataset_file, model_file = dataset / "tokenizer" / TOKENIZER, model / TOKENIZER
     if not (dataset_file.exists() and model_file.exists()):
         return
     if sha256(dataset_file) == sha256(model_file):
         return
-    if _load(dataset_file.parent).to_str() != _load(model).to_str():
+    if LoadedTokenizer(dataset_file.parent).describe() != LoadedTokenizer(model).describe():
         raise DataError(
             f"{model} was trained with another tokenizer than {dataset} was prepared with",
             f'prepare the data with tokenizer.path = "{model}"',
@@ -296,7 +383,8 @@ def _load(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of a tokenizer; by default the roles of a trained one."""
     merged: dict[str, Any] = {}
     for name in ("special_tokens_map.json", CONFIG):
         merged |= find_json(folder / name, "replace it") or {}

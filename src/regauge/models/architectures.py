@@ -90,6 +90,8 @@ def build_model(
                 # The class names of a weights folder are those of other classes.
                 given_names = () if settings.path else read_class_names(config.id2label)
                 _set_classes(config, outputs, class_names or given_names)
+                if getattr(config, "pad_token_id", None) is None:  # finds the last token of a text
+                    config.pad_token_id = pad_id
             model = _build_on_meta(settings, head, config)
         except (AssertionError, OSError, TypeError, ValueError, StrictDataclassError) as error:
             reason = first_line(error)
@@ -126,10 +128,13 @@ def _build_on_meta(settings: Model, head: HeadKind, config: PretrainedConfig) ->
     auto_class = getattr(transformers, AUTO_CLASSES[head])
     # The private mapping is the only way to find the class that an auto class would build.
     model_class = auto_class._model_mapping.get(type(config), None)  # noqa: SLF001
-    options = _no_pooler_argument(model_class) if head == "none" else {}
+    options = no_pooler_argument(model_class) if head == "none" else {}
     with META:
         model: PreTrainedModel = auto_class.from_config(config, dtype=torch.float32, **options)
     model.float()
+    if settings.path is not None:  # torch trains no embedding of the padding, which may end texts
+        embeddings: Any = model.get_input_embeddings()
+        embeddings.padding_idx = None
     if settings.attention == "chunked":
         from regauge.models.attention import enable_chunked_attention
 
@@ -224,23 +229,48 @@ def _config_class(architecture: str) -> type[PretrainedConfig]:
     return config_class
 
 
-def _no_pooler_argument(model_class: Any) -> dict[str, Any]:
+def no_pooler_argument(model_class: Any) -> dict[str, bool]:
     """Return the argument that leaves the pooling layer out, if a class has it; no task uses it."""
     name = "add_pooling_layer"
     return {name: False} if name in inspect.signature(model_class.__init__).parameters else {}
 
 
-def _set_dropout(config: PretrainedConfig, rate: float) -> None:
-    """Set the dropout rate of hidden states in a configuration; attention dropout becomes 0."""
-    for name, value in config.to_dict().items():
-        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float | int):
-            setattr(config, name, 0.0 if name.startswith(("att", "classifier")) else rate)
+def _set_dropout(config: PretrainedConfig, rate: float | None) -> None:
+    """Set the dropout rate of hidden states in a configuration; attention dropout becomes 0.
+
+    If `rate` is None, other rates stay.
+    """
+    for name in _read_dropout(config):
+        if name.startswith("att"):
+            setattr(config, name, 0.0)
+        elif rate is not None:
+            setattr(config, name, 0.0 if name.startswith("classifier") else rate)
+
+
+def _read_dropout(config: PretrainedConfig) -> dict[str, float]:
+    """Return the dropout rates of a configuration by field."""
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if ("dropout" in name or name.endswith("pdrop"))
+        and isinstance(value, float | int)
+        and not isinstance(value, bool)
+    }
+
+
+def restore_dropout(config: PretrainedConfig, start: Path) -> None:
+    """Set the dropout rates of a configuration to those of the folder of the initial weights."""
+    from transformers import AutoConfig
+
+    for name, value in _read_dropout(AutoConfig.from_pretrained(start)).items():
+        if hasattr(config, name):
+            setattr(config, name, value)
 
 
 def _add_dropout_and_adapters(model: PreTrainedModel, settings: Model, keys: DropoutKeys) -> None:
     """Add LoRA adapters to a model, and replace torch's dropout by `CounterDropout`."""
     is_counter = settings.dropout_kind == "counter"
-    count = replace_dropout(model, settings.dropout, keys) if settings.dropout and is_counter else 0
+    count = replace_dropout(model, settings.dropout, keys) if is_counter else 0
     if settings.dropout and is_counter and not count:
         raise SettingsError(
             f"architecture '{settings.architecture or settings.path}' has no hidden dropout",
@@ -258,7 +288,7 @@ def build_template(folder: Path) -> PreTrainedModel:
 
     config = transformers.AutoConfig.from_pretrained(folder)
     model_class = getattr(transformers, config.architectures[0])
-    options = {"dtype": torch.float32, **_no_pooler_argument(model_class)}
+    options = {"dtype": torch.float32, **no_pooler_argument(model_class)}
     with META:
         model: PreTrainedModel = model_class._from_config(config, **options)  # noqa: SLF001 - as auto classes do
     return model
@@ -283,6 +313,9 @@ def is_classifier(model: nn.Module) -> bool:
 
 def class_name(model: nn.Module) -> str:
     """Return the name of a model's transformers class, also if a wrapper subclasses it."""
-    return next(
-        kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("transformers.")
-    )
+    return transformers_class(model).__name__
+
+
+def transformers_class(model: nn.Module) -> type:
+    """Return a model's transformers class, also if a wrapper subclasses it."""
+    return next(kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers."))

@@ -74,19 +74,22 @@ class CounterDropout(nn.Module):
         return f"rate={self.rate}"
 
 
-def replace_dropout(model: nn.Module, rate: float, keys: DropoutKeys, first_layer: int = 0) -> int:
+def replace_dropout(
+    model: nn.Module, rate: float | None, keys: DropoutKeys, first_layer: int = 0
+) -> int:
     """Replace every nn.Dropout with a positive rate by CounterDropout; return their number.
 
-    They are numbered from `first_layer`, because equal numbers would drop the same elements.
+    If `rate` is None, each layer keeps its rate. They are numbered from `first_layer`, because
+    equal numbers would drop the same elements.
     """
     layers = [
-        (parent, name)
+        (parent, name, child.p if rate is None else rate)
         for parent in model.modules()
         for name, child in parent.named_children()
         if isinstance(child, nn.Dropout) and child.p > 0
     ]
-    for layer, (parent, name) in enumerate(layers, start=first_layer):
-        setattr(parent, name, CounterDropout(rate, layer, keys))
+    for layer, (parent, name, layer_rate) in enumerate(layers, start=first_layer):
+        setattr(parent, name, CounterDropout(layer_rate, layer, keys))
     return len(layers)
 
 

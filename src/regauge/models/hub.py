@@ -26,6 +26,12 @@ def final_model_dir(path: str) -> Path:
     return model if (model / CONFIG).is_file() else Path(path)
 
 
+def loadable_name(path: str) -> str:
+    """Return the name by which transformers loads a model: an absolute folder, or a hub name."""
+    folder = final_model_dir(path)
+    return str(folder.absolute()) if folder.exists() else path
+
+
 @contextmanager
 def local_only() -> Iterator[None]:
     """Disable downloads in this context; hub names resolve to local copies only."""

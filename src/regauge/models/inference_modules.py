@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
+from regauge.data.tokenizer import LoadedTokenizer
+from regauge.models.generation_config import list_token_ids, read_end_token_ids
 from regauge.models.io_spec import LENGTH, ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from transformers import PreTrainedModel
 
@@ -194,3 +197,20 @@ class GenerationProgram(nn.Module):
         end_ids = torch.tensor(self._end_ids, device=tokens.device, dtype=tokens.dtype)
         has_ended = torch.isin(tokens, end_ids).cumsum(1) > 0
         return tokens.masked_fill(has_ended, NO_TOKEN)
+
+
+def build_generation_program(
+    model: PreTrainedModel, folder: Path, tokenizer: Path, max_new_tokens: int
+) -> GenerationProgram:
+    """Return the program that generates text with the causal model of a folder.
+
+    It stops at the end tokens of the folder's generation_config.json. A folder without them is of
+    an older version: it stops at those of config.json and at the separator.
+    """
+    tokens = LoadedTokenizer(tokenizer).info
+    end_ids = read_end_token_ids(folder)
+    if not end_ids:
+        config: Any = model.config
+        candidates = {*list_token_ids(config.eos_token_id), tokens.sep_token_id}
+        end_ids = tuple(sorted(token for token in candidates if token is not None))
+    return GenerationProgram(model, max_new_tokens, tokens.pad_token_id, end_ids)

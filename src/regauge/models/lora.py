@@ -6,28 +6,44 @@ so that the initial model is unchanged. Only A and B are trained, saved and sync
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from regauge import safetensors_io
 from regauge.choices import did_you_mean
+from regauge.data.tokenizer import list_tokenizer_files
 from regauge.errors import SettingsError
-from regauge.models.weights import base_weight_name, is_adapter_weight
+from regauge.json_files import read_json
+from regauge.models import dual_encoder
+from regauge.models.hub import loadable_name
+from regauge.models.tokenizer_convention import COPY_REMEDY
+from regauge.models.weights import base_weight_name, is_adapter_weight, list_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from torch import Tensor
     from transformers import PreTrainedModel
 
     from regauge.models.init_weights import InitialWeights
-    from regauge.models.settings import Lora
+    from regauge.models.settings import Lora, Model
 
+SEQUENCE_CLASSIFICATION = "SEQ_CLS"
+HEAD_MODULES = ("classifier", "score")
+"""Ends of the names of the modules that peft takes for classification heads."""
+TASK_TYPES = {
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForSequenceClassification": SEQUENCE_CLASSIFICATION,
+}
+"""peft's names of tasks, by the ends of class names."""
 ADAPTER_NAME = "default"
 """peft's name of a single adapter."""
 ADAPTER_FOLDER, ADAPTER_WEIGHTS = "adapter", "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 def add_adapters(model: PreTrainedModel, blocks: Sequence[nn.Module], settings: Lora) -> None:
@@ -67,21 +83,71 @@ def merge_adapters(
 def save_adapters(
     folder: Path,
     model: PreTrainedModel,
-    settings: Lora,
+    settings: Model,
     trained: Mapping[str, Tensor],
     *,
     blocks: Sequence[nn.Module],
-    base: str | None,
+    model_class: type,
+    merged: Path,
 ) -> None:
-    """Write an adapter folder in peft's format; `base` is the model that it was trained on."""
+    """Write an adapter folder in peft's format, with the class and the folder of its base model.
+
+    `model_class` is the class of transformers, and `merged` the folder of the merged model, which
+    has the tokenizer.
+    """
+    if settings.lora is None:
+        raise AssertionError("the run trains no adapters")
     folder.mkdir(parents=True, exist_ok=True)
-    config = _build_lora_config(model, blocks, settings)
-    config.base_model_name_or_path = base
+    config = _build_lora_config(model, blocks, settings.lora)
+    config.base_model_name_or_path = _find_base(settings, folder.name)
+    config.task_type = _find_task_type(model_class)
+    if config.task_type is None:  # peft's AutoPeftModel then reads the class
+        names = {"base_model_class": model_class.__name__, "parent_library": model_class.__module__}
+        config.auto_mapping = names
     config.inference_mode = True
+    for file in list_tokenizer_files(merged):
+        shutil.copyfile(file, folder / file.name)
     config.save_pretrained(folder)
     names = {name: name.replace(f".{ADAPTER_NAME}.", ".") for name in trained}
     weights = {f"base_model.model.{names[name]}": value for name, value in trained.items()}
+    if config.task_type == SEQUENCE_CLASSIFICATION:
+        weights |= _read_classification_head(merged)
     safetensors_io.write_tensors(folder / ADAPTER_WEIGHTS, weights)
+
+
+def _read_classification_head(merged: Path) -> dict[str, Tensor]:
+    """Return the weights of the classification head, which peft stores with the adapters."""
+    return {
+        f"base_model.model.{name}": weight[:]
+        for name, weight in list_weights(merged).items()
+        if name.partition(".")[0].endswith(HEAD_MODULES)
+    }
+
+
+def check_exportable(folder: Path) -> None:
+    """Raise SettingsError if an adapter folder does not exist, or if it has no base model."""
+    if not folder.is_dir():
+        raise SettingsError("this run trained no adapters", "set model.lora, or export format hf")
+    config = read_json(folder / ADAPTER_CONFIG, COPY_REMEDY)
+    if config.get("base_model_name_or_path") is None:
+        problem = "the adapters belong to random weights, which are in no folder"
+        raise SettingsError(problem, "export format hf, which merges them")
+
+
+def _find_base(settings: Model, encoder: str) -> str | None:
+    """Return the model of which the adapters are; None if its weights were drawn."""
+    if settings.path is None or settings.weights == "random":
+        return None
+    base = loadable_name(settings.path)
+    folder = dual_encoder.encoder_folder(Path(base), encoder)
+    return str(folder) if folder.exists() else base
+
+
+def _find_task_type(model_class: type) -> str | None:
+    """Return peft's name of the task of a model; None if peft has none."""
+    name = model_class.__name__
+    task_types = (task_type for end, task_type in TASK_TYPES.items() if name.endswith(end))
+    return next(task_types, None)
 
 
 def _build_lora_config(model: PreTrainedModel, blocks: Sequence[nn.Module], settings: Lora) -> Any:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -20,6 +21,9 @@ from regauge.models import tokenizer_convention
 from regauge.models.hub import CONFIG, MODEL_FILE_PATTERNS
 from regauge.models.tokenizer_convention import COPY_REMEDY, MIN_TOKENS, Convention, write_json
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 MODULES_FILE, PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
 LIMIT_FILES = (
     "sentence_bert_config.json",
@@ -27,6 +31,7 @@ LIMIT_FILES = (
     "sentence_mpnet_config.json",
 )
 """Files with the maximum text length; the name depends on the age of the folder."""
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 MODE_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
@@ -81,6 +86,11 @@ class Tokenization(Settings):
     input_format: Literal["text", "completion", "chat"] = "text"
     """`text`: special tokens end the text; `completion`: the text is continued; `chat`: a chat
     template is applied."""
+    truncation_side: Literal["left", "right"] = "right"
+    """The side on which longer texts are truncated; prompts of `completion` and `chat` are
+    always truncated on the left."""
+    special_tokens: Literal["guessed", "read"] = "guessed"
+    """`read` from the post-processor of the tokenizer; older versions guessed those around "a"."""
     convention: Convention = "regauge"
     """`regauge`: "[SEP]" in a text is plain text; `transformers`: its tokenizer decides."""
 
@@ -210,10 +220,16 @@ def copy_description(folder: Path, target: Path) -> None:
                 shutil.copyfile(file, target / module["path"] / file.name)
 
 
-def write_description(folder: Path, encoder: SentenceEncoder, width: int) -> None:
+def write_description(
+    folder: Path,
+    encoder: SentenceEncoder,
+    width: int,
+    model_arguments: Mapping[str, Any] = NO_ARGUMENTS,
+) -> None:
     """Add the files of sentence-transformers to a transformers folder; `width` is the model's.
 
-    Folders of dense layers get a configuration; the caller writes their weights.
+    `model_arguments` are the arguments with which transformers builds the model. Folders of dense
+    layers get a configuration; the caller writes their weights.
     """
     parts = [("", "Transformer"), ("1_Pooling", "Pooling")]
     parts += [(dense.folder, "Dense") for dense in encoder.pooling.dense]
@@ -238,7 +254,12 @@ def write_description(folder: Path, encoder: SentenceEncoder, width: int) -> Non
     if _modes_from_flags(pooling) != modes:
         pooling = {"pooling_mode": list(modes)}  # flags have a fixed order
     write_json(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **pooling})
-    limits = {"max_seq_length": tokenization.max_length, "do_lower_case": tokenization.lowercase}
+    limits: dict[str, Any] = {
+        "max_seq_length": tokenization.max_length,
+        "do_lower_case": tokenization.lowercase,
+    }
+    if model_arguments:
+        limits["model_args"] = dict(model_arguments)
     write_json(folder / LIMIT_FILES[0], limits)
     prompt_config: dict[str, Any] = {"similarity_fn_name": "cosine"}
     if tokenization.prompts:

@@ -48,8 +48,9 @@ class Model(Settings):
     """Earlier run to start from, usually with other data; it also sets `path`."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """`pretrained`: weights of `path`; `random`: only its dimensions, with random weights."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout rate of hidden states in training."""
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Dropout rate of hidden states in training; by default 0 with `architecture`, and the rates
+    of its configuration with `path`."""
     dropout_kind: Literal["counter", "native"] = "counter"
     """`counter`: equal bits on every device and world size; `native`: dropout of torch."""
     attention: Literal["auto", "sdpa", "chunked", "eager"] = "auto"
@@ -64,6 +65,13 @@ class Model(Settings):
         origin = table.get("init_from") if isinstance(table, dict) else None
         if isinstance(origin, dict) and "path" in origin:
             return {"path": origin["path"], **table}
+        return table
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_dropout_from_scratch(cls, table: Any) -> Any:
+        if isinstance(table, dict) and table.get("architecture") and table.get("dropout") is None:
+            return {**table, "dropout": 0.0}
         return table
 
     @model_validator(mode="after")

@@ -158,6 +158,7 @@ class DatasetBuild:
             columns=self.layout.describe_columns(stats),
             splits=splits,
             tokenizer=shared.loaded_tokenizer.info,
+            special_tokens="read",
             skipped=dict(sorted((counts.sum_counts("skipped", "rejected") | left_out).items())),
             truncated=counts.sum_counts("truncated"),
             warnings=counts.sum_counts("warnings"),

@@ -162,6 +162,9 @@ def _run_phases(
     )
     folder = split.build_tokenizer(build_dir.scratch, len(items), job.tokenizer, decisions)
     loaded_tokenizer = tokenizer.LoadedTokenizer(folder)
+    if loaded_tokenizer.omits_unknown_characters:
+        warning = "the tokenizer %s has no unknown token: it leaves out unknown characters"
+        logger.warning(warning, job.tokenizer.path)
     for build in builds:
         build.layout.check_tokenizer(loaded_tokenizer)
     first_numbers = accumulate((piece_counts["records"] for piece_counts in counts), initial=0)

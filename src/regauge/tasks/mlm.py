@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
+    from regauge.models.io_spec import InputSpec
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
 
 
 class Mlm(TokenTask):
     """Predict masked tokens of packed rows (Devlin et al., 2019: 80 % mask, 10 % random)."""
+
+    has_special_tokens: ClassVar[bool] = True
 
     mlm_probability: float = Field(default=0.15, gt=0, lt=1)
     """Share of the real tokens to predict."""
@@ -42,6 +45,13 @@ class Mlm(TokenTask):
         if self.next_sentence:
             return _pairs.real_token_fraction(manifest)
         return super().real_token_fraction(manifest)
+
+    def input_spec(self, manifest: DatasetManifest) -> InputSpec:
+        from regauge.models.io_spec import InputSpec
+
+        if self.next_sentence:
+            return InputSpec(max_lengths=(_pairs.max_row_tokens(manifest),))
+        return super().input_spec(manifest)
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)

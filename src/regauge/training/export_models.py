@@ -6,21 +6,26 @@ tasks/<name>/model/     the models of the other tasks
 
 from __future__ import annotations
 
+import copy
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regauge.errors import SettingsError
 from regauge.models import (
     architectures,
     dual_encoder,
     heads,
     lora,
     sentence_transformers,
-    tokenizer_convention,
     weights,
 )
+from regauge.models.custom import CustomModule
+from regauge.models.hub import resolve_model
 from regauge.models.modules import Encoder
 from regauge.models.multitask import modules_by_task
+from regauge.models.text_form import TextUse, write_text_form
 from regauge.training.run_record import TASKS
 
 if TYPE_CHECKING:
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.models.modules import TextModule
+    from regauge.models.settings import Model
     from regauge.training.context import RunContext
     from regauge.training.state import TrainState
     from regauge.training.task_runtime import TaskRuntime
@@ -55,36 +61,39 @@ def write_model(context: RunContext, state: TrainState, task: TaskRuntime, folde
     run_names = {id(value): name for name, value in state.model.module.named_parameters()}
     names = {name: run_names[id(value)] for name, value in module.named_parameters()}
     trained_names = [name for name, value in module.named_parameters() if value.requires_grad]
+    adapters: dict[str, Tensor] = {}
     trained = ((name, state.model.full_tensor(names[name])) for name in trained_names)
     if not context.world.is_main_process:
         deque(trained, maxlen=0)
         return
     if context.settings.model.lora:
-        trained_weights = dict(trained)
-        _save_adapters(context, module, trained_weights, folder.with_name(lora.ADAPTER_FOLDER))
-        all_weights = lora.merge_adapters(state.initial_weights, trained_weights)
+        adapters = dict(trained)
+        all_weights = lora.merge_adapters(state.initial_weights, adapters)
     else:
         frozen_names = {names[name]: name for name in names.keys() - set(trained_names)}
         all_weights = _add_frozen(state, trained, frozen_names)
-    _write_folder(context, module, all_weights, folder)
+    _write_folder(context, task, module, all_weights, folder)
+    if adapters:
+        _save_adapters(context.settings.model, module, adapters, folder)
     if isinstance(module, Encoder):
-        fields = task.task.input_spec(task.manifest)
-        tokens = fields.max_row_tokens(module.max_tokens) or task.bucket_lengths[-1]
+        tokenization = sentence_transformers.Tokenization(
+            max_length=_find_max_length(task, module) or task.bucket_lengths[-1],
+            truncation_side=task.manifest.tokenizer.truncation_side,
+        )
         description = sentence_transformers.SentenceEncoder(
-            tokenization=sentence_transformers.Tokenization(max_length=tokens),
-            pooling=module.pooling,
+            tokenization=tokenization, pooling=module.pooling
         )
         inner: Any = module.model
-        sentence_transformers.write_description(folder, description, inner.config.hidden_size)
+        width = inner.config.hidden_size
+        arguments = architectures.no_pooler_argument(architectures.transformers_class(inner))
+        sentence_transformers.write_description(folder, description, width, arguments)
 
 
 def _save_adapters(
-    context: RunContext, module: TextModule, trained: dict[str, Tensor], root: Path
+    settings: Model, module: TextModule, trained: dict[str, Tensor], merged: Path
 ) -> None:
-    """Write the LoRA adapters of each encoder of a module, without merging them."""
-    options, base = context.settings.model.lora, context.settings.model.path
-    if options is None:
-        raise AssertionError("the run trains no adapters")
+    """Write the LoRA adapters of each encoder of a module next to the merged model."""
+    root = merged.with_name(lora.ADAPTER_FOLDER)
     for folder, prefix, model in dual_encoder.iterate_encoders(module, root):
         adapters = {
             name.removeprefix(prefix): value
@@ -92,11 +101,20 @@ def _save_adapters(
             if name.startswith(prefix)
         }
         blocks = architectures.find_blocks(model)
-        lora.save_adapters(folder, model, options, adapters, blocks=blocks, base=base)
+        lora.save_adapters(
+            folder,
+            model,
+            settings,
+            adapters,
+            blocks=blocks,
+            model_class=architectures.transformers_class(model),
+            merged=merged,
+        )
 
 
 def _write_folder(
     context: RunContext,
+    task: TaskRuntime,
     module: TextModule,
     all_weights: Iterator[tuple[str, Tensor]],
     folder: Path,
@@ -114,13 +132,46 @@ def _write_folder(
             else:
                 yield name.removeprefix(INNER_PREFIX), value
 
-    config = inner.config
+    config, start = copy.deepcopy(inner.config), _find_start(context)
+    if start is not None:
+        architectures.restore_dropout(config, start)
     config.architectures = [architectures.class_name(inner)]
-    tokenizer = Path(context.settings.task_configs[0].data.path) / "tokenizer"
+    tokenizer = _find_tokenizer(context, task)
     weights.save_model_folder(folder, config, model_weights(), tokenizer)
     document_encoder.finish(config, tokenizer)
     heads.write_head(folder, head)
-    tokenizer_convention.write_convention(folder)
+    use = None if isinstance(module, CustomModule) else _describe_use(task, module, tokenizer)
+    write_text_form(folder, module, use, start)
+
+
+def _describe_use(task: TaskRuntime, module: TextModule, tokenizer: Path) -> TextUse:
+    """Return how a task uses texts."""
+    return TextUse(
+        tokenizer,
+        task.manifest.tokenizer,
+        _find_max_length(task, module),
+        is_generative=task.task.generative,
+        has_special_tokens=task.task.has_special_tokens,
+    )
+
+
+def _find_start(context: RunContext) -> Path | None:
+    """Return the folder of the initial weights; None if there is none, or no longer."""
+    path = context.settings.model.path
+    with suppress(SettingsError):
+        return resolve_model(path) if path is not None else None
+    return None
+
+
+def _find_tokenizer(context: RunContext, task: TaskRuntime) -> Path:
+    """Return the tokenizer of the dataset of a task."""
+    paths = {config.name: config.data.path for config in context.settings.task_configs}
+    return Path(paths[task.name]) / "tokenizer"
+
+
+def _find_max_length(task: TaskRuntime, module: TextModule) -> int | None:
+    """Return the maximum number of tokens of a text; None if there is no limit."""
+    return task.task.input_spec(task.manifest).max_row_tokens(module.max_tokens)
 
 
 def _add_frozen(

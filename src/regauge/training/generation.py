@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from regauge.data.batches import build_position_ids
+from regauge.data.chat_templates import find_end_token_ids
 from regauge.data.tokenizer import LoadedTokenizer
 from regauge.models.multitask import set_active_task
 
@@ -41,7 +42,7 @@ class GeneratedSample:
     """The tokens that follow the prompt in its row."""
     completion: list[int] = field(default_factory=list)
     is_complete: bool = False
-    """Whether the model ended the completion with a special token."""
+    """Whether the model ended the completion with an end token."""
 
 
 def generate_samples(
@@ -55,13 +56,14 @@ def generate_samples(
         return []
     samples = list(_read_prompts(heldout, options))
     tokenizer = LoadedTokenizer(dataset / "tokenizer")
+    end_ids = find_end_token_ids(dataset / "tokenizer")
     size, _ = heldout.loader.largest_shape
     set_active_task(module, heldout.task_name)
     module.eval()
     with torch.no_grad():
         for start in range(0, len(samples), size):
             batch = samples[start : start + size]
-            _generate_batch(heldout, module, batch, options, tokenizer.info.special_token_ids)
+            _generate_batch(heldout, module, batch, options, end_ids)
     return [
         {
             "prompt": tokenizer.decode(sample.prompt.tolist()),
@@ -91,7 +93,7 @@ def _generate_batch(
     module: nn.Module,
     samples: list[GeneratedSample],
     options: Samples,
-    special_ids: tuple[int, ...],
+    end_ids: tuple[int, ...],
 ) -> None:
     """Generate the completions of at most one microbatch of samples, in place."""
     size, length = heldout.loader.largest_shape
@@ -107,7 +109,7 @@ def _generate_batch(
         for row, sample in list(active.items()):
             position = len(sample.prompt) + len(sample.completion)
             token = int(next_tokens[row, position - 1])
-            sample.is_complete = token in special_ids
+            sample.is_complete = token in end_ids
             if not sample.is_complete:
                 sample.completion.append(token)
             is_full = len(sample.completion) == options.max_new_tokens or position + 1 >= length

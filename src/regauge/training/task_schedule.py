@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from regauge.config import describe_first_difference
 from regauge.data import mixture
+from regauge.data.dataset import TOKENIZER
+from regauge.data.tokenizer import LoadedTokenizer
 from regauge.errors import DataError
 
 if TYPE_CHECKING:
@@ -71,6 +74,7 @@ def read_manifests(settings: TrainSettings) -> list[DatasetManifest]:
     for config in settings.task_configs:
         manifest = mixture.read_data_manifest(config.data)
         config.task.check_dataset(manifest)
+        _check_special_tokens(Path(config.data.path), manifest)
         manifests.append(manifest)
     ours = manifests[0].tokenizer.model_dump()
     for config, manifest in zip(settings.task_configs, manifests, strict=True):
@@ -83,6 +87,13 @@ def read_manifests(settings: TrainSettings) -> list[DatasetManifest]:
                 f"prepare it again with tokenizer.path = the tokenizer of {first}",
             )
     return manifests
+
+
+def _check_special_tokens(dataset: Path, manifest: DatasetManifest) -> None:
+    """Raise DataError if an older version put the special tokens of a dataset elsewhere."""
+    folder = dataset / "tokenizer"
+    if manifest.special_tokens == "guessed" and (folder / TOKENIZER).is_file():
+        LoadedTokenizer(folder).check_guessed(dataset, "prepare the data again")
 
 
 def data_fingerprint(manifests: Sequence[DatasetManifest]) -> str:

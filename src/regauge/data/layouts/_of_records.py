@@ -56,5 +56,6 @@ class RecordLayout(Layout, ABC):
             max_tokens = limit - encoded.tokenizer.num_special_tokens
             if len(tokens) > max_tokens:
                 encoded.truncated[name] += 1
-            cells.append(encoded.tokenizer.add_special_tokens(tokens[:max_tokens]))
+                tokens = encoded.tokenizer.truncate(tokens, max_tokens)  # noqa: PLW2901
+            cells.append(encoded.tokenizer.add_special_tokens(tokens))
         yield [*cells, *self.encode_values(encoded.record)]

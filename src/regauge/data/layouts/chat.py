@@ -146,16 +146,18 @@ class ChatLayout(FilledLayout):
         return tokenizer.encode(texts, parse_special_tokens=True)
 
     def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
-        """Yield the one chunk of a conversation; a truncated one loses its end."""
+        """Yield the one chunk of a conversation; a truncated one loses the tokenizer's side."""
         tokens, marks, length = encoded.ids[0], _mark_answers(encoded.ids), self.settings.length
-        if len(tokens) > length and self.settings.too_long == "reject":
-            raise UnusableRecord(f"longer than {length} tokens", f"{len(tokens)} tokens")
-        if not marks[:length].any():
-            raise UnusableRecord(f"no answer within {length} tokens", f"{len(tokens)} tokens")
-        if len(tokens) > length:
+        count = len(tokens)
+        if count > length and self.settings.too_long == "reject":
+            raise UnusableRecord(f"longer than {length} tokens", f"{count} tokens")
+        tokens, marks = (encoded.tokenizer.truncate(cells, length) for cells in (tokens, marks))
+        if not marks.any():
+            raise UnusableRecord(f"no answer within {length} tokens", f"{count} tokens")
+        if count > length:
             encoded.truncated["messages"] += 1
         encoded.warnings.update(self._list_warnings(encoded))
-        yield [tokens[:length], marks[:length]]
+        yield [tokens, marks]
 
     @property
     def _name(self) -> str:

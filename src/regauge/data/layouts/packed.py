@@ -31,7 +31,7 @@ class PackedLayout(FilledLayout):
             raise UnusableRecord(f"longer than {settings.length} tokens", detail)
         if len(tokens) > max_tokens and settings.too_long == "truncate":
             encoded.truncated[settings.text] += 1
-            tokens = tokens[:max_tokens]
+            tokens = tokenizer.truncate(tokens, max_tokens)
         if not len(tokens):
             raise UnusableRecord("no token", is_rejected=False)
         for start in range(0, len(tokens), max_tokens):

@@ -1,0 +1,151 @@
+"""Special tokens around texts: read from a tokenizer's post-processor, and written as one.
+
+A post-processor places special tokens around a text, and around the two texts of a pair. To read
+them, the library applies it to placeholder tokens, so that the result depends on no vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tokenizers import Tokenizer, models
+
+from regauge.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_PLACEHOLDERS = {"a": 2**32 - 1, "b": 2**32 - 2}
+"""Token ids that no vocabulary has, for the first and the second text."""
+
+
+class SpecialTokens(NamedTuple):
+    """Ids of the special tokens that enclose a text."""
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+
+
+def read_special_tokens(tokenizer: Tokenizer, folder: Path) -> SpecialTokens:
+    """Return the special tokens that the post-processor of a tokenizer adds to a text.
+
+    Raises DataError if it does not keep the text once.
+    """
+    ids = _apply_post_processor(tokenizer)[0]
+    text = _PLACEHOLDERS["a"]
+    if ids.count(text) != 1:
+        raise DataError(
+            f"the post-processor of {folder} returns the text {ids.count(text)} times",
+            "set post_processor in its tokenizer.json to a template with one $A",
+        )
+    start = ids.index(text)
+    return SpecialTokens(tuple(ids[:start]), tuple(ids[start + 1 :]))
+
+
+def read_role_id(tokenizer: Tokenizer, config: Mapping[str, Any], *roles: str) -> int | None:
+    """Return the id of the first of these roles, such as "eos", that a tokenizer defines."""
+    for role in roles:
+        token = config.get(f"{role}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        token_id = tokenizer.token_to_id(text) if text else None
+        if token_id is not None:
+            return int(token_id)
+    return None
+
+
+def enclose_texts(document: dict[str, Any], special_tokens: SpecialTokens) -> bool:
+    """Set the post-processor of a `tokenizer.json`; return whether that changes a token id.
+
+    A text is enclosed in the special tokens. The second text of a pair only ends in them, as in
+    the rows of a dataset.
+    """
+    tokenizer = Tokenizer.from_str(json.dumps(document))
+    prefix, suffix = special_tokens
+    single = [
+        *_describe_tokens(tokenizer, prefix, 0),
+        _describe_text("A", 0),
+        *_describe_tokens(tokenizer, suffix, 0),
+    ]
+    pair = [*single, _describe_text("B", 1), *_describe_tokens(tokenizer, suffix, 1)]
+    template = _build_template(tokenizer, single, pair, (*prefix, *suffix))
+    enclosing = Tokenizer(models.BPE())
+    enclosing.post_processor = _load_post_processor(template)
+    if all(
+        _apply_post_processor(tokenizer, second) == _apply_post_processor(enclosing, second)
+        for second in (None, "b")
+    ):
+        return False
+    byte_level = _find_byte_level(document.get("post_processor"))
+    processors = [*byte_level, template]
+    is_sequence = len(processors) > 1
+    document["post_processor"] = (
+        {"type": "Sequence", "processors": processors} if is_sequence else template
+    )
+    return True
+
+
+def _apply_post_processor(
+    tokenizer: Tokenizer, second: str | None = None
+) -> tuple[list[int], list[int]]:
+    """Return the token ids and types of one or two placeholder texts with special tokens."""
+    placeholder = Tokenizer(models.WordLevel(_PLACEHOLDERS, unk_token="a"))  # noqa: S106
+    if tokenizer.post_processor is not None:
+        placeholder.post_processor = tokenizer.post_processor
+    encoding = placeholder.encode("a", second)
+    return list(encoding.ids), list(encoding.type_ids)
+
+
+def _describe_tokens(
+    tokenizer: Tokenizer, ids: Sequence[int], type_id: int
+) -> list[dict[str, Any]]:
+    """Return special tokens as pieces of a template."""
+    return [
+        {"SpecialToken": {"id": tokenizer.id_to_token(token_id), "type_id": type_id}}
+        for token_id in ids
+    ]
+
+
+def _describe_text(name: str, type_id: int) -> dict[str, Any]:
+    """Return the text "A" or "B" as a piece of a template."""
+    return {"Sequence": {"id": name, "type_id": type_id}}
+
+
+def _build_template(
+    tokenizer: Tokenizer,
+    single: list[dict[str, Any]],
+    pair: list[dict[str, Any]],
+    ids: Sequence[int],
+) -> dict[str, Any]:
+    """Return the post-processor with these templates; `ids` are their special tokens."""
+    tokens = {tokenizer.id_to_token(token_id): token_id for token_id in ids}
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": pair,
+        "special_tokens": {
+            token: {"id": token, "ids": [token_id], "tokens": [token]}
+            for token, token_id in tokens.items()
+        },
+    }
+
+
+def _load_post_processor(description: dict[str, Any]) -> Any:
+    """Return the post-processor of a description in the format of `tokenizer.json`."""
+    document = json.loads(Tokenizer(models.BPE()).to_str())
+    document["post_processor"] = description
+    return Tokenizer.from_str(json.dumps(document)).post_processor
+
+
+def _find_byte_level(description: Any) -> list[dict[str, Any]]:
+    """Return the part of a post-processor that only changes the offsets of tokens, if any."""
+    kind = description.get("type") if isinstance(description, dict) else None
+    if kind == "Sequence":
+        return [part for item in description["processors"] for part in _find_byte_level(item)]
+    if kind == "ByteLevel":
+        return [description]
+    if kind == "RobertaProcessing":
+        keys = ("add_prefix_space", "trim_offsets")
+        return [{"type": "ByteLevel", "use_regex": True, **{key: description[key] for key in keys}}]
+    return []

@@ -1,0 +1,59 @@
+"""Token ids in the configuration files of a model: config.json and generation_config.json.
+
+transformers stops generating at the end tokens of generation_config.json. Nothing here imports
+torch or transformers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from regauge.json_files import find_json, read_json
+from regauge.models.hub import CONFIG
+from regauge.models.tokenizer_convention import COPY_REMEDY, write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from regauge.data.exported_tokenizer import TokenIds
+
+GENERATION_CONFIG = "generation_config.json"
+_EOS, _PAD = "eos_token_id", "pad_token_id"
+
+
+def list_token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    """Return the ids of a configuration's field, which is one id, a list of ids, or None."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def read_end_token_ids(folder: Path) -> tuple[int, ...]:
+    """Return the end tokens of generation_config.json; empty if it names none."""
+    document = find_json(folder / GENERATION_CONFIG, COPY_REMEDY) or {}
+    return list_token_ids(document.get(_EOS))
+
+
+def write_token_ids(folder: Path, ids: TokenIds, *, has_fixed_padding: bool = False) -> None:
+    """Name the tokens of a run in config.json.
+
+    With `has_fixed_padding`, the id of the padding stays, because positions depend on it.
+    """
+    values = _describe_ids(ids)
+    if has_fixed_padding:
+        del values[_PAD]
+    write_json(folder / CONFIG, {**read_json(folder / CONFIG, COPY_REMEDY), **values})
+
+
+def write_generation_config(folder: Path, ids: TokenIds, start: Path | None) -> None:
+    """Write generation_config.json with the tokens of a run.
+
+    Other values are those of `start`, the folder of the initial weights, if it has the file.
+    """
+    values = find_json(start / GENERATION_CONFIG, COPY_REMEDY) if start is not None else None
+    write_json(folder / GENERATION_CONFIG, {**(values or {}), **_describe_ids(ids)})
+
+
+def _describe_ids(ids: TokenIds) -> dict[str, Any]:
+    eos = list(ids.eos) if len(ids.eos) > 1 else next(iter(ids.eos), None)
+    return {"bos_token_id": ids.bos, _EOS: eos, _PAD: ids.pad}

@@ -1,0 +1,73 @@
+"""LoRA adapters load with peft's automatic classes, and equal the merged model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from distributed import datasets
+from distributed.runs import settings
+from libraries import record_warnings
+from regauge import processes
+from regauge.cli import main
+from regauge.training.run import attempt
+
+peft = pytest.importorskip("peft", reason="not proved here: adapters, which need peft")
+
+ADAPTERS = {"rank": 4, "alpha": 16.0}
+PEFT_WARNING = "`is_gradient_checkpointing` is deprecated"
+"""A call of peft that transformers warns of, with any adapter."""
+CASES = {
+    "clm": (datasets.write_packed, "AutoPeftModelForCausalLM", "AutoModelForCausalLM"),
+    "llama": (datasets.write_packed, "AutoPeftModelForCausalLM", "AutoModelForCausalLM"),
+    "mlm": (datasets.write_packed, "AutoPeftModel", "AutoModelForMaskedLM"),
+    "classify": (
+        datasets.write_pairs,
+        "AutoPeftModelForSequenceClassification",
+        "AutoModelForSequenceClassification",
+    ),
+}
+
+
+@pytest.mark.parametrize("task", CASES)
+def test_adapters_load_with_the_automatic_classes_of_peft(task: str, tmp_path: Path) -> None:
+    write, adapted_class, merged_class = CASES[task]
+    data = write(tmp_path / "data")
+    first, second = tmp_path / "first", tmp_path / "second"
+    attempt(settings(first, data, task, stop={"steps": 2}), processes.World())
+    model = {"path": str(first), "lora": ADAPTERS, "dropout": 0.0}
+    changes: dict[str, Any] = {"stop": {"steps": 4}, "optimizer": {"learning_rate": 0.05}}
+    attempt(settings(second, data, task, model=model, **changes), processes.World())
+    target = tmp_path / "adapter"
+    assert main(["export", str(second), "--format", "peft", "--to", str(target)]) == 0
+    tokens = torch.arange(5, 29).view(2, 12)
+    with record_warnings() as messages:
+        options = {"num_labels": 3} if task == "classify" else {}
+        adapted = getattr(peft, adapted_class).from_pretrained(target, **options).eval()
+    assert [line for line in messages if PEFT_WARNING not in line] == []
+    merged = getattr(transformers, merged_class).from_pretrained(second / "model").eval()
+    base = getattr(transformers, merged_class).from_pretrained(first / "model").eval()
+    with torch.no_grad():
+        expected = merged(tokens).logits
+        torch.testing.assert_close(adapted(tokens).logits, expected, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(base(tokens).logits, expected, atol=1e-3)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    assert (
+        tokenizer("w7 w9").input_ids
+        == transformers.AutoTokenizer.from_pretrained(second / "model")("w7 w9").input_ids
+    )
+
+
+def test_adapters_of_random_weights_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = datasets.write_packed(tmp_path / "data")
+    changes = {"model": {"lora": ADAPTERS}, "stop": {"steps": 1}}
+    attempt(settings(tmp_path / "run", data, "llama", **changes), processes.World())
+    export = ["export", str(tmp_path / "run"), "--format", "peft", "--to", str(tmp_path / "a")]
+    assert main(export) == 2
+    assert "belong to random weights, which are in no folder" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def test_rows_are_truncated_on_the_side_of_the_tokenizer(
     rows = settings.RowLayout(layout=layout, **options[layout])
     (ids,) = tokenizer.encode([" ".join(WORDS)])
     truncated: Counter[str] = Counter()
-    encoded = EncodedRecord({"text": " ".join(WORDS)}, [ids], tokenizer, truncated)
+    encoded = EncodedRecord({"text": " ".join(WORDS)}, [ids], tokenizer, truncated, Counter())
     ((cell,),) = build_layout(rows).build_cells(encoded)
     inner = ids[: LENGTH - 2] if side == "right" else ids[2 - LENGTH :]
     assert cell.tolist() == [2, *inner.tolist(), 3]
@@ -111,7 +111,8 @@ def test_a_long_conversation_is_truncated_on_the_side_of_the_tokenizer(
     messages = [{"role": role, "content": content} for role, content in turns]
     record = {"messages": json.dumps(messages)}
     ids = layout.encode_texts(layout.select_texts(record, tokenizer), tokenizer)
-    ((tokens, marks),) = layout.build_cells(EncodedRecord(record, ids, tokenizer, Counter(), Counter()))
+    encoded = EncodedRecord(record, ids, tokenizer, Counter(), Counter())
+    ((tokens, marks),) = layout.build_cells(encoded)
     assert len(ids[0]) > len(tokens) == len(marks) == 70
     cut = slice(None, 70) if side == "right" else slice(-70, None)
     assert tokens.tolist() == ids[0][cut].tolist()

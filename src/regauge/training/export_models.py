@@ -10,6 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regauge.files import check_own_folder
 from regauge.models import (
     architectures,
     dual_encoder,
@@ -59,6 +60,8 @@ def write_model(context: RunContext, state: TrainState, task: TaskRuntime, folde
     if not context.world.is_main_process:
         deque(trained, maxlen=0)
         return
+    for output in (folder, folder.with_name(lora.ADAPTER_FOLDER)):
+        check_own_folder(output)
     if context.settings.model.lora:
         trained_weights = dict(trained)
         _save_adapters(context, module, trained_weights, folder.with_name(lora.ADAPTER_FOLDER))

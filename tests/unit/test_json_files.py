@@ -234,7 +234,7 @@ def test_a_folder_that_is_overwritten_has_no_links(tmp_path: Path, target: str) 
     files.check_own_folder(folder)
     (tmp_path / "outside").write_text("of another user")
     (folder / "document_encoder" / "config.json").symlink_to(tmp_path / target)
-    with pytest.raises(SettingsError, match="document_encoder/config.json is a link, not a file"):
+    with pytest.raises(SettingsError, match=r"document_encoder/config\.json is a link, not a file"):
         files.check_own_folder(folder)
     (tmp_path / "link").symlink_to(folder)
     with pytest.raises(SettingsError, match="link is a link, not a file"):

@@ -92,6 +92,24 @@ def check_file(path: Path, remedy: str) -> None:
         raise DataError(f"{path} is {_describe_kind(path.stat().st_mode)}, not a file", remedy)
 
 
+def check_files(folder: Path, remedy: str) -> None:
+    """Raise DataError if a folder has a link to nothing, a pipe or a device at any depth."""
+    for path in folder.rglob("*"):
+        if not path.is_dir():
+            check_file(path, remedy)
+
+
+def check_own_folder(folder: Path) -> None:
+    """Raise SettingsError if a folder that Regauge overwrites is a link, or has one at any depth.
+
+    Pipes and devices are refused as well. A missing folder is accepted.
+    """
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            with suppress(FileNotFoundError):
+                _check_regular(path, path.lstat().st_mode)
+
+
 def open_in_place(path: str | Path, flags: int) -> int:
     """Open a file that Regauge appends to or truncates; an `opener` of the function `open`.
 
@@ -163,7 +181,9 @@ def fsync_paths(paths: Iterable[Path]) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
+    """Return the SHA-256 of a file as hexadecimal digits; raises DataError if it is no file."""
+    if path.exists():
+        check_file(path, "replace it")
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -223,3 +223,30 @@ def test_a_looping_link_is_one_line(tmp_path: Path) -> None:
     line, code = describe_error(caught.value)
     assert code == 2
     assert "--traceback" not in line
+
+
+@pytest.mark.parametrize("target", ["outside", "nothing"])
+def test_a_folder_that_is_overwritten_has_no_links(tmp_path: Path, target: str) -> None:
+    folder = tmp_path / "model"
+    files.check_own_folder(folder)
+    (folder / "document_encoder").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    files.check_own_folder(folder)
+    (tmp_path / "outside").write_text("of another user")
+    (folder / "document_encoder" / "config.json").symlink_to(tmp_path / target)
+    with pytest.raises(SettingsError, match=r"document_encoder/config\.json is a link, not a file"):
+        files.check_own_folder(folder)
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(SettingsError, match="link is a link, not a file"):
+        files.check_own_folder(tmp_path / "link")
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a loop"])
+def test_a_folder_that_is_copied_has_only_files(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_text("a")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    files.check_files(tmp_path, REMEDY)
+    make_special(tmp_path / "config.json", kind)
+    message = "is a pipe, not a file" if kind == "a pipe" else "is missing"
+    with pytest.raises(DataError, match=f"config.json {message}; restore it"):
+        files.check_files(tmp_path, REMEDY)

@@ -21,6 +21,9 @@ TEXTS = [
     f"The number {number} is a value of the mask [MASK], naïve 日本 \n" for number in range(400)
 ]
 
+EMPTY = '{"model": {"type": "BPE", "vocab": {}, "merges": []}}'
+"""A tokenizer without tokens."""
+
 
 def batches() -> Iterator[list[str]]:
     yield TEXTS[:150]
@@ -176,3 +179,26 @@ def test_a_model_folder_has_every_file_of_its_tokenizer(tmp_path: Path) -> None:
     assert names == {"config.json", "tokenizer_config.json", "vocab.txt"}
     loaded = transformers.AutoTokenizer.from_pretrained(str(target))
     assert loaded("two one").input_ids == [2, 6, 5, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "damage"),
+    [
+        ("tokenizer.json", "[]", "cannot be read"),
+        ("tokenizer.json", "[" * 5000, "cannot be read"),
+        ("tokenizer.json", EMPTY, "has no tokens"),
+        ("tokenizer_config.json", "[]", "cannot be read: it contains [], not an object"),
+        ("tokenizer_config.json", '{"pad_token": 5}', "is damaged: pad_token.str: Input should be"),
+        ("tokenizer_config.json", '{"pad_token": {"content": [1]}}', "is damaged: pad_token.str"),
+    ],
+)
+def test_a_damaged_tokenizer_is_one_line(
+    trained_folder: Path, tmp_path: Path, name: str, text: str, damage: str
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(trained_folder, folder)
+    (folder / name).write_text(text)
+    with pytest.raises(DataError) as caught:
+        tokenizer.LoadedTokenizer(folder)
+    assert f"{folder / name} {damage}" in caught.value.problem
+    assert caught.value.remedy == "replace it"

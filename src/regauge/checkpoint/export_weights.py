@@ -14,7 +14,7 @@ from regauge.checkpoint import layout
 from regauge.checkpoint.loading import find_newest, verify_checkpoint
 from regauge.checkpoint.tensors import load_tensors
 from regauge.errors import DataError, SettingsError
-from regauge.files import stage_output
+from regauge.files import check_files, stage_output
 from regauge.models import dual_encoder, heads, lora, sentence_transformers
 from regauge.models.architectures import build_template, find_blocks, transformers_class
 from regauge.models.hub import resolve_model
@@ -57,7 +57,9 @@ def export_model(model: Path, target: Path, weight_format: WeightFormat) -> Path
         if weight_format == "torch":
             torch.save(read_weights(model), output)
         else:
-            shutil.copytree(adapter if weight_format == "peft" else model, output)
+            source = adapter if weight_format == "peft" else model
+            check_files(source, "copy the folder again")
+            shutil.copytree(source, output)
     return target
 
 
@@ -110,6 +112,7 @@ def export_checkpoint(run: Path, step: Literal["latest", "best"] | int, target: 
         for name in list(weights)
         if dual_encoder.is_document_weight(name)
     }
+    check_files(final, "copy the folder again")
     shutil.copytree(final, target, ignore=shutil.ignore_patterns("*.safetensors*"))
     if head:
         heads.write_head(target, {**read_weight_file(final / heads.HEAD_FILE), **head})

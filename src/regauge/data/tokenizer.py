@@ -30,7 +30,7 @@ from regauge.data.dataset import TOKENIZER, TokenizerInfo
 from regauge.data.special_tokens import read_role_id, read_special_tokens
 from regauge.errors import DataError, first_line
 from regauge.files import check_file, sha256
-from regauge.json_files import find_json
+from regauge.json_files import DocumentShape, check_shape, find_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,6 +54,24 @@ _SHOWN_LETTERS = 60
 """Number of letters of a text that a message shows."""
 _NO_MAX_LENGTH = int(1e30)
 """The `model_max_length` that transformers writes for a tokenizer without a maximum length."""
+
+
+class SpecialToken(DocumentShape):
+    """A special token with its attributes."""
+
+    content: str
+
+
+class SpecialTokens(DocumentShape):
+    """The special tokens of a tokenizer's configuration."""
+
+    pad_token: str | SpecialToken | None = None
+    unk_token: str | SpecialToken | None = None
+    cls_token: str | SpecialToken | None = None
+    sep_token: str | SpecialToken | None = None
+    mask_token: str | SpecialToken | None = None
+    bos_token: str | SpecialToken | None = None
+    eos_token: str | SpecialToken | None = None
 
 
 class EncodedPair(NamedTuple):
@@ -380,6 +398,8 @@ def _load(folder: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
+    if not tokenizer.get_vocab_size():
+        raise DataError(f"{folder / TOKENIZER} has no tokens", "replace it")
     return tokenizer
 
 
@@ -387,7 +407,9 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """Return the configuration of a tokenizer; by default the roles of a trained one."""
     merged: dict[str, Any] = {}
     for name in ("special_tokens_map.json", CONFIG):
-        merged |= find_json(folder / name, "replace it") or {}
+        document = find_json(folder / name, "replace it") or {}
+        check_shape(document, folder / name, "replace it", SpecialTokens)
+        merged |= document
     return merged or {f"{role}_token": token for role, token in ROLES.items()}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import SettingsError
+from regauge.files import check_own_folder
 from regauge.models import (
     architectures,
     dual_encoder,
@@ -66,6 +67,8 @@ def write_model(context: RunContext, state: TrainState, task: TaskRuntime, folde
     if not context.world.is_main_process:
         deque(trained, maxlen=0)
         return
+    for output in (folder, folder.with_name(lora.ADAPTER_FOLDER)):
+        check_own_folder(output)
     if context.settings.model.lora:
         adapters = dict(trained)
         all_weights = lora.merge_adapters(state.initial_weights, adapters)

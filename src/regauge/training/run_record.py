@@ -22,7 +22,7 @@ from regauge.config import (
     find_saved_run,
 )
 from regauge.errors import DataError, SettingsError
-from regauge.files import write_json
+from regauge.files import check_own_folder, write_json
 from regauge.json_files import find_json
 from regauge.log import logger
 from regauge.training.defaults import PROBE
@@ -124,6 +124,7 @@ def write_records(
 ) -> None:
     """Write run.json and environment.json, before the first step."""
     folder.mkdir(parents=True, exist_ok=True)
+    check_own_folder(folder / "model")
     document = build_document(settings, fingerprint, run_id, weights_checksum)
     previous = read_run(folder)
     if previous is not None:

@@ -18,6 +18,7 @@ FOUNDATION = (
     "safetensors_io",
     "scratch",
     "slurm",
+    "stop_signals",
     "timing",
     "units",
     "worker",

@@ -2,6 +2,8 @@
 
     <temporary folder>/regauge-tmp-*    temporary files of a command, its processes and libraries
     <shared memory>/regauge-run-*       attempt specs, heartbeats and exit statuses of a run
+    <shared memory>/regauge-tmp-*       empty; owns the semaphores that are named after it
+    <shared memory>/sem.regauge-tmp-*   semaphores of multiprocessing
 
 A command removes its folders at its end, also after a stop signal. It holds their locks until then.
 A folder without a lock has no living owner: the next command of the same user removes it.
@@ -10,6 +12,7 @@ A folder without a lock has no living owner: the next command of the same user r
 from __future__ import annotations
 
 import getpass
+import multiprocessing
 import os
 import re
 import shutil
@@ -54,8 +57,11 @@ def use_command_folder() -> Iterator[None]:
             with suppress(OSError):
                 parent = Path(tempfile.gettempdir())
                 _remove_abandoned(parent, COMMAND_PREFIX)
-                _remove_abandoned(SHARED_MEMORY, PREFIX)
                 _redirect_temporary_files(_create_folder(parent, COMMAND_PREFIX, stack), parent)
+            with suppress(OSError):
+                _remove_abandoned(SHARED_MEMORY, PREFIX)
+                _remove_abandoned(SHARED_MEMORY, COMMAND_PREFIX)
+                _name_semaphores(_create_folder(SHARED_MEMORY, COMMAND_PREFIX, stack))
         yield
 
 
@@ -66,7 +72,7 @@ def _remove_abandoned(parent: Path, prefix: str) -> None:
             if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
                 with try_lock_folder(folder) as is_abandoned:
                     if is_abandoned:
-                        shutil.rmtree(folder)
+                        _remove_folder(folder)
 
 
 def _create_folder(parent: Path, prefix: str, stack: ExitStack) -> Path:
@@ -78,11 +84,22 @@ def _create_folder(parent: Path, prefix: str, stack: ExitStack) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         with ExitStack() as attempt:
             if attempt.enter_context(try_lock_folder(folder)):
-                remove = partial(shutil.rmtree, folder, ignore_errors=True)
-                attempt.callback(remove)
-                attempt.enter_context(stop_signals.call_at_limit(remove))
+                attempt.callback(shutil.rmtree, folder, ignore_errors=True)
+                attempt.enter_context(stop_signals.call_at_limit(partial(_remove_folder, folder)))
                 stack.push(attempt.pop_all())
                 return folder
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a folder, and the semaphores that are named after it."""
+    for semaphore in folder.parent.glob(f"sem.{folder.name}-*"):
+        semaphore.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _name_semaphores(folder: Path) -> None:
+    """Name semaphores after a folder; multiprocessing has no public interface for it."""
+    vars(multiprocessing.current_process())["_config"]["semprefix"] = f"/{folder.name}"
 
 
 def _redirect_temporary_files(folder: Path, parent: Path) -> None:

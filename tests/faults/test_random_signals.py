@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -207,6 +208,28 @@ def test_training_ends_at_signals_and_resumes(
             command.stop(case)
     StoppableCommand(arguments, tmp_path, result).finish()
     assert_same(jobs.undisturbed_folder(job), job.folder)
+    jobs.assert_nothing_is_left(job)
+
+
+def test_a_run_saves_when_its_terminal_is_closed(jobs: Jobs, tmp_path: Path) -> None:
+    """The system sends SIGHUP, and the terminal refuses further lines."""
+    job = jobs.create({"kind": "sleep", "rank": 0, "step": 2, "count": 22, "seconds": 0.3})
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"fault": job.faults}))
+    run_file = str(job.folder.with_suffix(".json"))
+    command = [sys.executable, "-m", "regauge", "train", run_file, "--chaos", str(plan)]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(command[0], command)  # noqa: S606 - the terminal's session needs no shell
+    metrics = job.folder / "metrics.jsonl"
+    with open(terminal, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
+        while '"step": 3' not in read_text(metrics):
+            file.read(4096)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == 128 + signal.SIGHUP
+    (end,) = job.attempts
+    assert end["outcome"] == "preempted"
+    assert (job.folder / "checkpoints" / f"step-{end['step']:08d}").is_dir()
     jobs.assert_nothing_is_left(job)
 
 

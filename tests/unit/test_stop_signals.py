@@ -142,13 +142,22 @@ stop_signals.check_stop()
     assert run_command(program.format(is_repeated=True)) == (143, "saved\n")
 
 
-def test_the_exit_code_survives_a_signal_in_the_last_exit_hook_and_after() -> None:
+def test_the_exit_code_survives_signals_during_the_exit() -> None:
     program = """
-class Late:
-    def __del__(self):
-        send(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-sys.late = Late()
-atexit.register(send, signal.SIGTERM)
+import numpy
+send_often = (
+    "import os, sys, time\\n"
+    "for _ in range(3000):\\n"
+    "    [os.kill(int(sys.argv[1]), number) for number in (1, 2, 3, 15)]\\n"
+    "    time.sleep(0.0002)"
+)
+subprocess.Popen(
+    [sys.executable, "-c", send_often, str(os.getpid())],
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+)
+while stop_signals.find_signal() is None:
+    pass
 sys.exit(7)
 """
     assert run_command(program) == (7, "")

@@ -6,6 +6,7 @@ exception of a verb ends here: it is printed as one line and becomes an exit cod
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,8 +14,8 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 
 from regauge import __doc__ as package_doc
-from regauge import __version__, choices, log, processes
-from regauge.errors import SHOW_TRACEBACK, SettingsError, describe_error
+from regauge import __version__, choices, log, processes, stop_signals
+from regauge.errors import SHOW_TRACEBACK, SettingsError, StopSignalError, describe_error
 
 _EPILOGUE = f"""\
 A run file is TOML; key.path=value arguments override it. {SHOW_TRACEBACK} prints the traceback \
@@ -48,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_traceback = SHOW_TRACEBACK in tokens
     log.configure()
     try:
-        _run_verb([token for token in tokens if token != SHOW_TRACEBACK])
+        with stop_signals.call_at_limit(_report_stop):
+            _run_verb([token for token in tokens if token != SHOW_TRACEBACK])
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 (torch's CheckpointException is no Exception)
@@ -62,6 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _report_stop() -> None:
+    """Print the line of a command that a stop signal ends; the main thread may hold any lock."""
+    number = stop_signals.find_signal()
+    if number is not None and not processes.is_supervised():
+        os.write(sys.stderr.fileno(), f"regauge: {StopSignalError(number)}\n".encode())
+
+
 def _run_verb(tokens: list[str]) -> None:
     application = build_app()
     verb = tokens[0] if tokens else ""
@@ -70,6 +79,7 @@ def _run_verb(tokens: list[str]) -> None:
         known = [name for name in application if name.startswith("-") == verb.startswith("-")]
         raise SettingsError(f"no {category} named '{verb}'", choices.did_you_mean(verb, known))
     try:
+        stop_signals.check_stop()
         application(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise _convert_usage_error(error, verb) from None

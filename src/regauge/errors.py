@@ -6,6 +6,7 @@ A message is one line: the problem, a semicolon, the remedy. `cli` prints it.
 from __future__ import annotations
 
 import errno
+import signal
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any, Self
 SHOW_TRACEBACK = "--traceback"
 
 PACKAGE = Path(__file__).parent
-INTERRUPTED = 130
-"""Exit code after Ctrl-C if nothing was saved, as in shells."""
+FIRST_SIGNAL_CODE = 128
+"""The exit code after a signal is this number plus that of the signal, as in shells."""
+INTERRUPTED = FIRST_SIGNAL_CODE + signal.SIGINT
+"""Exit code after Ctrl-C."""
 UNUSABLE_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 """Errors of the operating system for a path that the user cannot use."""
 LINK_LOOP = "Symlink loop from "
@@ -110,7 +113,23 @@ class PreflightError(RegaugeError):
 class PreemptedError(RegaugeError):
     """The run received a stop signal and saved a checkpoint."""
 
-    exit_code = 143
+    exit_code = FIRST_SIGNAL_CODE + signal.SIGTERM
+
+    def __init__(self, problem: str, remedy: str, number: int = signal.SIGTERM) -> None:
+        super().__init__(problem, remedy)
+        self.exit_code = FIRST_SIGNAL_CODE + number
+
+
+class StopSignalError(KeyboardInterrupt):
+    """A signal stopped the command; the same command resumes.
+
+    It is no `RegaugeError`, so that code which handles failures does not continue after it.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__("stopped by a signal; run the command again to resume")
+        self.number = number
+        self.exit_code = FIRST_SIGNAL_CODE + number
 
 
 class ChildError(RegaugeError):
@@ -128,6 +147,8 @@ class ChildError(RegaugeError):
 
 def describe_error(error: BaseException) -> tuple[str, int]:
     """Return the one-line message and the exit code of an exception that ended a verb."""
+    if isinstance(error, StopSignalError):
+        return str(error), error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue", INTERRUPTED
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:

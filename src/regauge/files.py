@@ -19,9 +19,10 @@ import secrets
 import shutil
 import stat
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from regauge import timing
+from regauge import stop_signals, timing
 from regauge.errors import DataError, SettingsError, TransientError
 
 if TYPE_CHECKING:
@@ -210,7 +211,10 @@ def stage_output(target: Path) -> Iterator[Path]:
     staging.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         staging.mkdir()
-    with _own_folder(staging, target):
+    with (
+        _own_folder(staging, target),
+        stop_signals.call_at_limit(partial(shutil.rmtree, staging, ignore_errors=True)),
+    ):
         output = staging / target.name
         try:
             check_free(target)  # another process may have finished since
@@ -231,17 +235,24 @@ def stage_output(target: Path) -> Iterator[Path]:
 @contextmanager
 def _own_folder(staging: Path, target: Path) -> Iterator[None]:
     """Hold the lock of a staging folder; raises SettingsError if another process holds it."""
-    handle = None
-    try:
-        handle = os.open(staging, os.O_RDONLY)
-        is_owner = _try_lock(handle) and os.path.samestat(os.fstat(handle), staging.stat())
-    except FileNotFoundError:  # the other process has just finished
-        is_owner = False
-    try:
+    with try_lock_folder(staging) as is_owner:
         if not is_owner:
             remedy = "wait until it ends, or choose another target with --to"
             raise SettingsError(f"another process writes {target}", remedy)
         yield
+
+
+@contextmanager
+def try_lock_folder(folder: Path) -> Iterator[bool]:
+    """Lock a folder for the duration of a block; yield False if it is gone or locked."""
+    handle = None
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        is_owner = _try_lock(handle) and os.path.samestat(os.fstat(handle), folder.stat())
+    except FileNotFoundError:  # another process has just removed it
+        is_owner = False
+    try:
+        yield is_owner
     finally:
         if handle is not None:
             os.close(handle)

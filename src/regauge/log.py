@@ -5,15 +5,36 @@ Log lines go to standard error, so that standard output contains only the answer
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import sys
 from typing import Any
 
 from rich.console import Console
 
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
-stdout = Console(highlight=False, soft_wrap=True)
+
+class Terminal(Console):
+    """A console that discards its output after its terminal was closed.
+
+    The command then stops at SIGHUP as at any other signal, and does not fail at its next line.
+    """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print objects as rich does."""
+        try:
+            super().print(*objects, **options)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.file.fileno())
+            os.close(null)
+
+
+stderr = Terminal(stderr=True, highlight=False, soft_wrap=True)
+stdout = Terminal(highlight=False, soft_wrap=True)
 logger = logging.getLogger("regauge")
 PROGRESS_INTERVAL_SECONDS = 10.0
 """Pause between progress lines if standard error is not a terminal."""

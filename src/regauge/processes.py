@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, Protocol
 
-from regauge import choices, timing
+from regauge import choices, stop_signals, timing
 from regauge.cgroups import read_cpu_quota
 from regauge.errors import SettingsError
 from regauge.files import open_in_place
@@ -173,7 +174,7 @@ def run_processes(command: list[str], size: int, logs: Path) -> int:
 
     If one fails, the others receive SIGTERM, and SIGKILL after ten seconds.
     """
-    with start_processes(command, size, logs) as children:
+    with stop_signals.record_signals(), start_processes(command, size, logs) as children:
         return _wait_and_stop(children)
 
 
@@ -218,12 +219,13 @@ def run_commands(commands: list[list[str]], logs: Path, variables: Mapping[str, 
     The output of command n, counted from 1, is in `<logs>/<n>.log`. Returns as `run_processes`.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    return _wait_and_stop(
-        [
-            spawn(command, logs / f"{number}.log", variables)
-            for number, command in enumerate(commands, start=1)
-        ]
-    )
+    with stop_signals.record_signals():
+        return _wait_and_stop(
+            [
+                spawn(command, logs / f"{number}.log", variables)
+                for number, command in enumerate(commands, start=1)
+            ]
+        )
 
 
 def _build_rank_variables(local_rank: int, size: int, layout: RankLayout) -> dict[str, str]:
@@ -275,10 +277,17 @@ def spawn(
         )
 
 
+def start_resource_tracker() -> None:
+    """Start the resource tracker of multiprocessing so that no stop signal ends it.
+
+    It removes the semaphores of ended processes. By itself it ignores SIGINT and SIGTERM only.
+    """
+    with stop_signals.block_signals():
+        resource_tracker.ensure_running()
+
+
 def _wait_and_stop(children: list[Child]) -> int:
     try:
-        return _wait_for_exit(children)
-    except KeyboardInterrupt:
         return _wait_for_exit(children)
     finally:
         _stop_processes(children)

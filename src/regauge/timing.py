@@ -6,6 +6,8 @@ import math
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from regauge import stop_signals
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,13 +31,14 @@ def wait_for(
     """Call `find` until its result is true or the timeout is over; return the last result.
 
     `on_poll` is called before each pause. `find` is called at least once, and again at the end of
-    the timeout.
+    the timeout. Raises StopSignalError after a stop signal.
     """
     deadline = time.monotonic() + timeout_seconds
     while not (result := find()):
         seconds_left = deadline - time.monotonic()
         if seconds_left <= 0:
             break
+        stop_signals.check_stop()
         if on_poll is not None:
             on_poll()
         time.sleep(min(poll_seconds, seconds_left))

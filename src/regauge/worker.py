@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import jsonl, processes, timing
+from regauge import jsonl, processes, stop_signals, timing
 from regauge.files import write_atomic
 from regauge.json_files import read_json
 from regauge.processes import RankLayout
@@ -78,7 +78,11 @@ class WorkerJob:
 
 
 def receive_job() -> WorkerJob:
-    """Return the job for which `run_worker` started this process."""
+    """Return the job for which `run_worker` started this process.
+
+    From now on stop signals are passed on to the process that started it.
+    """
+    stop_signals.pass_to_parent()
     path = Path(sys.argv[1])
     request = read_json(path, "start the command again")
     return WorkerJob(request, int(os.environ["RANK"]), path.with_name(LINES))
@@ -98,8 +102,10 @@ def run_worker(
     """Run a module as worker processes until they end, fail or exceed a limit.
 
     `request` is written as JSON. `on_line` is called with every line, `on_poll` before each pause.
-    Without a layout there is one worker. If not `quiet`, rank 0 shares this terminal.
+    Without a layout there is one worker. If not `quiet`, rank 0 shares this terminal. Raises
+    StopSignalError after a stop signal.
     """
+    stop_signals.check_stop()
     layout = layout or RankLayout(1, processes.find_free_port())
     _write_request(folder, request, layout.world_size)
     command = [sys.executable, "-m", module, str(folder / REQUEST)]
@@ -194,7 +200,8 @@ def _write_request(folder: Path, request: Mapping[str, Any], size: int) -> None:
 
 
 def _spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) -> Child:
-    return processes.spawn(command, log, variables, new_session=True)
+    with stop_signals.block_signals():
+        return processes.spawn(command, log, variables, new_session=True)
 
 
 def _kill_group(child: Child) -> None:

@@ -19,6 +19,7 @@ FOUNDATION = (
     "safetensors_io",
     "scratch",
     "slurm",
+    "stop_signals",
     "timing",
     "units",
     "worker",

@@ -153,7 +153,7 @@ def test_a_stopped_job_explains_how_to_resume(
     process = _start(_build_command(artifact, source, folder), log)
     _wait_for_lines(process, folder, 2)
     os.kill(process.pid, number)
-    assert process.wait(TIMEOUT_SECONDS) == 143, log.read_text()
+    assert process.wait(TIMEOUT_SECONDS) == 128 + number, log.read_text()
     assert "stopped by a signal; run the command again to resume" in log.read_text()
     assert len(_read_ledger(folder)) < RECORDS // ROWS
     assert main(_build_command(artifact, source, folder, "execution.executor=inline")) == 0

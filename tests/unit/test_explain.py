@@ -108,7 +108,7 @@ def test_a_choice_is_explained() -> None:
     assert explain_word("trackers/jsonl")[0]["description"] == choices.summary("trackers", "jsonl")
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 64, 65, 66, 67, 68, 69, 75, 76, 130, 143])
+@pytest.mark.parametrize("code", [0, 1, 2, 64, 65, 66, 67, 68, 69, 75, 76, 129, 130, 131, 143])
 def test_an_exit_code_is_explained(code: int) -> None:
     assert explain_word(str(code))[0]["description"].endswith(".")
 

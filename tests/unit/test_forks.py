@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from regauge import accelerators
+from regauge import accelerators, stop_signals, timing
 from regauge.accelerators import Availability
 from regauge.accelerators.cpu import Cpu
 from regauge.choices import MODULE_FOLDERS_VARIABLE
+from regauge.errors import StopSignalError
 from regauge.supervision import forks
 from regauge.supervision.forks import MODULES, ForkedProcess, ForkServer, open_fork_server
 
@@ -29,7 +31,7 @@ import os, sys, random, signal, time, numpy
 print(*sys.argv[1:], os.environ["RANK"], os.environ.get("OWN"), __name__, flush=True)
 if sys.argv[1] == "look":
     print(os.getsid(0) == os.getpid(), signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
-    print(signal.getsignal(signal.SIGINT) == signal.default_int_handler)
+    print(signal.getsignal(signal.SIGINT) == signal.SIG_DFL)
     print(random.random(), numpy.random.random())
 elif sys.argv[1] == "places":
     from regauge import choices
@@ -118,9 +120,13 @@ def test_a_signal_to_all_processes_does_not_end_the_server(
     fork_server: ForkServer, start: Start
 ) -> None:
     start("exit").wait(60)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        os.kill(server_pid(fork_server), number)
     before = server_pid(fork_server)
+    for number in stop_signals.STOP_SIGNALS:
+        with suppress(StopSignalError), stop_signals.record_signals():
+            os.kill(before, number)
+            with stop_signals.defer_stop():
+                received = timing.wait_for(stop_signals.find_signal, 60, poll_seconds=0.01)
+        assert received == number, "the server passes the signal on"
     assert start("exit").wait(60) == 3
     assert server_pid(fork_server) == before
 

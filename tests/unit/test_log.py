@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
+from pathlib import Path
+
 import pytest
 
 from regauge import log, verbs
@@ -46,3 +50,21 @@ def test_text_columns_are_folded_before_numbers(
     assert [line[0] for line in lines if line[0]] != ["eager fp32", "inductor fp32"]
     for column, cells in ((1, ["51.7", "151.25"]), (3, ["2.66823e-09", "0"])):
         assert [line[column] for line in lines if line[column]] == cells
+
+
+def test_output_to_a_closed_terminal_is_discarded() -> None:
+    control, terminal = os.openpty()
+    with os.fdopen(terminal, "w", encoding="utf-8") as file:
+        console = log.Terminal(file=file)
+        console.print("first")
+        assert b"first" in os.read(control, 100)
+        os.close(control)
+        console.print("second")
+        console.print("third")
+
+
+def test_other_errors_of_output_are_raised(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    with path.open(encoding="utf-8") as file, pytest.raises(io.UnsupportedOperation):
+        log.Terminal(file=file).print("line")

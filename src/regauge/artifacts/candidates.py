@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from regauge import stop_signals
 from regauge.artifacts.buckets import Buckets, build_buckets
 from regauge.artifacts.engine import Engine, EngineModule
 from regauge.artifacts.quality import metrics_loss, quality_loss
@@ -28,7 +29,6 @@ from regauge.errors import SettingsError, first_line
 from regauge.models.inference_modules import cast_program, named_tensors
 from regauge.models.tensors import precision_dtype
 from regauge.processes import available_cores
-from regauge.supervision.signals import StopRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,8 +49,6 @@ MIN_LATENCY_RUNS = 5
 """How often a single text is timed, at least."""
 FINAL_ROUNDS = 3
 """Rounds in which the finalists are timed again, alternating."""
-RETRY_REMEDY = "run the command again"
-"""Remedy after a stop signal."""
 MAX_CALIBRATION_TEXTS = 256
 """Texts for the calibration of int8 scales; parity is measured on at least as many others."""
 
@@ -91,8 +89,6 @@ class ExportContext:
     """Outputs of the fp32 reference for these records, [records, width]."""
     compute_metrics: ComputeMetrics | None = None
     """Computes the metrics of a module on the held-out rows of the run."""
-    stop: StopRequest = field(default_factory=StopRequest)
-    """Stops the export between two candidates."""
     reference_metrics: dict[str, float] = field(default_factory=dict)
     """Held-out metrics of the fp32 reference."""
 
@@ -262,7 +258,7 @@ def retime_finalists(
     seconds = context.settings.candidates.timing_seconds / FINAL_ROUNDS
     rounds = []
     for _ in range(FINAL_ROUNDS):
-        context.stop.raise_if_requested(RETRY_REMEDY)
+        stop_signals.check_stop()
         rounds.append([_time_engine(engine, context.records, seconds) for engine in engines])
     return [
         {name: statistics.median(timing[name] for timing in timings) for name in timings[0]}

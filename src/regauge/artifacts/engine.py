@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regauge import stop_signals
 from regauge.accelerators import claim_device
 from regauge.artifacts.buckets import Buckets
 from regauge.artifacts.manifest import MODEL
@@ -70,6 +71,7 @@ class Engine:
         pending = deque(self.buckets.make_batches(lengths, self.halvings))
         submitted: tuple[BucketBatch, Tensor] | None = None
         while pending:
+            stop_signals.check_stop()
             output = self._run_batch(pending[0], records)
             if output is None:
                 remaining = np.concatenate([batch.record_indices for batch in pending])

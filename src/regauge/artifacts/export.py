@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import accelerators, safetensors_io
+from regauge import accelerators, safetensors_io, stop_signals
 from regauge.artifacts.artifact import hash_files
 from regauge.artifacts.batch_invariance import check_batch_invariance
 from regauge.artifacts.candidates import (
-    RETRY_REMEDY,
     Candidate,
     ExportContext,
     LoadedCandidate,
@@ -40,7 +39,6 @@ from regauge.errors import DataError, RegaugeError
 from regauge.files import stage_output, write_json
 from regauge.json_files import write_sealed
 from regauge.log import logger
-from regauge.supervision.signals import StopRequest
 
 if TYPE_CHECKING:
     from regauge.artifacts.candidates import ComputeMetrics
@@ -70,7 +68,7 @@ def export_artifact(
     accelerators.check_available(accelerator)
     candidates = list_candidates(settings.candidates, accelerator, source.spec)
     with (
-        StopRequest() as stop,
+        stop_signals.record_signals(),
         stage_output(Path(settings.export.to)) as folder,
         tempfile.TemporaryDirectory() as scratch,
     ):
@@ -80,12 +78,12 @@ def export_artifact(
         engine = build_reference_engine(source.spec, settings)
         outputs = engine.compute(records)
         context = ExportContext(
-            settings, source.spec, accelerator, records, outputs, compute_metrics, stop
+            settings, source.spec, accelerator, records, outputs, compute_metrics
         )
         context = replace(context, reference_metrics=context.measure_metrics(engine))
         rows, index = _select_best(context, candidates, scratch)
         row = rows[index]
-        stop.raise_if_requested(RETRY_REMEDY)
+        stop_signals.check_stop()
         shutil.move(_candidate_folder(scratch, index), folder / PAYLOAD)
         best = build_candidate(context, candidates[index], folder / PAYLOAD)
         safetensors_io.write_tensors(folder / WEIGHTS, best.weights)
@@ -97,7 +95,7 @@ def export_artifact(
         write_json(folder / PARITY, {"format": FORMAT, **parity, **row})
         write_json(folder / BENCHMARK, {"format": FORMAT, "candidates": rows})
         manifest = _build_manifest(context, best, source, folder)
-        stop.raise_if_requested(RETRY_REMEDY)
+        stop_signals.check_stop()
         write_sealed(folder / MANIFEST, dump(manifest))
     return {
         "path": settings.export.to,
@@ -136,7 +134,7 @@ def _select_best(
 
 def _measure(context: ExportContext, candidate: Candidate, folder: Path) -> Row:
     """Build and measure a candidate; return its row, or a failure row if its compiler fails."""
-    context.stop.raise_if_requested(RETRY_REMEDY)
+    stop_signals.check_stop()
     try:
         row = measure_candidate(context, build_candidate(context, candidate, folder))
     except RegaugeError:

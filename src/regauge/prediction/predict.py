@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regauge import config, jsonl
+from regauge import config, jsonl, stop_signals
 from regauge.artifacts.artifact import open_artifact
-from regauge.errors import DataError, LimitReachedError, PreemptedError, SettingsError
+from regauge.errors import DataError, LimitReachedError, SettingsError
 from regauge.log import logger
 from regauge.planning.catalog import find_price
 from regauge.prediction.fields import (
@@ -42,7 +42,6 @@ from regauge.supervision.cost_meter import (
     write_last_seen,
 )
 from regauge.supervision.folder_lock import FolderLock
-from regauge.supervision.signals import StopRequest
 
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
@@ -99,7 +98,7 @@ def check_output_folder(plan: PredictPlan) -> None:
 def predict(settings: PredictSettings) -> dict[str, Any]:
     """Compute the shards of this job that are not finished yet; return the totals.
 
-    Raises LimitReachedError at `predict.max_usd`, PreemptedError after SIGTERM or SIGINT, and the
+    Raises LimitReachedError at `predict.max_usd`, StopSignalError after a stop signal, and the
     errors of workers.
     """
     started_at = time.time()
@@ -117,10 +116,10 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         )
         meter = _start_meter(job, started_at)
         progress = ProgressBar(job, finished, meter)
-        stop = stack.enter_context(StopRequest())
+        stack.enter_context(stop_signals.record_signals())
         _log_slot(job)
         if shard_queue.num_unfinished:
-            _compute_shards(plan, shard_queue, progress, stop)
+            _compute_shards(plan, shard_queue, progress)
         cost = progress.cost_record()
         attempt = {"started_at": started_at, **meter.start_fields, "ended_at": time.time(), **cost}
         jsonl.append_line(job.job_folder / ATTEMPTS, attempt)
@@ -164,9 +163,7 @@ def _log_slot(job: PredictJob) -> None:
         logger.warning(message, slot.count, num_pieces)
 
 
-def _compute_shards(
-    plan: PredictPlan, shard_queue: ShardQueue, progress: ProgressBar, stop: StopRequest
-) -> None:
+def _compute_shards(plan: PredictPlan, shard_queue: ShardQueue, progress: ProgressBar) -> None:
     """Run the executor and commit its shards, until none is left, a signal or the limit."""
     job, spec = plan.job, plan.worker_spec
     limit = job.settings.predict.max_usd
@@ -181,8 +178,7 @@ def _compute_shards(
                 job.commit_shard({name: value for name, value in event.items() if name != "event"})
             progress.handle_event(event)
             write_last_seen(job.job_folder)
-            if stop.is_requested:
-                raise PreemptedError("stopped by a signal", "run the command again to resume")
+            stop_signals.check_stop()
             if limit is not None and (progress.usd or 0) >= limit:
                 problem = f"{progress.usd:.4f} USD are spent, predict.max_usd is {limit:g}"
                 raise LimitReachedError(problem, "raise predict.max_usd to resume")

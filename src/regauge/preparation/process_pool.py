@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import threading
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from regauge import stop_signals
 from regauge.errors import TransientError
+from regauge.processes import start_resource_tracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+POLL_SECONDS = 0.1
 
 
 class ProcessPool:
@@ -47,32 +51,49 @@ class ProcessPool:
     def map_unordered(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
         """Yield results in order of completion; a single process or item runs in this process.
 
-        Raises the errors of the function, and TransientError if a process was killed.
+        Raises the errors of the function, TransientError if a process was killed, and
+        StopSignalError after a stop signal.
         """
         if self._processes <= 1 or len(items) <= 1:
-            yield from map(function, items)
+            for item in items:
+                stop_signals.check_stop()
+                yield function(item)
             return
         if not self._executor:
+            start_resource_tracker()
             self._executor = ProcessPoolExecutor(
                 self._processes,
                 self._context,
                 initializer=_initialize_worker,
                 initargs=(self._receiver,),
             )
+        finished: SimpleQueue[Future[R]] = SimpleQueue()
         try:
-            futures = [self._executor.submit(function, item) for item in items]
-            for future in as_completed(futures):
-                yield future.result()
+            with stop_signals.block_signals():  # the first calls start the processes
+                futures = [self._executor.submit(function, item) for item in items]
+            for future in futures:
+                future.add_done_callback(finished.put)
+            for _ in futures:
+                yield _wait_for_item(finished).result()
         except BrokenProcessPool:
+            stop_signals.check_stop()
             raise TransientError(
                 "a worker process was killed (out of memory?) or could not start",
                 "lower prepare.processes and run again; it resumes",
             ) from None
 
 
+def _wait_for_item(items: SimpleQueue[T]) -> T:
+    """Return the next item of a queue; raises StopSignalError after a stop signal."""
+    while True:
+        stop_signals.check_stop()
+        with suppress(Empty):
+            return items.get(timeout=POLL_SECONDS)
+
+
 def _initialize_worker(receiver: Connection) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stop_signals.pass_to_parent()
     threading.Thread(target=_exit_with_parent, args=(receiver,), daemon=True).start()
 
 

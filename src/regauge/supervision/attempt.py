@@ -12,13 +12,16 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import jsonl, processes, timing
 from regauge.config import FORMAT, dump
+from regauge.errors import FIRST_SIGNAL_CODE, StopSignalError
 from regauge.files import write_json
 from regauge.log import logger
+from regauge.stop_signals import defer_stop, is_repeated, is_stop_exit
 from regauge.supervision.channel import HEARTBEATS, AttemptSpec, WorkerReports, read_text
 from regauge.supervision.cost_meter import ATTEMPTS, CostMeter, write_last_seen
 from regauge.supervision.failures import COMMON_EXIT_CODES, Failure
@@ -34,7 +37,10 @@ FAILURES = "failures"
 EVIDENCE_SECONDS = 1.0
 """Wait for the reports of the other processes after one has failed."""
 LINGER_SECONDS = 30.0
-"""Maximum time between the report that a process is done and its exit."""
+"""Maximum time between the report that a process is done and its exit, and maximum silence of a
+process after another one was stopped."""
+STOP_SECONDS = 7.0
+"""Time after a stop signal for processes that have done no step; they have a shorter limit."""
 LAST_SEEN_SECONDS = 1.0
 """Interval at which the supervisor writes that the run is alive."""
 MAX_STACK_LINES, MAX_LOG_LINES = 30, 5
@@ -80,6 +86,8 @@ class Attempt:
         self._reports = WorkerReports(scratch, self._size)
         self._ended_at = self._spec.started_at
         self._done_at: float | None = None
+        self._stop_began_at: float | None = None
+        """When the processes were requested to stop, on the monotonic clock."""
         self._last_seen_clock = meter.start_clock
 
     def run(self) -> Failure | None:
@@ -93,9 +101,10 @@ class Attempt:
             self._group.publish_beats(heartbeats.total_beats)
             local_failure = self._run_processes(heartbeats)
             self._ended_at = time.time()
-            failure = self._group.agree_on_failure(
-                local_failure, is_stop_requested=self._signals.is_stop_requested
-            )
+            with defer_stop(has_limit=False):  # other nodes may save
+                failure = self._group.agree_on_failure(
+                    local_failure, is_stop_requested=self._signals.is_stop_requested
+                )
             if failure is None or failure.step:
                 return failure
             return replace(failure, step=max(heartbeats.read(n).step for n in range(self._size)))
@@ -114,21 +123,23 @@ class Attempt:
             processes.SUPERVISED_VARIABLE: str(self._scratch),
             **processes.FLIGHT_RECORDER_VARIABLES,
         }
-        with processes.start_processes(
+        start = partial(
+            processes.start_processes,
             command,
             self._size,
             self._folder / "ranks",
             variables,
             layout=self._layout,
             spawn_function=self._spawn_function,
-        ) as children:
-            self._signals.pids = [child.pid for child in children]
-            if self._signals.is_stop_requested:
-                self._signals.forward()
-            try:
+        )
+        try:
+            with start() as children, defer_stop(has_limit=False):
+                self._signals.pids = [child.pid for child in children]
                 failure = self._watch(children, watchdog)
-            finally:
-                self._signals.pids = []
+        except StopSignalError as error:  # not all processes were started
+            return self._find_stop([error.exit_code])
+        finally:
+            self._signals.pids = []
         if failure is None:
             return None
         if failure.kind == "process" and _count_oom_kills() > num_oom_kills:
@@ -167,16 +178,24 @@ class Attempt:
     def _watch(self, children: list[processes.Child], watchdog: Watchdog) -> Failure | None:
         """Wait until all processes have ended, or one of them fails or hangs.
 
-        Returns None if another node ended the attempt: this node has no failure.
+        After a stop signal they are stopped; the signal may have reached only some of them. Returns
+        None if another node ended the attempt: this node has no failure.
         """
-        is_resizing = False
         while True:
             codes = [child.poll() for child in children]
-            failed = self._find_failed_process(codes)
+            is_stopped = any(map(is_stop_exit, codes))
+            failed = None if is_stopped else self._find_failed_process(codes)
             if failed is not None:
-                return self._find_first_failure(children, failed)
+                failure = self._find_first_failure(children, failed)
+                if any(is_stop_exit(child.poll()) for child in children):
+                    continue  # the failure is a consequence of a stopped process
+                return failure
             if all(code is not None for code in codes) or self._is_lingering(codes):
                 return self._find_common_failure(codes)
+            if is_stopped or self._signals.is_stop_requested or self._group.is_resizing():
+                self._forward_stop()
+                if self._is_stop_overdue(codes, watchdog.heartbeats):
+                    return self._find_stop(codes)
             alarm = self._group.find_alarm()
             problem = watchdog.find_hang(self._group.remote_silence())
             if problem or alarm == "hang":
@@ -184,11 +203,29 @@ class Attempt:
                 return self._describe_hang(children, watchdog, reason)
             if alarm:
                 return None
-            if self._group.is_resizing() and not is_resizing:
-                is_resizing = True
-                self._signals.forward()
             self._write_last_seen()
             time.sleep(POLL_SECONDS)
+
+    def _forward_stop(self) -> None:
+        """Stop the processes, once."""
+        if self._stop_began_at is None:
+            self._stop_began_at = time.monotonic()
+            self._signals.forward()
+
+    def _is_stop_overdue(self, codes: list[int | None], heartbeats: HeartbeatTable) -> bool:
+        """Return whether processes do not stop although they have nothing to save.
+
+        They may have been stopped by the kernel, or wait for a process that has ended. A repeated
+        signal does not wait for a save.
+        """
+        now = time.monotonic()
+        began_at = self._stop_began_at or now
+        if is_repeated() or (not self._reports.has_progress() and now - began_at > STOP_SECONDS):
+            return True
+        running = [heartbeats.read(number) for number, code in enumerate(codes) if code is None]
+        last_beat_at = max(began_at, *(beat.at for beat in running))
+        is_saving = any(beat.phase == "checkpoint" for beat in running)
+        return len(running) < self._size and not is_saving and now - last_beat_at > LINGER_SECONDS
 
     def _write_last_seen(self) -> None:
         """Write once a second that the run is alive."""
@@ -211,15 +248,12 @@ class Attempt:
         return True
 
     def _find_failed_process(self, codes: list[int | None]) -> int | None:
-        """Return the first process that exited without being done or stopped, or None."""
+        """Return the first process that exited without being done, or None."""
         for number, code in enumerate(codes):
             has_ended_well = self._reports.is_done(number) or (
                 code in COMMON_EXIT_CODES and self._reports.read_failure(number)
             )
-            is_stopped = code == -signal.SIGTERM and (
-                self._signals.is_stop_requested or self._group.is_resizing()
-            )
-            if code is not None and not has_ended_well and not is_stopped:
+            if code is not None and not has_ended_well:
                 return number
         return None
 
@@ -229,11 +263,26 @@ class Attempt:
             if code and self._reports.is_done(number):
                 rank = self._layout.first_rank + number
                 logger.warning("process %d finished, then exited with code %d", rank, code)
-        failures = self._reports.read_failures()
-        if not failures and -signal.SIGTERM in codes:
-            problem = "stopped by a signal before the run began"
-            return Failure("preempted", self._layout.first_rank, 0, problem)
-        return failures[0] if failures else None
+        if any(map(is_stop_exit, codes)):
+            return self._find_stop(codes)
+        return next(iter(self._reports.read_failures()), None)
+
+    def _find_stop(self, codes: list[int | None]) -> Failure:
+        """Return the failure of processes that a signal stopped, from their reports if possible."""
+        for failure in self._reports.read_failures():
+            if failure.kind == "preempted":
+                return failure
+        number = self._signals.number or signal.SIGTERM
+        code = next(filter(is_stop_exit, codes), None) or -number
+        exit_code = code if code > 0 else FIRST_SIGNAL_CODE - code
+        when = "before a save" if self._reports.has_progress() else "before the run began"
+        return Failure(
+            "preempted",
+            self._layout.first_rank,
+            0,
+            f"stopped by a signal {when}",
+            evidence={"exit_code": exit_code},
+        )
 
     def _find_first_failure(self, children: list[processes.Child], failed: int) -> Failure:
         """Return the failure that is no consequence of another one.

@@ -10,6 +10,7 @@ Written by process <n>:
     <scratch>/heartbeats              the heartbeats (`heartbeat.py`)
     <scratch>/collectives-<n>.json    its answer to the request
     <scratch>/failure-<n>.json        the failure that ended it
+    <scratch>/progress-<n>            exists if it has done a step, so that it saves before it stops
     <scratch>/done-<n>                exists if it reached the end of the run
     <scratch>/stack-<n>.txt           the stacks of its threads
 
@@ -25,14 +26,14 @@ import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from regauge import jsonl, processes, timing
-from regauge.errors import DataError, PreemptedError, describe_error
+from regauge import jsonl, processes, stop_signals, timing
+from regauge.errors import DataError, PreemptedError, StopSignalError, describe_error
 from regauge.files import write_json
 from regauge.json_files import find_json, read_json
 from regauge.supervision import folder_lock
@@ -101,6 +102,11 @@ class WorkerReporter:
         self._folder: Path | None = None
         self.heartbeat = Heartbeat(spec.scratch / HEARTBEATS if spec else None, self._number)
         self.step = 0
+        self._first_step: int | None = None
+        """The step at which this attempt began."""
+        self._deferral = ExitStack()
+        """Holds a block from the first step to the exit, so that a stop waits for a save."""
+        self._has_progress = False
 
     def check_owner(self) -> None:
         """Raise PreemptedError if a newer attempt writes the output folder."""
@@ -116,7 +122,11 @@ class WorkerReporter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Report a phase for the duration of the block; then the phase is `init` again."""
+        """Report a phase for the duration of the block; then the phase is `init` again.
+
+        Raises StopSignalError after a stop signal.
+        """
+        stop_signals.check_stop()
         self.heartbeat.beat(name)
         yield
         self.heartbeat.beat("init")
@@ -128,24 +138,31 @@ class WorkerReporter:
         )
 
     def report_step(self, step: int) -> None:
-        """Report the number of steps that are done."""
+        """Report the number of steps that are done. After the first one a stop waits for a save."""
         self.step = step
         self.heartbeat.beat(step=step)
+        if self._first_step is None:
+            self._first_step = step
+        elif step > self._first_step and not self._has_progress:
+            self._has_progress = True
+            self._deferral.enter_context(stop_signals.defer_stop(has_limit=False))
+            self._write(f"progress-{self._number}", {})
 
     @contextmanager
     def capture_exit(self) -> Iterator[None]:
         """Write how the block ended for the supervisor: done, or a failure."""
         if self.spec is None:
-            yield
+            with self._deferral:
+                yield
             return
         scratch = self.spec.scratch
         stack = (scratch / f"stack-{self._number}.txt").open("w", encoding="utf-8")
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         faulthandler.enable(file=stack, all_threads=True)
-        signal.signal(signal.SIGTERM, _raise_preempted)
         threading.Thread(target=self._answer_request, name="recorder", daemon=True).start()
         try:
-            yield
+            with self._deferral, _describe_stop():
+                yield
         except BaseException as error:
             self._write(f"failure-{self._number}.json", self._describe_failure(error))
             raise
@@ -202,6 +219,10 @@ class WorkerReports:
         """Request the last collectives of every process."""
         (self._scratch / EVIDENCE_REQUEST).touch()
 
+    def has_progress(self) -> bool:
+        """Return whether a process has done a step in this attempt."""
+        return any((self._scratch / f"progress-{n}").exists() for n in range(self._size))
+
     def is_done(self, number: int) -> bool:
         """Return whether a process reached the end of the run."""
         return (self._scratch / f"done-{number}").exists()
@@ -248,7 +269,11 @@ def _read_document(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _raise_preempted(_number: int, _frame: object) -> None:
-    raise PreemptedError(
-        "stopped by a signal when there was nothing to save", "run the same command to resume"
-    )
+@contextmanager
+def _describe_stop() -> Iterator[None]:
+    """Convert a StopSignalError of the block to an error for the supervisor."""
+    try:
+        yield
+    except StopSignalError as error:
+        problem = "stopped by a signal when there was nothing to save"
+        raise PreemptedError(problem, "run the same command to resume", error.number) from None

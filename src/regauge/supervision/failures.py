@@ -28,6 +28,7 @@ from regauge.errors import (
     SettingsError,
     TransientError,
 )
+from regauge.stop_signals import EXIT_CODES
 
 MAX_TENSORS = 5
 """Number of tensor groups that a failure for lack of memory lists."""
@@ -81,7 +82,7 @@ POLICIES = {
 `values`: steps that must not be kept, such as too many skipped ones. `node`: a node was lost or
 left. `resized`: another node joined.
 """
-COMMON_EXIT_CODES = {0, 67, 143}
+COMMON_EXIT_CODES = {0, 67, *EXIT_CODES}
 """Exit codes with which all processes of a run end at the same step."""
 KIND_BY_ERROR: dict[type[RegaugeError], str] = {
     SettingsError: "settings",

@@ -18,7 +18,8 @@ import time
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from regauge import choices, processes
+from regauge import choices, processes, stop_signals
+from regauge.errors import StopSignalError
 from regauge.files import open_in_place
 from regauge.log import logger
 
@@ -36,7 +37,8 @@ MODULES = (
 )
 """Modules that the processes of every run import, whatever the model."""
 MAX_MESSAGE_BYTES = 4096
-POLL_SECONDS = 1.0
+START_POLL_SECONDS, POLL_SECONDS = 0.05, 1.0
+"""Intervals of the waits for a start, which ends at a stop signal, and for an exit."""
 KILL_SECONDS = 10.0
 """Maximum wait for the exit of a killed process; then the server is killed as well."""
 
@@ -107,10 +109,14 @@ class ForkServer:
     ) -> processes.Child:
         """Start a `python -m` command with more environment variables, as `processes.spawn` does.
 
-        The process is spawned if the server does not answer within `timeout_seconds`.
+        The process is spawned if the server does not answer within `timeout_seconds`. Raises
+        StopSignalError after a stop signal.
         """
         try:
             return ForkedProcess(self, self._fork(command[1:], log, variables, timeout_seconds))
+        except StopSignalError:
+            self.close()  # it may still answer
+            raise
         except (ForkServerError, OSError) as error:
             logger.warning("starting a process without the fork server: %s", error)
             self.close()
@@ -157,7 +163,8 @@ class ForkServer:
         variables = {**choices.module_folders_environment(), **variables}
         self._server.send_request({"command": command, "variables": variables}, log)
         until = time.monotonic() + timeout_seconds
-        while (pid := self.receive(max(0.0, until - time.monotonic()))) is None:
+        while (pid := self.receive(START_POLL_SECONDS)) is None:
+            stop_signals.check_stop()
             if self._server is None:
                 raise ForkServerError("the fork server has ended")
             if time.monotonic() >= until:
@@ -175,7 +182,7 @@ class _ServerProcess:
     def __init__(self) -> None:
         self.environment = dict(os.environ)
         self._channel, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with server_end:
+        with server_end, stop_signals.block_signals():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", SERVER, str(server_end.fileno()), *MODULES],
                 pass_fds=(server_end.fileno(),),

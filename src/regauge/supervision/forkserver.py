@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from regauge import processes
+from regauge import processes, stop_signals
 
 MAX_REQUEST_BYTES = 1 << 17
 NUM_FILES = 2
@@ -36,8 +36,7 @@ NUM_FILES = 2
 def main() -> None:
     """Import the modules, serve requests, and run the requested command in each new process."""
     channel, modules = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # a signal to all processes is meant for the run
+    stop_signals.pass_to_parent()
     for name in modules:
         with suppress(Exception):
             importlib.import_module(name)
@@ -65,13 +64,15 @@ def serve(channel: socket.socket) -> dict[str, Any] | None:
             if not text:
                 return None
             server = os.getpid()
-            pid = os.fork()
+            with stop_signals.block_signals():
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    for end in (exits, wakeup):
+                        os.close(end)
+                    channel.close()
+                    _reset_process(server, files)
             if pid == 0:
-                signal.set_wakeup_fd(-1)
-                for end in (exits, wakeup):
-                    os.close(end)
-                channel.close()
-                _reset_process(server, files)
                 return dict(json.loads(text))
             for file in files:
                 os.close(file)
@@ -98,9 +99,8 @@ def _reset_process(parent: int, files: list[int]) -> None:
     for file, standard in zip(files, (1, 2), strict=True):
         os.dup2(file, standard)
         os.close(file)
-    for number in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    stop_signals.restore_defaults()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # Python seeds its own generator after a fork
 

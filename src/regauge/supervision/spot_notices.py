@@ -112,7 +112,7 @@ def _poll(metadata: Ec2Metadata, signals: SupervisorSignals, has_ended: threadin
         if notice is not None:
             text = " ".join(notice.split())
             logger.warning("spot notice: this machine will be reclaimed (%s); saving", text)
-            signals.handle(signal.SIGTERM)
+            signals.request_stop(signal.SIGTERM)
             return
         if has_ended.wait(POLL_SECONDS):
             return

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from regauge import accelerators
 from regauge.config import read_microbatch_rows
-from regauge.errors import ChildError, PreflightError
+from regauge.errors import FIRST_SIGNAL_CODE, ChildError, PreflightError
 from regauge.health.examination import examine
 from regauge.health.findings import raise_if_bad
 from regauge.health.machine import check_machine
@@ -28,6 +28,7 @@ from regauge.log import logger
 from regauge.planning.catalog import find_price
 from regauge.processes import SpawnFunction, spawn
 from regauge.scratch import create_scratch_folder
+from regauge.stop_signals import record_signals
 from regauge.supervision.attempt import FAILURES, Attempt
 from regauge.supervision.cost_meter import CostMeter, read_last_seen, read_paid
 from regauge.supervision.failures import POLICIES, Failure
@@ -62,10 +63,11 @@ def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None =
     folder = Path(settings.output.folder)
     launcher = _build_launcher(settings, folder)
     notices = settings.execution.supervision.spot_notices
+    signals = SupervisorSignals()
     with (
+        record_signals(),
         launcher.open(),
         create_scratch_folder() as scratch,
-        SupervisorSignals() as signals,
         watch_spot_notices(notices, signals),
         open_fork_server() as fork_server,
     ):
@@ -179,7 +181,7 @@ class Supervisor:
         has_new_devices = last.kind == "preflight" and self._has_excluded
         wait = 0.0 if has_new_devices else _compute_wait(self._failures, limit)
         if wait is None or self._signals.is_stop_requested:
-            raise _build_final_error(self._failures, self._settings)
+            raise _build_final_error(self._failures, self._settings, self._signals.number)
         when = f"in {wait:g} s" if wait else "now"
         logger.warning("%s; restarting %s", _format_failure(last), when)
         self._signals.sleep(wait)
@@ -258,8 +260,16 @@ def _count_last(failures: list[Failure], predicate: Callable[[Failure], bool]) -
     return sum(1 for _ in takewhile(predicate, reversed(failures)))
 
 
-def _build_final_error(failures: list[Failure], settings: TrainSettings) -> ChildError:
-    error = ChildError(*_summarize_failures(failures, settings))
+def _build_final_error(
+    failures: list[Failure], settings: TrainSettings, number: int | None = None
+) -> ChildError:
+    """Return the error that ends the run; `number` is the signal that stopped it, if any."""
+    code, line = _summarize_failures(failures, settings)
+    if failures[-1].kind == "preempted":
+        code = failures[-1].evidence.get("exit_code", code)
+    elif number is not None:
+        line = f"stopped by a signal after a failure: {line}"
+    error = ChildError(code if number is None else FIRST_SIGNAL_CODE + number, line)
     if trace := failures[-1].evidence.get("traceback"):
         error.add_note("\n".join([f"In process {failures[-1].rank}:", *trace]))
     return error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from regauge import stop_signals
 from regauge.data.batches import TEXT_HASHES
 from regauge.models.multitask import set_active_task
 from regauge.tasks import ITEMS
@@ -86,6 +87,7 @@ def evaluate_batches(
     names: list[str] = []
     with torch.no_grad():
         for batch in batches:
+            stop_signals.check_stop()
             output = module(batch)
             if task.metrics_need_all_rows:
                 vectors.append(task.eval_outputs(output, batch))

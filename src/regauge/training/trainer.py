@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from regauge import jsonl
+from regauge import jsonl, stop_signals
 from regauge.data.loader import prefetch_batches
 from regauge.errors import LimitReachedError, PreemptedError, RegaugeError
 from regauge.log import logger
-from regauge.supervision.signals import SignalHandler
 from regauge.training.checkpointing import is_best, save_checkpoint
 from regauge.training.compile.warmup import RecompileMonitor
 from regauge.training.generation import SAMPLES, generate_samples
@@ -36,7 +35,8 @@ if TYPE_CHECKING:
 LOGGED_CHARACTERS = 60
 """Characters of a prompt and of its completion in a log line."""
 NO_STOP, SECONDS, USD, TOKENS, SIGNAL = range(5)
-"""Reasons to stop; if processes have several, the largest number counts."""
+"""Reasons to stop; if processes have several, the largest one counts. A signal adds its number to
+SIGNAL."""
 RESUME_HINT = "run the same command to resume"
 
 
@@ -61,40 +61,41 @@ def train(context: RunContext, state: TrainState, trackers: TrackerGroup) -> Out
     graphs = RecompileMonitor(context.accelerator, settings.execution.recompile_budget)
     outcome, stop, is_last = Outcome(), NO_STOP, True
     stop_condition = StopCondition(context, state)
-    with closing(context.hooks), stop_condition, context.hooks.phase("step"):
-        for arrays, batches in _batches(context, state):
-            _run_step(context, state, arrays, batches)
-            graphs.check_step(state.step, batches)
-            stop = stop_condition.reason()
-            is_last = state.step == total_steps
-            if is_last or stop or _is_due(state.step, settings.output.log_every_steps):
-                state.guard.raise_if_needed(state.step)
-                trackers.log(state.step, context.metrics.flush(context, state))
-                write_ledger(context, state)
-            metrics: dict[str, float] = {}
-            if is_last or _is_due(state.step, settings.evaluation.every_steps):
-                outcome.metrics = metrics = evaluate(context, state)
-                graphs.check_evaluation(state.step)
-                if metrics:
-                    trackers.log(state.step, metrics)
-                if settings.stop.target and settings.stop.target.is_reached(metrics):
-                    outcome.stop_reason = f"reached {settings.stop.target.metric}"
-            is_over = is_last or stop != NO_STOP or outcome.stop_reason != "finished"
-            is_save_due = is_best(context, state, metrics) or _is_due(
-                state.step, settings.output.checkpoint.every_steps
-            )
-            if is_over or (is_save_due and state.guard.raise_if_needed(state.step)):
-                context.metrics.all_reduce_counts()
-                save_checkpoint(context, state, metrics)
-            if is_over:
-                break
-    with context.hooks.phase("checkpoint"):
-        context.saver.wait()
-    if is_last and not outcome.metrics:
-        outcome.metrics = evaluate(context, state)
-    write_ledger(context, state)
-    if stop and not is_last:
-        raise stop_condition.error(stop)
+    with stop_signals.record_signals(), stop_signals.defer_stop():
+        with closing(context.hooks), context.hooks.phase("step"):
+            for arrays, batches in _batches(context, state):
+                _run_step(context, state, arrays, batches)
+                graphs.check_step(state.step, batches)
+                stop = stop_condition.reason()
+                is_last = state.step == total_steps
+                if is_last or stop or _is_due(state.step, settings.output.log_every_steps):
+                    state.guard.raise_if_needed(state.step)
+                    trackers.log(state.step, context.metrics.flush(context, state))
+                    write_ledger(context, state)
+                metrics: dict[str, float] = {}
+                if is_last or _is_due(state.step, settings.evaluation.every_steps):
+                    outcome.metrics = metrics = evaluate(context, state)
+                    graphs.check_evaluation(state.step)
+                    if metrics:
+                        trackers.log(state.step, metrics)
+                    if settings.stop.target and settings.stop.target.is_reached(metrics):
+                        outcome.stop_reason = f"reached {settings.stop.target.metric}"
+                is_over = is_last or stop != NO_STOP or outcome.stop_reason != "finished"
+                is_save_due = is_best(context, state, metrics) or _is_due(
+                    state.step, settings.output.checkpoint.every_steps
+                )
+                if is_over or (is_save_due and state.guard.raise_if_needed(state.step)):
+                    context.metrics.all_reduce_counts()
+                    save_checkpoint(context, state, metrics)
+                if is_over:
+                    break
+        with context.hooks.phase("checkpoint"):
+            context.saver.wait()
+        if is_last and not outcome.metrics:
+            outcome.metrics = evaluate(context, state)
+        write_ledger(context, state)
+        if stop and not is_last:
+            raise stop_condition.error(stop)
     return outcome
 
 
@@ -187,18 +188,16 @@ def _write_samples(context: RunContext, state: TrainState, heldout: HeldoutSet) 
         logger.warning("no held-out row has a prompt: see evaluation.samples")
 
 
-class StopCondition(SignalHandler):
-    """Watches signals and limits within its block; a second signal ends the process at once."""
+class StopCondition:
+    """Watches signals and limits."""
 
     def __init__(self, context: RunContext, state: TrainState) -> None:
-        super().__init__()
         self._context = context
         self._state = state
-        self._is_signalled = False
         self._shared_reason: torch.Tensor | None = None
 
     def reason(self) -> int:
-        """Return why all processes stop after this step, or NO_STOP; called once per step.
+        """Return why all processes stop after this step, or NO_STOP; called after each step.
 
         With several processes the answer is that of the step before: no process waits for it.
         """
@@ -210,24 +209,20 @@ class StopCondition(SignalHandler):
         dist.all_reduce(self._shared_reason, dist.ReduceOp.MAX)
         return agreed
 
-    def handle(self, number: int) -> None:
-        """Note a signal; the next one ends the process."""
-        self._is_signalled = True
-        self.restore(number)
-
     def error(self, reason: int) -> RegaugeError:
         """Return the error with which a stopped run ends."""
         step = self._state.step
-        if reason == SIGNAL:
-            return PreemptedError(f"stopped by a signal, saved at step {step}", RESUME_HINT)
+        if reason >= SIGNAL:
+            problem = f"stopped by a signal, saved at step {step}"
+            return PreemptedError(problem, RESUME_HINT, reason - SIGNAL)
         limit = {SECONDS: "stop.seconds", USD: "stop.usd", TOKENS: "stop.tokens"}[reason]
         remedy = f"raise {limit}, then {RESUME_HINT}"
         return LimitReachedError(f"{limit} is reached; the run is saved at step {step}", remedy)
 
     def _local_reason(self) -> int:
         limits, ledger = self._context.settings.stop, self._context.ledger
-        if self._is_signalled:
-            return SIGNAL
+        if number := stop_signals.find_signal():
+            return SIGNAL + number
         if limits.tokens is not None and ledger.tokens >= limits.tokens:
             return TOKENS
         if not self._context.world.is_main_process:

@@ -21,7 +21,7 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from regauge import choices, config, log, processes
+from regauge import choices, config, log, processes, stop_signals
 from regauge.errors import ChildError
 from regauge.files import write_atomic
 from regauge.results.formatting import UNKNOWN
@@ -63,6 +63,7 @@ def table_names() -> tuple[str, ...]:
 
 def load_settings(root: type[S], run_file: Path, overrides: tuple[str, ...]) -> S:
     """Build a verb's settings from a run file and the overrides of the command line."""
+    stop_signals.check_stop()
     tables = allow_user_code(run_file, config.apply_overrides(config.read(run_file), overrides))
     return config.build(root, tables, table_names(), str(run_file))
 

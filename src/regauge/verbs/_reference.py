@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from regauge import choices, config, errors, verbs
+from regauge import choices, config, errors, stop_signals, verbs
 
 _TYPE_NAMES = {str: "text", int: "integer", float: "number", bool: "true or false", dict: "table"}
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -87,11 +87,13 @@ def list_exit_codes() -> dict[int, str]:
     codes = {
         0: "Success.",
         1: "An internal error of Regauge or of a library.",
-        errors.INTERRUPTED: "Interrupted; the same command continues the work.",
     }
     for error in errors.RegaugeError.__subclasses__():
         if "exit_code" in vars(error):
             codes[error.exit_code] = first_docstring_line(error)
+    for number in stop_signals.STOP_SIGNALS:
+        code = errors.StopSignalError(number).exit_code
+        codes[code] = f"{number.name} stopped the command; the same command resumes."
     return dict(sorted(codes.items()))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from regauge import choices, config, files, log, processes, verbs
+from regauge import choices, config, files, log, processes, stop_signals, verbs
 from regauge.errors import RegaugeError, SettingsError
 from regauge.supervision.forks import open_fork_server
 from regauge.verbs import _stage_plan, _stage_status, _stages
@@ -72,7 +72,7 @@ def main(
     if dry_run:
         return _show_plan(resolve(Path(run_file), overrides), as_json=json)
     job = load(Path(run_file), overrides)
-    with _hold_folder(job.folder), open_fork_server():
+    with stop_signals.record_signals(), _hold_folder(job.folder), open_fork_server():
         answer = run(job)
     if json:
         log.print_json(answer)
@@ -157,6 +157,7 @@ def _hold_folder(folder: Path) -> Iterator[None]:
 def _run_stage(stage: _stages.ResolvedStage) -> dict[str, Any]:
     """Run the verb of a stage; return its answer and duration."""
     start = time.monotonic()
+    stop_signals.check_stop()
     try:
         with processes.restore_environment():
             answer = verbs.import_verb(stage.verb).run(stage.settings)

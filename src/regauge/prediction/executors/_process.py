@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from regauge import log, processes
+from regauge import log, processes, stop_signals
 from regauge.artifacts.postprocess import import_pyarrow
 from regauge.errors import RegaugeError, describe_error
 from regauge.prediction.worker import WorkerSpec, build_worker
@@ -105,7 +104,7 @@ class ShardPipeline:
 def run_worker_process(pipe: Connection, spec: WorkerSpec, device: int, halvings: int) -> None:
     """Run a worker until the pipe is closed; the target of a new process."""
     processes.die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the parent process, too
+    stop_signals.pass_to_parent()
     log.configure()
     try:
         worker = build_worker(spec, device, halvings)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
+from regauge import stop_signals
 from regauge.errors import NoProgressError, RegaugeError, TransientError
 from regauge.log import logger
 from regauge.prediction.executors import Executor
@@ -179,12 +180,15 @@ class _WorkerPool:
 
     def _start_worker(self, device: int) -> _WorkerProcess:
         from regauge.prediction.executors._process import run_worker_process
+        from regauge.processes import start_resource_tracker
 
+        start_resource_tracker()
         context = multiprocessing.get_context("spawn")
         pipe, worker_pipe = context.Pipe()
         arguments = (worker_pipe, self._spec, device, self._halvings)
         process = context.Process(target=run_worker_process, args=arguments)
-        process.start()
+        with stop_signals.block_signals():
+            process.start()
         worker_pipe.close()
         return _WorkerProcess(device, process, pipe, time.monotonic())
 

@@ -32,7 +32,14 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from regauge import timing
 from regauge.config import dump
-from regauge.errors import ChildError, RegaugeError, SettingsError, TransientError, first_line
+from regauge.errors import (
+    FIRST_SIGNAL_CODE,
+    ChildError,
+    RegaugeError,
+    SettingsError,
+    TransientError,
+    first_line,
+)
 from regauge.log import logger
 from regauge.supervision import folder_lock
 from regauge.supervision.folder_lock import FolderLock
@@ -158,8 +165,9 @@ class RendezvousLauncher:
         )
         if future.done():
             return future.result()
-        if signals.is_stop_requested:
-            raise ChildError(143, "stopped by a signal while waiting for other nodes")
+        if signals.number is not None:
+            code = FIRST_SIGNAL_CODE + signals.number
+            raise ChildError(code, "stopped by a signal while waiting for other nodes")
         raise self._build_timeout_error("no answer")
 
     def _join(self, until: float) -> Membership:

@@ -56,22 +56,22 @@ _NO_MAX_LENGTH = int(1e30)
 """The `model_max_length` that transformers writes for a tokenizer without a maximum length."""
 
 
-class SpecialToken(DocumentShape):
+class SpecialTokenShape(DocumentShape):
     """A special token with its attributes."""
 
     content: str
 
 
-class SpecialTokens(DocumentShape):
+class TokenizerConfigShape(DocumentShape):
     """The special tokens of a tokenizer's configuration."""
 
-    pad_token: str | SpecialToken | None = None
-    unk_token: str | SpecialToken | None = None
-    cls_token: str | SpecialToken | None = None
-    sep_token: str | SpecialToken | None = None
-    mask_token: str | SpecialToken | None = None
-    bos_token: str | SpecialToken | None = None
-    eos_token: str | SpecialToken | None = None
+    pad_token: str | SpecialTokenShape | None = None
+    unk_token: str | SpecialTokenShape | None = None
+    cls_token: str | SpecialTokenShape | None = None
+    sep_token: str | SpecialTokenShape | None = None
+    mask_token: str | SpecialTokenShape | None = None
+    bos_token: str | SpecialTokenShape | None = None
+    eos_token: str | SpecialTokenShape | None = None
 
 
 class EncodedPair(NamedTuple):
@@ -408,7 +408,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in ("special_tokens_map.json", CONFIG):
         document = find_json(folder / name, "replace it") or {}
-        check_shape(document, folder / name, "replace it", SpecialTokens)
+        check_shape(document, folder / name, "replace it", TokenizerConfigShape)
         merged |= document
     return merged or {f"{role}_token": token for role, token in ROLES.items()}
 

@@ -24,11 +24,17 @@ from regauge.models.inference_modules import (
     GenerationProgram,
     RankProgram,
     TextProgram,
+    find_generation_limit,
 )
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.io_spec import ROWS, InputSpec, TensorSpec, program_inputs
-from regauge.models.modules import CausalLanguageModel, Classifier, Encoder
-from regauge.models.sentence_transformers import Pooling, SentenceEncoder, Tokenization
+from regauge.models.modules import Classifier, Encoder
+from regauge.models.sentence_transformers import (
+    HeadActivation,
+    Pooling,
+    SentenceEncoder,
+    Tokenization,
+)
 from regauge.models.settings import Model
 from regauge.models.weights import read_weights
 
@@ -46,6 +52,14 @@ if TYPE_CHECKING:
     from regauge.tasks import Task
 
 
+UNSUPPORTED_HEADS = (
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForQuestionAnsweringSimple",
+    "ForMultipleChoice",
+    "ForNextSentencePrediction",
+)
+"""Endings of class names; their outputs are neither vectors nor classes of a text."""
 ONE_TEXT = InputSpec()
 """A record with a single text of any name."""
 
@@ -66,6 +80,8 @@ class ProgramSpec:
     pooling: Pooling | None = None
     labels: tuple[str, ...] = ()
     """Names of the classes, if they have any."""
+    activation: HeadActivation | None = None
+    """Function of the outputs of a classification head."""
     module: str | None = None
     """Import path of the function that returns a custom module."""
 
@@ -92,6 +108,7 @@ class ProgramSpec:
             fields=self.input_spec,
             pooling=self.pooling,
             labels=self.labels,
+            activation=self.activation,
             module=self.module,
         )
 
@@ -106,6 +123,7 @@ def build_folder_spec(
     or do not fit the architecture.
     """
     model = architectures.load_model(folder)
+    _check_encoder(folder, model)
     is_classifier = architectures.is_classifier(model)
     encoder_files = None if is_classifier else sentence_transformers.read_if_present(folder)
     tokenization = (
@@ -118,8 +136,10 @@ def build_folder_spec(
         raise SettingsError(problem, "remove it")
     if is_classifier:
         return _build_classifier_spec(folder, model, settings, tokenization, trained)
-    if encoder_files is None and not settings.pooling and is_causal_lm(model):
-        return _build_generation_spec(folder, model, settings, trained)
+    if encoder_files is None and not settings.pooling:
+        if is_causal_lm(model):
+            return _build_generation_spec(folder, model, settings, trained)
+        _check_head(folder, model)
     pooling = _resolve_pooling(encoder_files, settings)
     encoder = Encoder(strip_head(model), DropoutKeys(), pooling)
     _load_dense_layers(encoder, pooling, folder)
@@ -129,7 +149,7 @@ def build_folder_spec(
     program = TextProgram(encoder, "vectors").eval()
     input_spec = trained or ONE_TEXT
     inputs = program_inputs(input_spec)
-    width = _vector_width(model, pooling)
+    width = _measure_width(program)
     return ProgramSpec(program, "vectors", width, inputs, tokenization, input_spec, pooling)
 
 
@@ -160,7 +180,31 @@ def _build_classifier_spec(
         tokenization,
         input_spec,
         labels=_read_labels(model),
+        activation=_read_activation(folder, tokenization, width),
     )
+
+
+def _read_activation(folder: Path, tokenization: Tokenization, num_labels: int) -> HeadActivation:
+    """Return the function of a head's outputs; only third-party folders declare one."""
+    if tokenization.convention == "regauge":
+        return "softmax" if num_labels > 1 else "identity"
+    return sentence_transformers.read_head_activation(folder, num_labels)
+
+
+def _check_head(folder: Path, model: PreTrainedModel) -> None:
+    """Raise SettingsError if a model has a head whose outputs are neither classes nor tokens."""
+    name = architectures.class_name(model)
+    if name.endswith(UNSUPPORTED_HEADS):
+        problem = f"'{folder}' is a {name}, whose head is not supported"
+        raise SettingsError(problem, 'set text.pooling, such as ["mean"], for vectors without it')
+
+
+def _check_encoder(folder: Path, model: PreTrainedModel) -> None:
+    """Raise SettingsError if a model has an encoder and a decoder."""
+    name = architectures.class_name(model)
+    if model.config.is_encoder_decoder and not name.endswith("EncoderModel"):
+        problem = f"'{folder}' is a {name}, an encoder with a decoder"
+        raise SettingsError(problem, "name the folder of an encoder or of a causal model")
 
 
 def is_causal_lm(model: PreTrainedModel) -> bool:
@@ -169,15 +213,21 @@ def is_causal_lm(model: PreTrainedModel) -> bool:
 
 
 def build_generation_program(
-    model: PreTrainedModel, folder: Path, max_new_tokens: int
+    model: PreTrainedModel, folder: Path, max_new_tokens: int, convention: Convention
 ) -> GenerationProgram:
-    """Return the program that generates text with a causal model; `folder` has its tokenizer."""
+    """Return the program that generates text with a causal model; `folder` has its tokenizer.
+
+    A text ends at the end tokens that the model declares. In the convention `regauge` it also ends
+    at the token with which the training data end a text.
+    """
     tokens = LoadedTokenizer(folder).info
-    config: Any = model.config
-    eos = config.eos_token_id
-    candidates = (*(eos if isinstance(eos, list) else [eos]), tokens.sep_token_id)
-    end_tokens = {token for token in candidates if token is not None}
-    return GenerationProgram(model, max_new_tokens, tokens.pad_token_id, tuple(sorted(end_tokens)))
+    generation: Any = model.generation_config
+    declared = generation.eos_token_id
+    end_tokens = {*(declared if isinstance(declared, list) else [declared])}
+    if convention == "regauge":
+        end_tokens.add(tokens.sep_token_id)
+    end_ids = sorted(token for token in end_tokens if token is not None)
+    return GenerationProgram(model, max_new_tokens, tokens.pad_token_id, tuple(end_ids))
 
 
 def _build_generation_spec(
@@ -186,8 +236,7 @@ def _build_generation_spec(
     """Return the program of a causal model; with a chat template a text is a user message."""
     max_new_tokens = settings.max_new_tokens
     input_spec = trained or ONE_TEXT
-    positions = CausalLanguageModel(model, DropoutKeys()).max_tokens
-    max_tokens = input_spec.max_row_tokens(positions)
+    max_tokens = input_spec.max_row_tokens(find_generation_limit(model))
     if max_tokens is not None:
         largest = max_tokens - tokenizer_convention.MIN_TOKENS
         max_tokens -= max_new_tokens
@@ -197,9 +246,9 @@ def _build_generation_spec(
     tokenization = _resolve_tokenization(folder, None, settings, max_tokens, trained)
     input_format: Any = "chat" if chat_templates.has_template(folder) else "completion"
     tokenization = tokenization.model_copy(update={"input_format": input_format})
-    program = build_generation_program(model, folder, max_new_tokens).eval()
+    program = build_generation_program(model, folder, max_new_tokens, tokenization.convention)
     inputs = program_inputs(input_spec)
-    return ProgramSpec(program, "text", max_new_tokens, inputs, tokenization, input_spec)
+    return ProgramSpec(program.eval(), "text", max_new_tokens, inputs, tokenization, input_spec)
 
 
 def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> ProgramSpec:
@@ -321,11 +370,13 @@ def _resolve_tokenization(
     return resolved
 
 
-def _vector_width(model: PreTrainedModel, pooling: Pooling) -> int:
-    if pooling.dense:
-        return pooling.dense[-1].out_features
-    width: int = model.config.hidden_size
-    return width * len(pooling.modes)
+def _measure_width(program: nn.Module) -> int:
+    """Return the numbers per output; hidden states may have another width than the layers."""
+    with torch.no_grad():
+        output: Tensor = program(
+            *(torch.ones(shape, dtype=torch.int32) for shape in ((1, 1), (1,)))
+        )
+    return output.shape[1]
 
 
 def _load_dense_layers(module: Encoder, pooling: Pooling, folder: Path) -> None:

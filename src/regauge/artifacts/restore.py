@@ -13,7 +13,7 @@ from torch import nn
 from regauge import choices
 from regauge.artifacts.manifest import TOKENIZER
 from regauge.artifacts.programs import build_generation_program, strip_head
-from regauge.models.architectures import build_template
+from regauge.models.architectures import build_template, read_generation_config
 from regauge.models.dropout import DropoutKeys
 from regauge.models.inference_modules import CustomProgram, RankProgram, TextProgram, cast_program
 from regauge.models.init_weights import META, materialize_buffers
@@ -54,7 +54,10 @@ def restore_program(
         if entry.fields.ranking is not None:
             program = RankProgram(_build_ranker(model, folder, entry.fields))
         elif entry.output_kind == "text":
-            program = build_generation_program(model, folder.parent / TOKENIZER, entry.output_size)
+            read_generation_config(model, folder)
+            convention = entry.tokenization.convention if entry.tokenization else "regauge"
+            tokenizer = folder.parent / TOKENIZER
+            program = build_generation_program(model, tokenizer, entry.output_size, convention)
         elif entry.output_kind == "vectors":
             pooling = entry.pooling or Pooling()
             program = TextProgram(Encoder(strip_head(model), DropoutKeys(), pooling), "vectors")

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
+from regauge.errors import SettingsError
+from regauge.models.attention_masks import detect_attention_spec, max_text_tokens
 from regauge.models.io_spec import LENGTH, ROWS
 
 if TYPE_CHECKING:
@@ -30,6 +32,14 @@ MIN_TRACE_ROWS = 2
 DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 NO_TOKEN = -1
 """Fills generated rows after the end of the text."""
+PROMPT_OPTIONS: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "min_length": 0,
+}
+"""Options of a generation configuration that also read padding, with their neutral values."""
 
 
 class TextProgram(nn.Module):
@@ -150,8 +160,23 @@ def named_tensors(program: nn.Module) -> dict[str, Tensor]:
     return {**weights, **dict(program.named_buffers())}
 
 
+def find_generation_limit(model: PreTrainedModel) -> int | None:
+    """Return the maximum tokens of a prompt with its answer; None if there is no limit.
+
+    Raises SettingsError if the model is not causal.
+    """
+    spec = detect_attention_spec(model, packs_texts=False)
+    if not spec.is_causal:
+        problem = f"architecture '{model.config.model_type}' is not causal"
+        raise SettingsError(problem, "choose a causal one, such as llama or gpt2")
+    return max_text_tokens(model, spec)
+
+
 class GenerationProgram(nn.Module):
-    """Greedy generation by transformers' `generate`, with a key-value cache."""
+    """Greedy generation by transformers' `generate`, with a key-value cache.
+
+    The other options of the model's generation configuration apply, such as a repetition penalty.
+    """
 
     def __init__(
         self, model: PreTrainedModel, max_new_tokens: int, pad_id: int, end_ids: tuple[int, ...]
@@ -162,19 +187,36 @@ class GenerationProgram(nn.Module):
         self._generation_config = GenerationConfig(
             max_new_tokens=max_new_tokens,
             do_sample=False,
+            num_return_sequences=1,
+            return_dict_in_generate=False,
             pad_token_id=pad_id,
             eos_token_id=list(end_ids) or None,
             use_cache=True,
         )
         self._max_new_tokens = max_new_tokens
         self._pad_id = pad_id
+        declared: Any = model.generation_config
+        self._reads_prompts = any(
+            getattr(declared, name, None) not in {None, neutral}
+            for name, neutral in PROMPT_OPTIONS.items()
+        )
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Return the generated tokens, [rows, max_new_tokens] int64, NO_TOKEN after the end.
 
         `tokens` is [rows, length] int32 and `lengths` is [rows] int32. Prompts are padded on the
-        left, so that generation starts at the same position in all rows.
+        left, so that generation starts at the same position in all rows. If an option depends on
+        the tokens of a prompt, rows of each length are computed separately, without padding.
         """
+        if not self._reads_prompts:
+            return self._generate(tokens, lengths)
+        generated = tokens.new_empty((len(tokens), self._max_new_tokens), dtype=torch.int64)
+        for length in lengths.unique().tolist():
+            rows = lengths == length
+            generated[rows] = self._generate(tokens[rows, : max(length, 1)], lengths[rows])
+        return generated
+
+    def _generate(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         length = tokens.shape[1]
         indices = torch.arange(length, device=tokens.device)[None] - (length - lengths)[:, None]
         real = (indices >= 0) | (lengths == 0)[:, None]

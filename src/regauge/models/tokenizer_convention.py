@@ -47,7 +47,7 @@ def max_tokens(folder: Path, model_limit: int | None = None) -> int:
     path = folder / "tokenizer_config.json"
     tokenizer_limit = read_json(path).get("model_max_length") if path.is_file() else None
     candidates = (model_limit, positions, tokenizer_limit)
-    limits = [int(limit) for limit in candidates if limit is not None and limit < _NO_LIMIT]
+    limits = [int(limit) for limit in candidates if limit is not None and 0 < limit < _NO_LIMIT]
     if not limits:
         raise SettingsError(f"{folder} has no maximum text length", "set text.max_seq_length")
     return min(limits)

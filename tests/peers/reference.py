@@ -59,7 +59,7 @@ def generate(folder: Path, limit: int) -> list[list[int]]:
     generated = []
     for text in TEXTS:
         inputs = tokenizer([text], truncation=True, max_length=limit, return_tensors="pt")
-        rows = model.generate(inputs["input_ids"], **options)
+        rows = model.generate(**inputs, **options)
         tokens = rows[0, inputs["input_ids"].shape[1] :].tolist()
         end = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
         generated.append(tokens[:end])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
-from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification
+from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification, AutoTokenizer
 
 import regauge
 from peers import reference
@@ -41,9 +41,10 @@ RENAMES = {
 
 
 def update_json(path: Path, **values: Any) -> None:
-    """Set values of a JSON file; it is created if it does not exist."""
+    """Set values of a JSON file; None removes a value. The file may not exist."""
     document = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**document, **values}))
+    document = {key: value for key, value in {**document, **values}.items() if value is not None}
+    path.write_text(json.dumps(document))
 
 
 def rename_weights(folder: Path, renames: tuple[tuple[str, str], ...]) -> None:
@@ -231,6 +232,97 @@ def test_an_encoder_with_a_decoder_is_refused(tmp_path: Path) -> None:
     AutoModel.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(SettingsError, match="is a T5Model, an encoder with a decoder; name"):
         regauge.load(tmp_path)
+
+
+@pytest.mark.parametrize("names", [["input_ids", "attention_mask"], None])
+@pytest.mark.parametrize("name", ["bert", "roberta", "gpt2"])
+def test_token_types_are_passed_if_the_tokenizer_returns_them(
+    name: str, names: list[str] | None, tmp_path: Path
+) -> None:
+    """By default a tokenizer returns token types; GPT-2 adds the embedding of token 0 for them."""
+    folder = save_classifier(tmp_path, name, num_labels=1)
+    update_json(folder / "tokenizer_config.json", model_input_names=names)
+    columns = (QUERIES, TEXTS) if name == "bert" else (TEXTS,)
+    expected = reference.compute_logits(folder, *columns).numpy()
+    model = regauge.load(folder, threads=1, text=PAIRS if name == "bert" else None)
+    check_equal(model.predict(*columns)["value"][:, None], expected)
+
+
+@pytest.mark.parametrize("names", [["input_ids", "attention_mask"], None])
+def test_generation_gets_token_types_if_the_tokenizer_returns_them(
+    names: list[str] | None, tmp_path: Path
+) -> None:
+    folder = save_generator(tmp_path, "gpt2")
+    update_json(folder / "tokenizer_config.json", model_input_names=names)
+    expected = reference.decode(folder, reference.generate(folder, POSITIONS - NEW_TOKENS))
+    model = regauge.load(folder, threads=1, text={"max_new_tokens": NEW_TOKENS})
+    assert model.predict(TEXTS)["generated_text"] == expected
+
+
+def test_other_token_types_are_refused(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, "bert", num_labels=1)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    for part in document["post_processor"]["single"]:
+        next(iter(part.values()))["type_id"] = 1
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(SettingsError, match=r"gives a text the token types \[1, 1, 1\]; choose"):
+        regauge.load(folder)
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize("name", ["bert", "roberta", "mpnet"])
+def test_special_tokens_in_a_text(name: str, is_split: str, tmp_path: Path) -> None:
+    """RoBERTa and MPNet give a literal padding token the position of padding."""
+    folder = save_encoder(tmp_path, name)
+    update_json(folder / "tokenizer_config.json", split_special_tokens=is_split)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [f"the {token} river {token}{token} of salt" for token in tokenizer.all_special_tokens]
+    check_equal(regauge.load(folder, threads=1).encode(texts), reference.encode(folder, texts))
+
+
+def test_added_tokens(tmp_path: Path) -> None:
+    folder = save_encoder(tmp_path, "bert")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["zebra", "quartz runs"])
+    tokenizer.save_pretrained(folder)
+    problem = "the tokenizer of '.*' has 148 entries, but its model has 146; copy"
+    with pytest.raises(SettingsError, match=problem):
+        regauge.load(folder)
+    model: Any = AutoModel.from_pretrained(folder)
+    model.resize_token_embeddings(len(tokenizer))
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight[-2:].normal_(std=0.2)
+    model.save_pretrained(folder)
+    texts = ["a zebra burns", "zebras Zebra", "the quartz runs", "salt"]
+    check_equal(regauge.load(folder, threads=1).encode(texts), reference.encode(folder, texts))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 77}, r"is \(146, 32\), but config.json implies \(77, 32\); name"),
+        ({"hidden_size": 64}, r"is \(32,\), but config.json implies \(64,\); name"),
+        ({"num_hidden_layers": 3}, r"lacks the weight 'encoder.layer.2.*; name a complete model"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "no model at .*; name"),
+        ({"model_type": "none"}, "no model at .*; name"),
+    ],
+)
+def test_a_configuration_of_another_model_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = save_encoder(tmp_path, "bert")
+    update_json(folder / "config.json", **changes)
+    with pytest.raises(SettingsError, match=message):
+        regauge.load(folder)
+
+
+def test_weights_in_a_folder_of_the_transformer_are_refused(tmp_path: Path) -> None:
+    folder = save_encoder(tmp_path, "bert")
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(SettingsError, match="are in its folder '0_Transformer'; save it again"):
+        regauge.load(folder)
 
 
 def test_text_settings_are_for_folders(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ class Preprocessor:
             ensure_end_token=not self._is_transformers,
             lowercase=tokenization.lowercase,
         )
+        self._parses_special_tokens = (
+            self._is_transformers and not self._tokenizer.splits_special_tokens
+        )
         self._tokenization = tokenization
         self._input_spec = input_spec
         self._folder = folder
@@ -104,7 +107,7 @@ class Preprocessor:
         prompted = [prefix + text for text in texts] if prefix else list(texts)
         if self._tokenization.input_format != "text":
             return self._encode_prompts(prompted, limit)
-        encoded = self._tokenizer.encode(prompted, parse_special_tokens=self._is_transformers)
+        encoded = self._tokenizer.encode(prompted, parse_special_tokens=self._parses_special_tokens)
         room = limit - self._tokenizer.num_special_tokens
         truncated = sum(len(ids) > room for ids in encoded)
         return [self._tokenizer.add_special_tokens(ids[:room]) for ids in encoded], truncated
@@ -116,7 +119,7 @@ class Preprocessor:
             messages = [template.render_prompt(text) for text in texts]
             encoded = self._tokenizer.encode(messages, parse_special_tokens=True)
             return [ids[-limit:] for ids in encoded], sum(len(ids) > limit for ids in encoded)
-        encoded = self._tokenizer.encode(texts, parse_special_tokens=self._is_transformers)
+        encoded = self._tokenizer.encode(texts, parse_special_tokens=self._parses_special_tokens)
         add_special_tokens, num_special_tokens = (
             (self._tokenizer.add_special_tokens, self._tokenizer.num_special_tokens)
             if self._is_transformers

@@ -7,13 +7,15 @@ function that returns a custom module. `restore` builds a program again from an 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from regauge.artifacts.manifest import ProgramEntry
 from regauge.choices import did_you_mean
 from regauge.data import chat_templates
+from regauge.data.dataset import TOKENIZER
 from regauge.data.tokenizer import LoadedTokenizer
 from regauge.errors import DataError, SettingsError, first_line
 from regauge.models import architectures, sentence_transformers, tokenizer_convention
@@ -28,7 +30,7 @@ from regauge.models.inference_modules import (
 )
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.io_spec import ROWS, InputSpec, TensorSpec, program_inputs
-from regauge.models.modules import Classifier, Encoder
+from regauge.models.modules import Classifier, Encoder, TextModule
 from regauge.models.sentence_transformers import (
     HeadActivation,
     Pooling,
@@ -124,6 +126,7 @@ def build_folder_spec(
     """
     model = architectures.load_model(folder)
     _check_encoder(folder, model)
+    _check_vocabulary(folder, model)
     is_classifier = architectures.is_classifier(model)
     encoder_files = None if is_classifier else sentence_transformers.read_if_present(folder)
     tokenization = (
@@ -146,8 +149,9 @@ def build_folder_spec(
     tokenization = _resolve_tokenization(
         folder, tokenization, settings, encoder.max_tokens, trained
     )
-    program = TextProgram(encoder, "vectors").eval()
     input_spec = trained or ONE_TEXT
+    tokenization = _resolve_token_types(folder, encoder.model, tokenization, input_spec)
+    program = build_text_program(encoder, "vectors", tokenization)
     inputs = program_inputs(input_spec)
     width = _measure_width(program)
     return ProgramSpec(program, "vectors", width, inputs, tokenization, input_spec, pooling)
@@ -171,9 +175,10 @@ def _build_classifier_spec(
     tokenization = _resolve_tokenization(
         folder, tokenization, settings, classifier.max_tokens, trained
     )
+    tokenization = _resolve_token_types(folder, model, tokenization, input_spec)
     width: int = model.config.num_labels  # type: ignore[assignment]
     return ProgramSpec(
-        TextProgram(classifier, "scores").eval(),
+        build_text_program(classifier, "scores", tokenization),
         "classes" if width > 1 else "values",
         width,
         program_inputs(input_spec),
@@ -207,13 +212,24 @@ def _check_encoder(folder: Path, model: PreTrainedModel) -> None:
         raise SettingsError(problem, "name the folder of an encoder or of a causal model")
 
 
+def _check_vocabulary(folder: Path, model: PreTrainedModel) -> None:
+    """Raise SettingsError if the tokenizer of a folder has tokens that its model does not have."""
+    if not (folder / TOKENIZER).is_file():
+        return
+    embeddings: Any = model.get_input_embeddings()
+    entries, rows = LoadedTokenizer(folder).info.vocab_size, embeddings.weight.shape[0]
+    if entries > rows:
+        problem = f"the tokenizer of '{folder}' has {entries} entries, but its model has {rows}"
+        raise SettingsError(problem, "copy the tokenizer of the model again, or resize the model")
+
+
 def is_causal_lm(model: PreTrainedModel) -> bool:
     """Return whether a model is a causal language model, which predicts the next token."""
     return architectures.class_name(model).endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def build_generation_program(
-    model: PreTrainedModel, folder: Path, max_new_tokens: int, convention: Convention
+    model: PreTrainedModel, folder: Path, max_new_tokens: int, tokenization: Tokenization
 ) -> GenerationProgram:
     """Return the program that generates text with a causal model; `folder` has its tokenizer.
 
@@ -224,10 +240,21 @@ def build_generation_program(
     generation: Any = model.generation_config
     declared = generation.eos_token_id
     end_tokens = {*(declared if isinstance(declared, list) else [declared])}
-    if convention == "regauge":
+    if tokenization.convention == "regauge":
         end_tokens.add(tokens.sep_token_id)
-    end_ids = sorted(token for token in end_tokens if token is not None)
-    return GenerationProgram(model, max_new_tokens, tokens.pad_token_id, tuple(end_ids))
+    end_ids = tuple(sorted(token for token in end_tokens if token is not None))
+    has_types = bool(tokenization.has_token_types)
+    pad_id = tokens.pad_token_id
+    return GenerationProgram(model, max_new_tokens, pad_id, end_ids, has_token_types=has_types)
+
+
+def build_text_program(
+    module: TextModule, output: Literal["vectors", "scores"], tokenization: Tokenization
+) -> TextProgram:
+    """Return the program of an encoder or classifier in evaluation mode."""
+    if tokenization.has_token_types is not None:
+        module.has_token_types = tokenization.has_token_types
+    return TextProgram(module, output).eval()
 
 
 def _build_generation_spec(
@@ -246,7 +273,8 @@ def _build_generation_spec(
     tokenization = _resolve_tokenization(folder, None, settings, max_tokens, trained)
     input_format: Any = "chat" if chat_templates.has_template(folder) else "completion"
     tokenization = tokenization.model_copy(update={"input_format": input_format})
-    program = build_generation_program(model, folder, max_new_tokens, tokenization.convention)
+    tokenization = _resolve_token_types(folder, model, tokenization, input_spec)
+    program = build_generation_program(model, folder, max_new_tokens, tokenization)
     inputs = program_inputs(input_spec)
     return ProgramSpec(program.eval(), "text", max_new_tokens, inputs, tokenization, input_spec)
 
@@ -368,6 +396,31 @@ def _resolve_tokenization(
         remedy = did_you_mean(resolved.default_prompt, tuple(resolved.prompts))
         raise SettingsError(f"no prompt is called '{resolved.default_prompt}'", remedy)
     return resolved
+
+
+def _resolve_token_types(
+    folder: Path, model: PreTrainedModel, tokenization: Tokenization, input_spec: InputSpec
+) -> Tokenization:
+    """Return a tokenization that knows if a third-party model gets token types.
+
+    A model gets them if it takes them and its tokenizer returns them. Raises SettingsError for
+    other types than 0, and 1 for the second text of a pair.
+    """
+    num_types = getattr(model.config, "type_vocab_size", None)
+    if tokenization.convention == "regauge":
+        return tokenization
+    takes_types = "token_type_ids" in signature(model.forward).parameters
+    has_types = (
+        takes_types and num_types not in {0, 1} and tokenizer_convention.reads_token_types(folder)
+    )
+    if has_types:
+        num_texts = 2 if input_spec.is_pair else 1
+        types = LoadedTokenizer(folder).list_token_types(num_texts)
+        if types != sorted(types) or not set(types) <= set(range(num_texts)):
+            kind = "pair" if input_spec.is_pair else "text"
+            problem = f"the tokenizer of {folder} gives a {kind} the token types {types}"
+            raise SettingsError(problem, "choose a model with types 0, and 1 for a second text")
+    return tokenization.model_copy(update={"has_token_types": has_types})
 
 
 def _measure_width(program: nn.Module) -> int:

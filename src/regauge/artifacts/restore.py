@@ -12,10 +12,14 @@ from torch import nn
 
 from regauge import choices
 from regauge.artifacts.manifest import TOKENIZER
-from regauge.artifacts.programs import build_generation_program, strip_head
+from regauge.artifacts.programs import (
+    build_generation_program,
+    build_text_program,
+    strip_head,
+)
 from regauge.models.architectures import build_template, read_generation_config
 from regauge.models.dropout import DropoutKeys
-from regauge.models.inference_modules import CustomProgram, RankProgram, TextProgram, cast_program
+from regauge.models.inference_modules import CustomProgram, RankProgram, cast_program
 from regauge.models.init_weights import META, materialize_buffers
 from regauge.models.modules import Classifier, Encoder
 from regauge.models.ranker import Ranker, RankerShape
@@ -50,19 +54,22 @@ def restore_program(
         return program.eval()
     model = build_template(folder)
     materialize_buffers(model)
+    tokenization = entry.tokenization
+    if tokenization is None:
+        raise TypeError("a text program has no tokenization")
     with META:
         if entry.fields.ranking is not None:
             program = RankProgram(_build_ranker(model, folder, entry.fields))
         elif entry.output_kind == "text":
             read_generation_config(model, folder)
-            convention = entry.tokenization.convention if entry.tokenization else "regauge"
             tokenizer = folder.parent / TOKENIZER
-            program = build_generation_program(model, tokenizer, entry.output_size, convention)
+            program = build_generation_program(model, tokenizer, entry.output_size, tokenization)
         elif entry.output_kind == "vectors":
             pooling = entry.pooling or Pooling()
-            program = TextProgram(Encoder(strip_head(model), DropoutKeys(), pooling), "vectors")
+            encoder = Encoder(strip_head(model), DropoutKeys(), pooling)
+            program = build_text_program(encoder, "vectors", tokenization)
         else:
-            program = TextProgram(Classifier(model, DropoutKeys()), "scores")
+            program = build_text_program(Classifier(model, DropoutKeys()), "scores", tokenization)
     cast_program(program, precision_dtype(manifest.compiled.precision))
     tied: dict[int, Any] = {}
     for name, value in program.named_parameters(remove_duplicate=False):

@@ -107,7 +107,7 @@ class LoadedTokenizer:
 
         If a pair is longer than the limit, tokens are removed from the end of the longer text.
         """
-        self._tokenizer.encode_special_tokens = False
+        self._tokenizer.encode_special_tokens = self.splits_special_tokens
         self._tokenizer.enable_truncation(max_tokens, strategy="longest_first")
         try:
             encodings = self._tokenizer.encode_batch_fast(list(zip(firsts, seconds, strict=True)))
@@ -121,6 +121,11 @@ class LoadedTokenizer:
             )
             for encoding in encodings
         ]
+
+    def list_token_types(self, num_texts: int) -> list[int]:
+        """Return the token types of a short text, or of a pair of two texts."""
+        texts = ("a",) if num_texts == 1 else ("a", "a")
+        return list(self._tokenizer.encode(*texts).type_ids)
 
     def list_words(self) -> list[str]:
         """Return the tokens that consist of three or more letters, as sorted texts."""
@@ -139,6 +144,11 @@ class LoadedTokenizer:
     def add_special_tokens(self, ids: np.ndarray) -> np.ndarray:
         """Return the ids between the special tokens that open and close a text."""
         return np.concatenate([self.prefix, ids, self.suffix])
+
+    @property
+    def splits_special_tokens(self) -> bool:
+        """Whether the folder declares that special tokens in a text are plain text."""
+        return bool(self._config.get("split_special_tokens"))
 
     @property
     def num_special_tokens(self) -> int:

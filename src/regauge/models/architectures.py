@@ -139,19 +139,30 @@ def load_model(folder: Path) -> PreTrainedModel:
             **LOAD_OPTIONS,
             **options,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below
         )
         model, info = load()
         if any(key.startswith(POOLER_PREFIX) for key in info["missing_keys"]):
             model, info = load(add_pooling_layer=False)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (ImportError, OSError, ValueError, SafetensorError) as error:
         raise SettingsError(
             f"no model at '{folder}': {first_line(error)}", "name another folder"
         ) from None
+    _check_loading(folder, info)
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _check_loading(folder: Path, info: dict[str, Any]) -> None:
+    """Raise SettingsError if weights of a folder are missing or have other shapes."""
+    if info["mismatched_keys"]:
+        name, stored, expected = min(info["mismatched_keys"])
+        shapes = f"{tuple(stored)}, but {CONFIG} implies {tuple(expected)}"
+        remedy = f"name a folder whose {CONFIG} and weights are of one model"
+        raise SettingsError(f"'{folder}': '{name}' is {shapes}", remedy)
     if info["missing_keys"]:
         missing = min(info["missing_keys"])
         raise SettingsError(f"'{folder}' lacks the weight '{missing}'", "name a complete model")
-    loaded: PreTrainedModel = model
-    return loaded
 
 
 def _find_class(config: PretrainedConfig, folder: Path) -> Any:

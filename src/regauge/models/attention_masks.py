@@ -69,6 +69,14 @@ class AttentionSpec:
         offset = self.first_position
         return {**masks, "position_ids": positions + offset if offset else positions}
 
+    def skip_padding_tokens(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return positions that do not count padding tokens inside of a text, [batch, length].
+
+        Architectures with an offset number positions so: the padding id has its own position.
+        """
+        is_padding = tokens == self.first_position - 1
+        return torch.where(is_padding, -1, positions - is_padding.cumsum(1, dtype=positions.dtype))
+
     def build_masks(
         self, segments: Tensor, dtype: torch.dtype, *, packed: bool
     ) -> Tensor | dict[str, Tensor]:

@@ -179,10 +179,17 @@ class GenerationProgram(nn.Module):
     """
 
     def __init__(
-        self, model: PreTrainedModel, max_new_tokens: int, pad_id: int, end_ids: tuple[int, ...]
+        self,
+        model: PreTrainedModel,
+        max_new_tokens: int,
+        pad_id: int,
+        end_ids: tuple[int, ...],
+        *,
+        has_token_types: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
+        self._has_token_types = has_token_types
         self._end_ids = end_ids
         self._generation_config = GenerationConfig(
             max_new_tokens=max_new_tokens,
@@ -223,8 +230,9 @@ class GenerationProgram(nn.Module):
         prompts = tokens.long().gather(1, indices.clamp(min=0).long())
         prompts = torch.where(real, prompts, torch.full_like(prompts, self._pad_id))
         model: Any = self.model
+        types = {"token_type_ids": torch.zeros_like(prompts)} if self._has_token_types else {}
         rows = model.generate(
-            prompts, attention_mask=real.long(), generation_config=self._generation_config
+            prompts, attention_mask=real.long(), generation_config=self._generation_config, **types
         )
         shape = (len(tokens), self._max_new_tokens)
         generated = torch.full(shape, NO_TOKEN, device=tokens.device)

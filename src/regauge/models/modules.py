@@ -44,7 +44,10 @@ class TextModule(nn.Module):
             model, packs_texts=self.packs_texts, has_head=self.has_head
         )
         self.logit_gradients = LogitGradients()
-        self._has_token_types = getattr(model.config, "type_vocab_size", 0) > 1
+        num_types = getattr(model.config, "type_vocab_size", None)
+        self.has_token_types = num_types is not None and num_types > 1
+        """Whether the model gets token types."""
+        self._needs_token_types = num_types is None
 
     @property
     def max_tokens(self) -> int | None:
@@ -71,16 +74,22 @@ class TextModule(nn.Module):
     def model_inputs(self, batch: Batch, *, packed: bool) -> dict[str, Any]:
         """Return a batch as arguments of transformers' `forward`, and set the dropout keys.
 
-        Token types are left out if the architecture has none, or only one.
+        Token types are left out if the architecture has none, or only one. A literal padding token
+        has no position in architectures that number positions without padding.
         """
         self.dropout_keys.rows = batch["keys"] if self.training else None
-        spec, rows = self.attention_spec, (batch["segments"], batch["positions"])
-        masks = spec.build_inputs(*rows, self.compute_dtype, packed=packed)
-        inputs: dict[str, Any] = {"input_ids": batch["tokens"], **masks}
+        spec, tokens, positions = self.attention_spec, batch["tokens"], batch["positions"]
+        if spec.first_position and not packed:
+            positions = spec.skip_padding_tokens(tokens, positions)
+        dtype = self.compute_dtype
+        masks = spec.build_inputs(batch["segments"], positions, dtype, packed=packed)
+        inputs: dict[str, Any] = {"input_ids": tokens, **masks}
         if spec.is_causal:
             inputs["use_cache"] = False
-        if self._has_token_types and "types" in batch:
+        if self.has_token_types and "types" in batch:
             inputs["token_type_ids"] = batch["types"]
+        elif self.has_token_types and self._needs_token_types:  # in others the default is 0
+            inputs["token_type_ids"] = torch.zeros_like(tokens)
         return inputs
 
 

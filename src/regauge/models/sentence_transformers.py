@@ -95,6 +95,8 @@ class Tokenization(Settings):
     input_format: Literal["text", "completion", "chat"] = "text"
     """`text`: special tokens end the text; `completion`: the text is continued; `chat`: a chat
     template is applied."""
+    has_token_types: bool | None = None
+    """Whether the model gets token types; None if its architecture decides."""
     convention: Convention = "regauge"
     """`regauge`: "[SEP]" in a text is plain text; `transformers`: its tokenizer decides."""
 
@@ -143,9 +145,12 @@ def read_sentence_encoder(folder: Path) -> SentenceEncoder:
     kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     expected = ["Transformer", "Pooling", *["Dense"] * kinds.count("Dense")]
     normalized = kinds[-1:] == ["Normalize"]
-    if kinds != expected + ["Normalize"] * normalized or modules[0]["path"] not in {"", "."}:
+    if kinds != expected + ["Normalize"] * normalized:
         problem = f"unsupported modules in {folder}: {', '.join(kinds)}"
         raise SettingsError(problem, "choose a model of Transformer, Pooling, Dense …, Normalize")
+    if modules[0]["path"] not in {"", "."}:
+        problem = f"the weights of {folder} are in its folder '{modules[0]['path']}'"
+        raise SettingsError(problem, "save it again with sentence-transformers 2 or later")
     dense = tuple(
         _read_dense(folder / module["path"], module["path"])
         for module in modules

@@ -37,6 +37,20 @@ def read_convention(folder: Path) -> Convention:
     return convention
 
 
+def reads_token_types(folder: Path) -> bool:
+    """Return whether the tokenizer of a transformers folder returns token types.
+
+    Without a declaration in its files, the tokenizer class of transformers decides.
+    """
+    path = folder / "tokenizer_config.json"
+    names = read_json(path).get("model_input_names") if path.is_file() else None
+    if names is None:
+        from transformers import AutoTokenizer
+
+        names = AutoTokenizer.from_pretrained(str(folder)).model_input_names
+    return "token_type_ids" in names
+
+
 def max_tokens(folder: Path, model_limit: int | None = None) -> int:
     """Return the maximum text length in tokens of a transformers folder's model and tokenizer.
 

@@ -316,15 +316,6 @@ def test_a_configuration_of_another_model_is_refused(
         regauge.load(folder)
 
 
-def test_weights_in_a_folder_of_the_transformer_are_refused(tmp_path: Path) -> None:
-    folder = save_encoder(tmp_path, "bert")
-    modules = json.loads((folder / "modules.json").read_text())
-    modules[0]["path"] = "0_Transformer"
-    (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(SettingsError, match="are in its folder '0_Transformer'; save it again"):
-        regauge.load(folder)
-
-
 def test_text_settings_are_for_folders(tmp_path: Path) -> None:
     folder = save_model(tmp_path, "bert", AutoModel, POSITIONS)
     with pytest.raises(SettingsError, match="unknown key 'poling'; did you mean 'pooling'"):

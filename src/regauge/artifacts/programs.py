@@ -15,7 +15,6 @@ import torch
 from regauge.artifacts.manifest import ProgramEntry
 from regauge.choices import did_you_mean
 from regauge.data import chat_templates
-from regauge.data.dataset import TOKENIZER
 from regauge.data.tokenizer import LoadedTokenizer
 from regauge.errors import DataError, SettingsError, first_line
 from regauge.models import architectures, sentence_transformers, tokenizer_convention
@@ -214,7 +213,7 @@ def _check_encoder(folder: Path, model: PreTrainedModel) -> None:
 
 def _check_vocabulary(folder: Path, model: PreTrainedModel) -> None:
     """Raise SettingsError if the tokenizer of a folder has tokens that its model does not have."""
-    if not (folder / TOKENIZER).is_file():
+    if not (folder / "tokenizer.json").is_file():
         return
     embeddings: Any = model.get_input_embeddings()
     entries, rows = LoadedTokenizer(folder).info.vocab_size, embeddings.weight.shape[0]

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peers.architectures import PEERS, POSITIONS, Peer
+from peers.tokenization import build_tokenizer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Dense,
@@ -22,9 +24,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-
-from peers.architectures import PEERS, POSITIONS, Peer
-from peers.tokenization import build_tokenizer
 
 
 def save_encoder(

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from peers.texts import TEXTS
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-
-from peers.texts import TEXTS
 
 NEW_TOKENS = 8
 """Most tokens that a causal model generates."""

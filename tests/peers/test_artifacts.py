@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import numpy as np
-
-import regauge
 from peers import reference
 from peers.architectures import POSITIONS
 from peers.comparison import check_equal, compute_in_batches
 from peers.folders import save_classifier, save_encoder, save_generator
 from peers.reference import NEW_TOKENS
 from peers.texts import QUERIES, TEXTS
+
+import regauge
 from regauge.artifacts.model import LoadedModel
 from regauge.cli import main
 

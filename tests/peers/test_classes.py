@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-import regauge
 from peers import reference
 from peers.architectures import PEERS, POSITIONS, SHORT_LIMIT
 from peers.comparison import check_equal, compute_in_batches
 from peers.folders import save_classifier
 from peers.texts import QUERIES, TEXTS
+
+import regauge
 
 LABELS = {0: "calm", 1: "glad", 2: "sad"}
 WITHOUT_CLASSES = {"olmo", "olmo2", "granite", "cohere"}

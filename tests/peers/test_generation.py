@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-import regauge
 from peers import reference
 from peers.architectures import DECODERS, POSITIONS, SHORT_LIMIT
 from peers.comparison import compute_in_batches
 from peers.folders import save_generator
 from peers.reference import NEW_TOKENS
 from peers.texts import TEXTS
+
+import regauge
 
 
 @pytest.mark.parametrize("limit", [POSITIONS - NEW_TOKENS, SHORT_LIMIT])

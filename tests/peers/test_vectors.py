@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-import regauge
 from peers import reference
 from peers.architectures import DECODERS, ENCODERS, POSITIONS, SHORT_LIMIT
 from peers.comparison import check_equal, compute_in_batches
 from peers.folders import save_encoder
 from peers.texts import TEXTS
+
+import regauge
 
 
 @pytest.mark.parametrize("limit", [POSITIONS, SHORT_LIMIT])

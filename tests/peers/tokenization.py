@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from peers.texts import LINES
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -14,8 +15,6 @@ from tokenizers import (
     trainers,
 )
 from transformers import PreTrainedTokenizerFast
-
-from peers.texts import LINES
 
 VOCABULARY = 320
 """Entries of a trained byte-level BPE."""

@@ -16,10 +16,17 @@ from peers.reference import NEW_TOKENS
 from peers.texts import QUERIES, TEXTS
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
-from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 import regauge
 from regauge.errors import SettingsError
+from regauge.models.inference_modules import GenerationProgram
 
 PAIRS = {"pair_fields": ("query", "document")}
 MEAN = {"pooling": ["mean"]}
@@ -212,6 +219,20 @@ def test_the_generation_config_is_honoured(options: dict[str, Any], tmp_path: Pa
     model = regauge.load(folder, threads=1, text={"max_new_tokens": NEW_TOKENS})
     assert model.predict(TEXTS)["generated_text"] == expected
     assert [model.predict(text)["generated_text"][0] for text in TEXTS] == expected
+
+
+def test_padding_counts_for_no_repetition_penalty(tmp_path: Path) -> None:
+    """The padding token is the one that the model generates first."""
+    folder = save_generator(tmp_path, "gpt2")
+    model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model.generation_config.repetition_penalty = 9.0
+    prompt = torch.tensor([[5, 6, 7]])
+    padding = int(model(prompt).logits[0, -1].argmax())
+    program = GenerationProgram(model, NEW_TOKENS, padding, ())
+    alone = program(prompt, torch.tensor([3]))
+    padded = program(torch.tensor([[5, 6, 7, 0, 0], [1, 2, 3, 4, 5]]), torch.tensor([3, 5]))
+    assert alone[0, 0] == padding
+    assert torch.equal(padded[:1], alone)
 
 
 def test_a_class_that_transformers_lacks_is_refused(tmp_path: Path) -> None:

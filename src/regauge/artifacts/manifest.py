@@ -21,7 +21,7 @@ from regauge.accelerators import Precision
 from regauge.backends import Backend, Quantization
 from regauge.config import Settings, choice_of
 from regauge.models.io_spec import InputSpec, OutputKind, TensorSpec
-from regauge.models.sentence_transformers import Pooling, Tokenization
+from regauge.models.sentence_transformers import HeadActivation, Pooling, Tokenization
 
 MANIFEST, WEIGHTS, MODEL, TOKENIZER = "manifest.json", "weights.safetensors", "model", "tokenizer"
 PAYLOAD, PARITY, BENCHMARK = "payload", "parity.json", "benchmark.json"
@@ -100,6 +100,8 @@ class ProgramEntry(Settings):
     """How tokens become a vector; None for programs that return no vectors."""
     labels: tuple[str, ...] = ()
     """Names of the classes, if they have any."""
+    activation: HeadActivation | None = None
+    """Function of the outputs of a classification head; None for other programs."""
     module: str | None = None
     """Import path of the function that returns a custom module."""
 

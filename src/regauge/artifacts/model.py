@@ -141,6 +141,7 @@ def load(
     threads: int | None = None,
     backend: str | None = None,
     module: str | None = None,
+    text: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
     """Load an artifact; for development also a model's folder or a name on the hub.
 
@@ -150,18 +151,24 @@ def load(
 
     With `batch_invariant`, the output of a text has the same bits in every batch. A folder has no
     proof of this. `threads` is the number of CPU threads; by default that of the artifact, or all
-    cores for a folder. `module` allows the import of custom code that an artifact names.
+    cores for a folder. `module` allows the import of custom code that an artifact names. `text` is
+    the table `text` of an export, such as `{"pair_fields": ("query", "document")}`; it is only for
+    a folder.
 
-    Raises SettingsError if there is no model, DataError if a file is damaged or changed, and
-    PreflightError if this machine cannot run the artifact.
+    Raises SettingsError if there is no model or a setting is wrong, DataError if a file is damaged
+    or changed, and PreflightError if this machine cannot run the artifact.
     """
     choices.allow_imports(module)
     if backend is None and is_artifact(Path(path)):
+        if text is not None:
+            problem = f"{path} is an artifact, whose text settings are fixed"
+            raise SettingsError(problem, "remove `text`, or export the model again with it")
         artifact = open_artifact(path)
         engine = load_engine(artifact, batch_invariant=batch_invariant, threads=threads)
         return LoadedModel(engine, artifact.manifest.program, artifact.tokenizer_folder)
-    folder = resolve_model(str(path))
-    return _load_folder(folder, config.parse_choice("backends", backend or "eager"), threads)
+    settings = config.build(TextSettings, dict(text or {}))
+    chosen_backend = config.parse_choice("backends", backend or "eager")
+    return _load_folder(resolve_model(str(path)), settings, chosen_backend, threads)
 
 
 def _check_texts(columns: list[list[Any]]) -> None:
@@ -209,13 +216,15 @@ def _check_tensors(specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> No
         raise DataError(problem, f"pass the same number of rows in each: {names}")
 
 
-def _load_folder(folder: Path, backend: Backend, threads: int | None) -> LoadedModel:
+def _load_folder(
+    folder: Path, settings: TextSettings, backend: Backend, threads: int | None
+) -> LoadedModel:
     """Return a model's folder in fp32, loaded on the best accelerator of this machine."""
     from regauge.artifacts.programs import build_folder_spec
 
     accelerator: Accelerator = accelerators.choose()[0]
     check_usable(backend, accelerator)
-    spec = build_folder_spec(folder, TextSettings())
+    spec = build_folder_spec(folder, settings)
     num_threads = threads or available_cores()
     device = accelerators.claim_device(accelerator, 0, num_threads)
     context = ExecutionContext(accelerator, device, num_threads)

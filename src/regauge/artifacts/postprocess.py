@@ -45,8 +45,8 @@ def build_columns(
     """Return the columns of outputs, [records, width] fp32, by name.
 
     A column is [records] or [records, numbers]. A classifier returns `predicted_label`, or the
-    index of the class if there are no labels, and `probabilities` (softmax). `decode` converts
-    generated tokens to texts.
+    index of the class if there are no labels, and `probabilities`: the softmax, or of a multi-label
+    classifier the sigmoid. `decode` converts generated tokens to texts.
     """
     if program.output_kind == "text":
         return {"generated_text": pa.array(decode(outputs) if decode else [], pa.string())}
@@ -55,9 +55,12 @@ def build_columns(
     if program.output_kind == "classes":
         best, labels = outputs.argmax(1), program.labels
         classes = pa.array(labels).take(pa.array(best)) if labels else best
-        return {"predicted_label": classes, "probabilities": _softmax(outputs)}
+        activation = _sigmoid if program.activation == "sigmoid" else _softmax
+        return {"predicted_label": classes, "probabilities": activation(outputs)}
     if program.output_kind in {"values", "scores"}:
-        return {program.output_kind.removesuffix("s"): outputs[:, 0]}
+        values = outputs[:, 0]
+        values = _sigmoid(values) if program.activation == "sigmoid" else values
+        return {program.output_kind.removesuffix("s"): values}
     return {"output": outputs}
 
 
@@ -113,6 +116,11 @@ def _to_arrow(values: np.ndarray | pa.Array) -> pa.Array:
         return pa.array(values) if not isinstance(values, pa.Array) else values
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
     return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _sigmoid(scores: np.ndarray) -> np.ndarray:
+    probabilities: np.ndarray = 0.5 * (1 + np.tanh(0.5 * scores))  # it does not overflow
+    return probabilities
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:

@@ -67,7 +67,8 @@ class Preprocessor:
         """
         prefix = self._tokenization.prompt_text(prompt)
         if self._input_spec.is_pair and self._is_transformers:
-            return self._encode_pairs(*([prefix + text for text in column] for column in columns))
+            firsts, seconds = columns  # as in sentence-transformers, only the first has the prompt
+            return self._encode_pairs([prefix + text for text in firsts], seconds)
         max_tokens = self._tokenization.max_length
         limits = self._input_spec.max_lengths or (max_tokens,) * len(columns)
         limits = tuple(min(limit, max_tokens) for limit in limits)
@@ -130,8 +131,13 @@ class Preprocessor:
             encoded = self._tokenizer.encode(messages, parse_special_tokens=True)
             return [ids[-limit:] for ids in encoded], sum(len(ids) > limit for ids in encoded)
         encoded = self._tokenizer.encode(texts, parse_special_tokens=self._parses_special_tokens)
-        room = limit - len(self._tokenizer.prefix)
-        prompts = [self._tokenizer.add_prefix(ids[-room:]) for ids in encoded]
+        add_special_tokens, num_special_tokens = (
+            (self._tokenizer.add_special_tokens, self._tokenizer.num_special_tokens)
+            if self._is_transformers
+            else (self._tokenizer.add_prefix, len(self._tokenizer.prefix))
+        )
+        room = limit - num_special_tokens
+        prompts = [add_special_tokens(ids[-room:]) for ids in encoded]
         return prompts, sum(len(ids) > room for ids in encoded)
 
     @cached_property

@@ -7,14 +7,15 @@ function that returns a custom module. `restore` builds a program again from an 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from regauge.artifacts.manifest import ProgramEntry
 from regauge.choices import did_you_mean
 from regauge.data import chat_templates
-from regauge.data.tokenizer import read_truncation_side
+from regauge.data.tokenizer import LoadedTokenizer, read_truncation_side
 from regauge.errors import DataError, SettingsError, first_line
 from regauge.models import architectures, sentence_transformers, tokenizer_convention
 from regauge.models.dropout import DropoutKeys
@@ -24,6 +25,7 @@ from regauge.models.inference_modules import (
     RankProgram,
     TextProgram,
     build_generation_program,
+    find_generation_limit,
 )
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.io_spec import (
@@ -33,8 +35,13 @@ from regauge.models.io_spec import (
     program_inputs,
     read_class_names,
 )
-from regauge.models.modules import CausalLanguageModel, Classifier, Encoder
-from regauge.models.sentence_transformers import Pooling, SentenceEncoder, Tokenization
+from regauge.models.modules import Classifier, Encoder, TextModule
+from regauge.models.sentence_transformers import (
+    HeadActivation,
+    Pooling,
+    SentenceEncoder,
+    Tokenization,
+)
 from regauge.models.settings import Model
 from regauge.models.weights import read_weights
 
@@ -52,6 +59,14 @@ if TYPE_CHECKING:
     from regauge.tasks import Task
 
 
+UNSUPPORTED_HEADS = (
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForQuestionAnsweringSimple",
+    "ForMultipleChoice",
+    "ForNextSentencePrediction",
+)
+"""Endings of class names; their outputs are neither vectors nor classes of a text."""
 ONE_TEXT = InputSpec()
 """A record with a single text of any name."""
 
@@ -72,6 +87,8 @@ class ProgramSpec:
     pooling: Pooling | None = None
     labels: tuple[str, ...] = ()
     """Names of the classes, if they have any."""
+    activation: HeadActivation | None = None
+    """Function of the outputs of a classification head."""
     module: str | None = None
     """Import path of the function that returns a custom module."""
 
@@ -98,6 +115,7 @@ class ProgramSpec:
             fields=self.input_spec,
             pooling=self.pooling,
             labels=self.labels,
+            activation=self.activation,
             module=self.module,
         )
 
@@ -112,6 +130,8 @@ def build_folder_spec(
     or do not fit the architecture.
     """
     model = architectures.load_model(folder)
+    _check_encoder(folder, model)
+    _check_vocabulary(folder, model)
     is_classifier = architectures.is_classifier(model)
     encoder_files = None if is_classifier else sentence_transformers.read_if_present(folder)
     tokenization = (
@@ -124,18 +144,21 @@ def build_folder_spec(
         raise SettingsError(problem, "remove it")
     if is_classifier:
         return _build_classifier_spec(folder, model, settings, tokenization, trained)
-    if encoder_files is None and not settings.pooling and is_causal_lm(model):
-        return _build_generation_spec(folder, model, settings, trained)
+    if encoder_files is None and not settings.pooling:
+        if is_causal_lm(model):
+            return _build_generation_spec(folder, model, settings, trained)
+        _check_head(folder, model)
     pooling = _resolve_pooling(encoder_files, settings)
     encoder = Encoder(strip_head(model), DropoutKeys(), pooling)
     _load_dense_layers(encoder, pooling, folder)
     tokenization = _resolve_tokenization(
         folder, tokenization, settings, encoder.max_tokens, trained
     )
-    program = TextProgram(encoder, "vectors").eval()
     input_spec = trained or ONE_TEXT
+    tokenization = _resolve_token_types(folder, encoder.model, tokenization, input_spec)
+    program = build_text_program(encoder, "vectors", tokenization)
     inputs = program_inputs(input_spec)
-    width = _vector_width(model, pooling)
+    width = _measure_width(program)
     return ProgramSpec(program, "vectors", width, inputs, tokenization, input_spec, pooling)
 
 
@@ -157,21 +180,66 @@ def _build_classifier_spec(
     tokenization = _resolve_tokenization(
         folder, tokenization, settings, classifier.max_tokens, trained
     )
+    tokenization = _resolve_token_types(folder, model, tokenization, input_spec)
     width: int = model.config.num_labels  # type: ignore[assignment]
     return ProgramSpec(
-        TextProgram(classifier, "scores").eval(),
+        build_text_program(classifier, "scores", tokenization),
         "classes" if width > 1 else "values",
         width,
         program_inputs(input_spec),
         tokenization,
         input_spec,
         labels=read_class_names(model.config.id2label),
+        activation=_read_activation(folder, tokenization, width),
     )
+
+
+def _read_activation(folder: Path, tokenization: Tokenization, num_labels: int) -> HeadActivation:
+    """Return the function of a head's outputs; only third-party folders declare one."""
+    if tokenization.convention == "regauge":
+        return "softmax" if num_labels > 1 else "identity"
+    return sentence_transformers.read_head_activation(folder, num_labels)
+
+
+def _check_head(folder: Path, model: PreTrainedModel) -> None:
+    """Raise SettingsError if a model has a head whose outputs are neither classes nor tokens."""
+    name = architectures.class_name(model)
+    if name.endswith(UNSUPPORTED_HEADS):
+        problem = f"'{folder}' is a {name}, whose head is not supported"
+        raise SettingsError(problem, 'set text.pooling, such as ["mean"], for vectors without it')
+
+
+def _check_encoder(folder: Path, model: PreTrainedModel) -> None:
+    """Raise SettingsError if a model has an encoder and a decoder."""
+    name = architectures.class_name(model)
+    if model.config.is_encoder_decoder and not name.endswith("EncoderModel"):
+        problem = f"'{folder}' is a {name}, an encoder with a decoder"
+        raise SettingsError(problem, "name the folder of an encoder or of a causal model")
+
+
+def _check_vocabulary(folder: Path, model: PreTrainedModel) -> None:
+    """Raise SettingsError if the tokenizer of a folder has tokens that its model does not have."""
+    if not (folder / "tokenizer.json").is_file():
+        return
+    embeddings: Any = model.get_input_embeddings()
+    entries, rows = LoadedTokenizer(folder).info.vocab_size, embeddings.weight.shape[0]
+    if entries > rows:
+        problem = f"the tokenizer of '{folder}' has {entries} entries, but its model has {rows}"
+        raise SettingsError(problem, "copy the tokenizer of the model again, or resize the model")
 
 
 def is_causal_lm(model: PreTrainedModel) -> bool:
     """Return whether a model is a causal language model, which predicts the next token."""
     return architectures.class_name(model).endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def build_text_program(
+    module: TextModule, output: Literal["vectors", "scores"], tokenization: Tokenization
+) -> TextProgram:
+    """Return the program of an encoder or classifier in evaluation mode."""
+    if tokenization.has_token_types is not None:
+        module.has_token_types = tokenization.has_token_types
+    return TextProgram(module, output).eval()
 
 
 def _build_generation_spec(
@@ -180,8 +248,7 @@ def _build_generation_spec(
     """Return the program of a causal model; with a chat template a text is a user message."""
     max_new_tokens = settings.max_new_tokens
     input_spec = trained or ONE_TEXT
-    positions = CausalLanguageModel(model, DropoutKeys()).max_tokens
-    max_tokens = input_spec.max_row_tokens(positions)
+    max_tokens = input_spec.max_row_tokens(find_generation_limit(model))
     if max_tokens is not None:
         largest = max_tokens - tokenizer_convention.MIN_TOKENS
         max_tokens -= max_new_tokens
@@ -191,9 +258,10 @@ def _build_generation_spec(
     tokenization = _resolve_tokenization(folder, None, settings, max_tokens, trained)
     input_format: Any = "chat" if chat_templates.has_template(folder) else "completion"
     tokenization = tokenization.model_copy(update={"input_format": input_format})
-    program = build_generation_program(model, folder, folder, max_new_tokens).eval()
+    tokenization = _resolve_token_types(folder, model, tokenization, input_spec)
+    program = build_generation_program(model, folder, folder, max_new_tokens, tokenization)
     inputs = program_inputs(input_spec)
-    return ProgramSpec(program, "text", max_new_tokens, inputs, tokenization, input_spec)
+    return ProgramSpec(program.eval(), "text", max_new_tokens, inputs, tokenization, input_spec)
 
 
 def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> ProgramSpec:
@@ -316,11 +384,38 @@ def _resolve_tokenization(
     return resolved
 
 
-def _vector_width(model: PreTrainedModel, pooling: Pooling) -> int:
-    if pooling.dense:
-        return pooling.dense[-1].out_features
-    width: int = model.config.hidden_size
-    return width * len(pooling.modes)
+def _resolve_token_types(
+    folder: Path, model: PreTrainedModel, tokenization: Tokenization, input_spec: InputSpec
+) -> Tokenization:
+    """Return a tokenization that knows if a third-party model gets token types.
+
+    A model gets them if it takes them and its tokenizer returns them. Raises SettingsError for
+    other types than 0, and 1 for the second text of a pair.
+    """
+    num_types = getattr(model.config, "type_vocab_size", None)
+    if tokenization.convention == "regauge":
+        return tokenization
+    takes_types = "token_type_ids" in signature(model.forward).parameters
+    has_types = (
+        takes_types and num_types not in {0, 1} and tokenizer_convention.reads_token_types(folder)
+    )
+    if has_types:
+        num_texts = 2 if input_spec.is_pair else 1
+        types = LoadedTokenizer(folder).list_token_types(num_texts)
+        if types != sorted(types) or not set(types) <= set(range(num_texts)):
+            kind = "pair" if input_spec.is_pair else "text"
+            problem = f"the tokenizer of {folder} gives a {kind} the token types {types}"
+            raise SettingsError(problem, "choose a model with types 0, and 1 for a second text")
+    return tokenization.model_copy(update={"has_token_types": has_types})
+
+
+def _measure_width(program: nn.Module) -> int:
+    """Return the numbers per output; hidden states may have another width than the layers."""
+    with torch.no_grad():
+        output: Tensor = program(
+            *(torch.ones(shape, dtype=torch.int32) for shape in ((1, 1), (1,)))
+        )
+    return output.shape[1]
 
 
 def _load_dense_layers(module: Encoder, pooling: Pooling, folder: Path) -> None:

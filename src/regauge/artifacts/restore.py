@@ -12,13 +12,12 @@ from torch import nn
 
 from regauge import choices
 from regauge.artifacts.manifest import TOKENIZER
-from regauge.artifacts.programs import strip_head
-from regauge.models.architectures import build_template
+from regauge.artifacts.programs import build_text_program, strip_head
+from regauge.models.architectures import build_template, read_generation_config
 from regauge.models.dropout import DropoutKeys
 from regauge.models.inference_modules import (
     CustomProgram,
     RankProgram,
-    TextProgram,
     build_generation_program,
     cast_program,
 )
@@ -56,17 +55,24 @@ def restore_program(
         return program.eval()
     model = build_template(folder)
     materialize_buffers(model)
+    tokenization = entry.tokenization
+    if tokenization is None:
+        raise TypeError("a text program has no tokenization")
     with META:
         if entry.fields.ranking is not None:
             program = RankProgram(_build_ranker(model, folder, entry.fields))
         elif entry.output_kind == "text":
-            tokenizer = folder.parent / TOKENIZER
-            program = build_generation_program(model, folder, tokenizer, entry.output_size)
+            read_generation_config(model, folder)
+            tokenizer, max_new_tokens = folder.parent / TOKENIZER, entry.output_size
+            program = build_generation_program(
+                model, folder, tokenizer, max_new_tokens, tokenization
+            )
         elif entry.output_kind == "vectors":
             pooling = entry.pooling or Pooling()
-            program = TextProgram(Encoder(strip_head(model), DropoutKeys(), pooling), "vectors")
+            encoder = Encoder(strip_head(model), DropoutKeys(), pooling)
+            program = build_text_program(encoder, "vectors", tokenization)
         else:
-            program = TextProgram(Classifier(model, DropoutKeys()), "scores")
+            program = build_text_program(Classifier(model, DropoutKeys()), "scores", tokenization)
     cast_program(program, precision_dtype(manifest.compiled.precision))
     tied: dict[int, Any] = {}
     for name, value in program.named_parameters(remove_duplicate=False):

@@ -26,8 +26,7 @@ from regauge.data.randomness import hash_keys
 from regauge.data.tokenizer import LoadedTokenizer, copy_tokenizer_files
 from regauge.errors import DataError, SettingsError, first_line
 from regauge.files import sha256
-from regauge.models.generation_config import GENERATION_CONFIG
-from regauge.models.hub import CONFIG
+from regauge.models.hub import CONFIG, GENERATION_CONFIG
 from regauge.models.io_spec import InputSpec
 from regauge.models.weights import find_weight_files
 
@@ -111,7 +110,7 @@ class ModelFolder:
         )
 
     def copy_files(self, folder: Path) -> None:
-        """Copy the architecture and the tokenizer; raises SettingsError without a tokenizer."""
+        """Copy the configuration and the tokenizer; raises SettingsError without a tokenizer."""
         (folder / MODEL).mkdir()
         for name in (CONFIG, GENERATION_CONFIG):
             if (self._folder / name).is_file():

@@ -155,6 +155,11 @@ class LoadedTokenizer:
             for encoding in encodings
         ]
 
+    def list_token_types(self, num_texts: int) -> list[int]:
+        """Return the token types of a short text, or of a pair of two texts."""
+        texts = ("a",) if num_texts == 1 else ("a", "a")
+        return list(self._tokenizer.encode(*texts).type_ids)
+
     def list_words(self) -> list[str]:
         """Return the tokens that consist of three or more letters, as sorted texts."""
         token_ids = sorted(set(self._tokenizer.get_vocab().values()))

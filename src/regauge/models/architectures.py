@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +16,7 @@ from regauge import choices
 from regauge.errors import SettingsError, first_line
 from regauge.models import lora
 from regauge.models.dropout import DropoutKeys, replace_dropout
-from regauge.models.hub import CONFIG, resolve_model
+from regauge.models.hub import CONFIG, GENERATION_CONFIG, resolve_model
 from regauge.models.init_weights import (
     CPU,
     META,
@@ -24,13 +25,7 @@ from regauge.models.init_weights import (
     materialize_buffers,
 )
 from regauge.models.io_spec import DEFAULT_CLASS_NAME, read_class_names
-from regauge.models.weights import (
-    DDP_PREFIX,
-    WEIGHTS_FILE,
-    WRAPPERS,
-    list_weights,
-    unwrap_name,
-)
+from regauge.models.weights import WEIGHTS_FILE, list_weights, unwrap_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,38 +141,63 @@ def _build_on_meta(settings: Model, head: HeadKind, config: PretrainedConfig) ->
 def load_model(folder: Path) -> PreTrainedModel:
     """Load the model of a transformers folder, in the class that was saved and in fp32.
 
-    A missing pooling layer is left out. Raises SettingsError if the folder has no model, or if
-    other weights are missing.
+    A missing pooling layer is left out. Raises SettingsError if the folder has no model, if
+    transformers lacks its class, or if other weights are missing.
     """
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    is_wrapped = any(unwrap_name(name) != name for name in list_weights(folder))
-    options = {"key_mapping": {f"^{DDP_PREFIX}|{WRAPPERS.pattern}": ""}} if is_wrapped else {}
+    names = {name: unwrap_name(name) for name in list_weights(folder)}
+    renamed = {f"^{re.escape(name)}$": plain for name, plain in names.items() if plain != name}
+    options = {"key_mapping": renamed} if renamed else {}
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
-        name = (config.architectures or ["AutoModel"])[0]
-        model_class = getattr(transformers, name, transformers.AutoModel)
         load = partial(
-            model_class.from_pretrained,
+            _find_class(config, folder).from_pretrained,
             folder,
             **LOAD_OPTIONS,
             **options,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below
         )
         model, info = load()
         if any(key.startswith(POOLER_PREFIX) for key in info["missing_keys"]):
             model, info = load(add_pooling_layer=False)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (ImportError, OSError, ValueError, SafetensorError) as error:
         raise SettingsError(
             f"no model at '{folder}': {first_line(error)}", "name another folder"
         ) from None
+    _check_loading(folder, info)
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _check_loading(folder: Path, info: dict[str, Any]) -> None:
+    """Raise SettingsError if weights of a folder are missing or have other shapes."""
+    if info["mismatched_keys"]:
+        name, stored, expected = min(info["mismatched_keys"])
+        shapes = f"{tuple(stored)}, but {CONFIG} implies {tuple(expected)}"
+        remedy = f"name a folder whose {CONFIG} and weights are of one model"
+        raise SettingsError(f"'{folder}': '{name}' is {shapes}", remedy)
     if info["missing_keys"]:
         missing = min(info["missing_keys"])
         raise SettingsError(f"'{folder}' lacks the weight '{missing}'", "name a complete model")
-    loaded: PreTrainedModel = model
-    return loaded
+
+
+def _find_class(config: PretrainedConfig, folder: Path) -> Any:
+    """Return the class that a configuration names; the base model if it names none.
+
+    Raises SettingsError for a class that transformers does not have.
+    """
+    import transformers
+
+    name = (config.architectures or ["AutoModel"])[0]
+    model_class = getattr(transformers, name, None)
+    if model_class is None:
+        problem = f"'{folder}' declares the class '{name}', which transformers does not have"
+        raise SettingsError(problem, f"name a class of transformers in architectures of {CONFIG}")
+    return model_class
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
@@ -292,6 +312,14 @@ def build_template(folder: Path) -> PreTrainedModel:
     with META:
         model: PreTrainedModel = model_class._from_config(config, **options)  # noqa: SLF001 - as auto classes do
     return model
+
+
+def read_generation_config(model: PreTrainedModel, folder: Path) -> None:
+    """Set the generation configuration of a model to the one of a folder, if it has one."""
+    from transformers import GenerationConfig
+
+    if (folder / GENERATION_CONFIG).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
 
 
 def _check_vocabulary(model: PreTrainedModel, vocab_size: int, settings: Model) -> None:

@@ -5,7 +5,8 @@ that the architecture adds by default: causality, a sliding window, an offset of
 Otherwise this is lost silently.
 
 `detect_attention_spec` finds these properties by trial: a text in a packed row must have the same
-hidden states as the text alone. A model without weights is tested with a tiny copy of it.
+outputs as the text alone. A model without weights is tested with a tiny copy of it. For rows of one
+text, an architecture that fails this trial gets the padding mask of transformers instead.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """transformers' names of the supported layer types."""
+LIMIT_FIELDS = ("max_position_embeddings", "max_seq_len")
+"""Fields of configurations with the maximum length; -1 is none."""
+MIN_TOLERANCE, NOISE_FACTOR = 2e-5, 50
+"""Tolerance of a trial relative to the largest number, and relative to measured rounding."""
+FAILURES = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+"""Errors of a model that cannot compute a row, or cannot have a size."""
 TINY_HEADS, TINY_VOCABULARY = 2, 64
 """Attention heads and vocabulary size (without special tokens) of a tiny copy."""
 MPNET_FIRST_POSITION = 2
@@ -45,6 +52,30 @@ class AttentionSpec:
     """Whether only some layers have the window; then there is a mask for each layer type."""
     first_position: int = 0
     """Position id of a text's first token."""
+    isolates_texts: bool = True
+    """Whether a row may hold several texts; otherwise the model gets no mask but the padding's."""
+
+    def build_inputs(
+        self, segments: Tensor, positions: Tensor, dtype: torch.dtype, *, packed: bool
+    ) -> dict[str, Any]:
+        """Return the mask and the position ids of rows as arguments of transformers.
+
+        Segments and positions are [batch, length]. A model that does not isolate texts numbers the
+        positions itself.
+        """
+        masks = {"attention_mask": self.build_masks(segments, dtype, packed=packed)}
+        if not self.isolates_texts:
+            return masks
+        offset = self.first_position
+        return {**masks, "position_ids": positions + offset if offset else positions}
+
+    def skip_padding_tokens(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return positions that do not count padding tokens inside of a text, [batch, length].
+
+        Architectures with an offset number positions so: the padding id has its own position.
+        """
+        is_padding = tokens == self.first_position - 1
+        return torch.where(is_padding, -1, positions - is_padding.cumsum(1, dtype=positions.dtype))
 
     def build_masks(
         self, segments: Tensor, dtype: torch.dtype, *, packed: bool
@@ -53,6 +84,8 @@ class AttentionSpec:
 
         In a packed row each segment is a separate text; otherwise a row is one text and padding.
         """
+        if not self.isolates_texts:
+            return (segments > 0).long()
         bias = self.build_bias(segments, dtype, self.window, packed=packed)
         if not self.has_mixed_layers:
             return bias
@@ -79,46 +112,55 @@ class AttentionSpec:
         return bias.masked_fill(~allowed, torch.finfo(dtype).min)[:, None]
 
 
-def detect_attention_spec(model: PreTrainedModel) -> AttentionSpec:
+def detect_attention_spec(
+    model: PreTrainedModel, *, packs_texts: bool = True, has_head: bool = False
+) -> AttentionSpec:
     """Detect the attention properties of a model, in fp32 on the CPU or on the meta device.
 
-    Raises SettingsError if the model does not isolate the texts of a packed row, or cannot run.
+    With `packs_texts`, a row may hold several texts. With `has_head`, the outputs of the head are
+    compared, otherwise the hidden states. Raises SettingsError if the model mixes the texts of a
+    packed row, if padding changes its outputs, or if it cannot run.
     """
     config: Any = model.config
-    window, has_mixed_layers = _read_window(config)
+    unknown = sorted(_layer_types(config) - {FULL, SLIDING})
+    if unknown and packs_texts:
+        raise SettingsError(
+            f"architecture '{config.model_type}' has unsupported layers of type '{unknown[0]}'",
+            "choose one with layers of type full_attention or sliding_attention",
+        )
     _check_heads(config)
-    pad_id = config.pad_token_id if isinstance(config.pad_token_id, int) else 0
     with CPU:
-        for sample in _tiny_copies(model) if _has_no_weights(model) else (model,):
-            text = _sample_text(sample, pad_id)
-            expected = _hidden_states(sample, text)
-            for is_causal in (False, True):
-                for position in dict.fromkeys((0, pad_id + 1, MPNET_FIRST_POSITION)):
-                    spec = AttentionSpec(is_causal, window, has_mixed_layers, position)
-                    if expected is not None and _is_packed_equal(sample, spec, text, expected):
-                        return spec
-    raise SettingsError(
-        f"architecture '{config.model_type}' does not isolate the texts of a packed row",
-        "choose one that does, such as bert, roberta, modernbert, mpnet or llama",
-    )
+        for sample in _list_samples(model, has_head=has_head):
+            trial = AttentionTrial(sample, has_head=has_head)
+            spec = None if unknown else trial.find_packed_spec()
+            if not packs_texts:
+                spec = trial.find_padded_spec(spec)
+            if spec is not None:
+                return spec
+    examples = "such as bert, roberta, modernbert, mpnet or llama"
+    if packs_texts:
+        problem = f"architecture '{config.model_type}' does not isolate the texts of a packed row"
+        raise SettingsError(problem, f"choose one that does, {examples}")
+    problem = f"padding changes the outputs of architecture '{config.model_type}'"
+    raise SettingsError(problem, f"choose another one, {examples}")
 
 
 def max_text_tokens(model: PreTrainedModel, spec: AttentionSpec) -> int | None:
     """Return the maximum number of tokens of a text; None if the architecture has no limit."""
-    limit: int | None = getattr(model.config, "max_position_embeddings", None)
+    limits = (getattr(model.config, name, None) for name in LIMIT_FIELDS)
+    limit = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
     return None if limit is None else limit - spec.first_position
 
 
-def _has_no_weights(model: PreTrainedModel) -> bool:
-    return next(model.parameters()).is_meta
-
-
-def _tiny_copies(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """Yield small models of the same architecture with random weights, the smallest first.
+def _list_samples(model: PreTrainedModel, *, has_head: bool) -> Iterator[PreTrainedModel]:
+    """Yield the model; without weights, small random models of its architecture, smallest first.
 
     How an architecture uses masks and positions depends neither on its width nor on its depth.
     """
-    model_class: Any = type(model.base_model)
+    if not next(model.parameters()).is_meta:
+        yield model
+        return
+    model_class: Any = type(model if has_head else model.base_model)
     for narrow, shallow in ((True, True), (False, True), (True, False)):
         config = copy.deepcopy(model.config)
         try:
@@ -127,7 +169,7 @@ def _tiny_copies(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
                 small = model_class._from_config(config, dtype=torch.float32)  # noqa: SLF001 - as auto classes do
             materialize_buffers(small)
             materialize(small, InitialWeights(copy.deepcopy(small), 0, {}))
-        except (AssertionError, RuntimeError, TypeError, ValueError, IndexError):
+        except FAILURES:
             continue
         yield small
 
@@ -152,14 +194,14 @@ def _shrink(config: Any, *, narrow: bool, shallow: bool) -> None:
     config.vocab_size = min(config.vocab_size, TINY_VOCABULARY + last_special)
 
 
+def _layer_types(config: Any) -> set[str]:
+    """Return the types of layers that a configuration names."""
+    return set(getattr(config, "layer_types", None) or ())
+
+
 def _read_window(config: PretrainedConfig) -> tuple[int | None, bool]:
     """Return the size of the sliding window, and whether some layers have no window."""
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if unknown := sorted(kinds - {FULL, SLIDING}):
-        raise SettingsError(
-            f"architecture '{config.model_type}' has unsupported layers of type '{unknown[0]}'",
-            "choose one with layers of type full_attention or sliding_attention",
-        )
+    kinds = _layer_types(config)
     window = getattr(config, "sliding_window", None)
     if not window or getattr(config, "use_sliding_window", None) is False or kinds == {FULL}:
         return None, False
@@ -177,42 +219,91 @@ def _check_heads(config: Any) -> None:
         )
 
 
-def _sample_text(model: PreTrainedModel, pad_id: int) -> Tensor:
-    """Return a text of six tokens, [1, 6], from the end of the vocabulary."""
-    embeddings: Any = model.get_input_embeddings()
-    count = embeddings.weight.shape[0]
-    tokens = torch.tensor([token for token in range(max(0, count - 5), count) if token != pad_id])
-    return tokens[torch.tensor([[0, 1, 2, 3, 1, 2]])]
+class AttentionTrial:
+    """Compares the outputs of a sample text with those in a row with another text or padding."""
 
+    def __init__(self, model: PreTrainedModel, *, has_head: bool) -> None:
+        self._model = model
+        self._has_head = has_head
+        pad_id: Any = model.config.pad_token_id
+        self._pad_id: int = pad_id if isinstance(pad_id, int) else 0
+        self._text = self._sample_text()
+        self._states = self._compute(self._text)
+        self._tolerance = self._measure_tolerance()
+        # The outputs of a causal model do not depend on later tokens.
+        self._is_causal = self._is_equal(self._compute(self._text[:, :3]), self._states[:, :3])
 
-def _is_packed_equal(
-    model: PreTrainedModel,
-    spec: AttentionSpec,
-    text: Tensor,  # [1, 6]
-    expected: Tensor,  # [1, 6, width]
-) -> bool:
-    """Return whether a text that is packed after another one has the expected hidden states."""
-    row = torch.cat([text[:, 3:], text], 1)
-    positions = torch.cat([torch.arange(3), torch.arange(6)])[None] + spec.first_position
-    segments = torch.tensor([[1] * 3 + [2] * 6])
-    masks = spec.build_masks(segments, torch.float32, packed=True)
-    states = _hidden_states(model, row, attention_mask=masks, position_ids=positions)
-    return states is not None and torch.allclose(states[:, 3:], expected, rtol=1e-3, atol=1e-4)
-
-
-def _hidden_states(model: PreTrainedModel, row: Tensor, **inputs: Any) -> Tensor | None:
-    """Return the hidden states of a row without dropout; None if the model raises an error."""
-    inner: Any = model.base_model
-    training = model.training
-    try:
-        with torch.no_grad():
-            inner.eval()
-            states: Tensor = inner(row, **inputs)[0]
-    except (RuntimeError, TypeError, ValueError, IndexError):
+    def find_packed_spec(self) -> AttentionSpec | None:
+        """Return the properties with which a text that follows another one is isolated."""
+        window, has_mixed_layers = _read_window(self._model.config)
+        row = torch.cat([self._text[:, 3:], self._text], 1)
+        indices = torch.cat([torch.arange(3), torch.arange(6)])[None]
+        segments = torch.tensor([[1] * 3 + [2] * 6])
+        for is_causal in (self._is_causal, not self._is_causal):
+            for first_position in dict.fromkeys((0, self._pad_id + 1, MPNET_FIRST_POSITION)):
+                spec = AttentionSpec(is_causal, window, has_mixed_layers, first_position)
+                inputs = spec.build_inputs(segments, indices, torch.float32, packed=True)
+                if self._is_equal(self._compute(row, **inputs)[:, 3:], self._states):
+                    return spec
         return None
-    finally:
-        model.train(training)
-    return states
+
+    def find_padded_spec(self, packed_spec: AttentionSpec | None) -> AttentionSpec | None:
+        """Return the properties with which padding does not change the outputs of a text."""
+        padded_spec = AttentionSpec(is_causal=self._is_causal, isolates_texts=False)
+        candidates = (packed_spec, padded_spec) if packed_spec else (padded_spec,)
+        return next((spec for spec in candidates if self._ignores_padding(spec)), None)
+
+    def _ignores_padding(self, spec: AttentionSpec) -> bool:
+        """Return whether a text before padding has the outputs of the text alone."""
+        row = torch.cat([self._text, torch.zeros(1, 3, dtype=torch.int64)], 1)
+        segments = torch.tensor([[1] * 6 + [0] * 3])
+        inputs = spec.build_inputs(segments, torch.arange(9)[None], torch.float32, packed=False)
+        if self._has_head:
+            alone = self._compute(self._text, has_head=True)
+            return self._is_equal(self._compute(row, has_head=True, **inputs), alone)
+        return self._is_equal(self._compute(row, **inputs)[:, :6], self._states)
+
+    def _measure_tolerance(self) -> float:
+        """Return the largest error of rounding, measured in a batch of the same text.
+
+        Small random models need a low tolerance: one token more changes little.
+        """
+        if not self._states.numel():
+            return 0.0
+        scale = float(self._states.abs().max())
+        batch = self._compute(self._text.expand(4, -1))
+        noise = float((batch - self._states).abs().max()) if batch.numel() else 0.0
+        return max(MIN_TOLERANCE * scale, NOISE_FACTOR * noise)
+
+    def _is_equal(self, outputs: Tensor, expected: Tensor) -> bool:
+        """Return whether outputs are equal up to rounding; false if one of them is empty."""
+        has_values = outputs.shape == expected.shape and outputs.numel() > 0
+        return has_values and float((outputs - expected).abs().max()) <= self._tolerance
+
+    def _sample_text(self) -> Tensor:
+        """Return a text of six tokens, [1, 6], from the end of the vocabulary."""
+        embeddings: Any = self._model.get_input_embeddings()
+        count = embeddings.weight.shape[0]
+        last_ids = range(max(0, count - 5), count)
+        tokens = torch.tensor([token for token in last_ids if token != self._pad_id])
+        return tokens[torch.tensor([[0, 1, 2, 3, 1, 2]])]
+
+    def _compute(self, row: Tensor, *, has_head: bool = False, **inputs: Any) -> Tensor:
+        """Return the outputs of a row without dropout; an empty tensor if the model fails.
+
+        They are logits, [1, labels], with a head, otherwise hidden states, [1, tokens, width].
+        """
+        inner: Any = self._model if has_head else self._model.base_model
+        training = self._model.training
+        try:
+            with torch.no_grad():
+                self._model.eval()
+                outputs: Tensor = inner(row, **inputs)[0]
+        except FAILURES:
+            return torch.empty(1, 0)
+        finally:
+            self._model.train(training)
+        return outputs
 
 
 def _band(segments: Tensor, min_distance: int, max_distance: int) -> Tensor:

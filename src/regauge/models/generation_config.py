@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from regauge.json_files import find_json, read_json
-from regauge.models.hub import CONFIG
+from regauge.models.hub import CONFIG, GENERATION_CONFIG
 from regauge.models.tokenizer_convention import COPY_REMEDY, write_json
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from regauge.data.exported_tokenizer import TokenIds
 
-GENERATION_CONFIG = "generation_config.json"
 _EOS, _PAD = "eos_token_id", "pad_token_id"
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from regauge.errors import SettingsError, first_line
 
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+"""End tokens and decoding options of a model that generates text."""
 MODEL_FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 """Files of a model that are downloaded from the hub."""
 LOGIN_REMEDY = "run: hf auth login (or set HF_TOKEN), or name a local folder"

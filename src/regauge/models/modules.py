@@ -30,14 +30,24 @@ class TextModule(nn.Module):
     `keys`, [batch] int32. Segment 0 is padding; tokens attend only to their segment.
     """
 
+    packs_texts = True
+    """Whether a row may hold several texts."""
+    has_head = False
+    """Whether the outputs are those of the model's own head, which also reads the mask."""
+
     def __init__(self, model: PreTrainedModel, keys: DropoutKeys) -> None:
         super().__init__()
         self.model = model
         self.dropout_keys = keys
         self.compute_dtype = torch.float32
-        self.attention_spec = detect_attention_spec(model)
+        self.attention_spec = detect_attention_spec(
+            model, packs_texts=self.packs_texts, has_head=self.has_head
+        )
         self.logit_gradients = LogitGradients()
-        self._has_token_types = getattr(model.config, "type_vocab_size", 0) > 1
+        num_types = getattr(model.config, "type_vocab_size", None)
+        self.has_token_types = num_types is not None and num_types > 1
+        """Whether the model gets token types."""
+        self._needs_token_types = num_types is None
 
     @property
     def max_tokens(self) -> int | None:
@@ -64,20 +74,22 @@ class TextModule(nn.Module):
     def model_inputs(self, batch: Batch, *, packed: bool) -> dict[str, Any]:
         """Return a batch as arguments of transformers' `forward`, and set the dropout keys.
 
-        Token types are left out if the architecture has none, or only one.
+        Token types are left out if the architecture has none, or only one. A literal padding token
+        has no position in architectures that number positions without padding.
         """
         self.dropout_keys.rows = batch["keys"] if self.training else None
-        spec, positions = self.attention_spec, batch["positions"]
-        masks = spec.build_masks(batch["segments"], self.compute_dtype, packed=packed)
-        inputs: dict[str, Any] = {
-            "input_ids": batch["tokens"],
-            "attention_mask": masks,
-            "position_ids": positions + spec.first_position if spec.first_position else positions,
-        }
+        spec, tokens, positions = self.attention_spec, batch["tokens"], batch["positions"]
+        if spec.first_position and not packed:
+            positions = spec.skip_padding_tokens(tokens, positions)
+        dtype = self.compute_dtype
+        masks = spec.build_inputs(batch["segments"], positions, dtype, packed=packed)
+        inputs: dict[str, Any] = {"input_ids": tokens, **masks}
         if spec.is_causal:
             inputs["use_cache"] = False
-        if self._has_token_types and "types" in batch:
+        if self.has_token_types and "types" in batch:
             inputs["token_type_ids"] = batch["types"]
+        elif self.has_token_types and self._needs_token_types:  # in others the default is 0
+            inputs["token_type_ids"] = torch.zeros_like(tokens)
         return inputs
 
 
@@ -137,6 +149,8 @@ class CausalLanguageModel(TextModule):
 class Encoder(TextModule):
     """Encodes a text as one vector; by default the normalized mean of its last hidden states."""
 
+    packs_texts = False
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -156,19 +170,23 @@ class Encoder(TextModule):
 class Classifier(TextModule):
     """Scores the classes of a text, or one value, with the architecture's classification head.
 
-    In causal architectures the head is applied only at the last token.
+    A head with the name `score` is applied only at the last token, as in causal architectures.
     """
 
+    packs_texts = False
+
     def __init__(self, model: PreTrainedModel, keys: DropoutKeys) -> None:
+        self.reads_last_token = hasattr(model, "score")
+        self.has_head = not self.reads_last_token
         super().__init__(model, keys)
-        if self.attention_spec.is_causal and not hasattr(model, "score"):
+        if self.attention_spec.is_causal and not self.reads_last_token:
             kind = model.config.model_type
             problem = f"the classification head of '{kind}' is not supported"
             raise SettingsError(problem, "choose another architecture")
 
     def forward(self, batch: Batch) -> Batch:
         """Return `scores`, [batch, classes] fp32."""
-        if self.attention_spec.is_causal:
+        if self.reads_last_token:
             head: Any = self.model.score
             hidden = self.hidden_states(batch, packed=False)
             logits = head(_gather_positions(hidden, self._last_token_positions(batch)))[:, 0]

@@ -29,6 +29,7 @@ class TextPooling(nn.Module):
         super().__init__()
         self._modes = [MODES[mode] for mode in settings.modes]
         self._normalized = settings.normalize
+        self._width = settings.truncate_dim
         self._activations = [ACTIVATIONS[layer.activation] for layer in settings.dense]
         self.dense = nn.ModuleList(
             nn.Linear(layer.in_features, layer.out_features, bias=layer.bias)
@@ -46,7 +47,8 @@ class TextPooling(nn.Module):
         for layer, activation in zip(self.dense, self._activations, strict=True):
             linear: nn.Linear = layer  # type: ignore[assignment]
             vectors = activation(layer(vectors.to(linear.weight.dtype)).float())
-        return normalize(vectors, dim=-1) if self._normalized else vectors
+        vectors = normalize(vectors, dim=-1) if self._normalized else vectors
+        return vectors if self._width is None else vectors[:, : self._width]
 
 
 def mean_pool(hidden: Tensor, segments: Tensor) -> Tensor:

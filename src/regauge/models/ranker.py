@@ -58,6 +58,8 @@ class Ranker(TextModule):
     candidates, features] int64: embedding rows from 1, and 0 for missing values.
     """
 
+    packs_texts = False
+
     def __init__(
         self,
         model: PreTrainedModel,

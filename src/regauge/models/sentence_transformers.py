@@ -32,6 +32,17 @@ LIMIT_FILES = (
 )
 """Files with the maximum text length; the name depends on the age of the folder."""
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
+BUILT_IN_PROMPTS = ("query", "document")
+"""Names of prompts that sentence-transformers defines as empty."""
+TEXT_MODULE = {
+    "transformer_task": "feature-extraction",
+    "module_output_name": "token_embeddings",
+    "modality_config.text.method": "forward",
+    "modality_config.text.method_output_name": "last_hidden_state",
+}
+"""Values that the module of hidden states may declare in its file of limits."""
+UNSUPPORTED_TEXT_KEYS = ("processing_kwargs", "query_length", "document_length", "query_expansion")
+"""Keys of the same file that change how a text is tokenized."""
 PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 MODE_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
@@ -44,6 +55,8 @@ MODE_FLAGS: dict[str, PoolingMode] = {
 """Flags of older folders; vectors of several modes are concatenated in this order."""
 ACTIVATIONS = {"Tanh": "tanh", "Identity": "identity", "ReLU": "relu", "GELU": "gelu"}
 Activation = Literal["tanh", "identity", "relu", "gelu"]
+HeadActivation = Literal["softmax", "sigmoid", "identity"]
+"""Function of the outputs of a classification head."""
 
 
 class DenseLayer(Settings):
@@ -70,6 +83,8 @@ class Pooling(Settings):
     """Dense layers after the pooling."""
     normalize: bool = True
     """Whether vectors are normalized to length 1."""
+    truncate_dim: int | None = Field(default=None, ge=1)
+    """Numbers that are kept of each vector, after the normalization; None keeps all."""
 
 
 class Tokenization(Settings):
@@ -91,6 +106,8 @@ class Tokenization(Settings):
     always truncated on the left."""
     special_tokens: Literal["guessed", "read"] = "guessed"
     """`read` from the post-processor of the tokenizer; older versions guessed those around "a"."""
+    has_token_types: bool | None = None
+    """Whether the model gets token types; None if its architecture decides."""
     convention: Convention = "regauge"
     """`regauge`: "[SEP]" in a text is plain text; `transformers`: its tokenizer decides."""
 
@@ -132,7 +149,7 @@ class LimitsShape(DocumentShape):
 class PromptsShape(DocumentShape):
     """The file with the prompts."""
 
-    prompts: dict[str, str] | None = None
+    prompts: dict[str, str | None] | None = None
     default_prompt_name: str | None = None
 
 
@@ -173,28 +190,38 @@ def read_sentence_encoder(folder: Path) -> SentenceEncoder:
     kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     expected = ["Transformer", "Pooling", *["Dense"] * kinds.count("Dense")]
     normalized = kinds[-1:] == ["Normalize"]
-    if kinds != expected + ["Normalize"] * normalized or modules[0]["path"] not in {"", "."}:
+    if kinds != expected + ["Normalize"] * normalized:
         problem = f"unsupported modules in {folder}: {', '.join(kinds)}"
         raise SettingsError(problem, "choose a model of Transformer, Pooling, Dense …, Normalize")
+    if modules[0]["path"] not in {"", "."}:
+        problem = f"the weights of {folder} are in its folder '{modules[0]['path']}'"
+        raise SettingsError(problem, "save it again with sentence-transformers 2 or later")
     dense = tuple(
         _read_dense(folder / module["path"], module["path"])
         for module in modules
         if module["type"].endswith(".Dense")
     )
+    _check_text_module(folder)
     modes = _read_modes(folder / modules[1]["path"] / CONFIG)
+    truncate_dim = _read_optional(folder / PROMPTS_FILE, PromptsShape).get("truncate_dim")
     return SentenceEncoder(
         tokenization=read_tokenization(folder),
-        pooling=Pooling(modes=modes, dense=dense, normalize=normalized),
+        pooling=Pooling(modes=modes, dense=dense, normalize=normalized, truncate_dim=truncate_dim),
     )
 
 
 def read_tokenization(folder: Path) -> Tokenization:
-    """Return the tokenization of a sentence-transformers folder with any modules."""
-    documents = (_read_optional(folder / name, LimitsShape) for name in LIMIT_FILES)
-    limits = next((document for document in documents if document is not None), {})
-    prompt_config = _read_optional(folder / PROMPTS_FILE, PromptsShape) or {}
-    prompts = prompt_config.get("prompts") or {}
+    """Return the tokenization of a sentence-transformers folder with any modules.
+
+    Raises SettingsError if the default prompt is not defined.
+    """
+    limits = _read_text_config(folder)
+    prompt_config = _read_optional(folder / PROMPTS_FILE, PromptsShape)
+    prompts = {name: text or "" for name, text in (prompt_config.get("prompts") or {}).items()}
     default = prompt_config.get("default_prompt_name")
+    if default is not None and default not in {*prompts, *BUILT_IN_PROMPTS}:
+        problem = f"{folder / PROMPTS_FILE} has no prompt '{default}', its default prompt"
+        raise SettingsError(problem, "add it to prompts, or remove default_prompt_name")
     return Tokenization(
         max_length=limits.get("max_seq_length") or tokenizer_convention.max_tokens(folder),
         prompts=prompts,
@@ -202,6 +229,30 @@ def read_tokenization(folder: Path) -> Tokenization:
         lowercase=bool(limits.get("do_lower_case")),
         convention=tokenizer_convention.read_convention(folder),
     )
+
+
+def read_head_activation(folder: Path, num_labels: int) -> HeadActivation:
+    """Return the function that a folder declares for the outputs of its classification head.
+
+    A multi-label classifier has a sigmoid. sentence-transformers stores the function of a
+    cross-encoder. Otherwise it is the softmax of several classes, and the identity of one value.
+    Raises SettingsError for other functions.
+    """
+    config = read_json(folder / CONFIG, COPY_REMEDY)
+    if config.get("problem_type") == "multi_label_classification":
+        return "sigmoid"
+    path = (
+        _read_optional(folder / PROMPTS_FILE, PromptsShape).get("activation_fn")
+        or (config.get("sentence_transformers") or {}).get("activation_fn")
+        or config.get("sbert_ce_default_activation_function")
+    )
+    name = str(path or "Identity").rpartition(".")[2]
+    if name == "Identity":  # sentence-transformers stores it for several classes, too
+        return "softmax" if num_labels > 1 else "identity"
+    if name != "Sigmoid":
+        problem = f"{folder} declares the unsupported activation_fn '{path}'"
+        raise SettingsError(problem, "set it to torch.nn.Sigmoid or torch.nn.Identity there")
+    return "sigmoid"
 
 
 def copy_description(folder: Path, target: Path) -> None:
@@ -262,6 +313,8 @@ def write_description(
         limits["model_args"] = dict(model_arguments)
     write_json(folder / LIMIT_FILES[0], limits)
     prompt_config: dict[str, Any] = {"similarity_fn_name": "cosine"}
+    if encoder.pooling.truncate_dim is not None:
+        prompt_config["truncate_dim"] = encoder.pooling.truncate_dim
     if tokenization.prompts:
         prompt_config["prompts"] = tokenization.prompts
         prompt_config["default_prompt_name"] = tokenization.default_prompt
@@ -270,12 +323,38 @@ def write_description(
         tokenizer_convention.write_convention(folder)
 
 
-def _read_optional(path: Path, shape: type[DocumentShape]) -> dict[str, Any] | None:
-    """Return a document with a shape; None if there is no such file."""
+def _read_optional(path: Path, shape: type[DocumentShape]) -> dict[str, Any]:
+    """Return a document with a shape; empty if there is no such file."""
     document = find_json(path, COPY_REMEDY)
-    if document is not None:
-        check_shape(document, path, COPY_REMEDY, shape)
+    if document is None:
+        return {}
+    check_shape(document, path, COPY_REMEDY, shape)
     return document
+
+
+def _read_text_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of the module that computes hidden states; empty without one."""
+    documents = (_read_optional(folder / name, LimitsShape) for name in LIMIT_FILES)
+    return next((document for document in documents if document), {})
+
+
+def _check_text_module(folder: Path) -> None:
+    """Raise SettingsError if a folder needs other hidden states than those of all its tokens."""
+    config = _read_text_config(folder)
+    text = (config.get("modality_config") or {}).get("text", {})
+    declared = {
+        "transformer_task": config.get("transformer_task"),
+        "module_output_name": config.get("module_output_name"),
+        "modality_config.text.method": text.get("method"),
+        "modality_config.text.method_output_name": text.get("method_output_name"),
+        **{key: config.get(key) for key in UNSUPPORTED_TEXT_KEYS},
+    }
+    for key, value in declared.items():
+        if value and value != TEXT_MODULE.get(key):
+            problem = f"{folder} declares the unsupported {key} = {value!r}"
+            raise SettingsError(
+                problem, "choose a model that pools the last hidden states of texts"
+            )
 
 
 def _read_modules(folder: Path) -> list[dict[str, Any]]:

@@ -54,6 +54,20 @@ def read_convention(folder: Path) -> Convention:
     return convention
 
 
+def reads_token_types(folder: Path) -> bool:
+    """Return whether the tokenizer of a transformers folder returns token types.
+
+    Without a declaration in its files, the tokenizer class of transformers decides.
+    """
+    path = folder / "tokenizer_config.json"
+    names = (find_json(path, COPY_REMEDY) or {}).get("model_input_names")
+    if names is None:
+        from transformers import AutoTokenizer
+
+        names = AutoTokenizer.from_pretrained(str(folder)).model_input_names
+    return "token_type_ids" in names
+
+
 def max_tokens(folder: Path, model_limit: int | None = None) -> int:
     """Return the maximum text length in tokens of a transformers folder's model and tokenizer.
 
@@ -67,7 +81,7 @@ def max_tokens(folder: Path, model_limit: int | None = None) -> int:
     check_shape(tokenizer_config, path, COPY_REMEDY, LimitShape)
     tokenizer_limit = tokenizer_config.get("model_max_length")
     candidates = (model_limit, positions, tokenizer_limit)
-    limits = [int(limit) for limit in candidates if limit is not None and limit < _NO_LIMIT]
+    limits = [int(limit) for limit in candidates if limit is not None and 0 < limit < _NO_LIMIT]
     if not limits:
         raise SettingsError(f"{folder} has no maximum text length", "set text.max_seq_length")
     return min(limits)

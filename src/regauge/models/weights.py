@@ -31,8 +31,8 @@ MAX_FILE_BYTES = 5_000_000_000
 """Maximum size of a weight file; larger models get several files and an index."""
 WRAPPERS = re.compile(r"(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
 """Parts of a weight's name that torch.compile, activation checkpointing and FSDP add anywhere."""
-DDP_PREFIX = "module."
-"""Prefix that DDP adds to all names."""
+DDP_PREFIX = re.compile(r"^(module\.)+")
+"""Prefix that DDP adds to all names, once for each wrapper."""
 _LEGACY_SUFFIXES = ((".gamma", ".weight"), (".beta", ".bias"))
 """Suffixes of layer norm weights in the first BERT checkpoints, and their present names."""
 
@@ -171,7 +171,7 @@ def match_weights(
 
 def unwrap_name(name: str) -> str:
     """Return the name that a weight has in the model without wrappers."""
-    return WRAPPERS.sub("", name).removeprefix(DDP_PREFIX)
+    return DDP_PREFIX.sub("", WRAPPERS.sub("", name))
 
 
 def base_weight_name(name: str) -> str:

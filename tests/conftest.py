@@ -22,6 +22,9 @@ from regauge.log import logger
 PROOFS = pytest.StashKey[support.Proofs]()
 FIGURES = pytest.StashKey[dict[str, list[float]]]()
 
+# A suite under `nohup` would ignore SIGHUP, and with it every process of the tests.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 # Hypothesis: equal examples in every run, no time limit, no database.
 settings.register_profile("regauge", deadline=None, database=None, derandomize=True)
 settings.load_profile("regauge")

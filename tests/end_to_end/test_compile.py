@@ -157,11 +157,11 @@ def test_invalid_compile_commands_are_reported(
     ("document", "message"),
     [
         (
-            {"files": {"../../escaped": {}}, "compile_seconds": 1.0},
+            {"files": {"../../escaped": {}}, "compile_seconds": 1.0, "facts": {}},
             "names '../../escaped', outside of its",
         ),
         (
-            {"files": {"/escaped": {}}, "compile_seconds": 1.0},
+            {"files": {"/escaped": {}}, "compile_seconds": 1.0, "facts": {}},
             "names '/escaped', outside of its folder",
         ),
         ({"files": {}}, "is not a valid cache entry"),

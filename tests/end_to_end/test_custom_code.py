@@ -25,6 +25,7 @@ from regauge.models.settings import Model
 from regauge.tasks import Task
 from regauge.training.settings import TrainSettings
 from regauge.verbs import compare
+from saved_runs import build_saved_run
 
 EXAMPLES = ROOT / "examples"
 Write = Callable[[str, str], Path]
@@ -158,7 +159,7 @@ def test_a_module_named_only_by_an_earlier_run_is_not_imported(write: Write) -> 
 
 def test_a_module_next_to_a_saved_run_is_not_imported(write: Write) -> None:
     write("custom_trap.py", "raise SystemExit('it ran')")
-    run = write("run.json", json.dumps({"task": {"kind": "custom_trap:Task"}}))
+    run = write("run.json", json.dumps(build_saved_run(task={"kind": "custom_trap:Task"})))
     with pytest.raises(SettingsError, match="no module 'custom_trap'"):
         verbs.load_settings(TrainSettings, run, ())
 
@@ -319,6 +320,6 @@ def test_a_custom_class_is_a_task(example: Path) -> None:
 
 def test_repeating_a_run_does_not_import_its_modules(write: Write) -> None:
     write("custom_trap.py", "raise SystemExit('it ran')")
-    run = write("run.json", json.dumps({"task": {"kind": "custom_trap:Task"}}))
+    run = write("run.json", json.dumps(build_saved_run(task={"kind": "custom_trap:Task"})))
     with pytest.raises(SettingsError, match="the run file of this command does not name it"):
         compare.build_repeat(run.parent)

@@ -109,6 +109,8 @@ def test_the_manifest_describes_the_program_and_its_origin(case: Case) -> None:
         "prompts": {},
         "lowercase": False,
         "input_format": "text",
+        "truncation_side": "right",
+        "special_tokens": "read",
         "convention": "regauge",
     }
     pooling = {"modes": ["mean"], "dense": [], "normalize": True}

@@ -13,7 +13,7 @@ import torch
 
 from distributed import datasets
 from distributed.runs import TASKS, settings
-from regauge.config import FORMAT, parse_choice
+from regauge.config import parse_choice
 from regauge.errors import SettingsError, TransientError
 from regauge.processes import World
 from regauge.training.batch_finder import finder, trial
@@ -31,6 +31,7 @@ from regauge.training.defaults import Rank0Decision, resolve_defaults
 from regauge.training.dry_run import plan_run
 from regauge.training.run_setup import NO_SUPERVISOR
 from regauge.training.settings import TrainSettings
+from saved_runs import build_saved_run
 
 InstallTrial = Callable[[str], None]
 """Sets the source code of the trial worker."""
@@ -273,8 +274,7 @@ def test_a_resumed_run_keeps_its_size_if_every_process_gets_a_microbatch(tmp_pat
     run = open_run(tmp_path)
     folder = tmp_path / "run"
     folder.mkdir()
-    document = {"run": {"format": FORMAT}, "batch": {"rows": 8, "microbatch_rows": 4}}
-    (folder / "run.json").write_text(json.dumps(document))
+    (folder / "run.json").write_text(json.dumps(build_saved_run()))
     assert resolve_microbatch(run, ALONE, NO_SUPERVISOR).batch.microbatch == 4
     assert finder._read_previous_size(run, World(size=2, local_size=2)) == 4
     assert finder._read_previous_size(run, World(size=4, local_size=4)) is None

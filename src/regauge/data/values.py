@@ -109,7 +109,7 @@ def to_cell(value: Value | None, kind: FieldKind) -> Value | None:
     if kind == "json":
         return json.dumps(value, ensure_ascii=False)
     if kind == "decimal":
-        return str(value)
+        return format_key(value)
     return float(value) if kind == "float" else read_integer(value)  # type: ignore[arg-type]
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from regauge.config import read
 from regauge.data.batches import take_rows
 from regauge.errors import DataError
+from regauge.json_files import find_json
 from regauge.log import logger
 from regauge.models.io_spec import InputSpec, read_class_names
 from regauge.tasks import MetricSums, _quality
@@ -85,8 +85,10 @@ class Classify(FieldsTask):
 
     def check_weights(self, folder: Path) -> None:
         from regauge.models.hub import CONFIG
+        from regauge.models.tokenizer_convention import COPY_REMEDY
 
-        names = read_class_names(read(folder / CONFIG).get("id2label"))
+        config = find_json(folder / CONFIG, COPY_REMEDY) or {}
+        names = read_class_names(config.get("id2label"))
         if self.class_names or self._is_regression or not names:
             return
         logger.warning(

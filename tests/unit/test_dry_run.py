@@ -17,6 +17,7 @@ from regauge.models import hub
 from regauge.models.flops import FLOPS_FORMULA
 from regauge.training import dry_run, run_record
 from regauge.verbs import pipeline, train
+from regauge.verbs._train_plan import check_before_start
 
 MODEL = """\
 [model]
@@ -274,3 +275,18 @@ def test_a_dry_run_downloads_no_model(tmp_path: Path, monkeypatch: pytest.Monkey
         dry_run.check_run(run_settings)
     assert False in calls
     hub._download.cache_clear()
+
+
+def test_a_changed_shard_is_refused_before_training(tmp_path: Path) -> None:
+    data = datasets.write_pairs(tmp_path / "data")
+    run = settings(tmp_path / "run", data, "contrastive")
+    check_before_start(run)
+    (shard,) = data.glob("train-*.arrow")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(DataError, match=r"train-.* differs from the hash in its manifest; run"):
+        check_before_start(run)
+    check_before_start(
+        settings(tmp_path / "run", data, "contrastive", data={"verify_shards": False})
+    )

@@ -60,6 +60,13 @@ class DataSettings(Settings):
     """Threads that build batches in advance; 0 builds them in the training loop."""
     prefetch_steps: int = Field(default=2, ge=1)
     """Number of steps whose batches are built in advance."""
+    verify_shards: bool = True
+    """Whether `train` hashes the shards before it starts, in about a second per gigabyte."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The folders of all datasets."""
+        return (self.path, *(entry.path for entry in self.mix))
 
     @model_validator(mode="after")
     def _check_mix(self) -> DataSettings:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import config
+from regauge import config, processes
+from regauge.data.dataset import Dataset
 from regauge.data.unprepared import describe_datasets, is_prepared
 from regauge.models import hub
 from regauge.training import dry_run, warm_start
@@ -48,7 +49,19 @@ def read_dataset_rows(
 
 
 def check_before_start(settings: TrainSettings) -> None:
-    """Check a run before its processes start, and download the weights that it starts from."""
+    """Check a run before its processes start, and download the weights that it starts from.
+
+    Raises DataError if a file of a dataset has changed since `prepare` wrote it.
+    """
     dry_run.check_run(settings)
+    if processes.detect_world().local_rank == 0:
+        _verify_datasets(settings)
     if (path := warm_start.use_copied_weights(settings).model.path) is not None:
         hub.resolve_model(path)
+
+
+def _verify_datasets(settings: TrainSettings) -> None:
+    """Hash the files of the datasets of a run, unless the settings skip it."""
+    tables = [task.data for task in settings.task_configs if task.data.verify_shards]
+    for path in dict.fromkeys(path for data in tables for path in data.paths):
+        Dataset(Path(path)).verify()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -17,9 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from regauge import stop_signals
 from regauge.data import dataset, tokenizer
 from regauge.data.sources import Piece
-from regauge.errors import DataError, PreflightError, SettingsError
+from regauge.errors import DataError, PreflightError, SettingsError, TransientError
 from regauge.json_files import CHECKSUM
 from regauge.preparation import process_pool, read_records, workdir
 from regauge.preparation.filters import RecordFilter
@@ -392,6 +394,23 @@ def test_errors_of_worker_processes_are_raised(folder: Path) -> None:
         process_pool.ProcessPool(2) as pool,
     ):
         read_records.process_pieces(pool, folder / "read", items, read, "read")
+
+
+def kill_or_wait(number: int) -> None:
+    if number == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def test_a_killed_worker_is_reported_and_sends_no_signal_to_the_command() -> None:
+    """The executor then ends the other workers, which pass stop signals on to their parent."""
+    with (
+        stop_signals.record_signals(),
+        pytest.raises(TransientError, match="a worker process was killed"),
+        process_pool.ProcessPool(2) as pool,
+    ):
+        list(pool.map_unordered(kill_or_wait, [0, 1]))
+    assert stop_signals.find_signal() is None
 
 
 def test_the_largest_pieces_are_processed_first(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ ends or closes the pool, so a killed job leaves no processes behind.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from multiprocessing.context import SpawnContext, SpawnProcess
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -28,12 +28,26 @@ R = TypeVar("R")
 POLL_SECONDS = 0.1
 
 
+class _WorkerProcess(SpawnProcess):
+    """A worker process. It passes SIGTERM on to its parent, which therefore kills it instead."""
+
+    def terminate(self) -> None:
+        """Kill the process, as an executor does with the workers of a broken pool."""
+        self.kill()
+
+
+class _WorkerContext(SpawnContext):
+    """Starts worker processes."""
+
+    Process = _WorkerProcess
+
+
 class ProcessPool:
     """Processes that are started on first use and end with the context."""
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
-        self._context = multiprocessing.get_context("spawn")
+        self._context = _WorkerContext()
         self._receiver, self._sender = self._context.Pipe(duplex=False)
         self._executor: ProcessPoolExecutor | None = None
 

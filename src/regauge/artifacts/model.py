@@ -141,7 +141,7 @@ def load(
     threads: int | None = None,
     backend: str | None = None,
     module: str | None = None,
-    text: Mapping[str, Any] | None = None,
+    text: dict[str, Any] | None = None,
 ) -> LoadedModel:
     """Load an artifact; for development also a model's folder or a name on the hub.
 

@@ -52,7 +52,7 @@ class PairedCorpus:
 
         self._query_hashes = query_hashes
         self._real = real > 0
-        self._first = _find_first(document_hashes).to(real.device)
+        self._first = _find_first(document_hashes)
         indices = torch.arange(len(real), device=real.device)
         self.is_document = self._real & (self._first == indices)
         """Whether a pair is the first one with its document, [pairs]."""
@@ -75,13 +75,16 @@ class PairedCorpus:
 
 
 def _find_first(hashes: Tensor) -> Tensor:
-    """Return the index of the first row with the same hash as each row, [rows], on the CPU."""
-    import numpy as np
+    """Return the index of the first text that is equal to each text, [texts]."""
     import torch
 
-    words = hashes.cpu().numpy().astype(np.uint16)
-    _, first, inverse = np.unique(words, axis=0, return_index=True, return_inverse=True)
-    return torch.from_numpy(first[inverse.reshape(-1)])
+    indices = torch.arange(len(hashes), device=hashes.device)
+    return torch.cat(
+        [
+            torch.where(find_equal(hashes, part), indices, len(hashes)).amin(1)
+            for part in query_slices(len(hashes))
+        ]
+    )
 
 
 def retrieval_metrics(ranks: Sequence[Tensor], real: Tensor) -> MetricSums:

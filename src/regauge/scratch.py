@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 PREFIX, COMMAND_PREFIX = "regauge-run-", "regauge-tmp-"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only a new, private folder in it is used
 MIN_FREE_BYTES = 1 << 20
+INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""Environment variable with the cache of torch's compiler, which outlives a command."""
 
 
 @contextmanager
@@ -63,6 +65,11 @@ def use_command_folder() -> Iterator[None]:
                 _remove_abandoned(SHARED_MEMORY, COMMAND_PREFIX)
                 _name_semaphores(_create_folder(SHARED_MEMORY, COMMAND_PREFIX, stack))
         yield
+
+
+def is_default_cache(name: str, value: str) -> bool:
+    """Return whether a variable only keeps Inductor's cache out of the folder of a command."""
+    return name == INDUCTOR_CACHE and Path(value).name == _name_inductor_cache()
 
 
 def _remove_abandoned(parent: Path, prefix: str) -> None:
@@ -104,7 +111,7 @@ def _name_semaphores(folder: Path) -> None:
 
 def _redirect_temporary_files(folder: Path, parent: Path) -> None:
     """Let libraries write temporary files to a folder, and files that outlive it where they did."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(parent / _name_inductor_cache()))
+    os.environ.setdefault(INDUCTOR_CACHE, str(parent / _name_inductor_cache()))
     os.environ.setdefault("RAY_TMPDIR", str(parent))
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from distributed.runs import settings
 from regauge import config, processes
@@ -130,6 +131,19 @@ def test_environment_variables_are_logged_and_recorded(
     monkeypatch.setattr(processes, "INHERITED_ENVIRONMENT", {"OMP_PROC_BIND": "false"})
     run_record.write_records(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
     assert "OMP_PROC_BIND=false" in caplog.text
+
+
+@pytest.mark.parametrize(("folder", "is_recorded"), [("", False), ("/data/graphs", True)])
+def test_only_a_cache_of_the_user_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: str,
+    is_recorded: bool,  # noqa: FBT001
+) -> None:
+    """A command sets the default folder, because it has a temporary folder of its own."""
+    outside = {"TORCHINDUCTOR_CACHE_DIR": folder or default_cache_dir()}
+    monkeypatch.setattr(processes, "INHERITED_ENVIRONMENT", outside)
+    recorded = run_record.describe_environment(())["variables"]
+    assert recorded == (outside if is_recorded else {})
 
 
 @pytest.mark.parametrize(("schedule", "times"), [("linear", 1), ("constant", 0)])

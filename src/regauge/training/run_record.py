@@ -25,6 +25,7 @@ from regauge.errors import DataError, SettingsError
 from regauge.files import check_own_folder, write_json
 from regauge.json_files import find_json
 from regauge.log import logger
+from regauge.scratch import is_default_cache
 from regauge.training.defaults import PROBE
 from regauge.training.warm_start import START_FOLDER
 
@@ -154,7 +155,9 @@ def describe_environment(prefixes: tuple[str, ...]) -> dict[str, Any]:
         "variables": {
             name: value
             for name, value in sorted(processes.INHERITED_ENVIRONMENT.items())
-            if name.startswith(prefixes) and name not in processes.FLIGHT_RECORDER_VARIABLES
+            if name.startswith(prefixes)
+            and name not in processes.FLIGHT_RECORDER_VARIABLES
+            and not is_default_cache(name, value)
         },
     }
 

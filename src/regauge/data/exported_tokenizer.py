@@ -67,8 +67,7 @@ def adapt_tokenizer(folder: Path, form: TextForm) -> TokenIds:
     path = folder / TOKENIZER
     document = read_json(path, "replace it")
     if enclose_texts(document, form.special_tokens):
-        text = json.dumps(document, indent=2, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        _write_document(path, document)
     tokenizer = Tokenizer.from_file(str(path))
     config = _select_known_roles(tokenizer, read_tokenizer_config(folder))
     ids = _find_token_ids(tokenizer, config, form)
@@ -85,9 +84,14 @@ def adapt_tokenizer(folder: Path, form: TextForm) -> TokenIds:
     if form.splits_special_tokens is not None:
         config["split_special_tokens"] = form.splits_special_tokens
     (folder / _SPECIAL_TOKENS_MAP).unlink(missing_ok=True)
-    text = json.dumps(config, indent=2, ensure_ascii=False)
-    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+    _write_document(folder / CONFIG, config)
     return ids
+
+
+def _write_document(path: Path, document: dict[str, Any]) -> None:
+    """Write a JSON document as transformers does."""
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _select_known_roles(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[str, Any]:

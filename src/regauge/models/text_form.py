@@ -65,7 +65,7 @@ def _build_text_form(module: TextModule, use: TextUse) -> TextForm:
         pad_id=use.facts.pad_token_id,
         truncation_side=use.facts.truncation_side,
         padding_side="left" if use.is_generative else "right",
-        has_token_types=getattr(module.model.config, "type_vocab_size", 0) > 1,
+        has_token_types=module.has_token_types,
         has_chat_template=is_chat,
         max_length=None if use.is_generative else use.max_length,
         splits_special_tokens=None if parses_special_tokens else True,

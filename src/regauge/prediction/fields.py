@@ -72,14 +72,13 @@ class _FieldSample:
         is_first = self.num_records < MAX_INSPECTED_RECORDS
         self.num_records += 1
         for name, value in record.fields.items():
-            if name not in self.kinds:
-                self.kinds[name] = infer_kind(value)
-            elif not is_first:
+            if name in self.kinds and not is_first:
                 continue
             if isinstance(value, int | float) and value < 0:
                 self._negative.add(name)
             kind, has_negative = infer_kind(value), name in self._negative
-            self.kinds[name] = merge_kinds(self.kinds[name], kind, has_negative=has_negative)
+            known_kind = self.kinds.get(name, kind)
+            self.kinds[name] = merge_kinds(known_kind, kind, has_negative=has_negative)
 
     def is_complete(self, named: Collection[str]) -> bool:
         """Return whether no more records have to be read."""

@@ -78,6 +78,8 @@ class ShardLine(DocumentShape):
     truncated: jsonl.Count
     tokens: jsonl.Count
     computed_tokens: jsonl.Count
+    dropped_fields: dict[str, jsonl.Count] = {}
+    missing_fields: dict[str, jsonl.Count] = {}
     bytes: dict[str, jsonl.Count]
     sha256: dict[str, str]
     quarantine_sha256: dict[str, str] = {}

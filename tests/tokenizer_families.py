@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +68,15 @@ def _write_llama(folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)])
-    _train_bpe(tokenizer, ["<unk>", "<s>", "</s>"])
-    tokenizer.post_processor = _enclose(tokenizer, "<s> $A", "<s> $A <s>:1 $B:1")
+    _train_bpe(tokenizer, ["<unk>", "<s>", "</s>"], draw_texts(300))
+    tokenizer.post_processor = build_template(tokenizer, "<s> $A", "<s> $A <s>:1 $B:1")
     roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     flags = {"add_bos_token": True, "add_eos_token": False}
     _save(tokenizer, folder, "LlamaTokenizerFast", **roles, **flags)
 
 
 def _write_gpt2(folder: Path) -> None:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    _train_bpe(tokenizer, ["<|endoftext|>"], pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = _train_family_byte_pairs(["<|endoftext|>"])
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     roles = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
     _save(tokenizer, folder, "GPT2TokenizerFast", **roles)
@@ -100,11 +97,8 @@ def _write_bert(folder: Path) -> None:
 
 
 def _write_roberta(folder: Path) -> None:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    _train_bpe(tokenizer, special, pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = _train_family_byte_pairs(special)
     tokenizer.post_processor = processors.RobertaProcessing(
         ("</s>", 2), ("<s>", 0), add_prefix_space=False
     )
@@ -127,7 +121,7 @@ def _write_t5(folder: Path) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator(draw_texts(300), trainer)
-    tokenizer.post_processor = _enclose(tokenizer, "$A </s>", "$A </s> $B </s>")
+    tokenizer.post_processor = build_template(tokenizer, "$A </s>", "$A </s> $B </s>")
     roles = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     _save(tokenizer, folder, "T5TokenizerFast", **roles, extra_ids=0)
 
@@ -139,17 +133,14 @@ def _write_word_level(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(special)
     tokenizer.post_processor = processors.Sequence(
-        [_enclose(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")]
+        [build_template(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")]
     )
     _save(tokenizer, folder, **_name_roles(special))
 
 
 def _write_no_pad(folder: Path) -> None:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    _train_bpe(tokenizer, ["<s>", "</s>"], pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.post_processor = _enclose(tokenizer, "<s> $A", "<s> $A $B:1")
+    tokenizer = _train_family_byte_pairs(["<s>", "</s>"])
+    tokenizer.post_processor = build_template(tokenizer, "<s> $A", "<s> $A $B:1")
     _save(tokenizer, folder, bos_token="<s>", eos_token="</s>")  # noqa: S106
 
 
@@ -159,36 +150,54 @@ def _write_no_unknown(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     special = ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]
-    _train_bpe(tokenizer, special)
-    tokenizer.post_processor = _enclose(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
+    _train_bpe(tokenizer, special, draw_texts(300))
+    tokenizer.post_processor = build_template(
+        tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+    )
     _save(tokenizer, folder, **_name_roles(special))
 
 
 def _write_bos_only(folder: Path) -> None:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    _train_bpe(tokenizer, ["<s>"], pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.post_processor = _enclose(tokenizer, "<s> $A", "<s> $A <s>:1 $B:1")
+    tokenizer = _train_family_byte_pairs(["<s>"])
+    tokenizer.post_processor = build_template(tokenizer, "<s> $A", "<s> $A <s>:1 $B:1")
     _save(tokenizer, folder, bos_token="<s>")  # noqa: S106
 
 
-def _train_bpe(
-    tokenizer: Tokenizer, special_tokens: list[str], alphabet: list[str] | None = None
-) -> None:
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE + len(alphabet or ()),
-        special_tokens=special_tokens,
-        initial_alphabet=sorted(alphabet or ()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(draw_texts(300), trainer)
+def train_byte_pairs(special_tokens: list[str], texts: list[str], vocab_size: int) -> Tokenizer:
+    """Return a byte-level BPE that is trained on texts; its vocabulary has all bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    _train_bpe(tokenizer, special_tokens, texts, vocab_size, pre_tokenizers.ByteLevel.alphabet())
+    return tokenizer
 
 
-def _enclose(tokenizer: Tokenizer, single: str, pair: str) -> processors.TemplateProcessing:
+def build_template(tokenizer: Tokenizer, single: str, pair: str) -> processors.TemplateProcessing:
+    """Return the post-processor with these templates of one text and of two."""
     names = {word.partition(":")[0] for word in f"{single} {pair}".split()} - {"$A", "$B"}
     special_tokens = [(name, tokenizer.token_to_id(name)) for name in sorted(names)]
     return processors.TemplateProcessing(single, pair, special_tokens)
+
+
+def _train_family_byte_pairs(special_tokens: list[str]) -> Tokenizer:
+    vocab_size = VOCABULARY_SIZE + len(pre_tokenizers.ByteLevel.alphabet())
+    return train_byte_pairs(special_tokens, draw_texts(300), vocab_size)
+
+
+def _train_bpe(
+    tokenizer: Tokenizer,
+    special_tokens: list[str],
+    texts: list[str],
+    vocab_size: int = VOCABULARY_SIZE,
+    alphabet: Sequence[str] = (),
+) -> None:
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special_tokens,
+        initial_alphabet=sorted(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
 
 
 def _name_roles(special_tokens: list[str]) -> dict[str, Any]:

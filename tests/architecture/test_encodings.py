@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from architecture.tree import Source, sources
+from architecture.tree import Source, calls, sources
 
 TEXT_METHODS = {"read_text", "write_text"}
 
@@ -15,8 +15,8 @@ def find_locale_dependence(source: Source) -> list[str]:
     """Return the calls of a file that read or write text in the encoding of the locale."""
     return [
         f"{source.path}:{node.lineno} {ast.unparse(node.func)}"
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Call) and _is_locale_dependent(node)
+        for node in calls(source)
+        if _is_locale_dependent(node)
     ]
 
 

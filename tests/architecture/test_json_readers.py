@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from architecture.tree import Source, sources
+from architecture.tree import Source, calls, sources
 
 READERS = {"regauge/json_files.py", "regauge/jsonl.py"}
 """Modules that decode the content of JSON files, after they checked it."""
@@ -19,9 +19,8 @@ def find_bare_json_reads(source: Source) -> list[str]:
     """Return the calls that decode the content of a file without a check of its shape."""
     return [
         f"{source.path}:{node.lineno} {ast.unparse(node)}"
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) in LOADS
+        for node in calls(source)
+        if ast.unparse(node.func) in LOADS
         and (ast.unparse(node.func) == "json.load" or any(map(_reads_file, node.args)))
     ]
 
@@ -40,8 +39,8 @@ def find_appends_through_links(source: Source) -> list[str]:
     """Return the calls that open a file for appending, and follow a link."""
     return [
         f"{source.path}:{node.lineno} {ast.unparse(node)}"
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Call) and _appends(node) and not _has_opener(node)
+        for node in calls(source)
+        if _appends(node) and not _has_opener(node)
     ]
 
 

@@ -56,6 +56,13 @@ def functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
             yield node
 
 
+def calls(source: Source) -> Iterator[ast.Call]:
+    """Yield every call of a file."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            yield node
+
+
 def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Return the lines of a function from `def` to its end."""
     return (node.end_lineno or node.lineno) - node.lineno + 1

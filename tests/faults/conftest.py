@@ -21,6 +21,7 @@ from distributed.conftest import runs, worlds
 from distributed.jobs import lines, losses
 from distributed.runs import FULL, Runs, settings
 from distributed.test_resume import assert_same
+from end_to_end.predicting import export_run, train_model
 from regauge.config import dump, merge
 from regauge.files import LOCK
 from regauge.scratch import PREFIX, SHARED_MEMORY
@@ -207,6 +208,18 @@ def _read_command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return ""
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the output folder of a run that trained a small encoder; no test changes it."""
+    return train_model(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="session")
+def artifact(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the artifact of that encoder; no test changes it."""
+    return export_run(model, tmp_path_factory.mktemp("exported") / "artifact")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from end_to_end.predicting import export_run, read_output_files, train_model, write_records
+from end_to_end.predicting import read_output_files, write_records
 from faults.conftest import FULL
 from faults.damage import DAMAGES, OUTSIDE, copy_folder
 from regauge.cli import main
@@ -270,12 +270,6 @@ def test_a_damaged_dataset_trains_the_same_model_or_is_refused(
             problem = "another model"
         problems += [f"{name}, {damage}: {problem}"] if problem else []
     assert not problems, "\n".join(problems)
-
-
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exported")
-    return export_run(train_model(folder), folder / "artifact")
 
 
 @pytest.fixture(scope="module")

@@ -11,16 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.predicting import train_model
 from regauge import timing
 
 TIMEOUT_SECONDS = 120.0
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_model(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.mark.parametrize("number", EXIT_CODES)

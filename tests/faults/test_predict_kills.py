@@ -15,10 +15,8 @@ import numpy as np
 import pytest
 
 from end_to_end.predicting import (
-    export_run,
     read_output_files,
     read_table,
-    train_model,
     write_records,
 )
 from regauge import jsonl
@@ -31,12 +29,6 @@ FEW_KILLS, MANY_KILLS = 3, 30
 """Kills in a job: by default, and in the full suite."""
 POLL_SECONDS = 0.01
 TIMEOUT_SECONDS = 120.0
-
-
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("encoder")
-    return export_run(train_model(folder), folder / "artifact")
 
 
 @pytest.fixture(scope="module")

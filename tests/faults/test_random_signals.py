@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from distributed.test_resume import assert_same
-from end_to_end.predicting import EAGER, export_run, read_output_files, train_model, write_records
+from end_to_end.predicting import EAGER, read_output_files, write_records
 from faults.conftest import FULL, Jobs
 from faults.families import list_descendants
 from regauge import timing
@@ -234,11 +234,6 @@ def test_a_run_saves_when_its_terminal_is_closed(jobs: Jobs, tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_model(tmp_path_factory.mktemp("encoder"))
-
-
-@pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_records(tmp_path_factory.mktemp("texts") / "texts.jsonl", 6000)
 
@@ -267,9 +262,8 @@ def test_an_export_ends_at_signals(model: Path, tmp_path: Path, seed: int, count
 
 @FEW_OR_MANY
 def test_batch_inference_ends_at_signals_and_resumes(
-    model: Path, records: Path, tmp_path: Path, seed: int, count: int
+    artifact: Path, records: Path, tmp_path: Path, seed: int, count: int
 ) -> None:
-    artifact = export_run(model, tmp_path / "artifact")
     options = ["predict.shard_records=300", "execution.workers=2"]
     commands = []
     for name in ("stopped", "undisturbed"):

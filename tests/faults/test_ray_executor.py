@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 from end_to_end.predicting import (
-    export_run,
     read_output_files,
     read_table,
-    train_model,
     write_row_groups,
 )
 from regauge import jsonl
@@ -30,12 +28,6 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(find_spec("ray") is None, reason="not proved here: ray is not installed"),
 ]
-
-
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("encoder")
-    return export_run(train_model(folder), folder / "artifact")
 
 
 @pytest.fixture

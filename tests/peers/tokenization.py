@@ -11,10 +11,10 @@ from tokenizers import (
     models,
     normalizers,
     pre_tokenizers,
-    processors,
-    trainers,
 )
 from transformers import PreTrainedTokenizerFast
+
+from tokenizer_families import build_template, train_byte_pairs
 
 VOCABULARY = 320
 """Entries of a trained byte-level BPE."""
@@ -45,19 +45,16 @@ def build_word_pieces() -> tuple[Tokenizer, dict[str, str]]:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
-    )
+    single, pair = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+    tokenizer.post_processor = build_template(tokenizer, single, pair)
     return tokenizer, roles
 
 
 def build_byte_pairs() -> tuple[Tokenizer, dict[str, str]]:
     """Return a byte-level BPE tokenizer as of RoBERTa: "<s> text </s>", two ends between texts."""
     roles = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
-    tokenizer = _train_byte_pairs([*roles.values()])
-    tokenizer.post_processor = _build_template(tokenizer, "<s> $A </s>", "<s> $A </s> </s> $B </s>")
+    tokenizer = train_byte_pairs([*roles.values()], LINES, VOCABULARY)
+    tokenizer.post_processor = build_template(tokenizer, "<s> $A </s>", "<s> $A </s> </s> $B </s>")
     return tokenizer, {**roles, "bos": "<s>", "eos": "</s>"}
 
 
@@ -72,22 +69,23 @@ def build_unigrams() -> tuple[Tokenizer, dict[str, str]]:
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    tokenizer.post_processor = _build_template(tokenizer, "<s> $A </s>", "<s> $A </s> </s> $B </s>")
+    tokenizer.post_processor = build_template(tokenizer, "<s> $A </s>", "<s> $A </s> </s> $B </s>")
     return tokenizer, {**roles, "bos": "<s>", "eos": "</s>"}
 
 
 def build_opened_byte_pairs() -> tuple[Tokenizer, dict[str, str]]:
     """Return a byte-level BPE tokenizer as of Llama: "<s> text", without an end."""
     roles = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
-    tokenizer = _train_byte_pairs([*roles.values()])
-    tokenizer.post_processor = _build_template(tokenizer, "<s> $A", "<s> $A <s> $B")
+    tokenizer = train_byte_pairs([*roles.values()], LINES, VOCABULARY)
+    tokenizer.post_processor = build_template(tokenizer, "<s> $A", "<s> $A <s> $B")
     return tokenizer, roles
 
 
 def build_plain_byte_pairs() -> tuple[Tokenizer, dict[str, str]]:
     """Return a byte-level BPE tokenizer as of GPT-2: no special tokens around a text."""
     end = "<|endoftext|>"
-    return _train_byte_pairs([end]), {"bos": end, "eos": end, "unk": end, "pad": end}
+    roles = dict.fromkeys(("bos", "eos", "unk", "pad"), end)
+    return train_byte_pairs([end], LINES, VOCABULARY), roles
 
 
 WORDS = sorted({word for line in LINES for word in line.split()})
@@ -99,23 +97,3 @@ BUILDERS = {
     "plain": build_plain_byte_pairs,
 }
 """Tokenizers with their special tokens by role."""
-
-
-def _train_byte_pairs(special_tokens: list[str]) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=special_tokens,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(LINES, trainer)
-    return tokenizer
-
-
-def _build_template(tokenizer: Tokenizer, single: str, pair: str) -> processors.TemplateProcessing:
-    names = [token for token in ("<s>", "</s>") if token in pair]
-    special_tokens = [(token, tokenizer.token_to_id(token)) for token in names]
-    return processors.TemplateProcessing(single, pair, special_tokens)

@@ -18,12 +18,17 @@ import support
 from leaks import Snapshot
 from regauge import accelerators, choices
 from regauge.log import logger
+from regauge.stop_signals import STOP_SIGNALS
 
 PROOFS = pytest.StashKey[support.Proofs]()
 FIGURES = pytest.StashKey[dict[str, list[float]]]()
 
-# A suite under `nohup` would ignore SIGHUP, and with it every process of the tests.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# A suite under `nohup` or in the background of a shell ignores signals, and so would every process
+# that it starts.
+for number in STOP_SIGNALS:
+    if signal.getsignal(number) == signal.SIG_IGN:
+        is_interrupt = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
 
 # Hypothesis: equal examples in every run, no time limit, no database.
 settings.register_profile("regauge", deadline=None, database=None, derandomize=True)

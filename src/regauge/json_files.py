@@ -98,8 +98,7 @@ def parse_object(content: str | bytes) -> dict[str, Any]:
     document = _parse(content)
     if not isinstance(document, dict):
         raise ValueError(f"it contains {json.dumps(document)[:20]}, not an object")  # noqa: TRY004
-    checksum = document.pop(CHECKSUM, None)
-    if checksum is not None and checksum != _compute_checksum(document):
+    if CHECKSUM in document and document.pop(CHECKSUM) != _compute_checksum(document):
         raise ValueError(f"its {CHECKSUM} differs, so it has changed since it was written")
     return document
 

@@ -44,6 +44,7 @@ from regauge.safetensors_io import write_tensors
 KINDS = choices.names("backends")
 LIBRARIES = ("onnxruntime", "onnx", "onnxscript", "openvino")
 VENDORS = ("torch_xla", "torch_neuronx", "torch_neuron", "habana_frameworks")
+COMPILERS_OF_TORCH = {"inductor", "torch-compile"}
 WEIGHTLESS = {"inductor", "onnx", "openvino"}
 """Backends whose payloads contain no weights."""
 SHAPES = (Shape(6, 8), Shape(4, 16), Shape(3, 24))
@@ -316,9 +317,9 @@ def test_a_missing_library_is_reported_with_its_install_command() -> None:
 @pytest.mark.parametrize(
     ("usable", "name"),
     [
-        # torch.compile compiles the program again for each shape.
+        # Compilers of torch compile the program again for each shape.
         pytest.param(
-            kind, name, marks=[pytest.mark.full] * ((kind, name) == ("torch-compile", "text"))
+            kind, name, marks=[pytest.mark.full] * (name == "text" and kind in COMPILERS_OF_TORCH)
         )
         for kind in KINDS
         for name in EXAMPLES

@@ -272,6 +272,7 @@ def test_a_lost_rank_is_named_and_the_next_call_starts_new_processes(
     assert not is_alive(second)
 
 
+@pytest.mark.full
 def test_generation_is_equal_on_two_devices_and_workers_end_with_the_runner() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -342,6 +343,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return plain, export_run(run, folder / "two", TWO_DEVICES, FP32, last, *QUICK)
 
 
+@pytest.mark.full
 def test_an_artifact_for_two_devices_is_loaded_and_used_by_predict(
     exports: tuple[Path, Path], tmp_path: Path
 ) -> None:

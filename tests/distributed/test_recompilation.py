@@ -123,6 +123,7 @@ def test_auto_compile_is_decided_once_for_all_processes(
     assert [decided for decided, _ in again] == [kind] * 2
 
 
+@pytest.mark.full
 def test_a_compiled_run_has_the_losses_of_an_eager_one(
     alone: World, data: Path, tmp_path: Path
 ) -> None:

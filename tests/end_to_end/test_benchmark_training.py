@@ -31,6 +31,7 @@ def build_settings(folder: Path, data: Path, **benchmark: Any) -> TrainingBenchm
     return build(TrainingBenchmarkSettings, merged)
 
 
+@pytest.mark.full
 def test_a_benchmark_measures_every_number_of_processes(
     tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,7 +125,13 @@ def wrap(weights: dict[str, Tensor], parent: str, wrapper: str) -> dict[str, Ten
     }
 
 
-@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.full] * (name in ("torch.compile", "DDP")))
+        for name in WRAPPED
+    ],
+)
 def test_wrappers_are_left_out_of_names(
     name: str, tmp_path: Path, weights: dict[str, Tensor]
 ) -> None:

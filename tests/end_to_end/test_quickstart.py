@@ -54,6 +54,7 @@ def run(folder: Path, *more: str, file: Path = DEMO) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.full
 def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
     done = run(tmp_path / "demo", "stage.match.stop.steps=4", *COMPARED)
     assert done.returncode == 0, done.stderr

@@ -174,6 +174,7 @@ def test_a_global_batch_loss_holds_all_local_rows_unless_it_recomputes(
     assert forecast_memory(sharded, ALONE).min_live_rows is None
 
 
+@pytest.mark.full
 def test_measurements_before_an_out_of_memory_error_are_used(
     tmp_path: Path, install_trial: InstallTrial
 ) -> None:

@@ -182,6 +182,7 @@ def test_nested_blocks_share_one_server() -> None:
         assert other is not outer
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     not accelerators.is_cpu_only_torch(), reason="not proved here: only CPU runs fork processes"
 )

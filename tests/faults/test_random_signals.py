@@ -238,31 +238,32 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_records(tmp_path_factory.mktemp("texts") / "texts.jsonl", 6000)
 
 
-FEW_OR_MANY = pytest.mark.parametrize(
-    ("seed", "count"), [(0, 1), *(pytest.param(seed, 5, marks=FULL) for seed in range(1, 5))]
-)
+SEEDS = pytest.mark.parametrize("seed", range(5))
+STOPS = 5
+"""Number of signals to one command."""
 
 
-@FEW_OR_MANY
-def test_a_pipeline_ends_at_signals_and_continues(
-    records: Path, tmp_path: Path, seed: int, count: int
-) -> None:
+@FULL
+@SEEDS
+def test_a_pipeline_ends_at_signals_and_continues(records: Path, tmp_path: Path, seed: int) -> None:
     run_file, folder = tmp_path / "pipeline.toml", tmp_path / "out"
     run_file.write_text(PIPELINE.format(folder=folder, records=records))
     result = folder / "2-train" / "result.json"
-    stop_often(StoppableCommand(["pipeline", str(run_file)], tmp_path, result), seed, count)
+    stop_often(StoppableCommand(["pipeline", str(run_file)], tmp_path, result), seed, STOPS)
 
 
-@FEW_OR_MANY
-def test_an_export_ends_at_signals(model: Path, tmp_path: Path, seed: int, count: int) -> None:
+@FULL
+@SEEDS
+def test_an_export_ends_at_signals(model: Path, tmp_path: Path, seed: int) -> None:
     target = tmp_path / "artifact"
     arguments = ["export", str(model), "--to", str(target), *EAGER, "candidates.timing_seconds=4"]
-    stop_often(StoppableCommand(arguments, tmp_path, target / "manifest.json"), seed, count)
+    stop_often(StoppableCommand(arguments, tmp_path, target / "manifest.json"), seed, STOPS)
 
 
-@FEW_OR_MANY
+@FULL
+@SEEDS
 def test_batch_inference_ends_at_signals_and_resumes(
-    artifact: Path, records: Path, tmp_path: Path, seed: int, count: int
+    artifact: Path, records: Path, tmp_path: Path, seed: int
 ) -> None:
     options = ["predict.shard_records=300", "execution.workers=2"]
     commands = []
@@ -273,7 +274,7 @@ def test_batch_inference_ends_at_signals_and_resumes(
         result = folder / "out" / "result.json"
         commands.append(StoppableCommand(["predict", *paths, *options], folder, result))
     stopped, undisturbed = commands
-    stop_often(stopped, seed, count)
+    stop_often(stopped, seed, STOPS)
     undisturbed.finish()
     assert read_output_files(tmp_path / "stopped" / "out") == read_output_files(
         tmp_path / "undisturbed" / "out"

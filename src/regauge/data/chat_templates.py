@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.choices import did_you_mean
 from regauge.data.conversations import ASSISTANT, Conversation, is_blank
-from regauge.data.tokenizer import CONFIG, MORE_TEMPLATES, LoadedTokenizer, hash_tokenizer
+from regauge.data.tokenizer import MORE_TEMPLATES, LoadedTokenizer, hash_tokenizer
+from regauge.data.tokenizer_config import CONFIG
 from regauge.errors import DataError, SettingsError, first_line
 from regauge.json_files import find_json
 

@@ -13,7 +13,12 @@ from tokenizers import Tokenizer
 
 from regauge.data.dataset import TOKENIZER
 from regauge.data.special_tokens import enclose_texts, read_role_id
-from regauge.data.tokenizer import CONFIG, read_tokenizer_config
+from regauge.data.tokenizer_config import (
+    CONFIG,
+    ROLES,
+    SPECIAL_TOKENS_MAP,
+    read_tokenizer_config,
+)
 from regauge.json_files import read_json
 
 if TYPE_CHECKING:
@@ -22,9 +27,6 @@ if TYPE_CHECKING:
     from regauge.data.special_tokens import SpecialTokens
     from regauge.data.tokenizer import Side
 
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-_SPECIAL_TOKENS_MAP = "special_tokens_map.json"
-"""Older file with the roles of special tokens, which `tokenizer_config.json` replaces."""
 _POST_PROCESSOR_KEYS = ("add_bos_token", "add_eos_token")
 """Keys with which transformers before 5.0 replaces the post-processor of some classes."""
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"
@@ -83,7 +85,7 @@ def adapt_tokenizer(folder: Path, form: TextForm) -> TokenIds:
         config["model_max_length"] = form.max_length
     if form.splits_special_tokens is not None:
         config["split_special_tokens"] = form.splits_special_tokens
-    (folder / _SPECIAL_TOKENS_MAP).unlink(missing_ok=True)
+    (folder / SPECIAL_TOKENS_MAP).unlink(missing_ok=True)
     _write_document(folder / CONFIG, config)
     return ids
 

@@ -28,9 +28,18 @@ from tokenizers import (
 from regauge.data.bpe_cache import build_cached_bpe
 from regauge.data.dataset import TOKENIZER, TokenizerInfo
 from regauge.data.special_tokens import read_role_id, read_special_tokens
+from regauge.data.tokenizer_config import (
+    CONFIG,
+    ROLES,
+    TRAINED_ROLES,
+    check_added_tokens,
+    read_class_roles,
+    read_declared_config,
+    read_tokenizer_config,
+)
 from regauge.errors import DataError, first_line
 from regauge.files import check_file, sha256
-from regauge.json_files import DocumentShape, check_shape, find_json
+from regauge.json_files import find_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,8 +47,6 @@ if TYPE_CHECKING:
     from regauge.data.bpe_cache import CachedBpe
     from regauge.data.settings import TokenizerSettings
 
-CONFIG = "tokenizer_config.json"
-ROLES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 MIN_LETTERS = 3
 """Minimum number of letters of a token that counts as a word."""
 MORE_TEMPLATES = "additional_chat_templates"
@@ -54,24 +61,6 @@ _SHOWN_LETTERS = 60
 """Number of letters of a text that a message shows."""
 _NO_MAX_LENGTH = int(1e30)
 """The `model_max_length` that transformers writes for a tokenizer without a maximum length."""
-
-
-class SpecialTokenShape(DocumentShape):
-    """A special token with its attributes."""
-
-    content: str
-
-
-class TokenizerConfigShape(DocumentShape):
-    """The special tokens of a tokenizer's configuration."""
-
-    pad_token: str | SpecialTokenShape | None = None
-    unk_token: str | SpecialTokenShape | None = None
-    cls_token: str | SpecialTokenShape | None = None
-    sep_token: str | SpecialTokenShape | None = None
-    mask_token: str | SpecialTokenShape | None = None
-    bos_token: str | SpecialTokenShape | None = None
-    eos_token: str | SpecialTokenShape | None = None
 
 
 class EncodedPair(NamedTuple):
@@ -98,6 +87,7 @@ class LoadedTokenizer:
         """
         self.folder = folder
         self._tokenizer = _load(folder)
+        check_added_tokens(folder, self._tokenizer.get_vocab())
         self.truncation_side = read_truncation_side(folder)
         if lowercase:
             normalizer = self._tokenizer.normalizer
@@ -260,8 +250,7 @@ class LoadedTokenizer:
     def _read_info(self, folder: Path) -> TokenizerInfo:
         added = self._tokenizer.get_added_tokens_decoder()
         special_ids = {token_id for token_id, token in added.items() if token.special}
-        roles = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
-        special_ids |= {role_id for role in roles if (role_id := self._find_id(role)) is not None}
+        special_ids |= {role_id for role in ROLES if (role_id := self._find_id(role)) is not None}
         pad_id = self._find_id("pad", "unk", "eos", "bos", "cls", "sep")
         return TokenizerInfo(
             sha256=sha256(folder / TOKENIZER),
@@ -276,19 +265,21 @@ class LoadedTokenizer:
 
 def train_tokenizer(texts: Iterator[list[str]], settings: TokenizerSettings, folder: Path) -> None:
     """Train a byte-level BPE on batches of texts and save it to a folder."""
-    tokenizer = Tokenizer(models.BPE(unk_token=ROLES["unk"]))
+    tokenizer = Tokenizer(models.BPE(unk_token=TRAINED_ROLES["unk"]))
     tokenizer.normalizer = _build_normalizer(settings.normalize)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=settings.vocab_size,
         min_frequency=settings.min_frequency,
-        special_tokens=list(ROLES.values()),
+        special_tokens=list(TRAINED_ROLES.values()),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    special_tokens = [(ROLES[role], tokenizer.token_to_id(ROLES[role])) for role in ("cls", "sep")]
+    special_tokens = [
+        (TRAINED_ROLES[role], tokenizer.token_to_id(TRAINED_ROLES[role])) for role in ("cls", "sep")
+    ]
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=special_tokens
     )
@@ -299,9 +290,9 @@ def train_tokenizer(texts: Iterator[list[str]], settings: TokenizerSettings, fol
         "model_max_length": _NO_MAX_LENGTH,
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,
-        **{f"{role}_token": token for role, token in ROLES.items()},
-        "bos_token": ROLES["cls"],
-        "eos_token": ROLES["sep"],
+        **{f"{role}_token": token for role, token in TRAINED_ROLES.items()},
+        "bos_token": TRAINED_ROLES["cls"],
+        "eos_token": TRAINED_ROLES["sep"],
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -316,7 +307,7 @@ def read_truncation_side(folder: Path) -> Side:
 
     Raises DataError if the folder names another side.
     """
-    side = read_tokenizer_config(folder).get("truncation_side")
+    side = read_declared_config(folder).get("truncation_side")
     if side is None:
         document = find_json(folder / TOKENIZER, "replace it") or {}
         side = (document.get("truncation") or {}).get("direction")
@@ -340,11 +331,18 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def copy_tokenizer_files(source: Path, folder: Path) -> None:
-    """Copy the files of a tokenizer to an existing folder."""
+    """Copy the files of a tokenizer to an existing folder.
+
+    The copy names the special tokens that the source leaves to the class of its model.
+    """
     for path in list_tokenizer_files(source):
         target = folder / path.relative_to(source)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
+    if roles := read_class_roles(source):
+        config = {**(find_json(source / CONFIG, "replace it") or {}), **roles}
+        text = json.dumps(config, indent=2, ensure_ascii=False)
+        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
 def check_tokenizer(source: Path) -> None:
@@ -406,16 +404,6 @@ def _load(folder: Path) -> Tokenizer:
     if not tokenizer.get_vocab_size():
         raise DataError(f"{folder / TOKENIZER} has no tokens", "replace it")
     return tokenizer
-
-
-def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a tokenizer; by default the roles of a trained one."""
-    merged: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", CONFIG):
-        document = find_json(folder / name, "replace it") or {}
-        check_shape(document, folder / name, "replace it", TokenizerConfigShape)
-        merged |= document
-    return merged or {f"{role}_token": token for role, token in ROLES.items()}
 
 
 def _build_normalizer(kind: str) -> normalizers.Normalizer | None:

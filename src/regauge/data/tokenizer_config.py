@@ -1,0 +1,117 @@
+"""The configuration of a tokenizer, with its special tokens by role.
+
+A role is a use of a special token, such as "pad" or "mask". Many published tokenizers name no role:
+the class of transformers that their model selects has defaults.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from regauge.data.dataset import TOKENIZER
+from regauge.errors import DataError, first_line
+from regauge.json_files import DocumentShape, check_shape, find_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+"""Older file with the roles of special tokens, which `tokenizer_config.json` replaces."""
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+TRAINED_ROLES = {
+    "pad": "[PAD]",
+    "unk": "[UNK]",
+    "cls": "[CLS]",
+    "sep": "[SEP]",
+    "mask": "[MASK]",
+}
+"""The special tokens of a tokenizer that is trained here, and of one without a configuration."""
+_MODEL_CONFIG = "config.json"
+_REMEDY = "replace it"
+
+
+class SpecialTokenShape(DocumentShape):
+    """A special token with its attributes."""
+
+    content: str
+
+
+class TokenizerConfigShape(DocumentShape):
+    """The special tokens of a tokenizer's configuration."""
+
+    pad_token: str | SpecialTokenShape | None = None
+    unk_token: str | SpecialTokenShape | None = None
+    cls_token: str | SpecialTokenShape | None = None
+    sep_token: str | SpecialTokenShape | None = None
+    mask_token: str | SpecialTokenShape | None = None
+    bos_token: str | SpecialTokenShape | None = None
+    eos_token: str | SpecialTokenShape | None = None
+    added_tokens_decoder: dict[str, SpecialTokenShape] = {}
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of a tokenizer, with the special tokens of its class.
+
+    A tokenizer without any configuration has the roles of a trained one.
+    """
+    config = read_declared_config(folder)
+    if has_roles(config):
+        return config
+    roles = read_class_roles(folder)
+    if not config and not roles:
+        return {f"{role}_token": token for role, token in TRAINED_ROLES.items()}
+    return {**config, **roles}
+
+
+def read_declared_config(folder: Path) -> dict[str, Any]:
+    """Return the keys of both configuration files of a tokenizer, without defaults."""
+    merged: dict[str, Any] = {}
+    for name in (SPECIAL_TOKENS_MAP, CONFIG):
+        document = find_json(folder / name, _REMEDY) or {}
+        check_shape(document, folder / name, _REMEDY, TokenizerConfigShape)
+        merged |= document
+    return merged
+
+
+def has_roles(config: dict[str, Any]) -> bool:
+    """Return whether a configuration names a special token, or that there is none."""
+    return any(f"{role}_token" in config for role in ROLES)
+
+
+def read_class_roles(folder: Path) -> dict[str, str]:
+    """Return the special tokens that transformers uses for a folder that names none.
+
+    They are defaults of the class of its tokenizer or model. The result is empty if the folder
+    names neither. This imports transformers and torch.
+    """
+    config = read_declared_config(folder)
+    model_config = find_json(folder / _MODEL_CONFIG, _REMEDY) or {}
+    if has_roles(config) or not (config.get("tokenizer_class") or model_config):
+        return {}
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise DataError(
+            f"transformers cannot load the tokenizer of {folder}: {first_line(error)}",
+            f"name its special tokens in its {CONFIG}",
+        ) from None
+    tokens = {f"{role}_token": getattr(tokenizer, f"{role}_token", None) for role in ROLES}
+    return {name: str(token) for name, token in tokens.items() if token is not None}
+
+
+def check_added_tokens(folder: Path, vocabulary: dict[str, int]) -> None:
+    """Raise DataError if the configuration adds a token that `tokenizer.json` does not have.
+
+    transformers adds it when it loads the folder; the library `tokenizers` does not.
+    """
+    added = read_declared_config(folder).get("added_tokens_decoder") or {}
+    for number, token in added.items():
+        if vocabulary.get(token["content"]) != int(number):
+            raise DataError(
+                f"{folder / CONFIG} adds the token {token['content']!r} with id {number},"
+                f" which {TOKENIZER} does not have",
+                "load the tokenizer with transformers and save it again",
+            )

@@ -15,6 +15,7 @@ from regauge.log import logger
 from regauge.models.io_spec import InputSpec, read_class_names
 from regauge.tasks import MetricSums, _quality
 from regauge.tasks._fields import (
+    TEXT_TOKENS,
     FieldsTask,
     Texts,
     build_slot_arrays,
@@ -77,6 +78,13 @@ class Classify(FieldsTask):
         if names and self._is_regression:
             raise ValueError("a regression has no classes; remove class_names")
         return self
+
+    def default_rows(self) -> dict[str, Any]:
+        fields = dict.fromkeys(self.text_fields, TEXT_TOKENS)
+        rows = {**super().default_rows(), "fields": fields}
+        if self._is_regression:
+            return {**rows, "floats": [self.label]}
+        return {**rows, "labels": {self.label: self.class_names}}
 
     def resolve_defaults(self, manifest: DatasetManifest) -> Self:
         """Return the task with the number and the names of the classes of a dataset."""

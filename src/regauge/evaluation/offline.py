@@ -120,7 +120,7 @@ def _resolve_task(settings: EvaluateSettings, folder: Path, dataset: Dataset) ->
         raise SettingsError(problem, "remove it from models")
     task.check_dataset(dataset.manifest)
     task.check_weights(folder)
-    return task
+    return task.resolve_defaults(dataset.manifest)
 
 
 def _read_trained_task(folder: Path) -> Task:

@@ -57,6 +57,10 @@ class NumberedPiece(NamedTuple):
     piece_index: int
     piece: Piece
     first_record: int = 0
+    is_validation: bool = False
+    """Whether the piece is one of the validation source."""
+    class_names: dict[str, tuple[str, ...]] | None = None
+    """Names that the source declares for the integers of a field, by field."""
 
 
 def read_piece(
@@ -66,12 +70,18 @@ def read_piece(
     numbered_piece: NumberedPiece,
     *,
     with_signatures: bool = True,
+    with_class_names: bool = False,
 ) -> tuple[int, Counts]:
-    """Read a piece into a file of records; return its index and counts."""
+    """Read a piece into a file of records; return its index and counts.
+
+    With `with_class_names`, the counts have the class names that the source declares.
+    """
     schema = SCHEMA if with_signatures else SCHEMA_WITHOUT_SIGNATURE
     batch: list[Record] = []
     counts: Counts = {"records": 0, "text_bytes": 0}
     counts |= {kind: Counter() for kind in ("rejected", "skipped", "field_names")}
+    if with_class_names:
+        counts["class_names"] = source.class_names(numbered_piece.piece)
     num_characters = 0
     items = _read_checked(source, numbered_piece.piece)
     with PieceWriter(folder, numbered_piece.piece_index, schema) as output:
@@ -93,6 +103,18 @@ def read_piece(
         if batch:
             output.write(_build_batch(batch, counts, schema))
     return numbered_piece.piece_index, commit_counts(folder, numbered_piece.piece_index, counts)
+
+
+def read_piece_of_any(
+    sources: tuple[Source, ...],
+    record_filter: RecordFilter,
+    folder: Path,
+    numbered_piece: NumberedPiece,
+    **options: bool,
+) -> tuple[int, Counts]:
+    """Read a piece of the source of training or of validation records, as `read_piece`."""
+    source = sources[numbered_piece.is_validation]
+    return read_piece(source, record_filter, folder, numbered_piece, **options)
 
 
 def process_pieces(

@@ -11,7 +11,7 @@ that a run file is checked without it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from regauge.config import Choice
 from regauge.errors import SettingsError
@@ -65,6 +65,19 @@ class Task(Choice):
     has_special_tokens: ClassVar[bool] = False
     """Whether texts for the trained model may have special tokens, such as the mask."""
 
+    def resolve_defaults(self, manifest: DatasetManifest) -> Self:
+        """Return the task with the settings that the run file leaves to the dataset."""
+        del manifest
+        return self
+
+    def find_assumption(self, manifest: DatasetManifest) -> str | None:
+        """Return what the module assumes about a dataset that is not prepared, or None.
+
+        The manifest has the columns of `[rows]`, or no columns.
+        """
+        del manifest
+        return None
+
     def check_dataset(self, manifest: DatasetManifest) -> None:
         """Raise SettingsError or DataError if the task cannot use a dataset."""
         if manifest.layout != self.row_layout():
@@ -73,6 +86,10 @@ class Task(Choice):
                 f" has '{manifest.layout}'",
                 f'prepare it with rows.layout = "{self.row_layout()}"',
             )
+
+    def default_rows(self) -> dict[str, Any]:
+        """Return the table `rows` that `prepare` uses for the task if a run file has none."""
+        return {"layout": self.row_layout()}
 
     def row_layout(self) -> str:
         """Return the row layout that the task needs with these settings."""

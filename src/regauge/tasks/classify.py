@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+import json
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from regauge.data.batches import take_rows
-from regauge.errors import DataError
+from regauge.errors import DataError, SettingsError
 from regauge.json_files import find_json
 from regauge.log import logger
 from regauge.models.io_spec import InputSpec, read_class_names
 from regauge.tasks import MetricSums, _quality
 from regauge.tasks._fields import (
+    TEXT_TOKENS,
     FieldsTask,
     Texts,
     build_slot_arrays,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
-    from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.data.dataset import ColumnInfo, DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 
 MAX_LOGGED_NAMES = 10
+MIN_CLASSES = 2
 
 
 class Classify(FieldsTask):
@@ -47,13 +50,14 @@ class Classify(FieldsTask):
     text_fields: tuple[str, ...] = Field(default=("text",), min_length=1, max_length=2)
     """One text field, or two that are concatenated to a pair."""
     label: str = "label"
-    """Field with the class, 0 … classes - 1, or with the value to predict."""
+    """Field with the class, of `rows.labels`, or with the value to predict, of `rows.floats`."""
     problem_type: Literal["classification", "regression"] = "classification"
     """Classes are trained with cross-entropy, values with squared error."""
-    classes: int = Field(default=2, ge=2, le=4096)
-    """Number of classes; by default that of the class names."""
+    classes: int | None = Field(default=None, ge=2, le=4096)
+    """Number of classes; by default that of the dataset."""
     class_names: tuple[str, ...] = ()
-    """Names of the classes 0, 1, …, for config.json, exports and predictions."""
+    """Names of the classes 0, 1, … in config.json, exports and predictions; by default those of
+    the dataset."""
 
     @model_validator(mode="before")
     @classmethod
@@ -75,12 +79,35 @@ class Classify(FieldsTask):
             raise ValueError("a regression has no classes; remove class_names")
         return self
 
+    def default_rows(self) -> dict[str, Any]:
+        fields = dict.fromkeys(self.text_fields, TEXT_TOKENS)
+        rows = {**super().default_rows(), "fields": fields}
+        if self._is_regression:
+            return {**rows, "floats": [self.label]}
+        return {**rows, "labels": {self.label: self.class_names}}
+
+    def resolve_defaults(self, manifest: DatasetManifest) -> Self:
+        """Return the task with the number and the names of the classes of a dataset."""
+        column = manifest.columns.get(self.label)
+        if self._is_regression or column is None:
+            return self
+        names = self.class_names or column.class_names or ()
+        classes = self.classes or len(names) or max(MIN_CLASSES, column.num_classes or 0)
+        return self.model_copy(update={"classes": classes, "class_names": names})
+
+    def find_assumption(self, manifest: DatasetManifest) -> str | None:
+        column = manifest.columns.get(self.label)
+        if self._is_regression or self.classes or (column and column.num_classes):
+            return None
+        return f"{MIN_CLASSES} classes; those of '{self.label}' are not known before 'prepare'"
+
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)
         for name in self.text_fields:
             check_field(manifest, name)
         kinds = ("integer", "float") if self._is_regression else ("integer",)
         check_field(manifest, self.label, kinds)
+        self._check_class_names_of_dataset(manifest.columns[self.label])
         self._check_labels(manifest)
 
     def check_weights(self, folder: Path) -> None:
@@ -146,8 +173,9 @@ class Classify(FieldsTask):
 
         tokenizer = manifest.tokenizer
         vocab_size, pad_id = tokenizer.vocab_size, tokenizer.pad_token_id
-        outputs = 1 if self._is_regression else self.classes
-        names = self.class_names
+        resolved = self.resolve_defaults(manifest)
+        outputs = 1 if self._is_regression else resolved.classes or MIN_CLASSES
+        names = resolved.class_names
         return Classifier(
             *build_model(
                 model, "classes", vocab_size, seed, pad_id, outputs=outputs, class_names=names
@@ -172,7 +200,8 @@ class Classify(FieldsTask):
         sums: MetricSums = {"loss": ((losses * real).sum(), real.sum())}
         if self._is_regression:
             return {**sums, "pearson": _quality.pearson(scores[:, 0], labels, real)}
-        counts = _quality.ClassCounts.count(scores.argmax(1), labels.long(), real, self.classes)
+        classes = scores.shape[1]
+        counts = _quality.ClassCounts.count(scores.argmax(1), labels.long(), real, classes)
         return {
             **sums,
             "accuracy": counts.accuracy(),
@@ -204,9 +233,29 @@ class Classify(FieldsTask):
 
     def _check_labels(self, manifest: DatasetManifest) -> None:
         lowest, highest = label_range(manifest, self.label)
-        if not self._is_regression and (lowest < 0 or highest >= self.classes):
+        if self._is_regression:
+            return
+        classes = self.resolve_defaults(manifest).classes or MIN_CLASSES
+        if lowest < 0 or highest >= classes:
             raise DataError(
                 f"labels in '{self.label}' range from {lowest:g} to {highest:g}, but"
-                f" task.classes = {self.classes} allows 0 to {self.classes - 1}",
+                f" task.classes = {classes} allows 0 to {classes - 1}",
                 "set task.classes, or number the classes from 0",
             )
+
+    def _check_class_names_of_dataset(self, column: ColumnInfo) -> None:
+        """Raise SettingsError if the classes of the dataset are not those of the task."""
+        names = column.class_names
+        if names is None:
+            return
+        if self._is_regression:
+            problem = f"'{self.label}' has classes, not numbers"
+            raise SettingsError(problem, "list it in rows.floats instead of rows.labels")
+        if self.class_names and self.class_names != names:
+            problem = f"the class names of '{self.label}' are {', '.join(names[:MAX_LOGGED_NAMES])}"
+            ours = json.dumps(self.class_names, ensure_ascii=False)
+            remedy = f"remove task.class_names, or set rows.labels.{self.label} = {ours}"
+            raise SettingsError(f"{problem}, and task.class_names differ", remedy)
+        if self.classes and self.classes != len(names):
+            problem = f"'{self.label}' has {len(names)} classes, and task.classes = {self.classes}"
+            raise SettingsError(problem, "remove task.classes")

@@ -36,6 +36,8 @@ class Piece(NamedTuple):
     """End of the part, exclusive; None for the end of the file."""
     source: int = 0
     """Index of the source, if several sources are combined."""
+    unit: str = ""
+    """The unit that becomes a record, if the files decide it."""
 
 
 class Record(NamedTuple):
@@ -111,6 +113,10 @@ class Source(Choice):
     def read(self, piece: Piece) -> Iterator[SourceItem]:
         """Yield the items of a piece, in a fixed order."""
 
+    def division_remedy(self) -> str:
+        """Return the remedy for a source with a single record, which cannot be split."""
+        return "divide it into documents"
+
     def remote_location(self) -> str:
         """Return the remote location that is needed to list the pieces; empty for local files."""
         return ""
@@ -121,5 +127,10 @@ class Source(Choice):
 
     def field_kinds(self, piece: Piece) -> dict[str, FieldKind]:
         """Return the kind of each field of a piece, if it is known before reading."""
+        del piece
+        return {}
+
+    def class_names(self, piece: Piece) -> dict[str, tuple[str, ...]]:
+        """Return the names of the classes 0, 1, … by field, if the input declares them."""
         del piece
         return {}

@@ -135,6 +135,30 @@ def test_a_worker_that_hangs_is_replaced(
     assert read_output_files(folder) == read_output_files(expected_folder)
 
 
+@pytest.mark.parametrize("file_format", ["jsonl", "csv"])
+def test_a_killed_job_resumes_with_text_files(
+    artifact: Path, source: Path, tmp_path: Path, file_format: str
+) -> None:
+    more, records = (f"output.format={file_format}",), 4 * ROWS
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(source.read_text().splitlines(keepends=True)[:records]))
+    expected, folder, log = tmp_path / "expected", tmp_path / "out", tmp_path / "log"
+    inline = "execution.executor=inline"
+    assert main(_build_command(artifact, few, expected, inline, *more)) == 0
+    process = _start(_build_command(artifact, few, folder, *more), log)
+    _wait_for_lines(process, folder, 1)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    first = folder / "shards" / f"000000-00000.{file_format}"
+    first.write_bytes(first.read_bytes().replace(b"0.0", b"0.1", 1))  # damaged later
+    assert main(_build_command(artifact, few, folder, inline, *more)) == 0
+    assert read_output_files(folder) == read_output_files(expected)
+    assert len(read_output_files(folder)) == records // ROWS
+    text = b"".join(data for _, data in sorted(read_output_files(folder).items()))
+    assert text.count(b"embedding") == (records if file_format == "jsonl" else records // ROWS)
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
 )

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 JOB, LEDGER, RESULT = "job.json", "ledger.jsonl", "result.json"
 SHARDS, QUARANTINE, JOBS = "shards", "quarantine", "jobs"
-SHARD_SUFFIXES = ("parquet", "npy")
+SHARD_SUFFIXES = ("parquet", "jsonl", "csv", "npy")
 MAX_NAMES = 5
 """Maximum number of shards that a message names."""
 OTHER_FOLDER_REMEDY = "name another output.folder, or delete that one"

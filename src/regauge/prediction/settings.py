@@ -19,8 +19,9 @@ class PredictOutput(Settings):
 
     folder: str
     """Output folder; several jobs on several machines may share it."""
-    format: Literal["parquet", "npy"] = "parquet"
-    """`parquet` writes tables; `npy` writes arrays of vectors, and tables of the other fields."""
+    format: Literal["parquet", "jsonl", "csv", "npy"] = "parquet"
+    """`parquet`, `jsonl` and `csv` write tables; `npy` writes arrays of vectors, and Parquet tables
+    of the other fields. A nested value is a JSON text in a cell of `csv`."""
     dtype: Dtype = "float16"
     """Type of a vector: `int8` adds a scale per vector; `binary` packs eight signs per byte."""
     keep_fields: Literal["all"] | tuple[str, ...] | dict[str, FieldKind] = "all"

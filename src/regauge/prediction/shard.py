@@ -10,25 +10,21 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
-
-from regauge.artifacts.postprocess import (
-    build_columns,
-    build_table,
-    write_parquet,
-)
+from regauge.artifacts.postprocess import build_columns
 from regauge.data.columns import encode_value
 from regauge.data.sources import Record, Rejected, Skipped, reject_undecodable
 from regauge.data.values import fits_kind
 from regauge.files import fsync_paths, replace_atomically, sha256
 from regauge.prediction.job import QUARANTINE, SHARDS
+from regauge.prediction.shard_files import ShardColumns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import numpy as np
 
     from regauge.artifacts.engine import Engine
     from regauge.artifacts.manifest import ProgramEntry
@@ -238,16 +234,13 @@ class ShardWriter:
         }
 
     def _write_outputs(self, shard: EncodedShard, outputs: np.ndarray) -> list[Path]:
-        output, name, paths = self.record_spec.output, shard.shard_id.name, []
-        columns = build_columns(self.program, output.dtype, outputs, self.decode)
-        if output.format == "npy":
-            array = np.asarray(columns.pop(next(iter(columns))))
-            paths.append(self._write_file(SHARDS, f"{name}.npy", lambda file: np.save(file, array)))
-        if columns or shard.kept_values:
-            table = build_table(columns, shard.kept_values, self.record_spec.kept_fields)
-            write = partial(write_parquet, table)
-            paths.append(self._write_file(SHARDS, f"{name}.parquet", write))
-        return paths
+        output, name = self.record_spec.output, shard.shard_id.name
+        outputs_by_name = build_columns(self.program, output.dtype, outputs, self.decode)
+        columns = ShardColumns(shard.kept_values, self.record_spec.kept_fields, outputs_by_name)
+        return [
+            self._write_file(SHARDS, f"{name}.{suffix}", write)
+            for suffix, write in columns.list_files(output.format).items()
+        ]
 
     def _write_quarantine(self, shard: EncodedShard) -> list[Path]:
         """Write the rejected records of a shard; return the file, if there are any.

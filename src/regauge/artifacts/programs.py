@@ -24,8 +24,6 @@ from regauge.models.inference_modules import (
     CustomProgram,
     RankProgram,
     TextProgram,
-    build_generation_program,
-    find_generation_limit,
 )
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.io_spec import (
@@ -42,7 +40,8 @@ from regauge.models.sentence_transformers import (
     SentenceEncoder,
     Tokenization,
 )
-from regauge.models.settings import Model
+from regauge.models.settings import DEFAULT_NEW_TOKENS, Model
+from regauge.models.text_generation import build_generation_program, find_generation_limit
 from regauge.models.weights import read_weights
 
 if TYPE_CHECKING:
@@ -246,9 +245,10 @@ def _build_generation_spec(
     folder: Path, model: PreTrainedModel, settings: TextSettings, trained: InputSpec | None
 ) -> ProgramSpec:
     """Return the program of a causal model; with a chat template a text is a user message."""
-    max_new_tokens = settings.max_new_tokens
     input_spec = trained or ONE_TEXT
     max_tokens = input_spec.max_row_tokens(find_generation_limit(model))
+    default = DEFAULT_NEW_TOKENS if max_tokens is None else min(DEFAULT_NEW_TOKENS, max_tokens // 2)
+    max_new_tokens = settings.max_new_tokens or max(default, 1)
     if max_tokens is not None:
         largest = max_tokens - tokenizer_convention.MIN_TOKENS
         max_tokens -= max_new_tokens

@@ -18,7 +18,6 @@ from regauge.models.dropout import DropoutKeys
 from regauge.models.inference_modules import (
     CustomProgram,
     RankProgram,
-    build_generation_program,
     cast_program,
 )
 from regauge.models.init_weights import META, materialize_buffers
@@ -26,6 +25,7 @@ from regauge.models.modules import Classifier, Encoder
 from regauge.models.ranker import Ranker, RankerShape
 from regauge.models.sentence_transformers import Pooling
 from regauge.models.tensors import precision_dtype, set_tensor
+from regauge.models.text_generation import build_generation_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

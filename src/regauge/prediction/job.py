@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import config, jsonl
-from regauge.artifacts.manifest import MANIFEST
 from regauge.config import FORMAT
 from regauge.errors import DataError, SettingsError
 from regauge.files import sha256, write_json
@@ -249,13 +248,14 @@ def collect_portable_facts(
     predict, output = config.dump(settings.predict), config.dump(settings.output)
     options = {name: predict[name] for name in ("batch_invariant", "shard_records")}
     return {
-        "artifact_sha256": sha256(artifact.folder / MANIFEST),
+        "artifact_sha256": artifact.content_sha256,
         "source": config.dump(settings.source),
         "pieces": {piece.name: [piece.bytes, piece.stamp] for piece in pieces},
         "text_fields": list(settings.predict.text_fields),
         "prompt_name": settings.predict.prompt_name,
         "output": {name: output[name] for name in ("format", "dtype")},
         "keep_fields": kept_fields,
+        "generation": config.dump(settings.generation),
         **options,
     }
 

@@ -10,6 +10,7 @@ from regauge.artifacts.manifest import Dtype
 from regauge.config import Settings, choice_of
 from regauge.data.sources import Source
 from regauge.data.values import FieldKind
+from regauge.models.settings import GREEDY, Generation
 from regauge.planning.settings import Price
 from regauge.prediction.executors import Executor
 
@@ -33,7 +34,8 @@ class PredictOptions(Settings):
     """How records are read and grouped into shards."""
 
     text_fields: tuple[str, ...] = ()
-    """Text fields; by default the fields of the artifact, else `text`, else the only text field."""
+    """Text fields; by default the fields of the model, else `text`, else the only text field. With
+    a chat template the default is `messages`, else `instruction` with `input`."""
     prompt_name: str | None = None
     """Name of a prompt of the artifact to prepend to each text; by default its default prompt."""
     batch_invariant: bool = True
@@ -78,11 +80,13 @@ class PredictSettings(Settings):
     """All settings of a prediction job."""
 
     artifact: str
-    """Folder of an artifact, written by `regauge export`."""
+    """Folder of an artifact, or of a run or a model, which then runs without compilation."""
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")]
     """The records to process."""
     output: PredictOutput
     """The files to write."""
+    generation: Generation = GREEDY
+    """How a causal model generates text."""
     predict: PredictOptions = PredictOptions()
     """How records are read and grouped into shards."""
     execution: PredictExecution = PredictExecution()

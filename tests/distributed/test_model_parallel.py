@@ -42,11 +42,11 @@ from regauge.cli import main
 from regauge.errors import SettingsError, TransientError
 from regauge.json_files import CHECKSUM
 from regauge.models.dropout import DropoutKeys
+from regauge.models.generation.text_generation import GenerationProgram
 from regauge.models.inference_modules import TextProgram, named_tensors
 from regauge.models.io_spec import InputSpec, program_inputs
 from regauge.models.modules import Encoder
 from regauge.models.sentence_transformers import Pooling
-from regauge.models.text_generation import GenerationProgram
 
 VOCABULARY = 60
 SHAPES = (Shape(8, 8), Shape(3, 24), Shape(1, 32), Shape(8, 8))

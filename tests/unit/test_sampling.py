@@ -19,10 +19,10 @@ from regauge.artifacts.records import TextRecords
 from regauge.config import build
 from regauge.data.randomness import draw_uniform
 from regauge.errors import SettingsError
-from regauge.models.sampling import filter_logits, select_tokens
+from regauge.models.generation.sampling import filter_logits, select_tokens
+from regauge.models.generation.text_generation import NO_TOKEN, GenerationProgram
 from regauge.models.sentence_transformers import Tokenization
 from regauge.models.settings import Generation
-from regauge.models.text_generation import NO_TOKEN, GenerationProgram
 
 VOCABULARY, NEW_TOKENS, LENGTH = 40, 6, 8
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from regauge import accelerators, config
 from regauge.artifacts.manifest import (
@@ -48,6 +48,8 @@ class Artifact:
     manifest: ArtifactManifest
     generation: Generation = GREEDY
     """How text is generated."""
+    needs_proof: ClassVar[bool] = True
+    """Whether outputs are computed only with a proof that they do not depend on the batch."""
 
     @cached_property
     def program(self) -> ProgramEntry:

@@ -124,8 +124,8 @@ def load_engine(
     PreflightError if the artifact has no proof of this for this chip.
     """
     manifest = artifact.manifest
-    if batch_invariant:
-        check_batch_invariance(artifact)
+    if batch_invariant and artifact.needs_proof:
+        _check_batch_invariance(artifact)
     num_threads = threads or manifest.target.threads
     backend = manifest.compiled.backend
     claimed = claim_device(artifact.accelerator, device * backend.num_devices, num_threads)
@@ -138,14 +138,15 @@ def load_engine(
 def select_buckets(artifact: Artifact, *, batch_invariant: bool) -> Buckets:
     """Return the buckets of an artifact.
 
-    Batches of drawn texts have one number of rows, because another number may change the last bits
-    of logits, and so a drawn token.
+    Batch-invariant batches of drawn texts have one number of rows, because another number may
+    change the last bits of logits, and so a drawn token.
     """
-    if artifact.generation.is_sampled:
-        return fix_rows(artifact.manifest.buckets, SAMPLED_ROWS)
-    has_dynamic_shapes = artifact.manifest.compiled.backend.has_dynamic_shapes
-    needs_padding = batch_invariant or not has_dynamic_shapes
-    return Buckets(artifact.manifest.buckets, needs_row_padding=needs_padding)
+    manifest = artifact.manifest
+    if artifact.generation.is_sampled and batch_invariant:
+        return fix_rows(manifest.buckets, SAMPLED_ROWS)
+    has_sizes = batch_invariant and manifest.batch_invariance is not None
+    needs_padding = has_sizes or not manifest.compiled.backend.has_dynamic_shapes
+    return Buckets(manifest.buckets, needs_row_padding=needs_padding)
 
 
 def warm_up(engine: Engine, artifact: Artifact) -> None:
@@ -162,7 +163,7 @@ def warm_up(engine: Engine, artifact: Artifact) -> None:
     artifact.accelerator.synchronize()
 
 
-def check_batch_invariance(artifact: Artifact) -> None:
+def _check_batch_invariance(artifact: Artifact) -> None:
     """Raise PreflightError if the artifact was not proved batch-invariant on this chip."""
     proof, chip = artifact.manifest.batch_invariance, artifact.accelerator.model_name()
     if proof is None:

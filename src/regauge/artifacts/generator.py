@@ -14,6 +14,7 @@ from regauge.data.chat_templates import TemplateError
 from regauge.data.conversations import ASSISTANT, ConversationError
 from regauge.data.randomness import draw_uniform
 from regauge.errors import DataError, SettingsError
+from regauge.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +93,7 @@ class Generator:
             raise SettingsError(problem, "call predict(), or run `regauge predict`")
         preprocessor = self._preprocessor.with_tokenization(entry.tokenization)
         encoded = [_encode_prompt(preprocessor, prompt) for prompt in prompts]
+        _warn_if_truncated(encoded, preprocessor)
         tokens = [records.records.texts[0].ids for records in encoded]
         numbers = np.arange(len(tokens))
         records: Records = add_draws(
@@ -169,6 +171,13 @@ def _encode_prompt(preprocessor: Preprocessor, prompt: Any) -> EncodedRecords:
         problem = f"the chat template cannot render the conversation: {error}"
         raise DataError(problem, "pass messages that the template knows") from None
     return preprocessor.encode_requests([request])
+
+
+def _warn_if_truncated(encoded: list[EncodedRecords], preprocessor: Preprocessor) -> None:
+    """Log the number of prompts that lost their beginning."""
+    if count := sum(records.num_truncated for records in encoded):
+        message = "Prompts of more than %d tokens lost their beginning: %d"
+        logger.warning(message, preprocessor.max_length, count)
 
 
 def _check_last_message(record: Mapping[str, Any]) -> None:

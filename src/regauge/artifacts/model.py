@@ -14,11 +14,11 @@ from regauge.artifacts.generator import Generator, is_single_prompt
 from regauge.artifacts.postprocess import build_columns, convert_vectors
 from regauge.artifacts.preprocess import NO_VALUES, Preprocessor
 from regauge.artifacts.records import TensorRecords
-from regauge.artifacts.uncompiled import UncompiledModel, open_model, recommend_export
+from regauge.artifacts.uncompiled import open_model, recommend_export
 from regauge.choices import did_you_mean
 from regauge.data.sources import is_unicode
 from regauge.errors import DataError, SettingsError
-from regauge.models.settings import Generation
+from regauge.models.settings import GenerationTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -140,7 +140,7 @@ class LoadedModel:
             "seed": seed,
             "stop": (stop,) if isinstance(stop, str) else tuple(stop),
         }
-        generation = config.build(Generation, options, source="generate()")
+        generation = config.build(GenerationTable, {"generation": options}).generation
         is_single = is_single_prompt(prompts)
         batch = [prompts] if is_single else list(prompts)
         _check_texts([[prompt for prompt in batch if isinstance(prompt, str)]])
@@ -208,9 +208,8 @@ def load(
     chosen_backend = None if backend is None else config.parse_choice("backends", backend)
     artifact = open_model(str(path), text=text_settings, backend=chosen_backend, threads=threads)
     recommend_export(artifact)
-    has_proof = batch_invariant and not isinstance(artifact, UncompiledModel)
-    engine = load_engine(artifact, batch_invariant=has_proof, threads=threads)
-    return LoadedModel(artifact, engine, batch_invariant=has_proof)
+    engine = load_engine(artifact, batch_invariant=batch_invariant, threads=threads)
+    return LoadedModel(artifact, engine, batch_invariant=batch_invariant)
 
 
 def _check_texts(columns: list[list[Any]]) -> None:

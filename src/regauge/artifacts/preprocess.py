@@ -63,6 +63,11 @@ class Preprocessor:
         self._ignored_parts: set[str] = set()
 
     @property
+    def max_length(self) -> int:
+        """The most tokens of a text."""
+        return self._tokenization.max_length
+
+    @property
     def is_chat(self) -> bool:
         """Whether a text is a message of a conversation, in a chat template."""
         return self._tokenization.input_format == "chat"

@@ -19,13 +19,15 @@ from regauge.data.tokenizer import LoadedTokenizer, read_truncation_side
 from regauge.errors import DataError, SettingsError, first_line
 from regauge.models import architectures, sentence_transformers, tokenizer_convention
 from regauge.models.dropout import DropoutKeys
+from regauge.models.generation.text_generation import (
+    build_generation_program,
+    find_generation_limit,
+)
 from regauge.models.inference_modules import (
     DTYPES,
     CustomProgram,
-    RankProgram,
     TextProgram,
 )
-from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.io_spec import (
     ROWS,
     InputSpec,
@@ -40,8 +42,7 @@ from regauge.models.sentence_transformers import (
     SentenceEncoder,
     Tokenization,
 )
-from regauge.models.settings import DEFAULT_NEW_TOKENS, Model
-from regauge.models.text_generation import build_generation_program, find_generation_limit
+from regauge.models.settings import DEFAULT_NEW_TOKENS
 from regauge.models.weights import read_weights
 
 if TYPE_CHECKING:
@@ -52,10 +53,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from regauge.artifacts.export_settings import TextSettings
-    from regauge.data.dataset import DatasetManifest
     from regauge.models.io_spec import OutputKind
     from regauge.models.tokenizer_convention import Convention
-    from regauge.tasks import Task
 
 
 UNSUPPORTED_HEADS = (
@@ -262,30 +261,6 @@ def _build_generation_spec(
     program = build_generation_program(model, folder, folder, max_new_tokens, tokenization)
     inputs = program_inputs(input_spec)
     return ProgramSpec(program.eval(), "text", max_new_tokens, inputs, tokenization, input_spec)
-
-
-def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> ProgramSpec:
-    """Return the program of a ranker: the score of one candidate for a query.
-
-    Raises SettingsError if the ranker reads no text.
-    """
-    input_spec = task.input_spec(manifest)
-    if not input_spec.text_fields:
-        problem = f"the ranker of {folder} reads no text"
-        raise SettingsError(problem, "export a ranker with text fields")
-    settings = Model(path=str(folder))
-    with META:
-        module = task.build_module(settings, manifest, seed=0)
-    materialize(module, build_initial_weights(module, settings, seed=0))
-    ranker: Any = module.eval()
-    ranker.shape = ranker.shape._replace(candidates=1)
-    tokenization = Tokenization(
-        max_length=max(input_spec.max_lengths),
-        truncation_side=read_truncation_side(folder),
-        special_tokens="read",
-    )
-    inputs = program_inputs(input_spec)
-    return ProgramSpec(RankProgram(ranker), "scores", 1, inputs, tokenization, input_spec)
 
 
 def build_module_spec(path: str, module: nn.Module, examples: Mapping[str, Tensor]) -> ProgramSpec:

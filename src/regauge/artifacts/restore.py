@@ -15,6 +15,7 @@ from regauge.artifacts.manifest import TOKENIZER
 from regauge.artifacts.programs import build_text_program, strip_head
 from regauge.models.architectures import build_template, read_generation_config
 from regauge.models.dropout import DropoutKeys
+from regauge.models.generation.text_generation import build_generation_program
 from regauge.models.inference_modules import (
     CustomProgram,
     RankProgram,
@@ -25,7 +26,6 @@ from regauge.models.modules import Classifier, Encoder
 from regauge.models.ranker import Ranker, RankerShape
 from regauge.models.sentence_transformers import Pooling
 from regauge.models.tensors import precision_dtype, set_tensor
-from regauge.models.text_generation import build_generation_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

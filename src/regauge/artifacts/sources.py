@@ -17,9 +17,9 @@ from regauge.artifacts.probe_texts import select_probe_texts
 from regauge.artifacts.programs import (
     build_folder_spec,
     build_module_spec,
-    build_ranker_spec,
     read_vocab_size,
 )
+from regauge.artifacts.ranker_program import build_ranker_spec
 from regauge.artifacts.records import TensorRecords, TextRecords, TokenizedTexts
 from regauge.data.dataset import read_manifest
 from regauge.data.randomness import hash_keys

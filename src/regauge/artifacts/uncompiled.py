@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from regauge import accelerators, config
 from regauge.artifacts.artifact import Artifact, is_artifact, open_artifact
@@ -42,6 +42,7 @@ DEFAULT_TEXT = TextSettings()
 class UncompiledModel(Artifact):
     """A model's folder with the manifest that an artifact of it would have."""
 
+    needs_proof: ClassVar[bool] = False
     path: str = ""
     """The path that was named: a run, a folder or a name on the hub."""
     text: TextSettings = DEFAULT_TEXT

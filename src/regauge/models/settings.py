@@ -128,6 +128,13 @@ class Generation(Settings):
 GREEDY = Generation()
 
 
+class GenerationTable(Settings):
+    """The options of a call as they are in a run file, so that messages name their keys."""
+
+    generation: Generation = GREEDY
+    """How a causal model generates text."""
+
+
 class Interactions(Settings):
     """The network of a ranking model that computes scores from features (DCN-v2)."""
 

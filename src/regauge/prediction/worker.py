@@ -109,7 +109,7 @@ def build_worker(spec: WorkerSpec, device: int, halvings: int = 0) -> Worker:
     from regauge.artifacts.engine import load_engine, warm_up
     from regauge.artifacts.generator import decode_answers
     from regauge.artifacts.preprocess import Preprocessor
-    from regauge.artifacts.uncompiled import UncompiledModel, open_model
+    from regauge.artifacts.uncompiled import open_model
     from regauge.prediction.shard import PieceReader, RecordSpec, ShardWriter
 
     start = time.perf_counter()
@@ -132,8 +132,7 @@ def build_worker(spec: WorkerSpec, device: int, halvings: int = 0) -> Worker:
         settings.generation,
         program.output_size,
     )
-    needs_proof = settings.predict.batch_invariant and not isinstance(artifact, UncompiledModel)
-    engine = load_engine(artifact, batch_invariant=needs_proof, device=device)
+    engine = load_engine(artifact, batch_invariant=settings.predict.batch_invariant, device=device)
     engine.halvings = halvings
     warm_up(engine, artifact)
     scratch_folder = job.job_folder / SCRATCH

@@ -9,12 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.generation.logits_process import (
-    LogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +22,12 @@ def filter_logits(logits: Tensor, generation: Generation) -> Tensor:
     Temperature, top-k (Fan et al., 2018) and top-p (Holtzman et al., 2020) are applied in this
     order, by the classes of transformers.
     """
+    from transformers.generation.logits_process import (
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
     warpers: list[Any] = [TemperatureLogitsWarper(float(generation.temperature))]
     if generation.top_k > 0:
         warpers.append(TopKLogitsWarper(generation.top_k))
@@ -50,8 +50,8 @@ def select_tokens(logits: Tensor, draws: Tensor) -> Tensor:
     return is_reached.to(torch.int32).argmax(-1)
 
 
-class TokenSampler(LogitsProcessor):
-    """Makes the drawn token the most likely one, for a greedy loop."""
+class TokenSampler:
+    """Makes the drawn token the most likely one, as a logits processor of a greedy loop."""
 
     def __init__(self, generation: Generation, draws: Tensor, prompt_length: int) -> None:
         """Take the numbers of all steps, [rows, steps], and the tokens before the first step."""
@@ -59,7 +59,7 @@ class TokenSampler(LogitsProcessor):
         self._draws = draws
         self._prompt_length = prompt_length
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return 0 for the drawn token of each row and -inf for all others."""
         step = input_ids.shape[1] - self._prompt_length
         tokens = select_tokens(filter_logits(scores, self._generation), self._draws[:, step])

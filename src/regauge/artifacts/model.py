@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from regauge.models.settings import GenerationTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -206,7 +206,8 @@ def load(
     choices.allow_imports(module)
     text_settings = None if text is None else config.build(TextSettings, dict(text))
     chosen_backend = None if backend is None else config.parse_choice("backends", backend)
-    artifact = open_model(str(path), text=text_settings, backend=chosen_backend, threads=threads)
+    name = str(Path(path).expanduser())
+    artifact = open_model(name, text=text_settings, backend=chosen_backend, threads=threads)
     recommend_export(artifact)
     engine = load_engine(artifact, batch_invariant=batch_invariant, threads=threads)
     return LoadedModel(artifact, engine, batch_invariant=batch_invariant)

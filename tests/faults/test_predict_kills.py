@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distributed import datasets
 from end_to_end.predicting import (
     read_output_files,
     read_table,
+    train_model,
     write_records,
 )
 from regauge import jsonl
@@ -157,6 +159,30 @@ def test_a_killed_job_resumes_with_text_files(
     assert len(read_output_files(folder)) == records // ROWS
     text = b"".join(data for _, data in sorted(read_output_files(folder).items()))
     assert text.count(b"embedding") == (records if file_format == "jsonl" else records // ROWS)
+
+
+def test_a_killed_job_resumes_with_the_same_drawn_texts(
+    source: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = train_model(tmp_path_factory.mktemp("writer"), "sft", datasets.write_chats)
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(source.read_text().splitlines(keepends=True)[:60]))
+    options = ("output.format=jsonl", "generation.temperature=1.0", "predict.shard_records=12")
+    expected, folder, log = tmp_path / "expected", tmp_path / "out", tmp_path / "log"
+    inline = "execution.executor=inline"
+    assert main(_build_command(run, few, expected, *options, inline)) == 0
+    process = _start(_build_command(run, few, folder, *options), log)
+    _wait_for_lines(process, folder, 2)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 2 <= len(_read_ledger(folder)) < 5, log.read_text()
+    assert main(_build_command(run, few, folder, *options, inline)) == 0
+    assert read_output_files(folder) == read_output_files(expected)
+    texts = b"".join(data for _, data in sorted(read_output_files(folder).items()))
+    lines = [json.loads(line) for line in texts.splitlines()]
+    assert [line["id"] for line in lines] == list(range(60))
+    assert len({line["generated_text"] for line in lines}) > 50
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def find_trained_task(run: Path) -> TrainedTask | None:
     task_config = config.build(TrainSettings, tables).task_configs[0]
     dataset = Path(task_config.data.path)
     if not dataset.is_dir():
-        warning = "dataset %s is missing: token limits are unknown and metrics are not measured"
+        warning = "dataset %s is missing: the fields and token limits of the task are unknown"
         logger.warning(warning, dataset)
         return None
     return TrainedTask(task_config.task, dataset)

@@ -44,8 +44,12 @@ from regauge.supervision.folder_lock import FolderLock
 
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
+    from regauge.artifacts.manifest import ProgramEntry
     from regauge.planning.catalog import MachinePrice
     from regauge.prediction.settings import PredictSettings
+
+SHARD_RECORDS, SHARD_TEXTS = 32768, 1024
+"""Default records of a shard; a generated text takes much longer than any other output."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
         problem = f"{settings.artifact} reads no texts"
         raise SettingsError(problem, "call it in Python with regauge.load")
     program.tokenization.prompt_text(settings.predict.prompt_name)
+    settings = _resolve_shard_records(settings, program)
     pieces = settings.source.list_pieces()
     kinds = infer_fields(settings.source, pieces, list_named_fields(settings))
     inputs = select_inputs(settings, program, kinds)
@@ -94,6 +99,16 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
         WorkerResources.from_artifact(artifact),
     )
     return PredictPlan(artifact, job, spec)
+
+
+def _resolve_shard_records(settings: PredictSettings, program: ProgramEntry) -> PredictSettings:
+    """Return settings with a number of records per shard."""
+    if settings.predict.shard_records != "auto":
+        return settings
+    is_text = program.output_kind == "text"
+    count = SHARD_TEXTS if is_text else SHARD_RECORDS
+    options = settings.predict.model_copy(update={"shard_records": count})
+    return settings.model_copy(update={"predict": options})
 
 
 def check_output_folder(plan: PredictPlan) -> None:
@@ -113,7 +128,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     plan = plan_predict(settings)
     recommend_export(plan.artifact)
     job = plan.job
-    facts = collect_facts(settings, plan.artifact, job.pieces, plan.worker_spec.kept_fields)
+    facts = collect_facts(job.settings, plan.artifact, job.pieces, plan.worker_spec.kept_fields)
     job.claim_folder({**facts, **plan.resolved_fields})
     with ExitStack() as stack:
         stack.enter_context(FolderLock(job.job_folder))

@@ -40,8 +40,11 @@ class PredictOptions(Settings):
     """Name of a prompt of the artifact to prepend to each text; by default its default prompt."""
     batch_invariant: bool = True
     """Whether an output must have the same bits in every batch; needs an artifact with a proof."""
-    shard_records: int = Field(default=32768, ge=1)
-    """Most records of a shard, the unit that is computed, committed and retried."""
+    shard_records: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto", union_mode="left_to_right"
+    )
+    """Most records of a shard, the unit that is computed, committed and retried; `auto` is 32768,
+    and 1024 for generated text."""
     job_index: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto", union_mode="left_to_right"
     )

@@ -169,16 +169,19 @@ class _ShardRecords:
             self.num_skipped += 1
             return
         texts = item if isinstance(item, Rejected) else self._read_texts(item)
-        if isinstance(item, Rejected) or isinstance(texts, Rejected):
+        if isinstance(texts, Rejected):
             self.quarantined.append(texts)
-            return
+        elif isinstance(item, Record):
+            self._add_record(item, texts, number)
+
+    def _add_record(self, record: Record, texts: list[str], number: int) -> None:
         for column, text in zip(self._columns, texts, strict=True):
             column.append(text)
         for name, column_values in self.values.items():
-            column_values.append(item.fields.get(name))
+            column_values.append(record.fields.get(name))
         self.numbers.append(number)
-        self.dropped_fields.update(self._record_spec.list_dropped(item))
-        self.missing_fields.update(self._record_spec.list_missing(item))
+        self.dropped_fields.update(self._record_spec.list_dropped(record))
+        self.missing_fields.update(self._record_spec.list_missing(record))
 
     def encode(self) -> EncodedRecords:
         """Return the tokens of all records."""

@@ -121,10 +121,13 @@ def build_worker(spec: WorkerSpec, device: int, halvings: int = 0) -> Worker:
         problem = f"{settings.artifact} reads no texts"
         raise SettingsError(problem, "call it in Python with regauge.load")
     preprocessor = Preprocessor(artifact.tokenizer_folder, program.tokenization, program.fields)
+    shard_records = settings.predict.shard_records
+    if shard_records == "auto":
+        raise TypeError("predict.shard_records is not resolved")
     record_spec = RecordSpec(
         spec.inputs,
         settings.predict.prompt_name,
-        settings.predict.shard_records,
+        shard_records,
         spec.kept_fields,
         settings.output,
         program.fields.numeric_features,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -18,7 +19,7 @@ TABLE = "generation"
 
 
 def main(
-    model: Annotated[str, Parameter(help="Artifact, run or model folder, or hub name.")],
+    model: Annotated[Path, Parameter(help="Artifact, run or model folder, hub name, or run file.")],
     *overrides: Annotated[str, Parameter(help="Options, such as generation.top_p=0.9.")],
     prompt: Annotated[str | None, Parameter(help="Prompt to answer; else standard input.")] = None,
     system: Annotated[str | None, Parameter(help="System message of the conversation.")] = None,
@@ -32,26 +33,41 @@ def main(
     """
     flags = [("temperature", temperature), ("max_new_tokens", max_new_tokens)]
     assignments = tuple(f"{TABLE}.{key}={value}" for key, value in flags if value is not None)
-    generation = _build_generation((*overrides, *assignments))
+    name, tables = _read_model(model)
+    generation = _build_generation(tables, (*overrides, *assignments))
     is_chat = prompt is None and sys.stdin.isatty()
     if is_chat and json:
         raise SettingsError("--json needs a prompt", "add --prompt, or pipe one in")
     text = None if is_chat else _read_prompt(prompt)
     from regauge.verbs._chat import Chat
 
-    chat = Chat.load(model, generation, system)
+    chat = Chat.load(name, generation, system)
     if text is None:
-        return {"model": model, "answers": chat.run()}
+        return {"model": name, "answers": chat.run()}
     answer = chat.answer(text, is_shown=not json)
-    result = {"model": model, "prompt": text, "answer": answer}
+    result = {"model": name, "prompt": text, "answer": answer}
     if json:
         verbs.show(result, as_json=True)
     return result
 
 
-def _build_generation(overrides: tuple[str, ...]) -> Generation:
+def _read_model(path: Path) -> tuple[str, config.Tables]:
+    """Return the name of the model, and the table `generation` of a run file if it has one.
+
+    The model of a run file is that of its `output.folder`.
+    """
+    if path.suffix not in verbs.RUN_FILE_SUFFIXES or not path.is_file():
+        return str(path), {}
+    tables = config.read(path)
+    output = tables.get("output")
+    if not isinstance(output, dict) or "folder" not in output:
+        raise SettingsError(f"{path} has no output.folder", "name the folder of a model")
+    return str(output["folder"]), {TABLE: tables[TABLE]} if TABLE in tables else {}
+
+
+def _build_generation(tables: config.Tables, overrides: tuple[str, ...]) -> Generation:
     """Return the options of the command line; raises SettingsError for another table."""
-    tables = config.apply_overrides({}, overrides)
+    tables = config.apply_overrides(tables, overrides)
     for name in tables:
         if name != TABLE:
             raise SettingsError(f"'{name}' is no option of generate", f"set keys of {TABLE}")

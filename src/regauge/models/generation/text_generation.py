@@ -190,7 +190,7 @@ class GenerationMonitor(StoppingCriteria):
         self.stop_lengths: dict[int, int] = {}
         """New tokens up to the one that completes a stop text, by row."""
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         """Return whether each row has ended, [rows] bool."""
         del scores
         generated = input_ids[:, self._prompt_length :]

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import regauge
@@ -135,6 +137,22 @@ def test_drawn_texts_do_not_depend_on_shards_workers_or_python(
     assert predict(writer, source, tmp_path / "whole", *options, "generation.seed=4") == 64
 
 
+def test_draws_depend_on_the_piece_and_on_no_job(writer: Path, tmp_path: Path) -> None:
+    source, whole, shared = tmp_path / "a.parquet", tmp_path / "whole", tmp_path / "shared"
+    rows = {"id": list(range(10)), "text": ["w9"] * 10}
+    pq.write_table(pa.table(rows), source, row_group_size=5)
+    options = ("output.format=jsonl", *DRAWN)
+    assert predict(writer, source, whole, *options) == 0
+    for index in (1, 0):
+        assert predict(writer, source, shared, *options, "--count", "2", "--index", str(index)) == 0
+    assert read_output_files(shared) == read_output_files(whole)
+    answers = [line["generated_text"] for line in read_answers(whole)]
+    assert len(set(answers)) == 10
+    assert answers[:5] == regauge.load(writer).generate(
+        ["w9"] * 5, temperature=1.0, max_new_tokens=6, seed=3
+    )
+
+
 def test_stop_texts_end_answers_exactly(writer: Path, tmp_path: Path) -> None:
     model, texts = regauge.load(writer), random_texts(9)
     whole = model.generate(texts, temperature=1.0, max_new_tokens=8)
@@ -247,6 +265,17 @@ def test_only_models_that_generate_text_answer(encoder: Path, writer: Path) -> N
         regauge.load(writer).generate([{"role": "user", "content": "w9"}])
     with pytest.raises(SettingsError, match=r"'generation': top_p has no effect at temperature 0"):
         regauge.load(writer).generate("w9", top_p=0.5)
+    with pytest.raises(SettingsError, match="on_text is for one prompt, got 2"):
+        regauge.load(writer).generate(["w9", "w8"], on_text=print)
+
+
+def test_no_prompt_has_no_answer_and_one_prompt_streams(writer: Path) -> None:
+    model, parts = regauge.load(writer), list[str]()
+    assert model.generate([]) == []
+    options: Any = {"temperature": 1.0, "max_new_tokens": 5, "seed": 2}
+    [answer] = model.generate(["w9"], **options, on_text=parts.append)
+    assert "".join(parts) == answer == model.generate("w9", **options)
+    assert len(parts) > 1
 
 
 def test_generate_prints_one_answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation import logits_process
 
 from regauge.artifacts.buckets import fix_rows
-from regauge.artifacts.engine import SAMPLED_ROWS, Engine
+from regauge.artifacts.engine import SAMPLED_ROWS, Engine, select_buckets
 from regauge.artifacts.generator import add_draws
 from regauge.artifacts.manifest import Bucket, ProgramEntry
 from regauge.artifacts.records import TextRecords
@@ -133,6 +134,25 @@ def test_a_longer_answer_leaves_less_room_for_the_prompt() -> None:
     vectors = ProgramEntry(output_kind="vectors", output_size=6, inputs=())
     with pytest.raises(SettingsError, match="returns vectors, not generated text; remove the"):
         vectors.with_generation(Generation(seed=1))
+
+
+@pytest.mark.parametrize(("temperature", "invariant"), [(1.0, True), (1.0, False), (0.0, True)])
+def test_batches_of_drawn_texts_have_one_number_of_rows(
+    *, temperature: float, invariant: bool
+) -> None:
+    shapes = tuple(Bucket(length=length, batch_sizes=(64, 32, 1)) for length in (4, 8))
+    backend = SimpleNamespace(has_dynamic_shapes=True)
+    compiled = SimpleNamespace(backend=backend)
+    manifest = SimpleNamespace(buckets=shapes, compiled=compiled, batch_invariance=None)
+    generation = Generation(temperature=temperature)
+    artifact: Any = SimpleNamespace(manifest=manifest, generation=generation)
+    buckets = select_buckets(artifact, batch_invariant=invariant)
+    lengths = np.array([8] * 11 + [3] * 2)
+    rows = [batch.num_rows for batch in buckets.make_batches(lengths)]
+    is_fixed = temperature > 0 and invariant
+    assert rows == ([SAMPLED_ROWS] * 3 if is_fixed else [11, 2])
+    halved = [batch.num_rows for batch in buckets.make_batches(lengths, halvings=1)]
+    assert halved == ([SAMPLED_ROWS // 2] * 4 if is_fixed else [11, 2])
 
 
 def build_program(**declared: Any) -> GenerationProgram:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from regauge.errors import DataError, SettingsError
 from regauge.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.preprocess import EncodedRecords, Preprocessor
@@ -80,17 +81,15 @@ class Generator:
         generation: Generation,
         on_text: Callable[[str], None] | None = None,
     ) -> list[str]:
-        """Return an answer to each prompt; `on_text` gets the parts of the first one as they come.
+        """Return an answer to each prompt; `on_text` gets the parts of a single one as they come.
 
         Raises SettingsError if the model cannot generate as requested, and DataError for an invalid
         prompt.
         """
+        if on_text is not None and len(prompts) != 1:
+            raise SettingsError(f"on_text is for one prompt, got {len(prompts)}", "pass one prompt")
         artifact = replace(self._artifact, generation=generation)
         entry = artifact.program
-        program: Any = getattr(self._runner, "program", None)
-        if program is None:
-            problem = "a model on several devices keeps the options that it was loaded with"
-            raise SettingsError(problem, "call predict(), or run `regauge predict`")
         preprocessor = self._preprocessor.with_tokenization(entry.tokenization)
         encoded = [_encode_prompt(preprocessor, prompt) for prompt in prompts]
         _warn_if_truncated(encoded, preprocessor)
@@ -101,16 +100,32 @@ class Generator:
         )
         buckets = select_buckets(artifact, batch_invariant=self._batch_invariant)
         stream = TextStream(preprocessor, generation, on_text) if on_text else None
-        options, program.options = program.options, artifact.generation_options
-        program.on_step = stream.add if stream else None
-        try:
+        with self._set_options(artifact.generation_options, stream):
             outputs = Engine(self._runner, buckets, entry.output_size).compute(records)
-        finally:
-            program.options, program.on_step = options, None
         answers = decode_answers(preprocessor, generation, outputs)
         if stream and answers:
             stream.finish(answers[0])
         return answers
+
+    @contextmanager
+    def _set_options(self, options: Generation, stream: TextStream | None) -> Iterator[None]:
+        """Let the program generate with other options in a block, and report to a stream.
+
+        Raises SettingsError for a program on several devices, which keeps its options.
+        """
+        program: Any = getattr(self._runner, "program", None)
+        if program is None:
+            if options != self._artifact.generation_options or stream is not None:
+                problem = "a model on several devices keeps the options that it was loaded with"
+                raise SettingsError(problem, "run `regauge predict` with other options")
+            yield
+            return
+        earlier, program.options = program.options, options
+        program.on_step = stream.add if stream else None
+        try:
+            yield
+        finally:
+            program.options, program.on_step = earlier, None
 
 
 class TextStream:

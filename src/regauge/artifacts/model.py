@@ -124,7 +124,7 @@ class LoadedModel:
         The options are those of the table `generation`. At temperature 0 the answer has the most
         likely tokens. Otherwise tokens are drawn: the draw of a token depends on `seed`, on the
         number of the prompt in the list, and on the number of the token in the answer. `on_text`
-        is called with each new part of the first answer.
+        is called with each new part of the answer to a single prompt.
 
         Raises SettingsError if the model generates no text or an option does not fit it, and
         DataError if a prompt is invalid.

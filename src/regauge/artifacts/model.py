@@ -188,17 +188,17 @@ def load(
     module: str | None = None,
     text: dict[str, Any] | None = None,
 ) -> LoadedModel:
-    """Load an artifact; for development also a model's folder or a name on the hub.
+    """Load an artifact, or without an export the model of a run, a folder or a name on the hub.
 
     An artifact is verified first. Its payload may be code: load only artifacts that you or people
-    you trust exported. A folder is not compiled ahead: `backend` runs it, by default "eager".
-    "torch-compile" compiles it at the first call.
+    you trust exported. A run reads the fields of its task. A run or a folder is not compiled ahead:
+    `backend` runs it in fp32, by default "eager". "torch-compile" compiles it at the first call.
 
-    With `batch_invariant`, the output of a text has the same bits in every batch. A folder has no
-    proof of this. `threads` is the number of CPU threads; by default that of the artifact, or all
-    cores for a folder. `module` allows the import of custom code that an artifact names. `text` is
-    the table `text` of an export, such as `{"pair_fields": ("query", "document")}`; it is only for
-    a folder.
+    With `batch_invariant`, the output of a text has the same bits in every batch. A run or a folder
+    has no proof of this. `threads` is the number of CPU threads; by default that of the artifact,
+    or all cores without an export. `module` allows the import of custom code that an artifact
+    names. `text` is the table `text` of an export, such as `{"pair_fields": ("query",
+    "document")}`; it is not for artifacts.
 
     Raises SettingsError if there is no model or a setting is wrong, DataError if a file is damaged
     or changed, and PreflightError if this machine cannot run the artifact.
